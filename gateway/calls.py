@@ -43,7 +43,8 @@ class Call(msgspec.Struct, frozen=True):
     wait (`x-priority: bulk`). role: purpose of the inputs, for a call that specifies no prompt. instruction:
     task of the queries in words, in place of the model's own; never an empty text. text_tokens: the most
     tokens of each text to embed, or of each document to rank, apart from special ones and the prompt.
-    prompt_tokens: the most tokens of each input with all of these, at which a longer one is cut.
+    query_tokens: the same for the query of a rerank, or the first text of each pair. prompt_tokens: the most
+    tokens of each input with all of these, at which a longer one is cut.
     """
 
     work: Work
@@ -54,6 +55,7 @@ class Call(msgspec.Struct, frozen=True):
     role: Role | None = None
     instruction: str | None = None
     text_tokens: int | None = None
+    query_tokens: int | None = None
     prompt_tokens: int | None = None
 
 

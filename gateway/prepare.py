@@ -43,7 +43,7 @@ class PreparedWork:
     capabilities: of the replicas when it was prepared, None if none had joined.
     by_cosine: the work embeds texts whose cosines are the scores that the caller asked for.
     input_tokens: exact tokens of each input, None if they were not counted.
-    cut: the inputs that were cut to the call's `text_tokens`.
+    cut: the inputs that were cut to the call's `text_tokens` and `query_tokens`.
     cost: the most that the call can cost; its tokens are 0 unless a limit counts tokens.
     """
 
@@ -118,7 +118,7 @@ class Preparer:
         inputs: of the model that serves the route. Raises: DeadlineExceeded, InvalidInput, Overloaded,
         QuotaExceeded, RequestExceedsLimit.
         """
-        if call.text_tokens is None:
+        if call.text_tokens is None and call.query_tokens is None:
             prepared = _build(inputs, call, route)
         else:
             cut = await self._cut(inputs, tenant, call, deadline)

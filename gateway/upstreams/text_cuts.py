@@ -1,17 +1,18 @@
 """Cutting of texts to a number of tokens that a request states, before the model's own length applies.
 
-Source: Cohere's `max_tokens` and `max_tokens_per_doc`, Jina's `max_doc_length`: tokens of the text itself.
+Source: Cohere's `max_tokens` and `max_tokens_per_doc`, Jina's `max_doc_length`, and vLLM's
+`max_tokens_per_query`: tokens of the text itself.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
-from backends.contract import Embed, Encode, Rerank, Truncate
+from backends.contract import Embed, Encode, Rerank, Score, Truncate
 from backends.texts import clip_text
-from gateway.calls import Call
+from gateway.calls import Call, Work, inputs_of
 from gateway.errors import InvalidInput
 from gateway.upstreams.fair_threads import CHUNK_CHARACTERS, Claim, FairThreads
 
@@ -35,74 +36,118 @@ class CutCall(msgspec.Struct, frozen=True):
 
 
 async def cut_call(call: Call, open_counter: OpenCounter, threads: FairThreads, claim: Claim) -> CutCall:
-    """Return a call without the tokens of its texts, or of the documents to rank, beyond `text_tokens`.
+    """Return a call without the tokens of its texts beyond `text_tokens`, and of its queries `query_tokens`.
 
     A call that cuts at the left keeps the last ones. open_counter: returns the counter of the model's tokens,
-    None if it is not known. Raises: InvalidInput if the call refuses to be cut, or embeds and cannot be cut;
+    None if it is not known. Raises: InvalidInput if the call refuses to be cut, or needs the counter;
     Overloaded.
     """
-    most = call.text_tokens
-    if most is None:
-        return CutCall(call)
-    texts = _texts_of(call)
-    # A text has no more tokens than bytes.
-    long = {index: text for index, text in enumerate(texts) if len(text.encode()) > most}
-    if not long:
+    queries, texts = _queries_and_texts(call.work)
+    long_queries, long_texts = _long(queries, call.query_tokens), _long(texts, call.text_tokens)
+    if not long_queries and not long_texts:
         return CutCall(call)
     counter = await open_counter()
     if counter is None:
-        return _uncut(call, most)
-    side = call.side or Truncate.RIGHT
-    clipped = {index: clip_text(text, most, side) for index, text in long.items()}
-    with threads.hold(claim.tenant, sum(map(len, clipped.values()))):
-        shorter = await _cut_texts(clipped, partial(counter.cut, most=most, side=side), threads, claim)
-    cut = {index: text for index, text in shorter.items() if text != texts[index]}
-    if cut and call.truncate is False and not isinstance(call.work, Rerank):
-        raise InvalidInput(f"input {min(cut)} has more than the {most} tokens that the request allows")
-    return CutCall(_with_texts(call, [cut.get(index, text) for index, text in enumerate(texts)]), tuple(cut))
+        if isinstance(call.work, Rerank) and not long_queries:
+            # Cohere and Jina always cut documents, so that their clients expect no refusal.
+            return CutCall(call, is_complete=False)
+        raise _no_tokenizer(call.query_tokens if long_queries else call.text_tokens)
+    with threads.hold(claim.tenant, sum(map(len, long_queries)) + sum(map(len, long_texts))):
+        cutter = Cutter(counter, call.side or Truncate.RIGHT, threads, claim)
+        cut = Cuts(
+            await cutter.cut(long_queries, call.query_tokens or 0),
+            await cutter.cut(long_texts, call.text_tokens or 0),
+        )
+    return _applied(call, cut)
 
 
-def _uncut(call: Call, most: int) -> CutCall:
-    if isinstance(call.work, Rerank):
-        return CutCall(call, is_complete=False)
-    raise InvalidInput(
+class Cuts(NamedTuple):
+    """Texts that were cut → what is left of them, for queries and for all other texts."""
+
+    queries: Mapping[str, str]
+    texts: Mapping[str, str]
+
+    def pair(self, pair: tuple[str, str]) -> tuple[str, str]:
+        """Return a pair as it was cut."""
+        return self.queries.get(pair[0], pair[0]), self.texts.get(pair[1], pair[1])
+
+
+def _queries_and_texts(work: Work) -> tuple[Sequence[str], Sequence[str]]:
+    match work:
+        case Rerank():
+            return (work.query,), work.documents
+        case Score():
+            return [query for query, _ in work.pairs], [text for _, text in work.pairs]
+    assert isinstance(work, Embed | Encode)
+    return (), work.inputs
+
+
+def _long(texts: Sequence[str], most: int | None) -> list[str]:
+    """Return each text once that may have more tokens; a text has no more tokens than bytes."""
+    return [] if most is None else [text for text in dict.fromkeys(texts) if len(text.encode()) > most]
+
+
+def _no_tokenizer(most: int | None) -> InvalidInput:
+    return InvalidInput(
         f"cutting a text to {most} tokens needs the model's tokenizer, which is not known here; "
         "send shorter texts"
     )
 
 
-async def _cut_texts(
-    texts: Mapping[int, str], cut: Callable[[list[str]], list[str]], threads: FairThreads, claim: Claim
-) -> dict[int, str]:
-    """Return each text after it was cut, by index."""
-    shorter: dict[int, str] = {}
-    for indices in _chunks(texts):
-        chunk = [texts[index] for index in indices]
-        parts = await threads.run(claim, sum(map(len, chunk)), partial(cut, chunk))
-        shorter.update(zip(indices, parts, strict=True))
-    return shorter
+def _applied(call: Call, cut: Cuts) -> CutCall:
+    """Return the call with its texts cut. Raises: InvalidInput if it refuses that."""
+    before, work = inputs_of(call.work), _with_cuts(call.work, cut)
+    is_every = isinstance(call.work, Rerank) and call.work.query in cut.queries
+    pairs = enumerate(zip(before, inputs_of(work), strict=True))
+    indices = tuple(index for index, (old, new) in pairs if is_every or old != new)
+    if indices and call.truncate is False and not isinstance(work, Rerank | Score):
+        raise InvalidInput(
+            f"input {indices[0]} has more than the {call.text_tokens} tokens that the request allows"
+        )
+    return CutCall(msgspec.structs.replace(call, work=work), indices)
 
 
-def _chunks(texts: Mapping[int, str]) -> Iterator[list[int]]:
-    """Yield the indices of consecutive texts of about a chunk's length."""
-    indices: list[int] = []
+def _with_cuts(work: Work, cut: Cuts) -> Work:
+    match work:
+        case Rerank():
+            query = cut.queries.get(work.query, work.query)
+            documents = tuple(cut.texts.get(text, text) for text in work.documents)
+            return msgspec.structs.replace(work, query=query, documents=documents)
+        case Score():
+            return msgspec.structs.replace(work, pairs=tuple(map(cut.pair, work.pairs)))
+    assert isinstance(work, Embed | Encode)
+    return msgspec.structs.replace(work, inputs=tuple(cut.texts.get(text, text) for text in work.inputs))
+
+
+class Cutter:
+    """Cutter of a call's texts, on the threads that its tenant has a share of."""
+
+    def __init__(self, counter: "TextCounter", side: Truncate, threads: FairThreads, claim: Claim) -> None:
+        self._counter = counter
+        self._side = side
+        self._threads = threads
+        self._claim = claim
+
+    async def cut(self, texts: Sequence[str], most: int) -> dict[str, str]:
+        """Return what is left of each text that has more than `most` tokens."""
+        shorter: dict[str, str] = {}
+        for chunk in _chunks(texts):
+            clipped = [clip_text(text, most, self._side) for text in chunk]
+            cut = partial(self._counter.cut, clipped, most=most, side=self._side)
+            parts = await self._threads.run(self._claim, sum(map(len, clipped)), cut)
+            shorter |= {text: part for text, part in zip(chunk, parts, strict=True) if part != text}
+        return shorter
+
+
+def _chunks(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield consecutive texts of about a chunk's length."""
+    chunk: list[str] = []
     characters = 0
-    for index, text in texts.items():
-        if indices and characters + len(text) > CHUNK_CHARACTERS:
-            yield indices
-            indices, characters = [], 0
-        indices.append(index)
+    for text in texts:
+        if chunk and characters + len(text) > CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+        chunk.append(text)
         characters += len(text)
-    yield indices
-
-
-def _texts_of(call: Call) -> Sequence[str]:
-    work = call.work
-    assert isinstance(work, Embed | Encode | Rerank)
-    return work.documents if isinstance(work, Rerank) else work.inputs
-
-
-def _with_texts(call: Call, texts: list[str]) -> Call:
-    field = "documents" if isinstance(call.work, Rerank) else "inputs"
-    work = msgspec.structs.replace(call.work, **{field: tuple(texts)})
-    return msgspec.structs.replace(call, work=work)
+    if chunk:
+        yield chunk

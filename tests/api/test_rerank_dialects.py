@@ -8,12 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from backends.vectors import sigmoid
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.wire.rerank_bodies import NOT_CUT, REFUSED, RerankRequest, decode_documents
 from gateway.api.wire.vllm_options import VllmOptions
 from tests.conftest import CONFIG, Boots
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
+from tests.fakes.server import logit_of
 from tests.fakes.tei import FakeTei, score_of, vector_of
 
 V1, V2, SHARED = "/v1/rerank", "/v2/rerank", "/rerank"
@@ -129,13 +131,11 @@ async def test_top_n_limits_the_results(boot: Boots, path: str, top_n: int | Non
     assert ORDER[:top_n] == [result["index"] for result in reply["results"]]
 
 
-@pytest.mark.parametrize(("path", "status"), [(V1, 200), (SHARED, 200), (V2, 400)])
-async def test_top_n_0_returns_all_for_vllm_and_is_rejected_for_cohere(
-    boot: Boots, path: str, status: int
-) -> None:
-    reply = await post_json(boot, path, BODY | {"top_n": 0}, status)
+@pytest.mark.parametrize("path", [V1, V2, SHARED])
+async def test_top_n_0_returns_all_as_vllm_does(boot: Boots, path: str) -> None:
+    reply = await post_json(boot, path, BODY | {"top_n": 0})
 
-    assert "top_n" in reply["message"] if status == 400 else len(TEXTS) == len(reply["results"])
+    assert len(TEXTS) == len(reply["results"])
 
 
 @pytest.mark.parametrize("path", [V1, V2, SHARED])
@@ -210,6 +210,43 @@ async def test_documents_are_cut_to_the_requested_tokens(
     assert "warnings" not in reply.json()["meta"]
 
 
+@pytest.mark.parametrize("model", ["cross", "bge"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (V1, {"query": "one two three", "documents": ["four", "five six seven"]}),
+        ("/score", {"queries": "one two three", "documents": ["four", "five six seven"]}),
+        ("/score", {"queries": ["one two three"] * 2, "documents": ["four", "five six seven"]}),
+    ],
+    ids=str,
+)
+async def test_queries_and_documents_are_cut_apart(
+    boot: Boots, tmp_path: Path, path: str, body: dict[str, Any], model: str
+) -> None:
+    bounds = {"max_tokens_per_query": 1, "max_tokens_per_doc": 2, "model": model}
+    async with boot(fakes(), CONFIG) as gateway:
+        unknown = await gateway.post(path, body | bounds)
+        unbound = await gateway.post(path, body | {"max_tokens_per_query": 0, "model": model})
+    tokenizer = f"tokenizer: {write_small_files(tmp_path)}, backend: tei"
+    async with boot(fakes(), CONFIG.replace("backend: tei", tokenizer)) as gateway:
+        reply = await gateway.post(path, body | bounds)
+
+    assert (400, 200, 200) == (unknown.status_code, unbound.status_code, reply.status_code), reply.text
+    assert "tokenizer" in unknown.text
+    texts = ("four", "five six")
+    if model == "bge":
+        expected = [vector_of("one") @ vector_of(text) for text in texts]
+    elif path == "/score":
+        # Pairs go to the fake's classifier.
+        expected = list(sigmoid(np.array([logit_of("one", text) for text in texts], np.float32)))
+    else:
+        expected = [score_of("one", text) for text in texts]
+    results = reply.json().get("results") or reply.json()["data"]
+    scores = {item["index"]: item.get("score", item.get("relevance_score")) for item in results}
+    assert dict(enumerate(map(float, expected))) == pytest.approx(scores, abs=1e-6)
+    assert "0-1" == reply.headers["x-truncated-inputs"]
+
+
 @pytest.mark.parametrize("path", [V1, V2, SHARED])
 @pytest.mark.parametrize(
     "wrong",
@@ -230,7 +267,7 @@ async def test_documents_are_cut_to_the_requested_tokens(
         {"max_tokens_per_doc": -1},
         {"max_doc_length": 8193},
         {"max_doc_length": 5, "max_tokens_per_doc": 4},
-        {"max_tokens_per_query": 5},
+        {"max_tokens_per_query": -1},
         {"top_k": -1},
         {"top_k": 2, "top_n": 3},
         {"truncation": "yes"},

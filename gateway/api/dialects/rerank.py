@@ -109,8 +109,6 @@ async def rerank_v2(
 
     Returns the best `top_n` documents by index, best first.
     """
-    if data.top_n == 0:
-        raise InvalidInput("`top_n` is at least 1; leave it out for all documents", param="top_n")
     call = decode_documents(data, data.documents, name, api)
     served = await api.serve(context, call)
     texts = _documents_of(call)

@@ -9,7 +9,7 @@ import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Classify, ClassifyReply, Operation, RerankReply, Score
-from gateway.api.server.body import Integer, ModelName
+from gateway.api.server.body import ModelName
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import VLLM
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
@@ -18,6 +18,7 @@ from gateway.api.server.responses import HttpReply
 from gateway.api.wire.contents import Content, text_of_parts
 from gateway.api.wire.inputs import InputField, Inputs, read_inputs
 from gateway.api.wire.vllm_options import (
+    TextTokens,
     VllmOptions,
     adds_special_tokens,
     call_of,
@@ -48,8 +49,8 @@ class VllmScoreRequest(VllmOptions, kw_only=True):
     data_2: Side | None = None
     text_1: Side | None = None
     text_2: Side | None = None
-    max_tokens_per_query: Integer = 0
-    max_tokens_per_doc: Integer = 0
+    max_tokens_per_query: TextTokens = 0
+    max_tokens_per_doc: TextTokens = 0
     model: ModelName | None = None
 
 
@@ -134,12 +135,13 @@ def decode_score(data: VllmScoreRequest, name: str | None, api: InferenceApi) ->
     Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`.
     """
     check_options(data)
-    if data.max_tokens_per_query or data.max_tokens_per_doc:
-        raise InvalidInput("`max_tokens_per_query` and `max_tokens_per_doc` are not supported here")
     pairs = pairs_of(*sides_of(data, api))
     model = name or data.model
-    work = Score(pairs, raw_scores=is_raw(data))
-    return call_of(data, work, model)
+    call = call_of(data, Score(pairs, raw_scores=is_raw(data)), model)
+    if not data.max_tokens_per_query and not data.max_tokens_per_doc:
+        return call
+    query_tokens, text_tokens = data.max_tokens_per_query or None, data.max_tokens_per_doc or None
+    return msgspec.structs.replace(call, query_tokens=query_tokens, text_tokens=text_tokens)
 
 
 async def decode_classify(

@@ -55,7 +55,7 @@ FIELDS: Final[dict[str, str]] = {
     "max_doc_length": "Number of tokens to which a document is cut.",
     "max_tokens": "Number of tokens to which an input is cut.",
     "max_tokens_per_doc": "Number of tokens to which a document is cut; 0 is no bound.",
-    "max_tokens_per_query": UNSUPPORTED,
+    "max_tokens_per_query": "Number of tokens to which a query is cut; 0 is no bound.",
     "media_io_kwargs": UNSUPPORTED,
     "messages": (
         "A conversation, or a list of conversations, instead of `input`. The model's chat template turns "
@@ -141,6 +141,7 @@ OWN_FIELDS: Final[dict[str, str]] = {
     "OllamaEmbeddingsRequest.options": "Only `num_ctx`, the most tokens of the text, has an effect.",
     "OllamaShowRequest.options": "They change nothing.",
     "InfinityEmbeddingsRequest.dimensions": "Width to which vectors are cut; 0 is the model's own.",
+    "InfinityEmbeddingsRequest.output_dimension": "The same as `dimensions`, as LiteLLM's client spells it.",
     "OpenAIEmbeddingsRequest.input": (
         "One text or a list of texts; or token ids, if the model's config specifies their vocabulary. "
         "The gateway's config bounds their number."
@@ -165,7 +166,6 @@ OWN_FIELDS: Final[dict[str, str]] = {
     "SimilarityRequest.inputs": "One sentence, and the sentences to compare it with.",
     "VllmScoreRequest.documents": "Second side of the pairs: one text or a list.",
     "VllmScoreRequest.items": "Second side of the pairs: one text or a list.",
-    "VllmScoreRequest.max_tokens_per_doc": UNSUPPORTED,
     "EitherRerankRequest.add_generation_prompt": NO_CHAT,
     "EitherRerankRequest.chat_template": NO_CHAT,
     "EitherRerankRequest.continue_final_message": NO_CHAT,

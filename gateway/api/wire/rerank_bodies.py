@@ -17,6 +17,7 @@ from gateway.api.wire.contents import Content, ContentPart, text_of_parts
 from gateway.api.wire.inputs import InputReader
 from gateway.api.wire.tei_truncation import Direction
 from gateway.api.wire.vllm_options import (
+    TextTokens,
     VllmOptions,
     check_options,
     instruction_of,
@@ -31,8 +32,6 @@ from gateway.serve import Served
 
 # 0 means all documents for vLLM's clients. Cohere's and Jina's never send it.
 TopN = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
-# 0, which is vLLM's default, is no bound.
-TextTokens = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 # Source: Jina's OpenAPI document.
 DocumentLength = Annotated[int, msgspec.Meta(ge=1, le=8192)]
 # Source: Cohere's pricing: one search unit is a query with up to 100 documents.
@@ -46,7 +45,6 @@ REFUSED = {
     "rank_fields": "join the fields to one text before",
     "max_chunks_per_doc": "a document is not split; cut texts before",
     "return_embeddings": "embed the documents with another request",
-    "max_tokens_per_query": "cut the query before",
 }
 
 
@@ -66,8 +64,9 @@ class RerankOptions(VllmOptions, kw_only=True):
     """Options of every rerank request, with vLLM's fields.
 
     top_k: Voyage's top_n. max_tokens_per_doc (Cohere, vLLM), max_doc_length (Jina): the most tokens of each
-    document. truncation: Voyage's switch. priority: Cohere's; 0, its highest and default, is interactive; any
-    other value is bulk. The fields of `REFUSED` are refused.
+    document. max_tokens_per_query (vLLM): those of the query. truncation: Voyage's switch. priority: Cohere's
+    one, of which 0, the highest and default, is interactive, and any other value bulk. The fields of
+    `REFUSED` are refused.
     """
 
     query: str | Content
@@ -201,6 +200,7 @@ def decode_documents(data: RerankOptions, documents: Documents, name: str | None
         bulk=bool(data.priority),
         instruction=instruction_of(data),
         text_tokens=_one_of(data, "max_tokens_per_doc", "max_doc_length"),
+        query_tokens=data.max_tokens_per_query or None,
         prompt_tokens=length_of(data),
     )
 

@@ -12,13 +12,15 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from backends.contract import Chat, Classify, Embed, Encode, Score, Truncate
-from gateway.api.server.body import Integer
+from gateway.api.server.body import INTEGER_MAX, Integer
 from gateway.api.wire.conversations import Messages, chat_with, template_checked, variables_of
 from gateway.api.wire.instructions import check_instruction
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 
 ChatWork = TypeVar("ChatWork", bound=Embed | Encode | Classify)
+# 0, which is vLLM's default, is no bound.
+TextTokens = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
 # It becomes a part of the reply's id.
 RequestId = Annotated[str, msgspec.Meta(max_length=256)]
 
