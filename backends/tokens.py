@@ -513,7 +513,8 @@ def find_tokenizer(checkpoint: Path, settings: TokenizerSettings) -> TokenizerFi
         f'; it has {found}. Write one: pip install sentencepiece protobuf, then python -c "from transformers '
         f"import AutoTokenizer as A; A.from_pretrained('{checkpoint}').save_pretrained('{checkpoint}')\""
     )
-    raise ModelUnavailable(f"no readable {TOKENIZER_FILE} in {checkpoint}{remedy if found else ''}")
+    copied = "; copy the tokenizer's files from the model that this one was trained from"
+    raise ModelUnavailable(f"no readable {TOKENIZER_FILE} in {checkpoint}{remedy if found else copied}")
 
 
 def _tokenizer_of(static: StaticModel, settings: TokenizerSettings) -> TokenizerFile:

@@ -62,7 +62,7 @@ MAIN_OUTPUTS: dict[ModelKind, Output] = {
     "static": Output.DENSE,
 }
 # Names that architectures use for the number of components of a token's vector.
-WIDTH_KEYS = ("hidden_size", "dim", "d_model", "n_embd", "emb_dim")
+WIDTH_KEYS = ("word_embed_proj_dim", "hidden_size", "dim", "d_model", "n_embd", "emb_dim")
 
 
 def read_input_rules(checkpoint: Path) -> InputRules:
@@ -262,6 +262,8 @@ def _pooling_modes(pooling: dict[str, Any]) -> tuple[PoolingMode, ...]:
     if declared is None:
         legacy = [mode for flag, mode in LEGACY_POOLING_FLAGS.items() if pooling.get(flag)]
         return tuple(legacy) or ("mean",)
+    if not declared:
+        raise ModelUnavailable("the checkpoint's Pooling has an empty `pooling_mode`")
     try:
         modes = (declared,) if isinstance(declared, str) else tuple(declared)
         return msgspec.convert(modes, tuple[PoolingMode, ...])

@@ -121,12 +121,7 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
         raise ModelUnavailable(
             f"{files.checkpoint} has routes for sparse vectors, which `task` and `pooling` cannot change"
         )
-    unknown = {module.kind for module in files.modules} - SUPPORTED_MODULES[kind]
-    if unknown:
-        raise ModelUnavailable(
-            f"{files.checkpoint} uses the sentence-transformers module {', '.join(sorted(unknown))}, which "
-            "the built-in engine does not have; serve it with TEI or Infinity behind this gateway"
-        )
+    _require_modules(files, kind, settings)
     check_order(files)
     _require_pooling(files, kind, settings)
     if settings.task == "rerank" and kind not in {"classifier", "language", "multivector"}:
@@ -135,6 +130,20 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
             "language model and no vectors of late interaction"
         )
     return kind
+
+
+def _require_modules(files: CheckpointFiles, kind: ModelKind, settings: TaskSettings) -> None:
+    unknown = {module.kind for module in files.modules} - SUPPORTED_MODULES[kind]
+    if unknown and settings.pooling is not None:
+        raise ModelUnavailable(
+            f"{files.checkpoint} has the sentence-transformers module {', '.join(sorted(unknown))}, which "
+            f"`pooling: {settings.pooling}` does not go with; leave out `pooling`"
+        )
+    if unknown:
+        raise ModelUnavailable(
+            f"{files.checkpoint} uses the sentence-transformers module {', '.join(sorted(unknown))}, which "
+            "the built-in engine does not have; serve it with TEI or Infinity behind this gateway"
+        )
 
 
 def _require_pooling(files: CheckpointFiles, kind: ModelKind, settings: TaskSettings) -> None:

@@ -19,6 +19,7 @@ from backends.torch.pooling_notes import pooling_notes
 from backends.torch.projection import check_projections
 from backends.torch.recipe import Recipe
 from backends.torch.rerank_template import RerankTemplate
+from backends.torch.score_notes import score_notes
 from backends.torch.template import read_template
 from backends.torch.text_inputs import refuse_network, type_id_notes
 
@@ -62,6 +63,7 @@ class LoadPlan(NamedTuple):
 def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
     """Read a checkpoint's small files. Raises: ModelUnavailable if they show that it cannot be served."""
     files = CheckpointFiles(checkpoint)
+    _require_config(files)
     _refuse_formats(files)
     recipe = read_recipe(checkpoint, options.settings)
     template = read_template(files, recipe, options.settings)
@@ -77,6 +79,7 @@ def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
         *tokenizer.traits.notes,
         *type_id_notes(files, recipe, tokenizer),
         *pooling_notes(files, recipe, options.settings),
+        *score_notes(files, recipe),
     )
     return LoadPlan(recipe, template, tokenizer, adapter, code, notes)
 
@@ -93,6 +96,21 @@ def permitted_code(checkpoint: Path, options: LoadOptions) -> OwnCode | None:
     return require_permission(
         files, kind, trusted=options.trust_remote_code, code_revision=options.code_revision
     )
+
+
+def _require_config(files: CheckpointFiles) -> None:
+    """Raise ModelUnavailable for a folder that is no checkpoint."""
+    if files.static is not None or files.has("config.json"):
+        return
+    if files.has("adapter_config.json"):
+        model = files.read_json("adapter_config.json").get("base_model_name_or_path")
+        raise ModelUnavailable(
+            f"{files.checkpoint} is an adapter of {model}: put its files into a folder of that checkpoint, "
+            "give the checkpoint as `model`, and set `adapter` to the name of the folder"
+        )
+    inner = sorted(path.parent.name for path in files.checkpoint.glob("*/config.json"))
+    hint = f"; there is one in {', '.join(inner[:3])}" if inner else ""
+    raise ModelUnavailable(f"{files.checkpoint} is no checkpoint: it has no config.json{hint}")
 
 
 def _refuse_formats(files: CheckpointFiles) -> None:

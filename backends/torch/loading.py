@@ -1,16 +1,18 @@
 """Loading of a model from its settings, on a thread that ends with the load."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
 from typing import TypeAlias, TypeVar
 
+import msgspec
 import torch
 
 from backends.checkpoints import locate_checkpoint, locate_code, locate_tokenizer
 from backends.contract import Capabilities
+from backends.model_names import is_path
 from backends.torch import wire
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
@@ -49,7 +51,8 @@ def describe_model(boot: wire.ModelBoot) -> Capabilities:
 
 def describe_folder(boot: wire.ModelBoot, folder: Path) -> Capabilities:
     """Return the capabilities of a model whose small files are in a folder. Raises: ModelUnavailable."""
-    return describe(folder, boot.model, options_of(boot))
+    found = describe(folder, boot.model, options_of(boot))
+    return msgspec.structs.replace(found, notes=(*found.notes, *_folder_notes(boot)))
 
 
 def own_code_of(boot: wire.ModelBoot, folder: Path) -> OwnCode | None:
@@ -83,7 +86,16 @@ def load_model(
 
     report: called with each step. run_on_device: runs its first batches. Raises: ModelUnavailable.
     """
-    return load(folder, boot.model, options_of(boot), report, run_on_device)
+    loaded = load(folder, boot.model, options_of(boot), report, run_on_device)
+    found = loaded.capabilities
+    found = msgspec.structs.replace(found, notes=(*found.notes, *_folder_notes(boot)))
+    return msgspec.structs.replace(loaded, capabilities=found)
+
+
+def _folder_notes(boot: wire.ModelBoot) -> Iterator[str]:
+    """Yield a note if settings that pin files of the Hub are given for a folder."""
+    if boot.revision is not None and is_path(boot.model):
+        yield "`revision` has no effect: the model is a folder, whose files are read as they are"
 
 
 def options_of(boot: wire.ModelBoot) -> LoadOptions:

@@ -16,7 +16,15 @@ POOLER = re.compile(r"(?<!un)sup-simcse", re.IGNORECASE)
 
 
 def pooling_notes(files: CheckpointFiles, recipe: Recipe, settings: TaskSettings) -> Iterator[str]:
-    """Yield a note if the mean of the token vectors is a default that no file confirms."""
+    """Yield a note if a classifier is left out, or the mean of the vectors is a default of no file."""
+    architectures = files.config.get("architectures") or []
+    is_configured = settings.pooling is not None or settings.task == "embed"
+    has_classifier = any(str(name).endswith("ForSequenceClassification") for name in architectures)
+    if recipe.kind == "dense" and is_configured and has_classifier:
+        yield (
+            "the checkpoint has a classifier, which the settings of the upstream leave out; without `task` "
+            "and `pooling` it scores pairs"
+        )
     if recipe.kind != "dense" or files.modules or settings.pooling is not None or recipe.pooling != ("mean",):
         return
     yield (

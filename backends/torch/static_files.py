@@ -42,7 +42,9 @@ def read_table_file(static: StaticModel) -> TableFile | None:
     name = next((name for name in TABLE_NAMES if name in tensors), None)
     if name is None:
         raise refuse_table(static.weights, f"no tensor {' or '.join(TABLE_NAMES)}")
-    unexpected = sorted(tensors.keys() - {name, MAPPING_NAME, FACTORS_NAME})
+    # sentence-transformers reads nothing next to its own table.
+    read = {name} if name == TABLE_NAMES[0] else {name, MAPPING_NAME, FACTORS_NAME}
+    unexpected = sorted(tensors.keys() - read)
     if unexpected:
         raise refuse_table(static.weights, f"unexpected tensors ({', '.join(unexpected[:3])})")
     return _prove_shapes(static.weights, tensors, name)

@@ -35,6 +35,8 @@ FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF
 NARROW_PREFIXES = ("F8_", "F6_", "F4")
 # Name of a large file in the cache of the hub: the SHA-256 of its content.
 CONTENT_DIGEST = re.compile("[0-9a-f]{64}")
+# Start of a file that Git LFS leaves in place of a large one.
+LFS_START = b"version https://git-lfs"
 # Errors of reading a file that is damaged, or is no file of weights.
 READ_ERRORS = (OSError, RuntimeError, KeyError, ValueError, EOFError, SafetensorError, UnpicklingError)
 
@@ -183,9 +185,21 @@ def read_tensor(checkpoint: Path, name: str) -> Tensor | None:
 
 def unreadable(path: Path, error: Exception) -> ModelUnavailable:
     """Return the error for a file of weights that could not be read."""
+    if _is_pointer(path):
+        return ModelUnavailable(
+            f"{path} is a pointer of Git LFS and holds no weights; run `git lfs pull` in its repository"
+        )
     return ModelUnavailable(
         f"the weights in {path} could not be read: {first_line(error)}; fetch the file again"
     )
+
+
+def _is_pointer(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(LFS_START)) == LFS_START
+    except OSError:
+        return False
 
 
 def _listed_files(checkpoint: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from typing import get_args
 import msgspec
 from rich.table import Table
 
+from backends.contract import Capabilities
 from backends.torch import wire
 from backends.torch.options import DTypeName, Pooling, Task
 from gateway.cli.check import show_problems
@@ -24,6 +25,7 @@ from gateway.config.problems import ConfigError
 from gateway.config.relative_paths import resolve_model
 from gateway.config.yaml_parser import format_yaml
 from gateway.processes.engine_process import child_environment, model_boots
+from gateway.prompts import Role, prompt_of
 
 MODULE = "backends.torch.inspection"
 NO_ENGINE = (
@@ -31,6 +33,9 @@ NO_ENGINE = (
     "see requirements/torch.txt"
 )
 NONE = "–"
+# Start of a note of the inspection that configured prompts answer.
+NO_PROMPTS = "the checkpoint brings no prompts"
+ROLES: dict[Role, str] = {"query": "queries", "document": "documents"}
 
 
 class CannotInspect(Exception):
@@ -62,7 +67,7 @@ def add_models_options(parser: argparse.ArgumentParser) -> None:
 def models(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Print the inspection; return 1 if the engine would not load the checkpoint."""
     try:
-        boot = _boot(options, environment)
+        boot, prompts = _boot(options, environment)
         inspection = _inspect(boot, options.timeout, environment)
     except ConfigError as error:
         show_problems(options.config, error)
@@ -73,16 +78,21 @@ def models(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     if options.json:
         print(msgspec.json.encode(inspection).decode())
     else:
-        show_table(_table(inspection))
+        show_table(_table(inspection, prompts))
         if inspection.refusal is None and options.config is None:
             print(f"\n{_snippet(boot)}", end="")
     return 0 if inspection.refusal is None else 1
 
 
-def _boot(options: argparse.Namespace, environment: Mapping[str, str]) -> wire.ModelBoot:
-    """Return the settings of the model that the options describe. Raises: CannotInspect, ConfigError."""
+def _boot(
+    options: argparse.Namespace, environment: Mapping[str, str]
+) -> tuple[wire.ModelBoot, dict[str, str]]:
+    """Return the settings of the model that the options describe, and its configured prompts.
+
+    Raises: CannotInspect, ConfigError.
+    """
     if options.config is None:
-        return wire.ModelBoot(
+        boot = wire.ModelBoot(
             name=_upstream_name(options.model),
             model=resolve_model(options.model, Path.cwd()),
             revision=options.revision,
@@ -93,12 +103,13 @@ def _boot(options: argparse.Namespace, environment: Mapping[str, str]) -> wire.M
             trust_remote_code=options.trust_remote_code,
             code_revision=options.code_revision,
         )
+        return boot, {}
     upstreams = load_config(options.config, environment).upstreams
     engines = {name: settings for name, settings in upstreams.items() if settings.backend == "torch"}
     if options.model not in engines:
         known = ", ".join(engines) or "none"
         raise CannotInspect(f"{options.config} has no torch upstream {options.model!r}; it has: {known}")
-    return model_boots(engines)[options.model]
+    return model_boots(engines)[options.model], engines[options.model].prompts
 
 
 def _upstream_name(model: str) -> str:
@@ -128,16 +139,16 @@ def _inspect(boot: wire.ModelBoot, timeout_s: float, environment: Mapping[str, s
     return msgspec.json.decode(ended.stdout, type=wire.Inspection)
 
 
-def _table(inspection: wire.Inspection) -> Table:
+def _table(inspection: wire.Inspection, prompts: Mapping[str, str]) -> Table:
     table = Table(show_header=False, box=None)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name, value in _rows(inspection):
+    for name, value in _rows(inspection, prompts):
         table.add_row(name, value)
     return table
 
 
-def _rows(inspection: wire.Inspection) -> Iterator[tuple[str, str]]:
+def _rows(inspection: wire.Inspection, prompts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "model", inspection.model
     yield "state", "served" if inspection.refusal is None else f"refused: {inspection.refusal}"
     if inspection.checkpoint is not None:
@@ -147,10 +158,12 @@ def _rows(inspection: wire.Inspection) -> Iterator[tuple[str, str]]:
         return
     yield "kind", inspection.kind or NONE
     yield from _capability_rows(inspection)
+    yield from _prompt_rows(inspection.capabilities, prompts)
     yield "packed", {True: "yes", False: "no", None: "known after the load"}[inspection.packed]
     yield "weights", _weights_text(inspection.weights)
     for note in inspection.notes:
-        yield "note", note
+        if not (prompts and note.startswith(NO_PROMPTS)):
+            yield "note", note
 
 
 def _capability_rows(inspection: wire.Inspection) -> Iterator[tuple[str, str]]:
@@ -162,12 +175,21 @@ def _capability_rows(inspection: wire.Inspection) -> Iterator[tuple[str, str]]:
     yield "dimensions", NONE if found.dimensions is None else str(found.dimensions)
     yield "maximum tokens", str(found.max_input_tokens)
     yield "labels", ", ".join(found.labels) or NONE
-    for name, text in found.prompts.items():
-        default = " (default)" if name == found.default_prompt else ""
-        yield f"prompt {name}{default}", msgspec.json.encode(text).decode()
     if inspection.template is not None:
         yield "template", msgspec.json.encode(inspection.template).decode()
     yield "number format", found.dtype or NONE
+
+
+def _prompt_rows(found: Capabilities, configured: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield each prompt, and those of queries and documents. configured: they take precedence."""
+    prompts = {**found.prompts, **configured}
+    for name, text in prompts.items():
+        origin = " (configured)" if name in configured else ""
+        default = " (default)" if name == found.default_prompt else ""
+        yield f"prompt {name}{origin}{default}", msgspec.json.encode(text).decode()
+    for role, inputs in ROLES.items() if prompts else ():
+        chosen = prompt_of(role, configured, found.prompts)
+        yield f"prompt of {inputs}", NONE if chosen is None else chosen
 
 
 def _weights_text(weights: wire.WeightSizes) -> str:

@@ -21,7 +21,7 @@ from backends.contract import (
     Vectors,
 )
 from backends.errors import UnsupportedWork
-from backends.torch.options import DTypeName
+from backends.torch.options import DTypeName, TaskSettings
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 
@@ -167,6 +167,19 @@ async def test_number_of_labels_takes_precedence_over_their_names(minilm: Path, 
 
     assert capabilities.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert Operation.RERANK not in capabilities.operations
+
+
+def test_notes_name_what_differs_from_the_library(minilm: Path, tmp_path: Path) -> None:
+    make_classifier(ENCODERS["bert"][0](), minilm, tmp_path)
+    path = tmp_path / "config.json"
+    identity = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sentence_transformers": identity}))
+
+    (note,) = load_tiny(tmp_path).capabilities.notes
+    pooled = load_tiny(tmp_path, settings=TaskSettings(pooling="cls")).capabilities.notes
+
+    assert "`activation_fn` of the checkpoint is Identity" in note
+    assert "has a classifier, which the settings of the upstream leave out" in pooled[0]
 
 
 def edit_limit(folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from backends.checkpoints import DEFAULT_MODEL
+from backends.contract import Capabilities
 from backends.torch import wire
 from backends.torch.inspection import inspect, inspect_folder
 from gateway.cli import main as command_line
@@ -138,5 +139,18 @@ def test_a_relative_path_of_a_folder_is_no_hub_id(encoder: Path, monkeypatch: py
     monkeypatch.chdir(encoder.parent.parent)
     relative = f"{encoder.parent.name}/{encoder.name}"
 
-    assert command._boot(options(relative), {}).model == str(encoder)
-    assert command._boot(options("acme/encoder"), {}).model == "acme/encoder"
+    assert command._boot(options(relative), {})[0].model == str(encoder)
+    assert command._boot(options("acme/encoder"), {})[0].model == "acme/encoder"
+
+
+def test_configured_prompts_are_shown_with_their_roles() -> None:
+    capabilities = Capabilities("m", frozenset(), prompts={"query": "", "document": ""})
+    note = "the checkpoint brings no prompts; if its card asks for one, set `prompts` of the upstream"
+    found = wire.Inspection("m", capabilities=capabilities, kind="dense", packed=True, notes=(note,))
+
+    rows = dict(command._rows(found, {"query": "query: ", "passage": "passage: "}))
+
+    assert rows["prompt query (configured)"] == '"query: "'
+    assert (rows["prompt of queries"], rows["prompt of documents"]) == ("query", "passage")
+    assert "note" not in rows
+    assert dict(command._rows(found, {}))["note"] == note

@@ -117,6 +117,32 @@ def encoder_with(config: transformers.PretrainedConfig, **keys: Any) -> Made:
     return make
 
 
+def adapter_alone(_: Path, folder: Path) -> Path:
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "acme/base"}')
+    return folder
+
+
+def checkpoint_inside(minilm: Path, folder: Path) -> Path:
+    make_encoder(BERT(), minilm, folder / "checkpoint-500")
+    return folder
+
+
+def git_pointer(minilm: Path, folder: Path) -> Path:
+    make_encoder(BERT(), minilm, folder)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 90\n"
+    (folder / "model.safetensors").write_text(pointer)
+    return folder
+
+
+def splade(minilm: Path, folder: Path) -> Path:
+    make_language_model(BERT(), minilm, folder, AutoModelForMaskedLM)
+    listed = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.sparse_encoder.MLMTransformer"}
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    return with_limit(folder)
+
+
 def in_float8(minilm: Path, folder: Path) -> Path:
     path = make_encoder(ENCODERS["bert"][0](), minilm, folder) / "model.safetensors"
     tensors = {name: tensor.to(torch.float8_e4m3fn) for name, tensor in load_file(path).items()}
@@ -202,6 +228,10 @@ VERDICTS: dict[str, tuple[Made, str | None, str | None]] = {
         None,
         None,
     ),
+    "adapter": (adapter_alone, None, "is an adapter of acme/base: put its files into a folder"),
+    "trainer-output": (checkpoint_inside, None, "no config.json; there is one in checkpoint-500"),
+    "git-lfs": (git_pointer, None, "a pointer of Git LFS .* run `git lfs pull`"),
+    "splade-as-dense": (splade, "mean", "`pooling: mean` does not go with; leave out `pooling`"),
     "config-in-float8": (encoder_with(BERT(), dtype="float8_e4m3fn"), None, "weights in float8_e4m3fn"),
     "config-in-int8": (encoder_with(BERT(), dtype="int8"), None, "weights in int8"),
     "files-in-float8": (in_float8, None, "as F8_E4M3"),
