@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from gateway.config.ignored_keys import ignored_keys
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 
@@ -22,6 +23,8 @@ def check(path: Path, environment: Mapping[str, str]) -> int:
         f"[green]{escape(str(path))} is fine[/]: {_count(config.models, 'model')} on "
         f"{_count(config.upstreams, 'upstream')}, {_count(config.tenants, 'tenant')}"
     )
+    for ignored in ignored_keys(config):
+        console.print(f"  [bold]{escape(ignored.path)}[/]: {escape(ignored.message)}")
     return 0
 
 

@@ -1,0 +1,24 @@
+"""Keys of an upstream that have no effect on its backend. Existing files may have them."""
+
+from collections.abc import Iterator
+
+from gateway.config.problems import Problem
+from gateway.config.schema import Config, UpstreamSettings
+
+# Keys of the built-in engine, which a remote server decides for itself.
+ENGINE_KEYS = (
+    *("revision", "dtype", "device", "compile", "pooling", "trust_remote_code", "code_revision"),
+    *("preload", "when_loading", "process"),
+)
+DEFAULTS = UpstreamSettings(backend="torch")
+
+
+def ignored_keys(config: Config) -> Iterator[Problem]:
+    """Yield each key that is set and has no effect."""
+    for name, upstream in config.upstreams.items():
+        for key in () if upstream.is_hosted else ENGINE_KEYS:
+            if getattr(upstream, key) != getattr(DEFAULTS, key):
+                yield Problem(
+                    f"upstreams.{name}.{key}",
+                    f"has no effect: it is for torch, and this is {upstream.backend}",
+                )
