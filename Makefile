@@ -79,7 +79,7 @@ test-lowest: .venv-lowest/installed ## run the unit, API and backend tests with 
 	$(TEST_ENV) .venv-lowest/bin/python -m pytest tests/unit tests/api tests/backends $(PARALLEL)
 
 fuzz: .venv/installed-dev ## send more than 10,000 generated requests to the documented paths; some minutes
-	FUZZ_CASES=$(or $(FUZZ_CASES),500) $(BIN)/python -m pytest tests/api/test_fuzz.py tests/api/test_fuzzed_connections.py
+	FUZZ_CASES=$(or $(FUZZ_CASES),500) $(BIN)/python -m pytest tests/api/test_fuzz.py tests/api/test_fuzzed_connections.py tests/backends/test_fuzzed_replies.py
 
 test-clients: .venv/installed ## test real client libraries against a gateway, each in its own environment
 	$(BIN)/python -m tests.clients.environments

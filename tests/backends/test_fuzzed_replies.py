@@ -1,6 +1,7 @@
 """Fuzz tests: for any body, an adapter returns finite numbers of the right shape or raises ReplicaFailed."""
 
 import json
+import os
 from collections.abc import Callable
 from functools import cache
 
@@ -29,6 +30,8 @@ from backends.http import UpstreamResponse
 from backends.tokens import TokenCount
 from tests.backends.invalid_replies import packed
 
+# `make fuzz` sends more.
+CASES = int(os.environ.get("FUZZ_CASES", "100"))
 EMBED, RERANK = Embed(("a", "b")), Rerank("q", ("a", "b"))
 COUNTED = TokenCount(6, ())
 VLLM = vllm_probe.VllmProfile("m", 16, "0.32.0", 2, "use_activation", "on_request")
@@ -125,7 +128,7 @@ def damaged_or_other(whole: bytes) -> st.SearchStrategy[bytes]:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=CASES, deadline=None)
 @given(data=st.data())
 def test_no_damaged_body_becomes_a_vector(decoder: str, data: st.DataObject) -> None:
     whole, decode = DECODERS[decoder]
@@ -142,13 +145,13 @@ def test_no_damaged_body_becomes_a_vector(decoder: str, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("adapter", FAILURES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=CASES, deadline=None)
 @given(status=st.integers(201, 599), body=st.binary() | json_bodies)
 def test_every_error_status_becomes_a_backend_error(adapter: str, status: int, body: bytes) -> None:
     assert isinstance(FAILURES[adapter](UpstreamResponse(status, {}, body)), BackendError)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=CASES, deadline=None)
 @given(body=st.binary() | json_bodies)
 def test_restores_a_valid_status_for_any_body(body: bytes) -> None:
     assert vllm_wire.restore_status(UpstreamResponse(200, {}, body)).status in {200, *range(400, 600)}
@@ -172,7 +175,7 @@ def test_restores_a_valid_status_for_any_body(body: bytes) -> None:
     ],
     ids=["sparse", "tokens"],
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=CASES, deadline=None)
 @given(data=st.data())
 def test_no_damaged_body_becomes_terms_or_token_vectors(
     whole: bytes, decode: Decode, data: st.DataObject

@@ -33,10 +33,15 @@ def batched() -> dict[DTypeName, Vectors]:
 
 
 async def embed_batched(engine: Engine, dtype: DTypeName, cache: dict[DTypeName, Vectors]) -> Vectors:
-    """Return the vectors of all texts in batches of 32, computed once for each dtype."""
+    """Return the vectors of the texts for a dtype in batches of 32, computed once."""
     if dtype not in cache:
-        cache[dtype] = await embed_texts(engine, real_texts(), 32)
+        cache[dtype] = await embed_texts(engine, texts_for(dtype), 32)
     return cache[dtype]
+
+
+def texts_for(dtype: DTypeName) -> list[str]:
+    """Return all texts, or every fourth in a half format, which many CPUs compute ten times as slowly."""
+    return real_texts() if dtype == "float32" else real_texts()[::4]
 
 
 @pytest.mark.parametrize(
@@ -51,10 +56,12 @@ async def test_vectors_equal_those_of_sentence_transformers(
     batched: dict[DTypeName, Vectors],
 ) -> None:
     vectors = await embed_batched(engine_of(minilm, dtype), dtype, batched)
+    texts = texts_for(dtype)
+    step = len(real_texts()) // len(texts)
 
     assert len(real_texts()) >= 200
-    cosines = (vectors * reference).sum(axis=1)
-    assert least <= cosines.min(), real_texts()[int(cosines.argmin())][:80]
+    cosines = (vectors * reference[::step]).sum(axis=1)
+    assert least <= cosines.min(), texts[int(cosines.argmin())][:80]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +71,7 @@ async def test_text_has_the_same_vector_alone_and_in_any_batch(
     dtype: DTypeName, least: float, minilm: Path, engine_of: Engines, batched: dict[DTypeName, Vectors]
 ) -> None:
     engine = engine_of(minilm, dtype)
-    texts = real_texts()[:60]
+    texts = texts_for(dtype)[: 60 if dtype == "float32" else 15]
 
     together = await embed_batched(engine, dtype, batched)
     alone = await embed_texts(engine, texts, 1)
@@ -101,7 +108,7 @@ def reference_scores_by_length(checkpoint: Path, query: str, documents: list[str
 @pytest.mark.timeout(180)
 async def test_rerank_scores_equal_those_of_transformers(cross_encoder: Path, engine_of: Engines) -> None:
     engine = engine_of(cross_encoder, "float32")
-    documents = [pair[1] for pair, _ in labelled_pairs()][:60]
+    documents = [pair[1] for pair, _ in labelled_pairs()][:30]
     all_scores = []
     for query in [pair[0] for pair, _ in labelled_pairs()][:6:2]:
         reply = await engine.run(Rerank(query, tuple(documents)))
