@@ -30,6 +30,8 @@ TYPED_IN_5 = frozenset(
         "Tapas",
     )
 )
+# Types of networks for which version 5 opens its plain class, whatever class the files name.
+PLAIN_IN_5 = frozenset({"gpt_bigcode", "nystromformer", "xlm-roberta-xl"})
 # Names of classes that version 4 did not have.
 CLASSES_OF_5 = frozenset({"TokenizersBackend", "PythonBackend"})
 
@@ -43,7 +45,8 @@ def find_type_ids(files: TokenizerFiles) -> TypeIds:
     if stated is not None:
         return TypeIds(given="token_type_ids" in stated)
     name = files.class_name
-    in_4, in_5 = name not in UNTYPED_IN_4, name in TYPED_IN_5
+    is_plain = files.model.get("model_type") in PLAIN_IN_5
+    in_4, in_5 = name not in UNTYPED_IN_4, name in TYPED_IN_5 and not is_plain
     if in_4 == in_5 or name in CLASSES_OF_5:
         return TypeIds(given=in_5)
     version = files.library

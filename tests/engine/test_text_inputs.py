@@ -112,6 +112,18 @@ async def test_pairs_are_untyped_as_transformers_5_has_them(classifier: Path) ->
     assert load_tiny(classifier).capabilities.notes == ()
 
 
+async def test_a_class_that_transformers_5_does_not_open_decides_nothing(
+    minilm: Path, tmp_path: Path
+) -> None:
+    make_classifier(transformers.NystromformerConfig(**SMALL), minilm, tmp_path)
+    edit(tmp_path, TOKENIZER, model_max_length=100)
+    edit(tmp_path, "config.json", transformers_version="5.0.1")
+    stock = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity())
+    expected = [stock.predict([(QUERY, document)])[0] for document in DOCUMENTS]
+
+    np.testing.assert_allclose(await scores_of(tmp_path), expected, atol=1e-4)
+
+
 def test_no_note_is_made_where_versions_agree_on_the_result(minilm: Path, tmp_path: Path) -> None:
     make_encoder(transformers.BertConfig(**SMALL), minilm, tmp_path)
     edit(tmp_path, TOKENIZER, model_max_length=100, tokenizer_class="PreTrainedTokenizerFast")
