@@ -47,6 +47,17 @@ def result_of(call: Coroutine[Any, Any, Call]) -> Call:
 
 
 @many
+@given(TEXTS)
+def test_a_request_without_options_is_the_same_call_as_one_with_defaults(texts: list[str]) -> None:
+    plain = decoded({"input": texts, "model": "m"}, openai.OpenAIEmbeddingsRequest)
+    # The id changes nothing of the call, but its presence has all options checked.
+    named = msgspec.structs.replace(plain, request_id="r")
+
+    calls = [result_of(openai.decode_embeddings(data, None, UNUSED, API)) for data in (plain, named)]
+    assert [Call(Embed(tuple(texts)), "m")] * 2 == calls
+
+
+@many
 @given(TEXTS, DIMENSIONS, st.sampled_from([None, "query", "document"]))
 def test_an_embedding_is_the_same_call_in_every_dialect(
     texts: list[str], dimensions: int | None, role: Any

@@ -5,6 +5,7 @@ OpenAI's reference 2024-10-21, whose body is the same in every `api-version`. Th
 Jina, NVIDIA NIM and Voyage are in `embedding_options.py`, those of vLLM in `vllm_options.py`.
 """
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -83,6 +84,13 @@ class OpenAIEmbeddingsRequest(EmbeddingOptions, kw_only=True):
     model: ModelName | None = None
 
 
+# Fields that decide what is computed. Read at once, because every call is checked.
+_options_of = attrgetter(
+    *(field for field in EmbeddingOptions.__struct_fields__ if field not in {"encoding_format", "user"})
+)
+_NO_OPTIONS = _options_of(OpenAIEmbeddingsRequest())
+
+
 async def decode_embeddings(
     data: OpenAIEmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> Call:
@@ -90,6 +98,19 @@ async def decode_embeddings(
 
     Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
     """
+    if _options_of(data) != _NO_OPTIONS:
+        return await _decode_options(data, name, context, api)
+    model = name or data.model
+    field = InputField("input", model, Operation.EMBED)
+    texts = await read_inputs(inputs_of(data.input, api), None, field, context, api)
+    check_metadata(data.encoding_format, len(texts))
+    return Call(Embed(texts), model)
+
+
+async def _decode_options(
+    data: OpenAIEmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
+) -> Call:
+    """Decode a body with options. Raises: as `decode_embeddings`."""
     check_options(data, own=own_fields(data))
     check_embedding_options(data)
     model = name or data.model
