@@ -24,6 +24,9 @@ EMBEDDINGS, SCORE, POOLING, CLASSIFY = "/v1/embeddings", "/v1/score", "/pooling"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 BASE64 = {"encoding_format": "base64", "endianness": "little"}
 
+# The server's own words may quote the input.
+REFUSED_INPUT = "the upstream refused the input"
+
 Body = dict[str, Any]
 
 
@@ -199,7 +202,7 @@ def failure(response: UpstreamResponse) -> BackendError:
         case 400 if "maximum context length" in error.message or "maximum model length" in error.message:
             return input_too_long(context_length_in(error.message))
         case 400 if error.type == "BadRequestError":
-            return InvalidWork("the upstream refused the input")
+            return InvalidWork(REFUSED_INPUT)
         case 404 | 501 if error.type is not None:
             return ReplicaFailed("the upstream does not offer this model or operation")
         case 503 if error.type is not None:

@@ -558,6 +558,8 @@ async def test_a_long_conversation_is_cut_by_the_server_that_renders_it(boot: Bo
 
     assert (200, "unknown") == (reply.status_code, reply.headers["x-truncated-inputs"])
     assert 400 == refused.status_code
+    assert refused.json()["error"]["message"].startswith("This model's maximum context length is 16 tokens")
+    assert "template" not in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("field", ["input_type", "task", "late_chunking"])
