@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 PROBE_LENGTHS = (5, 11, 3)
 # Numbers of tokens are rounded up to a multiple of this, smaller ones to this many binary digits.
 TOKENS_MULTIPLE, TOKENS_DIGITS = 32, 4
+# Positions of a table that a usual batch exceeds.
+SHORT_TABLE = 1024
 # float32 noise stays below 1e-5 of a vector's length; a sequence that attends to its neighbor is far above.
 PROBE_TOLERANCE = 1e-3
 
@@ -173,6 +175,9 @@ def pack(encoder: Any, padding_position: int | None) -> PackedEncoder | None:
     try:
         encoder.set_attn_implementation(PACKED)
         output = packed(**inputs)
+        repeats = _repeats(encoder.config, int(inputs["attention_mask"].sum()))
+        if repeats:
+            packed(**{name: value.repeat(repeats, 1) for name, value in inputs.items()})
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
     else:
@@ -187,6 +192,17 @@ def pack(encoder: Any, padding_position: int | None) -> PackedEncoder | None:
     packed.restore()
     encoder.set_attn_implementation(stock)
     return None
+
+
+def _repeats(config: Any, tokens: int) -> int:
+    """Return how often the probe makes up more tokens than a short table has positions; 0 for a long table.
+
+    Some code, CLIP's for one, compares the tokens of a whole batch with its table.
+    """
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int) or not 0 < positions <= SHORT_TABLE:
+        return 0
+    return positions // tokens + 1
 
 
 def _difference(expected: Tensor, computed: Tensor) -> float:

@@ -143,6 +143,16 @@ async def test_input_of_the_greatest_length_has_positions(name: str, minilm: Pat
     assert reply.tokens == 128
 
 
+async def test_a_batch_may_have_more_tokens_than_the_network_has_positions(
+    minilm: Path, tmp_path: Path
+) -> None:
+    config = transformers.CLIPTextConfig(**SMALL | {"max_position_embeddings": 40, "eos_token_id": 102})
+    folder = make_encoder(config, minilm, tmp_path)
+    together = await vectors_of(load_tiny(folder), TEXTS, size=40)
+
+    assert_same_vectors(together, await vectors_of(load_tiny(folder), TEXTS, size=1))
+
+
 @pytest.mark.parametrize("name", ["bert", "mpnet", "modernbert"])
 async def test_bfloat16_vectors_do_not_depend_on_their_batch(name: str, minilm: Path, tmp_path: Path) -> None:
     make_encoder(ENCODERS[name][0](), minilm, tmp_path)
