@@ -100,7 +100,7 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
     if kind is None:
         raise ModelUnavailable(
             f"{files.checkpoint} is a language model whose files do not state its purpose; set `task: embed` "
-            "and `pooling`, usually `last_token`, if it embeds, or `task: rerank` if it reranks"
+            "and `pooling`, usually `last_token`, if it embeds, or `rerank_template` if it reranks"
         )
     if kind == "dense" and _is_cross_encoder(files) and settings.task != "embed" and settings.pooling is None:
         raise ModelUnavailable(

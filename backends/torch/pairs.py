@@ -156,7 +156,10 @@ def _token_id(tokenizer: TextTokenizer, token: str | int) -> int:
     (ids,) = tokenizer.ids([token])
     unknown = tokenizer.token_id(token) is None and tokenizer.token_id(f"\u2581{token}") is None
     if len(ids) != 1 or unknown:
-        raise ModelUnavailable(f"the model cannot rerank: {token!r} is not one token of its vocabulary")
+        raise ModelUnavailable(
+            f"the model cannot rerank: {token!r} is not one token of its vocabulary; set `positive` and "
+            "`negative` of its `rerank_template` to the tokens that it was trained with"
+        )
     return ids[0]
 
 

@@ -84,7 +84,7 @@ def test_recognizes_the_kind_of_a_model_from_its_files(
 def test_refuses_a_language_model_without_a_stated_purpose(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
 
-    with pytest.raises(ModelUnavailable, match=r"`task: embed` and `pooling`.*`task: rerank`"):
+    with pytest.raises(ModelUnavailable, match=r"`task: embed` and `pooling`.*`rerank_template`"):
         recognize(CheckpointFiles(tmp_path), NO_SETTINGS)
 
 
