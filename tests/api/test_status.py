@@ -1,6 +1,8 @@
 """/admin/status, /ui and /docs: content, access and headers."""
 
 import asyncio
+import base64
+import hashlib
 import html
 import json
 import re
@@ -197,8 +199,33 @@ async def test_pages_load_nothing_from_other_hosts(boot: Boots, path: str) -> No
     assert "text/html; charset=utf-8" == page.headers["content-type"]
     assert references.addresses
     assert [] == [address for address in references.addresses if not address.startswith(("/", "#", "data:"))]
-    assert [] == references.inline
+    # Of code in the page, the policy allows one script by its digest.
+    assert ([] if path == "/ui" else ["script"]) == references.inline
     assert [200] * len(own) == [reply.status_code for reply in replies]
+
+
+async def test_policy_of_docs_allows_its_own_script_and_no_other(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        page = (await gateway.client.get("/docs")).text
+    (policy,) = re.findall('http-equiv="content-security-policy" content="(.*?)"', page)
+    (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+    assert f"script-src 'sha256-{digest}';" in policy
+    assert {"default-src 'none'", "connect-src 'self'", "form-action 'none'"} <= set(policy.split("; "))
+
+
+async def test_docs_have_a_form_for_every_request(boot: Boots) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        page = (await gateway.client.get("/docs")).text
+    articles = re.findall("<article>(.*?)</article>", page, re.DOTALL)
+
+    assert len(articles) > 60
+    for article in articles:
+        method, path = re.findall(r"<h3>(\w+) <code>(.*?)</code>", article)[0]
+        assert f'<form data-method="{method}">' in article
+        assert f'<input name="path" value="{path}">' in article
+        assert ("<textarea" in article) == ("<pre>curl" in article)
 
 
 async def test_docs_list_every_path(boot: Boots) -> None:

@@ -1,12 +1,14 @@
-"""The page at /docs: the OpenAPI document as one plain page, without scripts and external files.
+"""The page at /docs: the OpenAPI document as one page, without external files.
 
-Each path with a body has a command that sends its example, for a shell.
+Each path has a form that sends a request to this gateway, and each with a body also a command for a shell
+that sends its example. Style and script are parts of the page, and its policy allows no others.
 """
 
 import base64
 import hashlib
 import shlex
 from html import escape
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -30,9 +32,29 @@ dd { margin: 0 0 .25rem 1rem; overflow-wrap: break-word; }
 summary { cursor: pointer; }
 pre { background: color-mix(in srgb, currentColor 8%, transparent); margin: .25rem 0; padding: .5rem; }
 pre { overflow-wrap: anywhere; white-space: pre-wrap; }
+label { display: block; margin: .25rem 0; }
+input, textarea { box-sizing: border-box; display: block; font: .9rem ui-monospace, monospace; width: 100%; }
+form pre { max-height: 30rem; overflow: auto; }
+@media (max-width: 30rem) { body { padding: .5rem; } h3 { font-size: .7rem; } }
 """
-STYLE_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-POLICY = f"default-src 'none'; style-src 'sha256-{STYLE_DIGEST}'; img-src data:; base-uri 'none'"
+SCRIPT = (Path(__file__).parent / "page" / "docs.js").read_text()
+
+
+def _digest(part: str) -> str:
+    """Return the source expression of a part of the page for its policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}'"
+
+
+POLICY = (
+    f"default-src 'none'; style-src {_digest(STYLE)}; script-src {_digest(SCRIPT)}; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+# Typed once for all forms.
+KEY_FIELD = (
+    '<p class="try" hidden><label>API key for the forms below; it stays on this page'
+    '<input id="key" type="password" autocomplete="off" spellcheck="false"></label></p>'
+)
 
 Schemas: TypeAlias = dict[str, dict[str, Any]]
 # Method, content and example of an operation → its paths.
@@ -68,7 +90,7 @@ class ReferenceRenderPlugin(OpenAPIRenderPlugin):
             "<code>GATEWAY_URL</code> and <code>GATEWAY_API_KEY</code>, and a model of yours for that of the "
             "example. The OpenAPI document, which "
             f'most API tools read, has the replies too: <a href="{document}">{document}</a>.</p>'
-            f"{_sections(openapi_schema)}</html>"
+            f"{KEY_FIELD}{_sections(openapi_schema)}<script>{SCRIPT}</script></html>"
         ).encode()
 
 
@@ -98,7 +120,21 @@ def _place(path: str) -> tuple[bool, bool, str]:
 def _article(method: str, content: str, paths: list[str], example: str) -> str:
     heads = "".join(f"<h3>{escape(method)} <code>{escape(path)}</code></h3>" for path in paths)
     command = f"<pre>{escape(curl_command(paths[0], example))}</pre>" if example else ""
-    return f"<article>{heads}{content}{command}</article>"
+    return f"<article>{heads}{content}{command}{_form(method, paths[0], example)}</article>"
+
+
+def _form(method: str, path: str, example: str) -> str:
+    """Return a form that sends a request; the script shows it, because without one it does nothing."""
+    name = escape(f"{method} {path}")
+    body = (
+        f'<label>Body<textarea name="body" rows="5">{escape(example)}</textarea></label>' if example else ""
+    )
+    return (
+        f'<details class="try" hidden><summary>Try {name}</summary><form data-method="{escape(method)}">'
+        f'<label>Path<input name="path" value="{escape(path)}"></label>{body}'
+        f'<button aria-label="Send {name}">Send</button><pre tabindex="0" aria-live="polite" hidden></pre>'
+        "</form></details>"
+    )
 
 
 def curl_command(path: str, example: str) -> str:
