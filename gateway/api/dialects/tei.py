@@ -34,6 +34,7 @@ from gateway.api.wire.tei_bodies import (
 from gateway.api.wire.tei_predictions import NAMELESS_LABEL
 from gateway.calls import default_truncation
 from gateway.errors import ModelLoading
+from gateway.tenants.keyring import Tenant
 
 FAILURES = document_errors(TEI)
 # TEI's own default. A client that splits its texts by this number stays within one request of this gateway.
@@ -113,11 +114,16 @@ async def info(
     name: FromPath[str | None] = None,
 ) -> InfoResponse:
     """Describe a model: its kind, its limits, and whether it is in memory."""
+    return describe_model(api, api.authenticator.authenticate(context), model_name(name))
+
+
+def describe_model(api: InferenceApi, tenant: Tenant, name: str | None) -> InfoResponse:
+    """Return the facts of a model; without a name, of the one of root paths.
+
+    Raises: ModelLoading, and the errors of `Routes.resolve` and `Routes.root_model`.
+    """
     gateway = api.gateway
-    tenant = api.authenticator.authenticate(context)
-    route = gateway.routes.resolve(
-        tenant, model_name(name) or gateway.routes.root_model(), Operation.TOKENIZE
-    )
+    route = gateway.routes.resolve(tenant, name or gateway.routes.root_model(), Operation.TOKENIZE)
     upstream = gateway.upstreams[route.upstream]
     if upstream.capabilities is None:
         raise ModelLoading("the model has not reported its capabilities yet")

@@ -7,35 +7,17 @@ from typing import Any
 
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
-from backends.contract import Detokenize, DetokenizeReply, Token, Tokenize, TokenizeReply
-from backends.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
+from backends.contract import Detokenize, DetokenizeReply, Token, TokenizeReply
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI, VLLM
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.inputs import check_ids
+from gateway.api.wire.tokenize_bodies import DecodeRequest, TokenizeRequest, decode_ids, decode_tokenize
 from gateway.calls import Call
-from gateway.errors import EmptyInput, InvalidInput
-
-
-class TokenizeRequest(msgspec.Struct):
-    """Body of /tokenize.
-
-    inputs: texts, in TEI's dialect. prompt: one text, in vLLM's. messages: refused, because the gateway
-    applies no chat template.
-    """
-
-    inputs: str | list[str] | UnsetType = UNSET
-    prompt: str | UnsetType = UNSET
-    messages: list[Any] | UnsetType = UNSET
-    add_special_tokens: bool = True
-    prompt_name: str | None = None
-    return_token_strs: bool | None = False
-    model: ModelName | None = None
 
 
 class TokenList(msgspec.Struct):
@@ -45,14 +27,6 @@ class TokenList(msgspec.Struct):
     max_model_len: int | None
     tokens: list[int]
     token_strs: list[str] | None
-
-
-class DecodeRequest(msgspec.Struct):
-    """Body of TEI's /decode: one list of ids, or a list of lists."""
-
-    ids: list[Integer | list[Integer]]
-    skip_special_tokens: bool = True
-    model: ModelName | None = None
 
 
 class DetokenizeRequest(msgspec.Struct):
@@ -71,58 +45,10 @@ class VllmDetokenizeResponse(msgspec.Struct):
 TOKENIZE_RESPONSE: Any = list[list[Token]] | TokenList
 
 
-def decode_tokenize(data: TokenizeRequest, name: str | None, api: InferenceApi) -> Call:
-    """Decode a body of either dialect. name: the model in the path.
-
-    Raises: EmptyInput, InvalidInput.
-    """
-    if data.messages is not UNSET:
-        raise InvalidInput(
-            "`messages` is refused: no chat template is applied here; send a `prompt`", param="messages"
-        )
-    if data.prompt is not UNSET:
-        # An empty prompt is allowed: vLLM returns its special tokens.
-        field, texts = "prompt", api.texts([data.prompt], "prompt")
-    else:
-        assert data.inputs is not UNSET
-        field, texts = "inputs", api.whole_texts(data.inputs, "inputs")
-    if sum(len(text.encode()) for text in texts) > TOKENIZE_BYTES_MAX:
-        raise InvalidInput(
-            f"more than {TOKENIZE_BYTES_MAX} bytes of text; a reply is many times as long", param=field
-        )
-    work = Tokenize(
-        texts,
-        add_special_tokens=data.add_special_tokens,
-        prompt_name=data.prompt_name,
-        # vLLM's `token_strs` are the vocabulary's.
-        pieces=data.prompt is not UNSET,
-    )
-    return Call(work, name or data.model)
-
-
 def encode_token_list(tokens: tuple[Token, ...], max_tokens: int | None, *, strings: bool) -> bytes:
     """Encode vLLM's reply. strings: include the text of each token."""
     texts = [token.text for token in tokens] if strings else None
     return msgspec.json.encode(TokenList(len(tokens), max_tokens, [token.id for token in tokens], texts))
-
-
-def decode_ids(ids: list[int | list[int]], field: str, api: InferenceApi) -> tuple[tuple[int, ...], ...]:
-    """Return each list of ids.
-
-    Raises: EmptyInput, InvalidInput.
-    """
-    lists = [tuple(item) for item in ids if isinstance(item, list)]
-    numbers = [item for item in ids if isinstance(item, int)]
-    if numbers and lists:
-        raise InvalidInput(f"`{field}` mixes numbers with lists", param=field)
-    inputs = lists or [tuple(numbers)]
-    api.check_count(len(inputs), field)
-    if not all(inputs):
-        raise EmptyInput(f"`{field}` contains an empty list", param=field)
-    if sum(map(len, inputs)) > DETOKENIZE_IDS_MAX:
-        raise InvalidInput(f"more than {DETOKENIZE_IDS_MAX} ids in a call", param=field)
-    check_ids([number for item in inputs for number in item], field)
-    return tuple(inputs)
 
 
 @inference(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.call_context import CallContext
 from gateway.errors import AuthThrottled, Unauthenticated
 from gateway.tenants.guess_throttle import GuessThrottle
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
@@ -31,7 +31,7 @@ class Authenticator:
         self._clock = clock
         self._guesses = GuessThrottle()
 
-    def authenticate(self, context: RequestContext) -> Tenant:
+    def authenticate(self, context: CallContext) -> Tenant:
         """Return the tenant of a request's key. It is looked up once per request.
 
         Raises: Unauthenticated; AuthThrottled if the address has sent too many wrong keys.
@@ -40,7 +40,7 @@ class Authenticator:
             context.tenant = self._find_tenant(context)
         return context.tenant
 
-    def _find_tenant(self, context: RequestContext) -> Tenant:
+    def _find_tenant(self, context: CallContext) -> Tenant:
         key = api_key_of(context)
         try:
             return self._keyring.identify(key)
@@ -61,7 +61,7 @@ class Authenticator:
         """Take back failures with keys that have become known, such as one that was just created."""
         self._guesses.forgive(self._keyring.knows)
 
-    def address_of(self, context: RequestContext) -> str:
+    def address_of(self, context: CallContext) -> str:
         """Return the client's address: behind trusted proxies, never behind one that is not trusted."""
         address = context.address
         if not self._trusted:
@@ -80,7 +80,7 @@ class Authenticator:
         return any(parsed in network for network in self._trusted)
 
 
-def api_key_of(context: RequestContext) -> str | None:
+def api_key_of(context: CallContext) -> str | None:
     """Return the API key of a request, None if it carries none.
 
     It is a bearer token, or the password of HTTP Basic, for clients that only take a URL. A bare token is

@@ -23,15 +23,13 @@ from gateway.api.server.error_bodies import Dialect, document_errors
 from gateway.api.server.paths import BELOW_MODEL, NAME, route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
+from gateway.api.wire.least_costs import LEAST, LEAST_WITHOUT_TOKENS
 from gateway.errors import InvalidInput, MalformedBody
 from gateway.quotas.limits import Cost
 
 MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
 Body: TypeAlias = bytes | bytearray
-# The least that a request can cost.
-LEAST = Cost(requests=1, tokens=1, inputs=1)
-# Tokenizing is free of tokens.
-LEAST_BY_PATH = dict.fromkeys(("/tokenize", "/decode", "/detokenize"), Cost(requests=1, tokens=0, inputs=1))
+LEAST_BY_PATH = dict.fromkeys(("/tokenize", "/decode", "/detokenize"), LEAST_WITHOUT_TOKENS)
 
 # Called with the decoded body, the context, the `InferenceApi` and the model's name in the path, if any.
 Handler: TypeAlias = Callable[[Any, RequestContext, Any, str | None], Awaitable[HttpReply]]

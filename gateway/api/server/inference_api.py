@@ -9,6 +9,7 @@ import msgspec
 
 from backends.contract import Capabilities, Operation, Reply
 from gateway.api.server.authentication import Authenticator
+from gateway.api.server.call_context import CallContext
 from gateway.api.server.error_translation import as_gateway_error
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
@@ -26,6 +27,7 @@ from gateway.errors import (
 from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.limits import Cost
 from gateway.serve import Caller, Gateway, Served
+from gateway.tenants.keyring import Tenant
 
 # Refused without any work on the content.
 UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
@@ -44,12 +46,19 @@ class InferenceApi:
 
         least: the least that a request at this path costs. Raises: GatewayError.
         """
-        tenant = self.authenticator.authenticate(context)
-        self.gateway.refuse_if_spent(tenant, least)
-        context.io.tenant = tenant.name
+        context.io.tenant = self.admit(context, least).name
         context.io.check_length(context.header(b"content-length"))
 
-    async def charge_failure(self, context: RequestContext, error: Exception, least: Cost) -> Exception:
+    def admit(self, context: CallContext, least: Cost) -> Tenant:
+        """Return the tenant of a request's key, unless one of its limits is known to be spent.
+
+        least: the least that the request costs. Raises: GatewayError.
+        """
+        tenant = self.authenticator.authenticate(context)
+        self.gateway.refuse_if_spent(tenant, least)
+        return tenant
+
+    async def charge_failure(self, context: CallContext, error: Exception, least: Cost) -> Exception:
         """Charge one request if its own content made it fail before a reserve; return the error to report.
 
         least: the least that a request at this path costs.
@@ -77,7 +86,7 @@ class InferenceApi:
             with suppress(QuotaExceeded, QuotaUnavailable):
                 await self.gateway.charge_unfinished(context.tenant, least, is_callers_fault=True)
 
-    async def serve(self, context: RequestContext, call: Call) -> Served:
+    async def serve(self, context: CallContext, call: Call) -> Served:
         """Run a decoded call through the gateway's stages. Raises: GatewayError."""
         context.timeline.lap("parse")
         context.inputs = len(inputs_of(call.work))
@@ -89,7 +98,7 @@ class InferenceApi:
         return served
 
     async def decode_ids(
-        self, context: RequestContext, model: str | None, operation: Operation, ids: Sequence[list[int]]
+        self, context: CallContext, model: str | None, operation: Operation, ids: Sequence[list[int]]
     ) -> list[str]:
         """Decode token ids with the vocabulary in the model's config.
 

@@ -7,8 +7,8 @@ import msgspec
 
 from backends.contract import Embed, Encode, Operation, Output, Reply, Rerank, RerankReply, TermWeights
 from gateway.api.server.body import ModelName
+from gateway.api.server.call_context import CallContext
 from gateway.api.server.encoding import json_bytes
-from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.inputs import (
     Dimensions,
     InputField,
@@ -94,9 +94,7 @@ class SimilarityRequest(msgspec.Struct):
     model: ModelName | None = None
 
 
-async def decode_embed(
-    data: EmbedRequest, name: str | None, context: RequestContext, api: InputReader
-) -> Call:
+async def decode_embed(data: EmbedRequest, name: str | None, context: CallContext, api: InputReader) -> Call:
     """Decode a body of /embed. name: the model in the path.
 
     Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
@@ -112,7 +110,7 @@ async def decode_embed(
 
 
 async def decode_sparse(
-    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InputReader
+    data: TeiEncodeRequest, name: str | None, context: CallContext, api: InputReader
 ) -> Call:
     """Decode a body of /embed_sparse. name: the model in the path.
 
@@ -124,7 +122,7 @@ async def decode_sparse(
 
 
 async def decode_token_vectors(
-    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InputReader
+    data: TeiEncodeRequest, name: str | None, context: CallContext, api: InputReader
 ) -> Call:
     """Decode a body of /embed_all. name: the model in the path.
 
@@ -165,16 +163,21 @@ def decode_similarity(data: SimilarityRequest, name: str | None, api: InputReade
 
 
 def encode_rerank(reply: RerankReply, texts: list[str] | None) -> bytes:
-    """Encode the ranks by score, best first. On ties the higher index comes first, as in TEI.
+    """Encode the ranks, in the order of `rank_order`.
 
     texts: to return with their ranks, or None.
     """
-    scores = reply.scores.tolist()
-    order = sorted(range(len(scores)), key=lambda i: (-scores[i], -i))
+    order = rank_order(reply)
     ranks = [{"index": i, "score": reply.scores[i]} for i in order]
     if texts is not None:
         ranks = [rank | {"text": texts[i]} for rank, i in zip(ranks, order, strict=True)]
     return json_bytes(ranks)
+
+
+def rank_order(reply: RerankReply) -> list[int]:
+    """Return the indices of the texts, best first. On ties the higher index comes first, as in TEI."""
+    scores = reply.scores.tolist()
+    return sorted(range(len(scores)), key=lambda i: (-scores[i], -i))
 
 
 def term_items(terms: TermWeights) -> list[dict[str, object]]:
@@ -183,7 +186,7 @@ def term_items(terms: TermWeights) -> list[dict[str, object]]:
     return [{"index": index, "value": value} for index, value in pairs]
 
 
-def compute_headers(context: RequestContext, reply: Reply, call: Call) -> dict[str, str]:
+def compute_headers(context: CallContext, reply: Reply, call: Call) -> dict[str, str]:
     """Return TEI's x-compute-* and x-*-time headers, in whole milliseconds as TEI's are."""
     timeline = context.timeline
     total = str(round(timeline.total_s() * 1000))

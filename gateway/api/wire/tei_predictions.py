@@ -94,11 +94,12 @@ def _only_scores(model: str | None, api: InputReader) -> bool:
 
 def encode_predictions(reply: Reply, *, batch: bool) -> bytes:
     """Encode the labels of each input, best first; without a batch, those of the only input."""
-    predictions = _predictions(reply)
+    predictions = predictions_of(reply)
     return json_bytes(predictions if batch else predictions[0])
 
 
-def _predictions(reply: Reply) -> list[list[dict[str, Any]]]:
+def predictions_of(reply: Reply) -> list[list[dict[str, Any]]]:
+    """Return the labels of each input with their scores, best first."""
     if isinstance(reply, RerankReply):
         return [[{"score": score, "label": NAMELESS_LABEL}] for score in reply.scores]
     assert isinstance(reply, ClassifyReply)
