@@ -43,7 +43,7 @@ from gateway.api.server.application import litestar_application
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.call_io import ASGIApp
 from gateway.api.server.cors import CorsPolicy
-from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.inference_api import InferenceApi, reply_headers
 from gateway.api.server.middleware import Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.config.boot import AppBoot
@@ -73,7 +73,8 @@ from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.store import FingerprintStore
 
 if TYPE_CHECKING:
-    # OpenTelemetry is loaded only where calls are traced.
+    # Loaded only where gRPC is served, and OpenTelemetry only where calls are traced.
+    from gateway.api.grpc.server import GrpcServer
     from gateway.telemetry.tracing import CallTraces
 
 # Serves a new configuration, whose engines are given by upstream, with the names of its added models. The
@@ -138,7 +139,8 @@ class Collaborators(msgspec.Struct, frozen=True):
 class Application(msgspec.Struct, frozen=True):
     """The ASGI application, with the parts that its process needs to run, reload and stop it.
 
-    observe: takes events that only the process learns of.
+    observe: takes events that only the process learns of. create_grpc: returns the gRPC server, which is not
+    started; None without `grpc.listen`.
     """
 
     asgi: Middleware
@@ -147,6 +149,7 @@ class Application(msgspec.Struct, frozen=True):
     gateway: Gateway
     follow: Follow
     observe: Observe
+    create_grpc: "Callable[[], GrpcServer] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +255,25 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         gateway,
         WorkerReload(registry, api, operators, metrics, recent, in_flight).follow,
         observe,
+        None if config.grpc is None else partial(_create_grpc, config, parts, api),
     )
+
+
+def _create_grpc(config: Config, parts: ServerParts, api: InferenceApi) -> "GrpcServer":
+    """Return the gRPC server, which shares everything with HTTP's."""
+    from gateway.api.grpc.rpc import RpcParts
+    from gateway.api.grpc.server import GrpcServer
+
+    shared = RpcParts(
+        api,
+        parts.in_flight,
+        parts.observe,
+        parts.body_bytes_max,
+        reply_headers,
+        tei.describe_model,
+        parts.traces,
+    )
+    return GrpcServer(shared, config.limits, config.tls)
 
 
 @cache

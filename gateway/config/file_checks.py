@@ -1,7 +1,7 @@
 """Checks of local resources that the configuration refers to: folders, PEM files, optional packages."""
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from gateway.config.problems import Problem
 from gateway.config.schema import Config, UpstreamSettings, UpstreamTls
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
+GRPC_PACKAGES = ("grpc", "grpc_health", "grpc_reflection")
 
 
 def file_problems(config: Config) -> Iterator[Problem]:
@@ -23,6 +24,7 @@ def file_problems(config: Config) -> Iterator[Problem]:
     for name, upstream in config.upstreams.items():
         yield from upstream_tls_problems(upstream.tls, f"upstreams.{name}.tls")
     yield from missing_exporter(config)
+    yield from missing_grpc(config)
 
 
 def missing_folder(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
@@ -50,6 +52,12 @@ def missing_exporter(config: Config, exporter: str = EXPORTER) -> Iterator[Probl
         found = None
     if found is None:
         yield Problem("tracing", "needs the extra `otlp`: .venv/bin/pip install -r requirements/otlp.txt")
+
+
+def missing_grpc(config: Config, packages: Sequence[str] = GRPC_PACKAGES) -> Iterator[Problem]:
+    """Yield a problem if gRPC is configured and its optional packages are not installed."""
+    if config.grpc is not None and not all(find_spec(package) for package in packages):
+        yield Problem("grpc", "needs the extra `grpc`: .venv/bin/pip install -r requirements/runtime.txt")
 
 
 def _pem_problems(certificate: str | None, key: str | None, ca: str | None, path: str) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ def listener_problems(config: Config) -> Iterator[Problem]:
     except ValueError as error:
         yield Problem("listen", f"{config.listen!r}: {error}")
     yield from _admin_problems(config)
+    yield from _grpc_problems(config)
     if config.tracing and not ENDPOINT.fullmatch(config.tracing.endpoint):
         yield Problem("tracing.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/traces")
     for index, network in enumerate(config.trusted_proxies):
@@ -39,6 +40,21 @@ def _admin_problems(config: Config) -> Iterator[Problem]:
         return
     if port and str(port) == config.listen.rpartition(":")[2].lstrip("0"):
         yield Problem("admin.listen", "needs a port of its own, other than that of `listen`")
+
+
+def _grpc_problems(config: Config) -> Iterator[Problem]:
+    if config.grpc is None:
+        return
+    try:
+        _, port = host_and_port(config.grpc.listen)
+    except ValueError as error:
+        yield Problem("grpc.listen", f"{config.grpc.listen!r}: {error}")
+        return
+    others = (listen for listen in (config.listen, config.admin.listen) if listen is not None)
+    if port and any(str(port) == listen.rpartition(":")[2].lstrip("0") for listen in others):
+        yield Problem(
+            "grpc.listen", "needs a port of its own, other than those of `listen` and `admin.listen`"
+        )
 
 
 def _is_network(text: str) -> bool:

@@ -115,6 +115,12 @@ class Cors(Section, frozen=True):
     max_age_s: PositiveInt = 600
 
 
+class GrpcSettings(Section, frozen=True):
+    """Listener of TEI's gRPC services, with the certificates of `tls`."""
+
+    listen: str
+
+
 class AdminSettings(Section, frozen=True):
     """The operators' listener and their keys, which belong to no tenant.
 
@@ -344,6 +350,7 @@ class Config(Section, frozen=True, kw_only=True):
     state_dir: str | None = None
     tls: ListenerTls | None = None
     cors: Cors | None = None
+    grpc: GrpcSettings | None = None
     admin: AdminSettings = AdminSettings()
     reload: ReloadSettings = ReloadSettings()
     logs: Logs = Logs()

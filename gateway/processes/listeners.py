@@ -39,6 +39,12 @@ def join_port(reserved: socket.socket) -> socket.socket:
     return _bind(reserved.family, reserved.getsockname(), shared=True)
 
 
+def address_of(bound: socket.socket) -> str:
+    """Return the host:port of a socket, with an IPv6 address in brackets."""
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _resolve(listen: str) -> tuple[socket.AddressFamily, tuple[object, ...]]:
     host, port = host_and_port(listen)
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

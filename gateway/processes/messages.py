@@ -19,7 +19,8 @@ from gateway.events import ProcessRestarted
 class WorkerBoot(msgspec.Struct, frozen=True):
     """Settings that a worker process starts with.
 
-    listen_fd, admin_fd: sockets that the parent has bound. status_fd: pipe to the parent. metrics_folder:
+    listen_fd, admin_fd: sockets that the parent has bound. grpc_address: host:port that it has reserved for
+    gRPC. status_fd: pipe to the parent. metrics_folder:
     folder of the counters that several workers share. restarts: restart counts at this worker's start.
     """
 
@@ -27,6 +28,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     listen_fd: int
     status_fd: int
     admin_fd: int | None = None
+    grpc_address: str | None = None
     metrics_folder: str | None = None
     restarts: tuple[ProcessRestarted, ...] = ()
 

@@ -103,11 +103,14 @@ class Supervisor:
         open_socket = reserve_port if has_several_workers else open_listener
         listener = resources.enter_context(_bind(open_socket, config.listen, "listen"))
         admin = config.admin.listen and _bind(open_listener, config.admin.listen, "admin.listen")
+        # grpc opens its listeners itself: one in each worker, on the reserved port.
+        grpc = config.grpc and _bind(reserve_port, config.grpc.listen, "grpc.listen")
         shared = SharedResources(
             listener,
             resources.enter_context(admin) if admin else None,
             _private_folder(resources, "gateway-metrics-") if has_several_workers else None,
             environment,
+            resources.enter_context(grpc) if grpc else None,
         )
         restarts = Restarts(self._broadcast_restart)
         address = _url_of(listener, config)

@@ -13,8 +13,8 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from threading import Thread
 from types import FrameType
 from typing import Any
@@ -108,7 +108,7 @@ async def _serve(boot: WorkerBoot, parent_lines: Iterator[bytes]) -> None:
     for task in reporting:
         task.add_done_callback(log_failure)
     try:
-        async with application.lifespan():
+        async with application.lifespan(), _grpc_listener(application, boot.grpc_address):
             await server.serve(sockets=_sockets(boot))
             # uvicorn has restored its handlers. A signal must not interrupt the last writes to Redis.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -116,6 +116,21 @@ async def _serve(boot: WorkerBoot, parent_lines: Iterator[bytes]) -> None:
         access_lines.flush()
         for task in reporting:
             task.cancel()
+
+
+@asynccontextmanager
+async def _grpc_listener(application: Application, address: str | None) -> AsyncIterator[None]:
+    """Serve gRPC at host:port, if the configuration has an address for it. Raises: OSError."""
+    if application.create_grpc is None or address is None:
+        yield
+        return
+    server = application.create_grpc()
+    await server.start(address)
+    logger.info("gRPC listens on %s", address)
+    try:
+        yield
+    finally:
+        await server.stop()
 
 
 def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Application:

@@ -13,6 +13,7 @@ from gateway.config.boot import AppBoot
 from gateway.events import EndReason, ProcessRestarted
 from gateway.processes import messages
 from gateway.processes.child import Child, ChildSpec
+from gateway.processes.listeners import address_of
 from gateway.processes.liveness import (
     WORKER_CHECK_EVERY_S,
     WORKER_START_MISSES,
@@ -28,13 +29,15 @@ class SharedResources(msgspec.Struct, frozen=True):
     """Resources that all workers use.
 
     admin: the operators' listener, if it is a separate one. metrics_folder: folder of the counters that
-    several workers share; None for a single worker. environment: variables of every worker.
+    several workers share; None for a single worker. environment: variables of every worker. grpc: reserves
+    the port of `grpc.listen`.
     """
 
     listener: socket.socket
     admin: socket.socket | None
     metrics_folder: str | None
     environment: Mapping[str, str]
+    grpc: socket.socket | None = None
 
 
 class WorkerCallbacks(msgspec.Struct, frozen=True):
@@ -138,6 +141,7 @@ class WorkerPool:
             listener.fileno(),
             status_fd,
             admin.fileno() if admin else None,
+            address_of(self._resources.grpc) if self._resources.grpc else None,
             self._resources.metrics_folder,
             self._restarts.latest,
         )

@@ -1,16 +1,19 @@
 """TLS with callers, with and without certificates of their own, and with replicas."""
 
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 import uvicorn
 from cryptography.hazmat.primitives import serialization
 
+from backends.tei_protos.tei_pb2 import EmbedRequest
 from gateway.app import Collaborators, build
 from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
@@ -26,6 +29,7 @@ from tests.processes.tls_files import Authority
 
 LISTENER = """
 listen: 127.0.0.1:0
+grpc: {{listen: "127.0.0.1:0"}}
 tls: {tls}
 upstreams: {{one: {{backend: tei, replicas: ["http://127.0.0.1:1"]}}}}
 models: {{bge: {{upstream: one}}}}
@@ -98,6 +102,34 @@ def test_listener_without_client_ca_needs_no_caller_certificate(
             models(gateway.url, strangers.client())
     finally:
         gateway.stop()
+
+
+def grpc_address(gateway: Served) -> str:
+    """Return the address that the worker has logged."""
+    (line,) = [line for line in gateway.log if "gRPC listens on" in line]
+    found = re.search(r"127.0.0.1:\d+", line)
+    assert found is not None
+    return found[0]
+
+
+def grpc_answers(address: str, credentials: grpc.ChannelCredentials) -> bool:
+    """Return whether an RPC reaches the gateway, which refuses its model."""
+    metadata = (("authorization", f"Bearer {SERVED_KEY}"), ("model", "nothing"))
+    with grpc.secure_channel(address, credentials) as channel:
+        content = EmbedRequest(inputs="a").SerializeToString()
+        with pytest.raises(grpc.RpcError) as raised:
+            channel.unary_unary("/tei.v1.Embed/Embed")(content, metadata=metadata, timeout=20)
+    return raised.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.slow
+def test_grpc_has_the_same_certificates(served_by_tls: Served, ours: Authority, strangers: Authority) -> None:
+    address, ca = grpc_address(served_by_tls), ours.ca.read_bytes()
+    for authority, trusted in ((ours, True), (strangers, False)):
+        certificate, key = authority.sign("grpc-caller")
+        shown = grpc.ssl_channel_credentials(ca, key.read_bytes(), certificate.read_bytes())
+        assert grpc_answers(address, shown) is trusted
+    assert not grpc_answers(address, grpc.ssl_channel_credentials(ca))
 
 
 @asynccontextmanager

@@ -1,0 +1,1 @@
+"""The gateway over gRPC: TEI's services, health and reflection."""

@@ -1,0 +1,104 @@
+"""Answers to TEI's RPCs that have one reply: Info, one message, RerankStream."""
+
+from typing import Any
+
+from backends.tei_protos import tei_pb2 as pb
+from gateway.api.grpc.messages import parse
+from gateway.api.grpc.rpc import Rpc
+from gateway.api.grpc.tei import (
+    OTHER_FIELDS_MAX,
+    RERANK,
+    Operation,
+    encode_info,
+    encode_metadata,
+    join_rerank,
+)
+from gateway.api.server.call_context import CallContext
+from gateway.api.wire.least_costs import LEAST
+from gateway.api.wire.tei_bodies import compute_headers
+from gateway.calls import Call
+from gateway.errors import BodyTooLarge, InvalidInput
+
+
+async def answer_info(rpc: Rpc) -> None:
+    """Describe a model."""
+    api = rpc.parts.api
+    tenant = api.authenticator.authenticate(rpc.context)
+    parse(pb.InfoRequest, await rpc.read_only(), OTHER_FIELDS_MAX)
+    message = encode_info(rpc.parts.describe_model(api, tenant, rpc.context.model))
+    await rpc.begin({})
+    await rpc.write(message)
+
+
+async def answer_unary(rpc: Rpc, operation: Operation) -> None:
+    """Answer one message. The key and the known limits are checked before it is read."""
+    context, api = rpc.context, rpc.parts.api
+    try:
+        api.admit(context, operation.least)
+        with rpc.hold(await rpc.read_only()) as message:
+            request = parse_request(rpc, operation, message.content)
+        await _reply(rpc, operation, request)
+    except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
+        raise await api.charge_failure(context, error, operation.least) from None
+
+
+async def answer_rerank_stream(rpc: Rpc) -> None:
+    """Collect the texts of a stream, and answer once."""
+    context, api = rpc.context, rpc.parts.api
+    try:
+        api.admit(context, LEAST)
+        request = join_rerank(await _collect(rpc))
+        await _reply(rpc, RERANK, request)
+    except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
+        raise await api.charge_failure(context, error, LEAST) from None
+
+
+async def _collect(rpc: Rpc) -> list[pb.RerankStreamRequest]:
+    """Return all messages. Raises: BodyTooLarge, InvalidInput, and the errors of `Rpc.read` and `parse`."""
+    requests: list[pb.RerankStreamRequest] = []
+    size, inputs_max = 0, rpc.parts.api.inputs_max
+    while (message := await rpc.read()) is not None:
+        size += len(message)
+        if size > rpc.parts.body_bytes_max:
+            raise BodyTooLarge(f"the messages are larger than {rpc.parts.body_bytes_max} bytes together")
+        if len(requests) == inputs_max:
+            raise InvalidInput(f"more than {inputs_max} texts; this gateway takes no more in a call")
+        requests.append(parse(pb.RerankStreamRequest, message, OTHER_FIELDS_MAX))
+    return requests
+
+
+async def _reply(rpc: Rpc, operation: Operation, request: Any) -> None:
+    context = rpc.context
+    call, served = await serve(rpc, operation, request, context)
+    message = encode(operation, request, call, served, context)
+    context.timeline.lap("encode")
+    headers = rpc.parts.reply_headers(served)
+    if operation.is_timed:
+        headers |= compute_headers(context, served.reply, call)
+    headers["server-timing"] = context.timeline.server_timing()
+    await rpc.begin(headers)
+    await rpc.write(message)
+
+
+def parse_request(rpc: Rpc, operation: Operation, message: bytes) -> Any:
+    """Return a decoded request. Raises: InvalidInput, MalformedBody."""
+    fields_max = (operation.fields_max or rpc.parts.api.inputs_max) + OTHER_FIELDS_MAX
+    return parse(operation.request, message, fields_max)
+
+
+async def serve(rpc: Rpc, operation: Operation, request: Any, context: CallContext) -> tuple[Call, Any]:
+    """Run one request through the gateway's stages; return its call, and the `Served`.
+
+    context: of its message. Raises: GatewayError.
+    """
+    api = rpc.parts.api
+    call = await operation.decode(request, rpc.context.model, context, api)
+    return call, await api.serve(context, call)
+
+
+def encode(operation: Operation, request: Any, call: Call, served: Any, context: CallContext) -> bytes:
+    """Return the reply to one message."""
+    message = operation.encode(request, served.reply)
+    if operation.is_timed:
+        message += encode_metadata(context.timeline, served.reply, call)
+    return message

@@ -1,0 +1,55 @@
+"""Services that need no key: health and reflection.
+
+Source: grpc.health.v1, and grpc.reflection.v1alpha, whose messages v1 repeats under another name.
+"""
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+
+from backends.tei_protos import tei_pb2
+from gateway.api.grpc.rpc import Rpc
+from gateway.errors import GatewayError, MalformedBody, NotFound
+
+TEI_SERVICES = tuple(service.full_name for service in tei_pb2.DESCRIPTOR.services_by_name.values())
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+HEALTH = f"/{HEALTH_SERVICE}/Check"
+REFLECTION = (
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    f"/{reflection.SERVICE_NAME}/ServerReflectionInfo",
+)
+_REFLECTION = reflection.ReflectionServicer((*TEI_SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME))
+
+
+async def answer_health(rpc: Rpc) -> None:
+    """Report whether the model, or the one of root paths, has a usable replica."""
+    content = await rpc.read_only()
+    try:
+        request = health_pb2.HealthCheckRequest.FromString(content)
+    except DecodeError:
+        raise MalformedBody("the message is no valid protobuf HealthCheckRequest") from None
+    if request.service not in ("", HEALTH_SERVICE, *TEI_SERVICES):
+        raise NotFound("service not registered")
+    await rpc.begin({})
+    await rpc.write(health_pb2.HealthCheckResponse(status=_health_of(rpc)).SerializeToString())
+
+
+def _health_of(rpc: Rpc) -> health_pb2.HealthCheckResponse.ServingStatus:
+    try:
+        rpc.parts.api.check_health(rpc.context.model)
+    except GatewayError:
+        return health_pb2.HealthCheckResponse.NOT_SERVING
+    draining = rpc.parts.in_flight.draining
+    return health_pb2.HealthCheckResponse.NOT_SERVING if draining else health_pb2.HealthCheckResponse.SERVING
+
+
+async def answer_reflection(rpc: Rpc) -> None:
+    """Answer each question about the services and their messages."""
+    await rpc.begin({})
+    while (content := await rpc.read()) is not None:
+        try:
+            request = reflection_pb2.ServerReflectionRequest.FromString(content)
+        except DecodeError:
+            raise MalformedBody("the message is no valid protobuf ServerReflectionRequest") from None
+        for reply in _REFLECTION.ServerReflectionInfo(iter((request,)), None):
+            await rpc.write(reply.SerializeToString())

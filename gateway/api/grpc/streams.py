@@ -1,0 +1,112 @@
+"""Streams of messages, each with a reply: many are in flight, and the replies keep the messages' order."""
+
+import asyncio
+import copy
+from collections import deque
+from contextlib import suppress
+
+from gateway.api.grpc.answers import encode, parse_request, serve
+from gateway.api.grpc.rpc import Rpc, RpcContext
+from gateway.api.grpc.tei import Operation
+from gateway.tenants.keyring import Tenant
+from gateway.timeline import Timeline
+
+
+async def answer_stream(rpc: Rpc, operation: Operation) -> None:
+    """Answer each message; each is charged as one request. The first that fails ends the stream."""
+    context, api = rpc.context, rpc.parts.api
+    try:
+        tenant = api.admit(context, operation.least)
+        await rpc.begin({})
+    except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
+        raise await api.charge_failure(context, error, operation.least) from None
+    await MessageStream(rpc, operation, parallel_of(tenant, operation)).run()
+
+
+def parallel_of(tenant: Tenant, operation: Operation) -> int:
+    """Return the most messages of a stream in flight, which `requests_in_flight` of the key may lower."""
+    amounts = [limit.amount for limit in tenant.limits if limit.period == "in_flight"]
+    return max(1, min(operation.parallel, *amounts)) if amounts else operation.parallel
+
+
+class MessageStream:
+    """Messages of one stream in flight. parallel: most of them. Their bytes are bounded as one body is.
+
+    Rule: the reader waits for room, so that the flow control of the connection slows down a client that sends
+    faster than the model computes.
+    """
+
+    def __init__(self, rpc: Rpc, operation: Operation, parallel: int) -> None:
+        self._rpc = rpc
+        self._operation = operation
+        self._parallel = parallel
+        self._bytes = 0
+        self._tasks: deque[asyncio.Task[bytes]] = deque()
+        # Set when a task was added or removed, or the reader has ended.
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Read and answer until the client has sent its last message. Raises: the first failure."""
+        reading = asyncio.create_task(self._read())
+        reading.add_done_callback(lambda _: self._changed.set())
+        try:
+            while self._tasks or not reading.done():
+                if self._tasks:
+                    await self._rpc.write(await self._tasks[0])
+                    self._tasks.popleft()
+                    self._changed.set()
+                else:
+                    await self._wait()
+            await reading
+        finally:
+            await _cancel(reading, *self._tasks)
+
+    async def _read(self) -> None:
+        while (message := await self._rpc.read()) is not None:
+            self._bytes += len(message)
+            self._tasks.append(asyncio.create_task(self._answer(message)))
+            self._changed.set()
+            while len(self._tasks) >= self._parallel or self._bytes > self._rpc.parts.body_bytes_max:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _answer(self, content: bytes) -> bytes:
+        """Return the reply to one message. Raises: GatewayError."""
+        context, operation, api = message_context(self._rpc.context), self._operation, self._rpc.parts.api
+        try:
+            with self._rpc.hold(content):
+                request = parse_request(self._rpc, operation, content)
+            call, served = await serve(self._rpc, operation, request, context)
+            self._count(context)
+            return encode(operation, request, call, served, context)
+        except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
+            raise await api.charge_failure(context, error, operation.least) from None
+        finally:
+            self._bytes -= len(content)
+            self._changed.set()
+
+    def _count(self, message: RpcContext) -> None:
+        stream = self._rpc.context
+        stream.inputs += message.inputs
+        stream.tokens += message.tokens
+        stream.timeline.model = message.timeline.model
+        stream.timeline.operation = message.timeline.operation
+
+
+def message_context(stream: RpcContext) -> RpcContext:
+    """Return the context of one message: the stream's, with times and counts of its own."""
+    context = copy.copy(stream)
+    context.timeline = Timeline()
+    context.inputs = context.tokens = 0
+    return context
+
+
+async def _cancel(*tasks: "asyncio.Task[object]") -> None:
+    """Cancel tasks and wait for their end. Errors of messages after the first failure are dropped."""
+    for task in tasks:
+        task.cancel()
+    with suppress(asyncio.CancelledError):
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,288 @@
+"""TEI's messages: decoders to the neutral call, through TEI's JSON bodies, and encoders of the replies.
+
+A message has one text; truncate is false unless it is sent, and normalize is true.
+Source: huggingface/text-embeddings-inference 1.9.3, proto/tei.proto and router/src/grpc/server.rs.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from google.protobuf.message import Message
+
+from backends.contract import Detokenize, Reply
+from backends.tei_protos import tei_pb2 as pb
+from backends.texts import DETOKENIZE_IDS_MAX
+from gateway.api.grpc.messages import field, vector_field
+from gateway.api.server.call_context import CallContext
+from gateway.api.wire.inputs import InputReader
+from gateway.api.wire.least_costs import LEAST
+from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS as FREE
+from gateway.api.wire.tei_bodies import (
+    EmbedRequest,
+    TeiEncodeRequest,
+    TeiRerankRequest,
+    decode_embed,
+    decode_rerank,
+    decode_sparse,
+    decode_token_vectors,
+    rank_order,
+)
+from gateway.api.wire.tei_predictions import PredictRequest, decode_predict, predictions_of
+from gateway.api.wire.tei_truncation import Direction
+from gateway.api.wire.tokenize_bodies import TokenizeRequest, decode_ids, decode_tokenize
+from gateway.calls import Call, characters_of
+from gateway.errors import InvalidInput
+from gateway.quotas.limits import Cost
+from gateway.timeline import Timeline
+
+# Longest vector, as in the JSON dialect.
+DIMENSIONS_MAX = 65536
+UINT32_MAX = 2**32 - 1
+# Fields of a message besides its texts: a client may send fields several times, or those of later versions.
+OTHER_FIELDS_MAX = 1024
+
+Decode: TypeAlias = Callable[[Any, str | None, CallContext, InputReader], Awaitable[Call]]
+# Called with the request and the reply; returns the reply without its metadata.
+Encode: TypeAlias = Callable[[Any, Reply], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One of TEI's operations, unary or in a stream.
+
+    is_timed: the reply carries TEI's metadata. parallel: most messages of one stream in flight, which bounds
+    the memory of their replies. least: the least that a message costs.
+    """
+
+    request: type[Message]
+    decode: Decode
+    encode: Encode
+    is_timed: bool = True
+    parallel: int = 1024
+    least: Cost = LEAST
+    fields_max: int | None = None
+
+
+async def _decode_embed(request: Any, model: str | None, context: CallContext, api: InputReader) -> Call:
+    body = EmbedRequest(
+        request.inputs,
+        request.truncate,
+        _direction(request),
+        _prompt_name(request),
+        normalize=request.normalize if request.HasField("normalize") else True,
+        dimensions=_dimensions(request),
+    )
+    return await decode_embed(body, model, context, api)
+
+
+async def _decode_sparse(request: Any, model: str | None, context: CallContext, api: InputReader) -> Call:
+    return await decode_sparse(_encode_body(request), model, context, api)
+
+
+async def _decode_all(request: Any, model: str | None, context: CallContext, api: InputReader) -> Call:
+    return await decode_token_vectors(_encode_body(request), model, context, api)
+
+
+def _encode_body(request: Any) -> TeiEncodeRequest:
+    return TeiEncodeRequest(request.inputs, request.truncate, _direction(request), _prompt_name(request))
+
+
+async def _decode_predict(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
+    return decode_predict(_predict_body(request, request.inputs), model, api)
+
+
+async def _decode_pair(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
+    if not 1 <= len(request.inputs) <= 2:
+        raise InvalidInput(
+            f"`inputs` must have a single or two elements. Given: {len(request.inputs)}", param="inputs"
+        )
+    return decode_predict(_predict_body(request, list(request.inputs)), model, api)
+
+
+def _predict_body(request: Any, inputs: Any) -> PredictRequest:
+    return PredictRequest(inputs, request.truncate, _direction(request), request.raw_scores)
+
+
+async def _decode_rerank(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
+    body = TeiRerankRequest(
+        request.query, list(request.texts), request.truncate, _direction(request), request.raw_scores
+    )
+    return decode_rerank(body, model, api)
+
+
+async def _decode_tokenize(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
+    body = TokenizeRequest(
+        request.inputs, add_special_tokens=request.add_special_tokens, prompt_name=_prompt_name(request)
+    )
+    return decode_tokenize(body, model, api)
+
+
+async def _decode_ids(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
+    ids = decode_ids(list(request.ids), "ids", api)
+    return Call(Detokenize(ids, skip_special_tokens=request.skip_special_tokens), model)
+
+
+def _direction(request: Any) -> Direction:
+    """Return the end to cut. Enums of proto3 take any number. Raises: InvalidInput."""
+    if request.truncation_direction == pb.TRUNCATION_DIRECTION_RIGHT:
+        return "right"
+    if request.truncation_direction == pb.TRUNCATION_DIRECTION_LEFT:
+        return "left"
+    raise InvalidInput(
+        f"`truncation_direction` is 0 for right or 1 for left, not {request.truncation_direction}",
+        param="truncation_direction",
+    )
+
+
+def _prompt_name(request: Any) -> str | None:
+    return request.prompt_name if request.HasField("prompt_name") else None
+
+
+def _dimensions(request: Any) -> int | None:
+    if not request.HasField("dimensions"):
+        return None
+    dimensions: int = request.dimensions
+    if not 1 <= dimensions <= DIMENSIONS_MAX:
+        raise InvalidInput(f"`dimensions` is from 1 to {DIMENSIONS_MAX}", param="dimensions")
+    return dimensions
+
+
+def _embedded(_: Any, reply: Any) -> bytes:
+    return vector_field(1, reply.vectors[0])
+
+
+def _weighted(_: Any, reply: Any) -> bytes:
+    (terms,) = reply.sparse
+    pairs = zip(terms.indices.tolist(), terms.values.tolist(), strict=True)
+    values = [pb.SparseValue(index=index, value=value) for index, value in pairs]
+    return pb.EmbedSparseResponse(sparse_embeddings=values).SerializeToString()
+
+
+def _embedded_tokens(_: Any, reply: Any) -> bytes:
+    (vectors,) = reply.token_vectors
+    return b"".join([field(1, vector_field(1, vector)) for vector in vectors])
+
+
+def _predicted(_: Any, reply: Reply) -> bytes:
+    (labels,) = predictions_of(reply)
+    predictions = [pb.Prediction(score=float(item["score"]), label=item["label"]) for item in labels]
+    return pb.PredictResponse(predictions=predictions).SerializeToString()
+
+
+def _ranked(request: Any, reply: Any) -> bytes:
+    ranks = [
+        pb.Rank(
+            index=index,
+            text=request.texts[index] if request.return_text else None,
+            score=float(reply.scores[index]),
+        )
+        for index in rank_order(reply)
+    ]
+    return pb.RerankResponse(ranks=ranks).SerializeToString()
+
+
+def _tokenized(_: Any, reply: Any) -> bytes:
+    (tokens,) = reply.inputs
+    items = [
+        pb.SimpleToken(
+            id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop
+        )
+        for token in tokens
+    ]
+    return pb.EncodeResponse(tokens=items).SerializeToString()
+
+
+def _detokenized(_: Any, reply: Any) -> bytes:
+    (text,) = reply.texts
+    return pb.DecodeResponse(text=text).SerializeToString()
+
+
+EMBED = Operation(pb.EmbedRequest, _decode_embed, _embedded)
+EMBED_SPARSE = Operation(pb.EmbedSparseRequest, _decode_sparse, _weighted, parallel=256)
+EMBED_ALL = Operation(pb.EmbedAllRequest, _decode_all, _embedded_tokens, parallel=32)
+PREDICT = Operation(pb.PredictRequest, _decode_predict, _predicted)
+PREDICT_PAIR = Operation(pb.PredictPairRequest, _decode_pair, _predicted)
+RERANK = Operation(pb.RerankRequest, _decode_rerank, _ranked)
+TOKENIZE = Operation(pb.EncodeRequest, _decode_tokenize, _tokenized, is_timed=False, parallel=64, least=FREE)
+DECODE = Operation(
+    pb.DecodeRequest,
+    _decode_ids,
+    _detokenized,
+    is_timed=False,
+    least=FREE,
+    fields_max=DETOKENIZE_IDS_MAX,
+)
+UNARY = {
+    "/tei.v1.Embed/Embed": EMBED,
+    "/tei.v1.Embed/EmbedSparse": EMBED_SPARSE,
+    "/tei.v1.Embed/EmbedAll": EMBED_ALL,
+    "/tei.v1.Predict/Predict": PREDICT,
+    "/tei.v1.Predict/PredictPair": PREDICT_PAIR,
+    "/tei.v1.Rerank/Rerank": RERANK,
+    "/tei.v1.Tokenize/Tokenize": TOKENIZE,
+    "/tei.v1.Tokenize/Decode": DECODE,
+}
+STREAMS = {f"{path}Stream": operation for path, operation in UNARY.items() if operation is not RERANK}
+INFO = "/tei.v1.Info/Info"
+RERANK_STREAM = "/tei.v1.Rerank/RerankStream"
+
+
+def encode_metadata(timeline: Timeline, reply: Reply, call: Call) -> bytes:
+    """Return the field `metadata` of a reply: sizes of the call, and nanoseconds of its stages."""
+    laps = timeline.laps
+    metadata = pb.Metadata(
+        compute_chars=min(characters_of(call.work), UINT32_MAX),
+        compute_tokens=min(reply.tokens, UINT32_MAX),
+        total_time_ns=_nanoseconds(timeline.total_s()),
+        queue_time_ns=_nanoseconds(laps.get("queue", 0.0)),
+        inference_time_ns=_nanoseconds(laps.get("upstream", 0.0)),
+    )
+    return field(2, metadata.SerializeToString())
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(round(seconds * 1e9), 0)
+
+
+def encode_info(facts: Any) -> bytes:
+    """Return the reply to Info. facts: the dialect's `InfoResponse`, whose module has many imports."""
+    kinds = {"classifier": pb.MODEL_TYPE_CLASSIFIER, "reranker": pb.MODEL_TYPE_RERANKER}
+    (kind,) = facts.model_type
+    reply = pb.InfoResponse(
+        version=facts.version,
+        model_id=facts.model_id,
+        model_sha=facts.model_sha,
+        model_dtype=facts.model_dtype,
+        model_type=kinds.get(kind, pb.MODEL_TYPE_EMBEDDING),
+        max_concurrent_requests=facts.max_concurrent_requests,
+        max_input_length=facts.max_input_length,
+        max_batch_tokens=facts.max_batch_tokens,
+        max_client_batch_size=facts.max_client_batch_size,
+        tokenization_workers=facts.tokenization_workers,
+    )
+    return reply.SerializeToString()
+
+
+def join_rerank(messages: Sequence[pb.RerankStreamRequest]) -> pb.RerankRequest:
+    """Return one request for the texts of a RerankStream.
+
+    The first message decides about raw scores and returned texts, as in TEI. All have one query, and are cut
+    alike. Raises: InvalidInput.
+    """
+    if not messages:
+        return pb.RerankRequest()
+    first = messages[0]
+    for name in ("query", "truncate", "truncation_direction"):
+        if any(getattr(message, name) != getattr(first, name) for message in messages):
+            raise InvalidInput(
+                f"`{name}` differs between messages of one RerankStream; open a stream for each", param=name
+            )
+    return pb.RerankRequest(
+        query=first.query,
+        texts=[message.text for message in messages],
+        truncate=first.truncate,
+        raw_scores=first.raw_scores,
+        return_text=first.return_text,
+        truncation_direction=first.truncation_direction,
+    )
