@@ -108,7 +108,9 @@ def _require_config(files: CheckpointFiles) -> None:
             f"{files.checkpoint} is an adapter of {model}: put its files into a folder of that checkpoint, "
             "give the checkpoint as `model`, and set `adapter` to the name of the folder"
         )
-    inner = sorted(path.parent.name for path in files.checkpoint.glob("*/config.json"))
+    # Modules of sentence-transformers have a config.json without a network.
+    configs = sorted(files.checkpoint.glob("*/config.json"))
+    inner = [path.parent.name for path in configs if not path.parent.name[0].isdigit()]
     hint = f"; there is one in {', '.join(inner[:3])}" if inner else ""
     raise ModelUnavailable(f"{files.checkpoint} is no checkpoint: it has no config.json{hint}")
 

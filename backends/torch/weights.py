@@ -66,6 +66,7 @@ ENCODER_CLASSES: dict[str, Any] = {
     "umt5": transformers.UMT5EncoderModel,
 }
 REMEDY = "fetch its files again; if they are complete, this engine does not have the model"
+NUMBER_REMEDY = "fetch its files again; if they are those of a training of yours, the training diverged"
 
 
 def load_network(source: NetworkSource, placement: Placement) -> LoadedNetwork:
@@ -160,8 +161,9 @@ def _require_finite(source: NetworkSource, network: Any) -> None:
     for name, weight in network.named_parameters():
         # Much faster than `isfinite` of each number, and NaN is passed on.
         if weight.numel() and not all(extreme.isfinite() for extreme in torch.aminmax(weight.detach())):
-            raise _refusal(source, f"has a weight that is not a finite number: {name}")
+            fault = f"has a weight that is not a finite number: {name}"
+            raise _refusal(source, fault, NUMBER_REMEDY)
 
 
-def _refusal(source: NetworkSource, fault: str) -> ModelUnavailable:
-    return ModelUnavailable(f"{source.checkpoint} {fault}; {REMEDY}")
+def _refusal(source: NetworkSource, fault: str, remedy: str = REMEDY) -> ModelUnavailable:
+    return ModelUnavailable(f"{source.checkpoint} {fault}; {remedy}")

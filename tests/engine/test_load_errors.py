@@ -124,6 +124,8 @@ def adapter_alone(_: Path, folder: Path) -> Path:
 
 def checkpoint_inside(minilm: Path, folder: Path) -> Path:
     make_encoder(BERT(), minilm, folder / "checkpoint-500")
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text("{}")
     return folder
 
 
