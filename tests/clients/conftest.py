@@ -21,7 +21,7 @@ KEY = "clients-key"
 # Keys limited to one call per minute and one call per day.
 SLOW_KEY = "minute-limited-key"
 SPENT_KEY = "day-limited-key"
-START_S = 120.0
+START_S = 300.0
 STOP_S = 30.0
 CONFIG = """
 listen: 127.0.0.1:{port}
