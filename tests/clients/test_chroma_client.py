@@ -1,0 +1,52 @@
+"""Chroma's embedding functions for OpenAI and TEI, in collections."""
+
+from typing import Any
+
+import chromadb
+import numpy as np
+import openai
+import pytest
+from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer, OpenAIEmbeddingFunction
+
+from tests.clients.conftest import Gateway
+
+DOCUMENTS = ["a car", "an apple", "the sea", "a pear"]
+DIMENSIONS = 384
+
+
+def of_openai(gateway: Gateway, key: str | None = None, model: str | None = None) -> Any:
+    return OpenAIEmbeddingFunction(
+        api_key=key or gateway.key, model_name=model or gateway.model, api_base=f"{gateway.url}/v1"
+    )
+
+
+def of_tei(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("GATEWAY_KEY", gateway.key)
+    url = f"{gateway.url}/models/{gateway.model}/embed"
+    return HuggingFaceEmbeddingServer(url=url, api_key_env_var="GATEWAY_KEY")
+
+
+def test_both_functions_return_the_same_vectors(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.asarray(of_openai(gateway)(DOCUMENTS))
+
+    assert (4, DIMENSIONS) == vectors.shape
+    np.testing.assert_allclose(vectors, of_tei(gateway, monkeypatch)(DOCUMENTS), atol=1e-3)
+
+
+@pytest.mark.parametrize("server", ["openai", "tei"])
+def test_collections_find_the_nearest_documents(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    function = of_openai(gateway) if server == "openai" else of_tei(gateway, monkeypatch)
+    collection = chromadb.EphemeralClient().create_collection(server, embedding_function=function)
+    collection.add(ids=["car", "apple", "sea", "pear"], documents=DOCUMENTS)
+
+    found = collection.query(query_texts=["fruit to eat"], n_results=2)
+    assert [{"apple", "pear"}] == [set(ids) for ids in found["ids"]]
+
+
+def test_errors_are_openais(gateway: Gateway) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        of_openai(gateway, key="wrong")(DOCUMENTS)
+    with pytest.raises(openai.NotFoundError):
+        of_openai(gateway, model="nowhere")(DOCUMENTS)
