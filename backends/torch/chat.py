@@ -29,12 +29,14 @@ class ChatRenderer:
     """Renderer of conversations for one model.
 
     template: of its checkpoint, None without one. max_tokens: of the model; a conversation that has more
-    characters than so many tokens can have is refused before it is rendered.
+    characters than so many tokens can have, with its variables for each message, is refused before it is
+    rendered.
     """
 
     def __init__(self, template: ChatTemplate | None, max_tokens: int) -> None:
         self._template = template
         self._max_tokens = max_tokens
+        self._most = max_tokens * CHARACTERS_PER_TOKEN
 
     def render(self, conversations: Sequence[WorkInput], chat: Chat) -> list[str]:
         """Return the text of each conversation, a JSON list of messages.
@@ -51,10 +53,15 @@ class ChatRenderer:
                 "`chat_template` of a request is not run by the built-in engine, which uses the checkpoint's "
                 "own: leave it out"
             )
-        if len(conversation) > self._max_tokens * CHARACTERS_PER_TOKEN:
+        if len(conversation) > self._most:
             raise input_too_long(self._max_tokens, f"{len(conversation)} characters")
-        messages = [self._shaped(message) for message in conversation_decoder.decode(conversation)]
-        return self._text(messages, chat)
+        messages = conversation_decoder.decode(conversation)
+        if len(conversation) + len(messages) * len(chat.variables) > self._most:
+            raise InvalidWork(
+                f"a template may repeat the {len(chat.variables)} characters of `chat_template_kwargs` for each "
+                f"of {len(messages)} messages: the model's length allows {self._most} characters altogether"
+            )
+        return self._text([self._shaped(message) for message in messages], chat)
 
     def _text(self, messages: list[Message], chat: Chat) -> str:
         assert self._template is not None

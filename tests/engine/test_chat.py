@@ -202,6 +202,14 @@ def test_refuses_with_the_reason_and_without_the_messages(
     assert "secret" not in str(caught.value)
 
 
+def test_refuses_variables_that_a_template_may_repeat_too_often(model: tuple[LoadedModel, Path]) -> None:
+    talk = [{"role": "user", "content": "hi"}] * 100
+    chat = Chat(variables=json.dumps({"task": "x" * 60_000}))
+
+    with pytest.raises(InvalidWork, match=r"repeat the 600\d\d characters of `chat_template_kwargs`"):
+        ids_of(model[0], chat_work(talk, chat))
+
+
 def test_a_model_without_a_template_refuses_conversations(minilm: Path, tmp_path: Path) -> None:
     loaded = load_tiny(checkpoint_with(minilm, tmp_path, None))
 
