@@ -46,6 +46,15 @@ class SocketGateway:
         async with self._client() as client:
             return await client.get("/livez")
 
+    async def exchange(self, request: bytes) -> bytes:
+        """Send a request that closes its connection, and return everything that the server sends."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(request)
+            return await reader.read()
+        finally:
+            writer.close()
+
     async def send_call(self, inputs: object, receive_bytes: int = 65536) -> socket.socket:
         """Send a call and read nothing. receive_bytes: size of the kernel's receive buffer."""
         client = socket.socket()

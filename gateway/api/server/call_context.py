@@ -36,6 +36,12 @@ class CallContext:
         value = self._by_name.get(name)
         return missing if value is None else value.decode("latin-1")
 
+    def is_ambiguous(self, name: bytes) -> bool:
+        """Return whether a header was sent several times with different values."""
+        if len(self._by_name) == len(self.headers):
+            return False
+        return len({value for sent, value in self.headers if sent == name}) > 1
+
     def timeout_s(self) -> float | None:
         """Return the time that the caller allows, None if it sets no limit.
 

@@ -16,7 +16,7 @@ from gateway.api.server.cors import CorsPolicy
 from gateway.api.server.paths import OTHER, SLASH, RouteTable
 from gateway.api.server.request_context import STATE_KEY, RequestContext
 from gateway.api.server.responses import encode_headers
-from gateway.errors import GatewayError, NotFound, ShuttingDown, UnsupportedMedia
+from gateway.errors import GatewayError, MalformedBody, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import CallFinished, Observe
 from gateway.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 
@@ -117,10 +117,13 @@ class Middleware:
                 raise NotFound("there is nothing at this path on this listener")
         if not target.is_probe:
             context.io.enter()
-        if SLASH in scope["path"]:
+        if SLASH in scope["path"] or (target.for_operators and _is_disguised(scope)):
             raise NotFound("there is nothing at this path")
         if context.header(b"content-encoding", "identity").lower() != "identity":
             raise UnsupportedMedia("send the body without content-encoding: compressed bodies are not read")
+        coding = context.header(b"transfer-encoding", "chunked").lower()
+        if coding != "chunked" or context.is_ambiguous(b"transfer-encoding"):
+            raise MalformedBody("the only `transfer-encoding` of a body is chunked")
         if target.answer is None or scope["method"] != "POST":
             # An endpoint that runs a model does it after the key, and charges a body that is too large.
             context.io.check_length(context.header(b"content-length"))
@@ -183,6 +186,16 @@ def _finished(scope: Scope, context: RequestContext, address: str) -> CallFinish
         key_id=None if tenant is None else tenant.key_id or None,
         address=address,
     )
+
+
+def _is_disguised(scope: Scope) -> bool:
+    """Return whether a path would pass a proxy that compares the beginning of paths as they are sent.
+
+    Such a proxy decodes no letters and merges no slashes. Names at the end of a path may be encoded.
+    """
+    path: str = scope["path"]
+    sent = scope.get("raw_path", path.encode()).decode("latin-1")
+    return "//" in sent or sent.split("/")[:3] != path.split("/")[:3]
 
 
 def _escaped(path: str) -> str:
