@@ -58,8 +58,8 @@ class ChatRenderer:
         messages = conversation_decoder.decode(conversation)
         if len(conversation) + len(messages) * len(chat.variables) > self._most:
             raise InvalidWork(
-                f"a template may repeat the {len(chat.variables)} characters of `chat_template_kwargs` for each "
-                f"of {len(messages)} messages: the model's length allows {self._most} characters altogether"
+                f"a template may repeat the {len(chat.variables)} characters of `chat_template_kwargs` for "
+                f"each of {len(messages)} messages: the model's length allows {self._most} characters"
             )
         return self._text([self._shaped(message) for message in messages], chat)
 
