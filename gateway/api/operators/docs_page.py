@@ -62,11 +62,17 @@ Articles: TypeAlias = dict[tuple[str, str, str], list[str]]
 
 
 class CompleteJsonRenderPlugin(JsonRenderPlugin):
-    """The document in JSON, completed when it is first asked for."""
+    """The document in JSON, completed and encoded when it is first asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rendered = b""
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
         """Return the document in JSON."""
-        return super().render(request, complete(openapi_schema))
+        if not self._rendered:
+            self._rendered = super().render(request, complete(openapi_schema))
+        return self._rendered
 
 
 class ReferenceRenderPlugin(OpenAPIRenderPlugin):
@@ -74,11 +80,16 @@ class ReferenceRenderPlugin(OpenAPIRenderPlugin):
 
     def __init__(self) -> None:
         super().__init__(path="/reference")
+        self._rendered = b""
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        """Return the page in UTF-8."""
-        complete(openapi_schema)
-        document = escape(self.get_openapi_json_route(request))
+        """Return the page in UTF-8. It is written once: anybody may ask for it, without a key."""
+        if not self._rendered:
+            self._rendered = self._page(self.get_openapi_json_route(request), complete(openapi_schema))
+        return self._rendered
+
+    def _page(self, document_path: str, openapi_schema: dict[str, Any]) -> bytes:
+        document = escape(document_path)
         info = openapi_schema["info"]
         title = escape(f"{info['title']} {info['version']}")
         return (
