@@ -182,9 +182,9 @@ def test_hung_worker_is_restarted_and_every_worker_reports_it(gateway: Served) -
     name = ended(gateway)
     reporting_workers = set()
     for _ in range(200):
-        status = httpx.get(
-            f"{gateway.url}/admin/status", timeout=40, trust_env=False, verify=TLS_CONTEXT
-        ).json()
+        reply = httpx.get(f"{gateway.url}/admin/status", timeout=40, trust_env=False, verify=TLS_CONTEXT)
+        assert reply.status_code == 200, reply.text
+        status = reply.json()
         (change,) = [change for change in status["changes"] if change["subject"].startswith("worker")]
         assert (name, "hung, started again", "signal SIGKILL") == (
             change["subject"],
