@@ -32,7 +32,7 @@ from backends.contract import (
 from gateway.api.server.body import INTEGER_MAX, ModelName
 from gateway.api.server.encoding import EncodingFormat, base64_numbers, json_bytes, vector_items
 from gateway.api.server.endpoints import inference
-from gateway.api.server.error_bodies import INFINITY
+from gateway.api.server.error_bodies import INFINITY, document_errors
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
@@ -381,7 +381,7 @@ def model_item(name: str, api: InferenceApi) -> InfinityModelItem:
     return InfinityModelItem(name, stats, upstream.settings.backend, capabilities)
 
 
-@get("/infinity/models", tags=["Infinity"])
+@get("/infinity/models", responses=document_errors(INFINITY), tags=["Infinity"])
 async def models(
     context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi]
 ) -> InfinityModelList:

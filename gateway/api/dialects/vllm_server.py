@@ -7,6 +7,7 @@ from litestar.di import NamedDependency
 from gateway import __version__
 from gateway.api.server.error_bodies import VLLM, document_errors
 from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
 
 
@@ -16,7 +17,7 @@ class Version(msgspec.Struct):
     version: str
 
 
-@get("/version", responses=document_errors(VLLM), tags=["vLLM"])
+@get("/version", responses=document_errors(VLLM), tags=["vLLM"], opt=route_options(dialect=VLLM))
 async def version(context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi]) -> Version:
     """Return the release of the gateway, in the form of vLLM's.
 

@@ -8,7 +8,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 
 from gateway.api.server.call_context import CallContext
-from gateway.errors import AuthThrottled, InvalidInput, Unauthenticated
+from gateway.errors import AuthThrottled, Unauthenticated
 from gateway.tenants.guess_throttle import GuessThrottle
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
 
@@ -34,7 +34,7 @@ class Authenticator:
     def authenticate(self, context: CallContext) -> Tenant:
         """Return the tenant of a request's key. It is looked up once per request.
 
-        Raises: Unauthenticated, InvalidInput; AuthThrottled if the address has sent too many wrong keys.
+        Raises: Unauthenticated; AuthThrottled if the address has sent too many wrong keys.
         """
         if context.tenant is None:
             context.tenant = self._find_tenant(context)
@@ -85,11 +85,11 @@ def api_key_of(context: CallContext) -> str | None:
 
     It is a bearer token, or the password of HTTP Basic, for clients that only take a URL. A bare token is
     accepted too: LlamaIndex's TEI reranker sends it like that. Without `authorization` it is the value of the
-    header in which Azure's or Google's clients send keys. Raises: InvalidInput.
+    header in which Azure's or Google's clients send keys. Raises: Unauthenticated.
     """
     if any(context.is_ambiguous(name) for name in (b"authorization", *KEY_HEADERS)):
         # A proxy in front may have checked the other one.
-        raise InvalidInput("the request has several different keys in headers of one name")
+        raise Unauthenticated("the request has several different keys in headers of one name: send one")
     authorization = context.header(b"authorization")
     if not authorization:
         return next((key for name in KEY_HEADERS if (key := context.header(name).strip())), None)
