@@ -16,6 +16,7 @@ from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc.messages import check_fields, field, parse, varint, vector_field
 from gateway.api.grpc.rpc import address_of
 from gateway.api.grpc.statuses import STATUSES
+from gateway.api.server.paths import OTHER
 from gateway.errors import FACTS, InvalidInput, MalformedBody
 from gateway.events import CallFinished
 from tests.conftest import CONFIG, KEY, Running, running_gateway
@@ -193,7 +194,7 @@ async def test_all_operations_answer() -> None:
         ("Rerank/Rerank", pb.RerankRequest(query="q"), Code.INVALID_ARGUMENT, "`texts`"),
         ("Tokenize/Tokenize", pb.EncodeRequest(), Code.INVALID_ARGUMENT, "`inputs`"),
         ("Tokenize/Decode", pb.DecodeRequest(), Code.INVALID_ARGUMENT, "`ids`"),
-        ("Embed/Nothing", pb.EmbedRequest(), Code.UNIMPLEMENTED, ""),
+        ("Embed/Nothing", pb.EmbedRequest(), Code.UNIMPLEMENTED, "no service here has this method"),
     ],
 )
 async def test_bad_messages_have_teis_statuses(method: str, request_: Any, code: Any, reason: str) -> None:
@@ -294,6 +295,7 @@ async def test_the_first_message_that_fails_ends_its_stream() -> None:
         assert 0 == client.gateway.application.in_flight.bytes
 
     assert Code.INVALID_ARGUMENT == raised.value.code()
+    assert (raised.value.details() or "").startswith("message 2: `inputs`")
     assert len(replies) <= 2
 
 
@@ -381,6 +383,16 @@ async def test_draining_refuses_and_abandoning_ends_calls() -> None:
         in_flight.abandon()
         assert Code.UNAVAILABLE == await begun.code()
         gate.opened.set()
+
+
+async def test_unknown_methods_are_reported_under_one_route() -> None:
+    async with grpc_gateway() as client:
+        for method in ("/tei.v1.Embed/Nothing", "/a/b"):
+            assert Code.UNIMPLEMENTED == await client.channel.unary_unary(method)(b"", timeout=20).code()
+        await until(lambda: len(client.finished()) == 2)
+    assert {(OTHER, "method_not_allowed", None)} == {
+        (event.route, event.outcome, event.tenant) for event in client.finished()
+    }
 
 
 async def test_health_and_reflection_need_no_key() -> None:

@@ -4,6 +4,7 @@ Weights have a large standard deviation: with the usual 0.02 a layer hardly chan
 comparison would prove nothing.
 """
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -116,4 +117,15 @@ def make_sentence_model(
 def _with_tokenizer(source: Path, folder: Path) -> Path:
     for name in TOKENIZER_FILES:
         shutil.copy(source / name, folder / name)
+    return folder
+
+
+def with_activation(checkpoint: Path, folder: Path, activation: str) -> Path:
+    """Return a folder with the files of a checkpoint, and another `hidden_act` in its config."""
+    folder.mkdir()
+    for file in checkpoint.iterdir():
+        if file.name != "config.json":
+            (folder / file.name).symlink_to(file.resolve())
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": activation}), encoding="utf-8")
     return folder

@@ -4,7 +4,6 @@ TEI computes GELU by its approximation with tanh, whatever the checkpoint says. 
 checkpoint says: with the approximation its numbers are TEI's, without it they differ by a part in a thousand.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loader import load
 from tests.conftest import Boots
+from tests.engine.checkpoints import with_activation
 from tests.engine.engines import EngineInProcess
 from tests.recorded_tei import RECORDED, assert_answered, assert_equal, body_of, kept_status, name_of
 
@@ -32,13 +32,7 @@ def engine(
     request: pytest.FixtureRequest, minilm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[EngineInProcess, float]:
     """Return an engine with the checkpoint's weights and an activation, and the tolerance of its numbers."""
-    folder = tmp_path_factory.mktemp(request.param) / "minilm"
-    folder.mkdir()
-    for file in minilm.iterdir():
-        (folder / file.name).symlink_to(file.resolve())
-    config = json.loads((minilm / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").unlink()
-    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": request.param}), encoding="utf-8")
+    folder = with_activation(minilm, tmp_path_factory.mktemp(request.param) / "minilm", request.param)
     return EngineInProcess(load(folder, "minilm", LoadOptions("float32", "cpu"))), TOLERANCES[request.param]
 
 

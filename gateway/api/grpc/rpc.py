@@ -88,12 +88,17 @@ class Message:
 
 
 class Rpc:
-    """One RPC. context: its state. status: of its event."""
+    """One RPC.
+
+    context: its state. status: of its event. failed_message: number of the message of a stream that failed,
+    counted from 0.
+    """
 
     def __init__(self, parts: RpcParts, servicer: Servicer) -> None:
         self.parts = parts
         self.context = RpcContext(servicer)
         self.status = 200
+        self.failed_message: int | None = None
         self._servicer = servicer
 
     async def begin(self, headers: Mapping[str, str]) -> None:
@@ -141,12 +146,13 @@ class Rpc:
     def fail(self, error: Exception) -> None:
         """End the RPC with the status of an error, and log a bug."""
         failure = as_gateway_error(error)
-        context = self.context
+        context, at = self.context, self.failed_message
         context.outcome, self.status = failure.kind, failure.facts.status
         if isinstance(failure, Internal):
             logger.error("call %s failed", context.request_id, exc_info=error)
         self._servicer.set_code(status_of(failure))
-        self._servicer.set_details(failure.message[:REASON_CHARACTERS_MAX])
+        reason = failure.message if at is None else f"message {at}: {failure.message}"
+        self._servicer.set_details(reason[:REASON_CHARACTERS_MAX])
         self._servicer.set_trailing_metadata(trailing_metadata(failure, context.request_id))
 
 

@@ -17,7 +17,9 @@ from gateway.api.grpc.open_services import HEALTH, REFLECTION, answer_health, an
 from gateway.api.grpc.rpc import Rpc, RpcParts, Servicer, run_open_rpc, run_rpc
 from gateway.api.grpc.streams import answer_stream
 from gateway.api.grpc.tei import INFO, RERANK_STREAM, STREAMS, UNARY
+from gateway.api.server.paths import OTHER
 from gateway.config.schema import Limits, ListenerTls
+from gateway.errors import MethodNotAllowed
 
 # Keys, ids and traces take a fraction of it; HTTP's heads have the same bound.
 METADATA_BYTES_MAX = 32 * 1024
@@ -29,6 +31,11 @@ IDENTITY_ONLY = 1
 
 Answer = Callable[[Rpc], Awaitable[None]]
 Run = Callable[[RpcParts, str, Servicer, Answer], Awaitable[None]]
+
+
+async def refuse_unknown(_: Rpc) -> None:
+    """Refuse a method that no service has. Raises: MethodNotAllowed."""
+    raise MethodNotAllowed("no service here has this method; reflection lists them")
 
 
 class Methods(grpc.GenericRpcHandler):
@@ -48,10 +55,11 @@ class Methods(grpc.GenericRpcHandler):
         self._handlers |= {
             path: _handler(run_open_rpc, parts, path, answer) for path, answer in opened.items()
         }
+        self._unknown = _handler(run_open_rpc, parts, OTHER, refuse_unknown)
 
     def service(self, handler_call_details: Any) -> Any:
-        """Return the handler of a method, None for an unknown one, which is UNIMPLEMENTED."""
-        return self._handlers.get(handler_call_details.method)
+        """Return the handler of a method. An unknown one is UNIMPLEMENTED."""
+        return self._handlers.get(handler_call_details.method, self._unknown)
 
 
 def _handler(run: Run, parts: RpcParts, path: str, answer: Answer) -> Any:

@@ -41,6 +41,7 @@ class MessageStream:
         self._operation = operation
         self._parallel = parallel
         self._bytes = 0
+        self._written = 0
         self._tasks: deque[asyncio.Task[bytes]] = deque()
         # Set when a task was added or removed, or the reader has ended.
         self._changed = asyncio.Event()
@@ -52,14 +53,23 @@ class MessageStream:
         try:
             while self._tasks or not reading.done():
                 if self._tasks:
-                    await self._rpc.write(await self._tasks[0])
+                    await self._rpc.write(await self._next())
                     self._tasks.popleft()
+                    self._written += 1
                     self._changed.set()
                 else:
                     await self._wait()
             await reading
         finally:
             await _cancel(reading, *self._tasks)
+
+    async def _next(self) -> bytes:
+        """Return the reply to the oldest message in flight. Raises: its failure; the RPC notes its number."""
+        try:
+            return await self._tasks[0]
+        except Exception:
+            self._rpc.failed_message = self._written
+            raise
 
     async def _read(self) -> None:
         while (message := await self._rpc.read()) is not None:
