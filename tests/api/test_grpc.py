@@ -1,5 +1,6 @@
 """TEI's services over gRPC: replies, defaults, statuses, streams, bounds, health and reflection."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,11 +30,12 @@ Code = grpc.StatusCode
 
 
 class Client:
-    """Client without generated stubs. gateway: the one that it calls."""
+    """Client without generated stubs. gateway: the one that it calls. address: of its gRPC listener."""
 
-    def __init__(self, gateway: Running, channel: grpc.aio.Channel) -> None:
+    def __init__(self, gateway: Running, channel: grpc.aio.Channel, address: str = "") -> None:
         self.gateway = gateway
         self.channel = channel
+        self.address = address
 
     def call(self, method: str, request: Any, reply: Any = None, **metadata: str) -> Any:
         """Start a unary RPC with a valid key. request: a message, or its bytes."""
@@ -64,8 +66,9 @@ async def grpc_gateway(config: str = GRPC, **servers: Any) -> AsyncIterator[Clie
         server = gateway.application.create_grpc()
         await server.start("127.0.0.1:0")
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-                yield Client(gateway, channel)
+            address = f"127.0.0.1:{server.port}"
+            async with grpc.aio.insecure_channel(address) as channel:
+                yield Client(gateway, channel, address)
         finally:
             await server.stop()
 
@@ -383,6 +386,17 @@ async def test_draining_refuses_and_abandoning_ends_calls() -> None:
         in_flight.abandon()
         assert Code.UNAVAILABLE == await begun.code()
         gate.opened.set()
+
+
+async def test_connections_over_the_bound_are_closed() -> None:
+    async with grpc_gateway(GRPC + "limits: {connections: 5}\n") as client:
+        host, port = client.address.split(":")
+        connections = [await asyncio.open_connection(host, int(port)) for _ in range(12)]
+        await until(lambda: sum(reader.at_eof() for reader, _ in connections) >= 7)
+        for _, writer in connections:
+            writer.close()
+        call = client.call("/tei.v1.Embed/Embed", pb.EmbedRequest(inputs="a"))
+        assert Code.OK == await call.code()
 
 
 async def test_unknown_methods_are_reported_under_one_route() -> None:

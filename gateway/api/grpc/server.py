@@ -17,13 +17,18 @@ from gateway.api.grpc.open_services import HEALTH, REFLECTION, answer_health, an
 from gateway.api.grpc.rpc import Rpc, RpcParts, Servicer, run_open_rpc, run_rpc
 from gateway.api.grpc.streams import answer_stream
 from gateway.api.grpc.tei import INFO, RERANK_STREAM, STREAMS, UNARY
+from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.paths import OTHER
 from gateway.config.schema import Limits, ListenerTls
 from gateway.errors import MethodNotAllowed
 
 # Keys, ids and traces take a fraction of it; HTTP's heads have the same bound.
 METADATA_BYTES_MAX = 32 * 1024
-IDLE_MS = 300_000
+# Connections without an RPC make room for others. A client connects again by itself.
+IDLE_MS = 60_000
+HANDSHAKE_MS = 10_000
+# A quarter of the open files: HTTP's connections, and those to replicas, need the others.
+FILES_PER_CONNECTION = 4
 PING_INTERVAL_MS = 10_000
 STOP_S = 1.0
 # Only the identity: TEI reads no compressed messages either, and a small one may be huge once it is unpacked.
@@ -76,7 +81,6 @@ class GrpcServer:
         self._server = grpc.aio.server(
             handlers=(Methods(parts),),
             options=_options(limits),
-            # In place of a bound on connections, which grpc does not have.
             maximum_concurrent_rpcs=limits.connections,
         )
         self._tls = tls
@@ -107,7 +111,12 @@ def _options(limits: Limits) -> Sequence[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
         # A client that opens more at once than it knows to be allowed loses them, so it is no tighter.
         ("grpc.max_concurrent_streams", limits.connections),
+        (
+            "grpc.max_allowed_incoming_connections",
+            connections_within_files(limits.connections, FILES_PER_CONNECTION),
+        ),
         ("grpc.max_connection_idle_ms", IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         # Two pings too early close the connection.
         ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS),
         ("grpc.http2.max_ping_strikes", 2),

@@ -59,14 +59,17 @@ class ConnectionLimit:
             logger.warning("%s: there are more than %d", done, self._connections_max)
 
 
-def connections_within_files(connections_max: int) -> int:
-    """Raise the soft limit of open files as far as needed, and return the connections that it allows."""
+def connections_within_files(connections_max: int, files_per_connection: int = FILES_PER_CONNECTION) -> int:
+    """Raise the soft limit of open files as far as needed, and return the connections that it allows.
+
+    files_per_connection: limit of open files for each of them, those of other listeners included.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections_max * FILES_PER_CONNECTION
+    needed = connections_max * files_per_connection
     if soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    allowed = min(connections_max, soft // FILES_PER_CONNECTION)
+    allowed = min(connections_max, soft // files_per_connection)
     if allowed < connections_max:
         logger.warning("at most %d connections: this process may open only %d files", allowed, soft)
     return allowed
