@@ -66,7 +66,9 @@ class Dispatcher:
             replies = await _Submission(lane, grant, owner, tokens).submit_all(slices)
             reply = join([piece for piece, _ in replies], [own.reply for _, own in replies])
         except errors.BackendError as error:
-            raise translated(error, _place_of(error, prepared)) from error
+            failure = translated(error, _place_of(error, prepared))
+            failure.input_index = error.input_index
+            raise failure from error
         timeline.lap("upstream")
         timeline.move("upstream", "queue", max(own.queued_s for _, own in replies))
         return cosine_scores(prepared.call.work, reply) if prepared.by_cosine else reply

@@ -10,7 +10,7 @@ GatewayError
 Knows nothing of the dialects' bodies: `api/server/error_bodies.py` renders these.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -93,11 +93,13 @@ class GatewayError(Exception):
 
     message: safe to show to the caller. param: the field at fault, None if there is none. retry_after_s: set
     on every 429 and 503. headers: further headers of the reply, such as rate-limit headers. is_settled: the
-    ledger has settled the cost of the call.
+    ledger has settled the cost of the call. input_index: of the input at fault, whose number begins the
+    message then; None if no single input is.
     """
 
     kind: ClassVar[str] = "internal"
     is_settled = False
+    input_index: int | None = None
 
     def __init__(
         self,
@@ -119,6 +121,12 @@ class GatewayError(Exception):
     def facts(self) -> Facts:
         """Row of the table for this kind."""
         return FACTS[self.kind]
+
+    def name_rows(self, rows: Sequence[int]) -> None:
+        """Begin the message with a row of the caller's table. rows: the row of each input."""
+        index = self.input_index
+        if index is not None and index < len(rows):
+            self.message = f"row {rows[index]}: " + self.message.removeprefix(f"input {index}: ")
 
 
 class InvalidInput(GatewayError):

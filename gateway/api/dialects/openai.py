@@ -14,12 +14,13 @@ from msgspec import UNSET, UnsetType
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Operation, Output
 from gateway.api.server.body import Integer, ModelName
-from gateway.api.server.encoding import BYTES
-from gateway.api.server.endpoints import inference
+from gateway.api.server.encoding import BYTES, Encoding
+from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
+from gateway.api.wire.arrow_http import arrow_body, arrow_vectors, facts_of, wants_arrow
 from gateway.api.wire.embedding_options import (
     EmbeddingOptions,
     check_embedding_options,
@@ -88,6 +89,7 @@ class OpenAIEmbeddingsRequest(EmbeddingOptions, kw_only=True):
 _options_of = attrgetter(
     *(field for field in EmbeddingOptions.__struct_fields__ if field not in {"encoding_format", "user"})
 )
+PLAIN_FLOATS = Encoding(("float",))
 _NO_OPTIONS = _options_of(OpenAIEmbeddingsRequest())
 
 
@@ -195,6 +197,7 @@ def _text_of(item: InputObject) -> str:
     dialect=OPENAI,
     reply=ResponseSpec(OpenAIEmbeddingsResponse, description="One vector for each input"),
     tags=["OpenAI"],
+    forms=BodyForms(arrow=arrow_body(OpenAIEmbeddingsRequest, "input")),
 )
 async def embeddings(
     data: OpenAIEmbeddingsRequest,
@@ -206,6 +209,7 @@ async def embeddings(
 
     Returns one vector for each input, in the order of the inputs. Also takes the fields of Jina (`task`,
     `embedding_type`), NIM (`input_type`, `truncate`), Voyage (`output_dimension`, `output_dtype`) and vLLM.
+    Takes and returns Arrow as `/embed` does.
     """
     return await _serve(data, name, context, api)
 
@@ -254,10 +258,17 @@ async def _serve(
     data: OpenAIEmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> HttpReply:
     encoding = encoding_of(data)
+    as_arrow = wants_arrow(context)
+    if as_arrow:
+        _check_arrow(data, encoding)
     if data.return_multivector and data.encoding_format in BYTES:
         raise InvalidInput("multi-vectors are sent as `float` or `base64`", param="encoding_format")
     served = await api.serve(context, await decode_embeddings(data, name, context, api))
     reply = expect_reply(served.reply, EmbedReply | EncodeReply)
+    if as_arrow:
+        facts = facts_of(served.route.model, reply.tokens)
+        stream, media_type = await arrow_vectors(context, reply.vectors, facts)
+        return respond(context, served, stream, None, media_type)
     if data.encoding_format in BYTES:
         rows: EmbedReply = expect_reply(reply, EmbedReply)
         body, items = encode_bytes(list(rows.vectors), numbers_of(data))
@@ -267,6 +278,16 @@ async def _serve(
     if dimensions and isinstance(reply, EncodeReply):
         reply = with_dimensions(reply, dimensions)
     return respond(context, served, encode_embeddings(reply, served.route.model, encoding))
+
+
+def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:
+    """Check that the reply is one float32 vector for each input, as Arrow's is. Raises: InvalidInput."""
+    if data.return_multivector:
+        raise InvalidInput("multi-vectors are sent as JSON: accept it", param="return_multivector")
+    if encoding != PLAIN_FLOATS or data.encoding_format not in {None, "float"}:
+        raise InvalidInput(
+            "an Arrow reply has float32 numbers: leave out the encoding and the type", param="encoding_format"
+        )
 
 
 HANDLERS = [embeddings, multi_vector, deployment_embeddings]

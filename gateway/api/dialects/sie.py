@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Operation, Output, Rerank, RerankReply
 from gateway.api.server.encoding import json_bytes, msgpack_bytes
-from gateway.api.server.endpoints import inference
+from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import SIE
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.quantization import quantize_rows
@@ -313,7 +313,7 @@ def _respond(context: RequestContext, served: Served, body: dict[str, Any]) -> H
     reply=ResponseSpec(SieEncodeResponse, description="The outputs of each item"),
     tags=["SIE"],
     below_models=False,
-    msgpack=True,
+    forms=BodyForms(msgpack=True),
 )
 async def encode(
     data: SieEncodeRequest,
@@ -351,7 +351,7 @@ def _timing(context: RequestContext) -> dict[str, float]:
     reply=ResponseSpec(SieScoreResponse, description="Items, best first"),
     tags=["SIE"],
     below_models=False,
-    msgpack=True,
+    forms=BodyForms(msgpack=True),
 )
 async def score(
     data: SieScoreRequest,

@@ -18,12 +18,13 @@ from litestar.params import FromPath
 from backends.contract import Capabilities, EmbedReply, ModelState, Operation, Output, RerankReply, Truncate
 from gateway import __version__
 from gateway.api.server.encoding import json_bytes
-from gateway.api.server.endpoints import inference
+from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.paths import model_name, route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import EMPTY, NO_KEY, HttpReply, empty
+from gateway.api.wire.arrow_http import arrow_body, arrow_vectors, facts_of, wants_arrow
 from gateway.api.wire.tei_bodies import (
     EmbedRequest,
     SimilarityRequest,
@@ -68,6 +69,7 @@ class InfoResponse(msgspec.Struct):
     dialect=TEI,
     reply=ResponseSpec(list[list[float]], description="One vector for each input"),
     tags=["TEI"],
+    forms=BodyForms(arrow=arrow_body(EmbedRequest, "inputs")),
 )
 async def embed(
     data: EmbedRequest,
@@ -77,11 +79,18 @@ async def embed(
 ) -> HttpReply:
     """Turn texts into vectors.
 
-    Returns one vector for each input, in the order of the inputs.
+    Returns one vector for each input, in the order of the inputs. An Arrow stream of texts is taken too, with
+    the other fields in the query of the URL, and Arrow is returned where it is accepted.
     """
+    as_arrow = wants_arrow(context)
     call = await decode_embed(data, name, context, api)
     served = await api.serve(context, call)
-    body = json_bytes(list(expect_reply(served.reply, EmbedReply).vectors))
+    vectors = expect_reply(served.reply, EmbedReply).vectors
+    if as_arrow:
+        facts = facts_of(served.route.model, served.reply.tokens)
+        stream, media_type = await arrow_vectors(context, vectors, facts)
+        return respond(context, served, stream, compute_headers(context, served.reply, call), media_type)
+    body = json_bytes(list(vectors))
     return respond(context, served, body, compute_headers(context, served.reply, call))
 
 

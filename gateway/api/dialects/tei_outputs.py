@@ -7,11 +7,12 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import EncodeReply
 from gateway.api.server.encoding import json_bytes
-from gateway.api.server.endpoints import inference
+from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import TEI
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
+from gateway.api.wire.arrow_http import arrow_body, arrow_sparse, facts_of, wants_arrow
 from gateway.api.wire.tei_bodies import (
     TeiEncodeRequest,
     TeiWeight,
@@ -27,6 +28,7 @@ from gateway.api.wire.tei_bodies import (
     dialect=TEI,
     reply=ResponseSpec(list[list[TeiWeight]], description="The terms of each input"),
     tags=["TEI"],
+    forms=BodyForms(arrow=arrow_body(TeiEncodeRequest, "inputs")),
 )
 async def embed_sparse(
     data: TeiEncodeRequest,
@@ -36,11 +38,16 @@ async def embed_sparse(
 ) -> HttpReply:
     """Turn texts into sparse vectors.
 
-    Returns the weighted terms of each input, in the order of the inputs.
+    Returns the weighted terms of each input, in the order of the inputs. Takes and returns Arrow as `/embed`
+    does.
     """
+    as_arrow = wants_arrow(context)
     call = await decode_sparse(data, name, context, api)
     served = await api.serve(context, call)
     reply: EncodeReply = expect_reply(served.reply, EncodeReply)
+    if as_arrow:
+        stream, media_type = await arrow_sparse(context, reply, facts_of(served.route.model, reply.tokens))
+        return respond(context, served, stream, compute_headers(context, served.reply, call), media_type)
     body = json_bytes([term_items(terms) for terms in reply.sparse or ()])
     return respond(context, served, body, compute_headers(context, served.reply, call))
 

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias
 from gateway.api.document.examples import EXAMPLES
 from gateway.api.document.fields import FIELDS, OWN_FIELDS
 from gateway.api.server.paths import METHOD
+from gateway.api.server.responses import ARROW
 
 # In the order of the document: what most callers need comes first.
 TAGS: Final[dict[str, str]] = {
@@ -22,6 +23,13 @@ TAGS: Final[dict[str, str]] = {
     "Operators": "Keys, tenants, usage, upstreams and models; they need a key with the scope `admin`.",
 }
 Operation: TypeAlias = dict[str, Any]
+# Those that take Arrow, also below a model.
+BELOW_MODELS = "/models/{name}"
+ARROW_PATHS = frozenset({"/embed", "/embed_sparse", "/v1/embeddings", "/embeddings"})
+ARROW_MEANING = (
+    "An Arrow IPC stream. A body has one column of strings, and the other fields are in the query of the "
+    "URL; a reply has one column of vectors."
+)
 
 
 def complete(document: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +38,9 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
         _drop_random_examples(document)
         _simplify_enums(document)
         _sort_paths(document)
-        for item in document["paths"].values():
+        for path, item in document["paths"].items():
+            if path.removeprefix(BELOW_MODELS) in ARROW_PATHS:
+                _add_arrow(item["post"])
             for operation in item.values():
                 _split_description(operation)
                 _require_path_names(operation)
@@ -107,6 +117,13 @@ def _require_path_names(operation: Operation) -> None:
     for parameter in operation.get("parameters", ()):
         if parameter["in"] == "path":
             parameter["schema"] = {"type": "string"}
+
+
+def _add_arrow(operation: Operation) -> None:
+    """Document that a body and a reply may be an Arrow stream."""
+    stream = {"schema": {"type": "string", "format": "binary", "description": ARROW_MEANING}}
+    operation["requestBody"]["content"][ARROW] = stream
+    operation["responses"]["200"]["content"][ARROW] = stream
 
 
 def _complete_body(operation: Operation, schemas: dict[str, Any]) -> None:

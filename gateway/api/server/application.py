@@ -116,4 +116,6 @@ async def _guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRo
 def _reply_to_failure(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Render a handler's exception, as Litestar's exception handler."""
     reply = context_of(request.scope).failure(error)
-    return Response(reply.body, status_code=reply.status, headers=reply.headers, media_type=reply.media_type)
+    return Response(
+        bytes(reply.body), status_code=reply.status, headers=reply.headers, media_type=reply.media_type
+    )

@@ -40,7 +40,7 @@ class CallIO:
         self._receive = receive
         self._send = send
         self._in_flight = in_flight
-        self._body_bytes_max = body_bytes_max
+        self.body_bytes_max = body_bytes_max
         self._connection: ConnectionHandle | None = scope.get("extensions", {}).get(CONNECTION)
         self._cancel: Callable[[], object] | None = None
         self._body_bytes = 0
@@ -65,8 +65,8 @@ class CallIO:
         """
         digits = announced.lstrip("0")
         # As text first: Python refuses to parse a number of thousands of digits.
-        if digits.isdigit() and (len(digits) > LENGTH_DIGITS_MAX or int(digits) > self._body_bytes_max):
-            raise _too_large(self._body_bytes_max)
+        if digits.isdigit() and (len(digits) > LENGTH_DIGITS_MAX or int(digits) > self.body_bytes_max):
+            raise _too_large(self.body_bytes_max)
 
     async def receive(self) -> Message:
         """Receive the next ASGI message of the request, and count its bytes as held.
@@ -90,8 +90,8 @@ class CallIO:
         if message["type"] == "http.request":
             size = len(message["body"])
             self._body_bytes += size
-            if self._body_bytes > self._body_bytes_max:
-                raise _too_large(self._body_bytes_max)
+            if self._body_bytes > self.body_bytes_max:
+                raise _too_large(self.body_bytes_max)
             # Bytes that came, not bytes that were announced: an announcement costs a caller nothing.
             self._in_flight.hold(self, size)
         return message
@@ -159,7 +159,9 @@ class CallIO:
         finally:
             self._in_flight.release_reply(size)
 
-    def _reply_at_once(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+    def _reply_at_once(
+        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes | memoryview
+    ) -> bool:
         """Return whether the connection took the reply in one piece."""
         if self._connection is None or self._in_flight.draining:
             return False

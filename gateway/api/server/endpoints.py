@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import update_wrapper
 from inspect import Parameter, Signature
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 from litestar import Response, post
@@ -22,7 +22,7 @@ from gateway.api.server.decoded_bytes import decoded_bytes
 from gateway.api.server.error_bodies import Dialect, document_errors
 from gateway.api.server.paths import BELOW_MODEL, NAME, route_options
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import HttpReply
+from gateway.api.server.responses import HttpReply, is_arrow
 from gateway.api.wire.least_costs import LEAST, LEAST_WITHOUT_TOKENS
 from gateway.errors import InvalidInput, MalformedBody
 from gateway.quotas.limits import Cost
@@ -33,6 +33,21 @@ LEAST_BY_PATH = dict.fromkeys(("/tokenize", "/decode", "/detokenize"), LEAST_WIT
 
 # Called with the decoded body, the context, the `InferenceApi` and the model's name in the path, if any.
 Handler: TypeAlias = Callable[[Any, RequestContext, Any, str | None], Awaitable[HttpReply]]
+# Called with the body, the context and the `InferenceApi`; returns the struct of the handler.
+DecodeArrow: TypeAlias = Callable[[Body, RequestContext, Any], Awaitable[Any]]
+
+
+class BodyForms(NamedTuple):
+    """Forms of a body besides JSON.
+
+    msgpack: whether it may be msgpack. arrow: decodes an Arrow IPC stream, which the reply may be too.
+    """
+
+    msgpack: bool = False
+    arrow: DecodeArrow | None = None
+
+
+JSON_ONLY = BodyForms()
 
 
 class Endpoint:
@@ -42,19 +57,20 @@ class Endpoint:
     once, straight into its struct.
 
     dialects: on a path that several dialects share, body field → dialect. A body has one of these fields, and
-    its struct has UNSET for the others. json_only: whether a body in msgpack is refused as invalid JSON.
-    least: the least that a request costs.
+    its struct has UNSET for the others. forms: those of a body besides JSON. least: the least that a request
+    costs.
     """
 
     def __init__(
-        self, handler: Handler, dialects: Mapping[str, Dialect], *, json_only: bool, least: Cost
+        self, handler: Handler, dialects: Mapping[str, Dialect], *, forms: BodyForms, least: Cost
     ) -> None:
         self.handler = handler
+        self.forms = forms
         self._least = least
         self.body = handler.__annotations__["data"]
         self._dialects = dialects
         self._json = msgspec.json.Decoder(self.body)
-        self._msgpack = None if json_only else msgspec.msgpack.Decoder(self.body)
+        self._msgpack = msgspec.msgpack.Decoder(self.body) if forms.msgpack else None
 
     async def answer(self, context: RequestContext) -> None:
         """Answer one request."""
@@ -63,7 +79,11 @@ class Endpoint:
         try:
             api.admit_caller(context, self._least)
             body = await context.io.read_body()
-            if len(body) <= UNCOUNTED_BYTES:
+            arrow = self.forms.arrow
+            if arrow is not None and body[:1] != b"{" and is_arrow(context.header(b"content-type")):
+                data = await arrow(body, context, api)
+                context.io.hold_decoded(decoded_bytes(data))
+            elif len(body) <= UNCOUNTED_BYTES:
                 data = self.decode(body, context)
             else:
                 data = await self._decode_large(body, context, api.inputs_max)
@@ -121,22 +141,20 @@ def inference(
     reply: ResponseSpec,
     tags: list[str],
     below_models: bool = True,
-    msgpack: bool = False,
+    forms: BodyForms = JSON_ONLY,
 ) -> Callable[[Handler], HTTPRouteHandler]:
     """Declare a POST that runs a model.
 
     dialect: whose errors the caller reads; where dialects share the path, body field → dialect, and the
     first of them answers bodies whose fields do not tell. below_models: whether each path is also served
-    below /models/{name}. msgpack: whether a body may be msgpack as well as JSON.
+    below /models/{name}. forms: those of a body besides JSON.
     """
     by_field = {} if isinstance(dialect, Dialect) else dialect
     dialects = [dialect] if isinstance(dialect, Dialect) else list(dict.fromkeys(dialect.values()))
     every_path = [*paths, *[(BELOW_MODEL + path).rstrip("/") for path in paths if below_models]]
 
     def declare(handler: Handler) -> HTTPRouteHandler:
-        endpoint = Endpoint(
-            handler, by_field, json_only=not msgpack, least=LEAST_BY_PATH.get(paths[0], LEAST)
-        )
+        endpoint = Endpoint(handler, by_field, forms=forms, least=LEAST_BY_PATH.get(paths[0], LEAST))
         declaration = post(
             every_path,
             status_code=200,

@@ -61,7 +61,7 @@ class ConnectionHandle:
         self.on_lost: Callable[[], None] | None = None
         self.timed_out = False
 
-    def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> bool:
+    def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes | memoryview) -> bool:
         """Write a reply in one system call, at a fraction of the cost of ASGI messages.
 
         headers: with `content-length`. Returns False if the reply has to be sent by ASGI messages: the client

@@ -191,7 +191,7 @@ def _ranges(indices: tuple[int, ...] | None) -> str:
 def respond(
     context: RequestContext,
     served: Served,
-    body: bytes,
+    body: bytes | memoryview,
     headers: dict[str, str] | None = None,
     media_type: str = "application/json",
 ) -> HttpReply:

@@ -24,10 +24,12 @@ class RequestContext(CallContext):
     """One HTTP request.
 
     target: of its path. dialect: whose errors the caller reads; on a path that dialects share, the body
-    decides it. dependencies: collaborators of the handlers, by name.
+    decides it. dependencies: collaborators of the handlers, by name. query: of its URL. rows: of the texts of
+    an Arrow stream (`api/wire/arrow.py`), None for any other body.
     """
 
     io: CallIO
+    rows: Any = None
 
     def __init__(self, scope: Scope, target: Target, dependencies: Mapping[str, Any]) -> None:
         client = scope.get("client")
@@ -36,11 +38,14 @@ class RequestContext(CallContext):
         self.dialect = target.dialect
         self.dependencies = dependencies
         self.http_version: str = scope["http_version"]
+        self.query: bytes = scope.get("query_string", b"")
 
     def failure(self, error: Exception) -> HttpReply:
         """Return the reply that reports an error in the caller's dialect, and log a bug."""
         failure = as_gateway_error(error)
         self.outcome = failure.kind
+        if self.rows is not None:
+            failure.name_rows(self.rows.texts)
         if isinstance(failure, Internal):
             logger.error("call %s failed", self.request_id, exc_info=error)
         return render_error(failure, self.dialect)

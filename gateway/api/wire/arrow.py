@@ -1,0 +1,272 @@
+"""Texts and vectors as Arrow IPC streams: the only module that imports pyarrow, once a call asks for Arrow.
+
+A stream of texts has one column of strings. Its rows keep their place: a null is no input, and stays null in
+the reply; each record batch of the request is one of the reply.
+Source: Apache Arrow, "Serialization and Interprocess Communication"; nazq/tei-manager 0.12.0, README.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from backends.contract import TermWeights, Vectors
+from gateway.api.wire.arrow_sizes import batch_size
+from gateway.errors import EmptyInput, InvalidInput, MalformedBody, UnsupportedMedia
+
+# pyarrow has no types.
+Table: TypeAlias = Any
+Codec: TypeAlias = Literal["lz4", "zstd"]
+# Names of the column of texts, if a stream has several columns.
+COLUMNS = ("text", "texts", "input", "inputs")
+# Batches of no rows would otherwise cost a caller nothing.
+MESSAGES_MAX = 4096
+VIEW_BYTES = 16
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Place of the texts in the stream that they came from.
+
+    batches: number of rows of each record batch. texts: the row of each text; the others are null.
+    """
+
+    batches: tuple[int, ...]
+    texts: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of all rows."""
+        return sum(self.batches)
+
+    @property
+    def has_nulls(self) -> bool:
+        """True if a row is null."""
+        return len(self.texts) < self.count
+
+
+class Form(msgspec.Struct, frozen=True):
+    """Form of a stream to write. codec: None stores buffers as they are. facts: metadata of the schema."""
+
+    codec: Codec | None = None
+    facts: Mapping[str, str] = {}
+
+
+PLAIN = Form()
+
+
+def all_rows(count: int) -> Rows:
+    """Return the rows of texts that came in one list."""
+    return Rows((count,), tuple(range(count)))
+
+
+def check_installed() -> None:
+    """Check that Arrow can be read and written. Raises: UnsupportedMedia."""
+    if find_spec("pyarrow") is None:
+        raise UnsupportedMedia("this gateway was installed without Arrow: install its extra `grpc`")
+
+
+def read_texts(stream: bytes | bytearray, rows_max: int, bytes_max: int) -> tuple[Rows, list[str]]:
+    """Return the texts of an IPC stream, and their rows. Blocks; for a thread.
+
+    There may be none. rows_max: most rows, nulls included. bytes_max: most bytes of all buffers once they are
+    decompressed, and of all texts. Raises: EmptyInput, InvalidInput, MalformedBody.
+    """
+    pa = _pyarrow()
+    try:
+        _check_sizes(pa, stream, rows_max, bytes_max)
+        batches = list(_columns(pa, stream))
+        for column in batches:
+            column.validate(full=True)
+        texts = [text for column in batches for text in _texts(pa, column, bytes_max)]
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
+        raise MalformedBody(f"the body is no valid Arrow IPC stream: {str(error)[:200]}") from error
+    rows = Rows(
+        tuple(len(column) for column in batches),
+        tuple(row for row, text in enumerate(texts) if text is not None),
+    )
+    if rows.count > rows_max:
+        raise _too_many(rows_max)
+    _check_texts(texts, bytes_max)
+    return rows, [text for text in texts if text is not None]
+
+
+def _check_sizes(pa: Any, stream: bytes | bytearray, rows_max: int, bytes_max: int) -> None:
+    """Check all batches before one of them is decompressed.
+
+    Raises: InvalidInput, ValueError, Arrow's errors.
+    """
+    source = pa.BufferReader(stream)
+    reader = pa.ipc.MessageReader.open_stream(source)
+    rows = size = 0
+    for _, message in zip(range(MESSAGES_MAX + 1), _messages(reader), strict=False):
+        found = batch_size(message.metadata.to_pybytes(), memoryview(message.body or b""))
+        if found is None:
+            continue
+        size += found.decoded_bytes
+        # Dictionaries count as rows: each of their values becomes an object.
+        rows += found.rows
+        if found.rows < 0 or rows > 2 * rows_max:
+            raise _too_many(rows_max)
+        if size > bytes_max:
+            raise InvalidInput(f"the Arrow stream has more than {bytes_max} bytes once it is decompressed")
+    if source.tell() != len(stream):
+        raise ValueError("there are bytes after its end, or too many messages")
+
+
+def _messages(reader: Any) -> Iterator[Any]:
+    """Yield the messages of a stream. Raises: Arrow's errors."""
+    while True:
+        try:
+            yield reader.read_next_message()
+        except (EOFError, StopIteration):
+            return
+
+
+def _columns(pa: Any, stream: bytes | bytearray) -> Iterator[Any]:
+    """Yield the column of texts of each batch. Raises: InvalidInput, Arrow's errors."""
+    schema = pa.ipc.open_stream(pa.BufferReader(stream)).schema
+    place = _place(pa, schema)
+    options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[place])
+    for batch in pa.ipc.open_stream(pa.BufferReader(stream), options=options):
+        yield batch.column(0)
+
+
+def _place(pa: Any, schema: Any) -> int:
+    """Return the place of the column of texts. Raises: InvalidInput."""
+    names = [name for name in COLUMNS if name in schema.names]
+    if len(schema.names) != 1 and len(names) != 1:
+        raise InvalidInput(
+            f"the Arrow stream has {len(schema.names)} columns; send one, or one of them named `text`"
+        )
+    place: int = schema.names.index(names[0]) if names else 0
+    field = schema.field(place)
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if not is_text:
+        raise InvalidInput(
+            f"the Arrow column `{field.name[:64]}` is {str(field.type)[:64]}; send strings, such as utf8"
+        )
+    return place
+
+
+def _texts(pa: Any, column: Any, bytes_max: int) -> list[str | None]:
+    """Return the texts of a column, None for null. Raises: InvalidInput, Arrow's errors."""
+    if not pa.types.is_dictionary(column.type):
+        if pa.types.is_string_view(column.type):
+            _check_views(column, bytes_max)
+        texts: list[str | None] = column.to_pylist()
+        return texts
+    # Only the values in use become objects, each of them once.
+    used = column.indices.drop_null().unique()
+    values = _texts(pa, column.dictionary.take(used), bytes_max)
+    by_index = dict(zip(used.to_pylist(), values, strict=True))
+    return [by_index.get(index) for index in column.indices.to_pylist()]
+
+
+def _check_views(column: Any, bytes_max: int) -> None:
+    """Check the length of all texts, which may share their bytes. Raises: InvalidInput."""
+    views = column.buffers()[1]
+    if views is None:
+        return
+    raw = np.frombuffer(views, "<i4", count=len(column) * VIEW_BYTES // 4, offset=column.offset * VIEW_BYTES)
+    if int(raw[:: VIEW_BYTES // 4].astype(np.int64).sum()) > bytes_max:
+        raise _too_long(bytes_max)
+
+
+def _check_texts(texts: Sequence[str | None], bytes_max: int) -> None:
+    """Check that no text is empty, and how long they are together. Raises: EmptyInput, InvalidInput."""
+    if "" in texts:
+        raise EmptyInput(f"row {texts.index('')} is an empty text")
+    # A dictionary's value is in memory once, however often it is sent on.
+    if sum(len(text) for text in texts if text is not None) > bytes_max:
+        raise _too_long(bytes_max)
+
+
+def _too_many(rows_max: int) -> InvalidInput:
+    return InvalidInput(f"the Arrow stream has more than {rows_max} rows; send fewer at once")
+
+
+def _too_long(bytes_max: int) -> InvalidInput:
+    return InvalidInput(f"the texts of the Arrow stream have more than {bytes_max} bytes together")
+
+
+def write_vectors(vectors: Vectors, rows: Rows, form: Form = PLAIN) -> memoryview:
+    """Return vectors as an IPC stream with the column `embeddings`. Blocks; for a thread.
+
+    vectors: (texts, dim) float32; they are copied once. rows: of the texts.
+    """
+    pa = _pyarrow()
+    dim = vectors.shape[1]
+    kind = pa.list_(pa.field("item", pa.float32(), nullable=False), dim)
+    rows_with_nulls = _with_nulls(vectors, rows) if rows.has_nulls else np.ascontiguousarray(vectors)
+    values = pa.Array.from_buffers(
+        pa.float32(), rows.count * dim, [None, pa.py_buffer(rows_with_nulls.reshape(-1))]
+    )
+    column = pa.FixedSizeListArray.from_arrays(values, type=kind, mask=_mask(pa, rows))
+    return _stream(pa, pa.field("embeddings", kind, nullable=rows.has_nulls), column, rows, form)
+
+
+def write_sparse(terms: Sequence[TermWeights], rows: Rows, form: Form = PLAIN) -> memoryview:
+    """Return term weights as an IPC stream with the column `sparse_embeddings`. Blocks; for a thread.
+
+    terms: of each text. rows: of the texts.
+    """
+    pa = _pyarrow()
+    sizes = np.zeros(rows.count, np.int64)
+    sizes[list(rows.texts)] = [len(weights.indices) for weights in terms]
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    indices = np.concatenate([weights.indices for weights in terms]).astype(np.uint32)
+    values = np.concatenate([weights.values for weights in terms]).astype(np.float32)
+    pairs = pa.StructArray.from_arrays(
+        [pa.array(indices), pa.array(values)],
+        fields=[
+            pa.field("index", pa.uint32(), nullable=False),
+            pa.field("value", pa.float32(), nullable=False),
+        ],
+    )
+    column = pa.ListArray.from_arrays(pa.array(offsets), pairs, mask=_mask(pa, rows))
+    return _stream(
+        pa, pa.field("sparse_embeddings", column.type, nullable=rows.has_nulls), column, rows, form
+    )
+
+
+def _with_nulls(vectors: Vectors, rows: Rows) -> Vectors:
+    """Return a row of zeros for each null."""
+    filled = np.zeros((rows.count, vectors.shape[1]), np.float32)
+    filled[list(rows.texts)] = vectors
+    return filled
+
+
+def _mask(pa: Any, rows: Rows) -> Any:
+    """Return which rows are null; None if none is."""
+    if not rows.has_nulls:
+        return None
+    mask = np.ones(rows.count, bool)
+    mask[list(rows.texts)] = False
+    return pa.array(mask)
+
+
+def _stream(pa: Any, field: Any, column: Any, rows: Rows, form: Form) -> memoryview:
+    schema = pa.schema([field], metadata=dict(form.facts) or None)
+    options = pa.ipc.IpcWriteOptions(compression=form.codec, use_threads=False)
+    starts = np.cumsum((0, *rows.batches[:-1])).tolist()
+    batches = [
+        pa.record_batch([column.slice(start, size)], schema=schema)
+        for start, size in zip(starts, rows.batches, strict=True)
+    ]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+@cache
+def _pyarrow() -> Any:
+    import pyarrow as pa
+    import pyarrow.ipc
+
+    return pa
