@@ -13,6 +13,7 @@ import pyarrow.ipc
 import pytest
 
 from backends.contract import Vectors
+from backends.tei_protos import tei_multiplexer_pb2 as mux
 from backends.tei_protos import tei_pb2 as pb
 from tests.conftest import KEY, Running, running_gateway
 from tests.engine.engines import EngineInProcess, load_tiny
@@ -40,6 +41,16 @@ def engines(minilm: Path, cross_encoder: Path) -> dict[str, EngineInProcess]:
     }
 
 
+def arrow_stream(*batches: list[str | None]) -> bytes:
+    """Return texts as an IPC stream."""
+    sink = pa.BufferOutputStream()
+    tables = [pa.record_batch({"text": pa.array(texts, pa.string())}) for texts in batches]
+    with pa.ipc.new_stream(sink, tables[0].schema) as writer:
+        for table in tables:
+            writer.write_batch(table)
+    return bytes(sink.getvalue())
+
+
 class Wires:
     """Callers of one gateway, one text at a time."""
 
@@ -57,12 +68,8 @@ class Wires:
         return np.frombuffer(base64.b64decode(reply.json()["data"][0]["embedding"]), "<f4")
 
     async def arrow(self, text: str) -> Any:
-        sink = pa.BufferOutputStream()
-        batch = pa.record_batch({"text": [text]})
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
         reply = await self.client.post(
-            "/embed?model=minilm", content=bytes(sink.getvalue()), headers={"content-type": ARROW}
+            "/embed?model=minilm", content=arrow_stream([text]), headers={"content-type": ARROW}
         )
         return self._row(reply)
 
@@ -83,6 +90,15 @@ class Wires:
         (reply,) = [reply async for reply in replies]
         return pb.EmbedResponse.FromString(reply).embeddings
 
+    async def arrow_over_grpc(self, text: str) -> Any:
+        embed: Any = self.channel.unary_unary("/tei_multiplexer.v1.TeiMultiplexer/EmbedArrow")
+        request = mux.EmbedArrowRequest(
+            target=mux.Target(instance_name="minilm"), arrow_ipc=arrow_stream([text]), normalize=True
+        )
+        reply = await embed(request.SerializeToString(), metadata=AUTHORIZED, timeout=30)
+        stream = mux.EmbedArrowResponse.FromString(reply).arrow_ipc
+        return pa.ipc.open_stream(stream).read_all()["embeddings"].to_pylist()[0]
+
     def _row(self, reply: httpx.Response) -> Any:
         assert reply.headers["content-type"] == ARROW, reply.text
         return pa.ipc.open_stream(reply.content).read_all()["embeddings"].to_pylist()[0]
@@ -102,7 +118,7 @@ async def wires(engines: dict[str, EngineInProcess]) -> AsyncIterator[Wires]:
 
 async def test_vectors_are_equal_over_every_wire(wires: Wires) -> None:
     found: dict[str, Vectors] = {}
-    for name in ("json", "base64", "arrow", "arrow_of_json", "grpc_unary", "grpc_stream"):
+    for name in ("json", "base64", "arrow", "arrow_of_json", "grpc_unary", "grpc_stream", "arrow_over_grpc"):
         found[name] = np.array([await getattr(wires, name)(text) for text in TEXTS], np.float64)
     expected = found.pop("json")
     assert (len(TEXTS), 384) == expected.shape
@@ -124,13 +140,13 @@ async def test_ranks_are_equal_over_every_wire(wires: Wires) -> None:
 
 
 async def test_an_arrow_stream_names_the_row_that_is_too_long(wires: Wires) -> None:
-    sink = pa.BufferOutputStream()
-    batches = [pa.record_batch({"text": texts}) for texts in (["a", None], ["b", "word " * 600])]
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+    content = arrow_stream(["a", None], ["b", "word " * 600])
     reply = await wires.client.post(
-        "/embed?model=minilm&truncate=false", content=bytes(sink.getvalue()), headers={"content-type": ARROW}
+        "/embed?model=minilm&truncate=false", content=content, headers={"content-type": ARROW}
     )
-    assert reply.status_code == 422
+    embed: Any = wires.channel.unary_unary("/tei_multiplexer.v1.TeiMultiplexer/EmbedArrow")
+    request = mux.EmbedArrowRequest(target=mux.Target(instance_name="minilm"), arrow_ipc=content)
+    call = embed(request.SerializeToString(), metadata=AUTHORIZED, timeout=30)
+    assert (422, grpc.StatusCode.INVALID_ARGUMENT) == (reply.status_code, await call.code())
     assert "row 3: " in reply.text
+    assert (await call.details()).startswith("row 3: ")

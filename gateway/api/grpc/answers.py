@@ -3,10 +3,10 @@
 from typing import Any
 
 from backends.tei_protos import tei_pb2 as pb
-from gateway.api.grpc.messages import parse
+from gateway.api.grpc.messages import OTHER_FIELDS_MAX, open_envelope, parse
 from gateway.api.grpc.rpc import Rpc
+from gateway.api.grpc.targets import take_request, take_target
 from gateway.api.grpc.tei import (
-    OTHER_FIELDS_MAX,
     RERANK,
     Operation,
     encode_info,
@@ -20,14 +20,18 @@ from gateway.calls import Call
 from gateway.errors import BodyTooLarge, InvalidInput
 
 
-async def answer_info(rpc: Rpc) -> None:
-    """Describe a model."""
+async def answer_info(rpc: Rpc, *, enveloped: bool = False) -> None:
+    """Describe a model. enveloped: the message has a target."""
     api = rpc.parts.api
     tenant = api.authenticator.authenticate(rpc.context)
-    parse(pb.InfoRequest, await rpc.read_only(), OTHER_FIELDS_MAX)
-    message = encode_info(rpc.parts.describe_model(api, tenant, rpc.context.model))
+    message = await rpc.read_only()
+    if enveloped:
+        take_target(rpc, open_envelope(message, OTHER_FIELDS_MAX).target)
+    else:
+        parse(pb.InfoRequest, message, OTHER_FIELDS_MAX)
+    described = encode_info(rpc.parts.describe_model(api, tenant, rpc.context.model))
     await rpc.begin({})
-    await rpc.write(message)
+    await rpc.write(described)
 
 
 async def answer_unary(rpc: Rpc, operation: Operation) -> None:
@@ -42,18 +46,18 @@ async def answer_unary(rpc: Rpc, operation: Operation) -> None:
         raise await api.charge_failure(context, error, operation.least) from None
 
 
-async def answer_rerank_stream(rpc: Rpc) -> None:
-    """Collect the texts of a stream, and answer once."""
+async def answer_rerank_stream(rpc: Rpc, *, enveloped: str | None = None) -> None:
+    """Collect the texts of a stream, and answer once. enveloped: as in `Operation`."""
     context, api = rpc.context, rpc.parts.api
     try:
         api.admit(context, LEAST)
-        request = join_rerank(await _collect(rpc))
+        request = join_rerank(await _collect(rpc, enveloped))
         await _reply(rpc, RERANK, request)
     except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
         raise await api.charge_failure(context, error, LEAST) from None
 
 
-async def _collect(rpc: Rpc) -> list[pb.RerankStreamRequest]:
+async def _collect(rpc: Rpc, enveloped: str | None) -> list[pb.RerankStreamRequest]:
     """Return all messages. Raises: BodyTooLarge, InvalidInput, and the errors of `Rpc.read` and `parse`."""
     requests: list[pb.RerankStreamRequest] = []
     size, inputs_max = 0, rpc.parts.api.inputs_max
@@ -63,6 +67,8 @@ async def _collect(rpc: Rpc) -> list[pb.RerankStreamRequest]:
             raise BodyTooLarge(f"the messages are larger than {rpc.parts.body_bytes_max} bytes together")
         if len(requests) == inputs_max:
             raise InvalidInput(f"more than {inputs_max} texts; this gateway takes no more in a call")
+        if enveloped is not None:
+            message = take_request(rpc, message, enveloped)
         requests.append(parse(pb.RerankStreamRequest, message, OTHER_FIELDS_MAX))
     return requests
 
@@ -81,7 +87,9 @@ async def _reply(rpc: Rpc, operation: Operation, request: Any) -> None:
 
 
 def parse_request(rpc: Rpc, operation: Operation, message: bytes) -> Any:
-    """Return a decoded request. Raises: InvalidInput, MalformedBody."""
+    """Return a decoded request. Raises: InvalidInput, MalformedBody, ModelNotFound."""
+    if operation.enveloped is not None:
+        message = take_request(rpc, message, operation.enveloped)
     fields_max = (operation.fields_max or rpc.parts.api.inputs_max) + OTHER_FIELDS_MAX
     return parse(operation.request, message, fields_max)
 

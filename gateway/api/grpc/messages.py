@@ -3,7 +3,8 @@
 Source: protobuf's encoding, https://protobuf.dev/programming-guides/encoding/.
 """
 
-from typing import TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError, Message
@@ -15,6 +16,8 @@ M = TypeVar("M", bound=Message)
 
 # A message up to this size is decoded within a few milliseconds, whatever it contains.
 UNCOUNTED_BYTES = 64 * 1024
+# Fields of a message besides its texts: a client may send fields several times, or those of later versions.
+OTHER_FIELDS_MAX = 1024
 # Wire types of a field: varint, eight bytes, length and bytes, four bytes. Groups are not in proto3.
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
 VARINT_BYTES_MAX = 10
@@ -52,6 +55,41 @@ def parse(kind: type[M], message: bytes, fields_max: int) -> M:
         return kind.FromString(message)
     except DecodeError as error:
         raise _malformed(kind.__name__) from error
+
+
+class Envelope(NamedTuple):
+    """Message with a target and a request, both still encoded. None for an absent one."""
+
+    target: bytes | None
+    request: bytes | None
+
+
+def open_envelope(message: bytes, fields_max: int) -> Envelope:
+    """Return the fields 1 and 2 of a message, which hold messages. Others are skipped, as unknown ones are.
+
+    Several occurrences of a message are merged, which for protobuf means that their bytes follow each other.
+    Raises: InvalidInput, MalformedBody.
+    """
+    found: dict[int, list[bytes]] = {}
+    for number, (start, end) in _fields(message, fields_max):
+        found.setdefault(number, []).append(message[start:end])
+    return Envelope(*[b"".join(found[number]) if number in found else None for number in (1, 2)])
+
+
+def _fields(message: bytes, fields_max: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield the number of each field of bytes, and the places of its content.
+
+    Raises: InvalidInput, MalformedBody.
+    """
+    check_fields(message, fields_max)
+    at = 0
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        end = _skip(message, key & 7, at)
+        if key & 7 == BYTES:
+            length, start = _read_varint(message, at)
+            yield key >> 3, (start, start + length)
+        at = end
 
 
 def check_fields(message: bytes, fields_max: int) -> None:

@@ -7,18 +7,22 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from backends.tei_protos import tei_pb2
+from backends.tei_protos import tei_multiplexer_pb2, tei_pb2
 from gateway.api.grpc.rpc import Rpc
 from gateway.errors import GatewayError, MalformedBody, NotFound
 
-TEI_SERVICES = tuple(service.full_name for service in tei_pb2.DESCRIPTOR.services_by_name.values())
+SERVICES = tuple(
+    service.full_name
+    for file in (tei_pb2, tei_multiplexer_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+)
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 HEALTH = f"/{HEALTH_SERVICE}/Check"
 REFLECTION = (
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     f"/{reflection.SERVICE_NAME}/ServerReflectionInfo",
 )
-_REFLECTION = reflection.ReflectionServicer((*TEI_SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME))
+_REFLECTION = reflection.ReflectionServicer((*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME))
 
 
 async def answer_health(rpc: Rpc) -> None:
@@ -28,7 +32,7 @@ async def answer_health(rpc: Rpc) -> None:
         request = health_pb2.HealthCheckRequest.FromString(content)
     except DecodeError:
         raise MalformedBody("the message is no valid protobuf HealthCheckRequest") from None
-    if request.service not in ("", HEALTH_SERVICE, *TEI_SERVICES):
+    if request.service not in ("", HEALTH_SERVICE, *SERVICES):
         raise NotFound("service not registered")
     await rpc.begin({})
     await rpc.write(health_pb2.HealthCheckResponse(status=_health_of(rpc)).SerializeToString())

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from gateway.errors import DeadlineExceeded, Internal, MalformedBody, ShuttingDo
 from gateway.events import CallFinished, Observe
 from gateway.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 from gateway.tenants.keyring import Tenant
+from gateway.timeline import Timeline
 
 if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.
@@ -48,7 +50,7 @@ class RpcParts:
     in_flight: InFlight
     observe: Observe
     body_bytes_max: int
-    reply_headers: Callable[[Any], dict[str, str]]
+    reply_headers: Callable[..., dict[str, str]]
     describe_model: Callable[[Any, Tenant, str | None], Any]
     traces: "CallTraces | None" = None
 
@@ -74,6 +76,13 @@ class RpcContext(CallContext):
         remaining_s = max(float(remaining), 0.001)
         return remaining_s if asked is None else min(asked, remaining_s)
 
+    def of_message(self) -> "RpcContext":
+        """Return the context of one message of several: this one, with times and counts of its own."""
+        context = copy.copy(self)
+        context.timeline = Timeline()
+        context.inputs = context.tokens = 0
+        return context
+
 
 class Message:
     """Bytes of one message in memory, which count as HTTP's bodies do. Never evicted: it arrived whole."""
@@ -91,7 +100,7 @@ class Rpc:
     """One RPC.
 
     context: its state. status: of its event. failed_message: number of the message of a stream that failed,
-    counted from 0.
+    counted from 0. target: of its messages, encoded, where these have one.
     """
 
     def __init__(self, parts: RpcParts, servicer: Servicer) -> None:
@@ -99,6 +108,7 @@ class Rpc:
         self.context = RpcContext(servicer)
         self.status = 200
         self.failed_message: int | None = None
+        self.target: bytes | None = None
         self._servicer = servicer
 
     async def begin(self, headers: Mapping[str, str]) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from gateway.api.grpc import multiplexer
 from gateway.api.grpc.answers import answer_info, answer_rerank_stream, answer_unary
+from gateway.api.grpc.arrow_batches import answer_embed_arrow, answer_sparse_arrow
 from gateway.api.grpc.open_services import HEALTH, REFLECTION, answer_health, answer_reflection
 from gateway.api.grpc.rpc import Rpc, RpcParts, Servicer, run_open_rpc, run_rpc
 from gateway.api.grpc.streams import answer_stream
@@ -47,13 +49,7 @@ class Methods(grpc.GenericRpcHandler):
     """All methods by path."""
 
     def __init__(self, parts: RpcParts) -> None:
-        guarded: dict[str, Answer] = {INFO: answer_info, RERANK_STREAM: answer_rerank_stream}
-        guarded.update(
-            {path: partial(answer_unary, operation=operation) for path, operation in UNARY.items()}
-        )
-        guarded.update(
-            {path: partial(answer_stream, operation=operation) for path, operation in STREAMS.items()}
-        )
+        guarded = guarded_answers()
         opened: dict[str, Answer] = dict.fromkeys(REFLECTION, answer_reflection)
         opened[HEALTH] = answer_health
         self._handlers = {path: _handler(run_rpc, parts, path, answer) for path, answer in guarded.items()}
@@ -65,6 +61,23 @@ class Methods(grpc.GenericRpcHandler):
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a method. An unknown one is UNIMPLEMENTED."""
         return self._handlers.get(handler_call_details.method, self._unknown)
+
+
+def guarded_answers() -> dict[str, Answer]:
+    """Return the answer of each method that needs a key, by its path."""
+    answers: dict[str, Answer] = {
+        INFO: answer_info,
+        RERANK_STREAM: answer_rerank_stream,
+        multiplexer.INFO: partial(answer_info, enveloped=True),
+        multiplexer.RERANK_STREAM: partial(answer_rerank_stream, enveloped="rerank"),
+        multiplexer.EMBED_ARROW: answer_embed_arrow,
+        multiplexer.EMBED_SPARSE_ARROW: answer_sparse_arrow,
+    }
+    for path, operation in (UNARY | multiplexer.UNARY).items():
+        answers[path] = partial(answer_unary, operation=operation)
+    for path, operation in (STREAMS | multiplexer.STREAMS).items():
+        answers[path] = partial(answer_stream, operation=operation)
+    return answers
 
 
 def _handler(run: Run, parts: RpcParts, path: str, answer: Answer) -> Any:

@@ -1,7 +1,6 @@
 """Streams of messages, each with a reply: many are in flight, and the replies keep the messages' order."""
 
 import asyncio
-import copy
 from collections import deque
 from contextlib import suppress
 
@@ -9,7 +8,6 @@ from gateway.api.grpc.answers import encode, parse_request, serve
 from gateway.api.grpc.rpc import Rpc, RpcContext
 from gateway.api.grpc.tei import Operation
 from gateway.tenants.keyring import Tenant
-from gateway.timeline import Timeline
 
 
 async def answer_stream(rpc: Rpc, operation: Operation) -> None:
@@ -85,7 +83,7 @@ class MessageStream:
 
     async def _answer(self, content: bytes) -> bytes:
         """Return the reply to one message. Raises: GatewayError."""
-        context, operation, api = message_context(self._rpc.context), self._operation, self._rpc.parts.api
+        context, operation, api = self._rpc.context.of_message(), self._operation, self._rpc.parts.api
         try:
             with self._rpc.hold(content):
                 request = parse_request(self._rpc, operation, content)
@@ -104,14 +102,6 @@ class MessageStream:
         stream.tokens += message.tokens
         stream.timeline.model = message.timeline.model
         stream.timeline.operation = message.timeline.operation
-
-
-def message_context(stream: RpcContext) -> RpcContext:
-    """Return the context of one message: the stream's, with times and counts of its own."""
-    context = copy.copy(stream)
-    context.timeline = Timeline()
-    context.inputs = context.tokens = 0
-    return context
 
 
 async def _cancel(*tasks: "asyncio.Task[object]") -> None:

@@ -39,8 +39,6 @@ from gateway.timeline import Timeline
 # Longest vector, as in the JSON dialect.
 DIMENSIONS_MAX = 65536
 UINT32_MAX = 2**32 - 1
-# Fields of a message besides its texts: a client may send fields several times, or those of later versions.
-OTHER_FIELDS_MAX = 1024
 
 Decode: TypeAlias = Callable[[Any, str | None, CallContext, InputReader], Awaitable[Call]]
 # Called with the request and the reply; returns the reply without its metadata.
@@ -52,7 +50,8 @@ class Operation:
     """One of TEI's operations, unary or in a stream.
 
     is_timed: the reply carries TEI's metadata. parallel: most messages of one stream in flight, which bounds
-    the memory of their replies. least: the least that a message costs.
+    the memory of their replies. least: the least that a message costs. enveloped: name of the request in a
+    message that also has a target; None if the message is the request.
     """
 
     request: type[Message]
@@ -62,6 +61,7 @@ class Operation:
     parallel: int = 1024
     least: Cost = LEAST
     fields_max: int | None = None
+    enveloped: str | None = None
 
 
 async def _decode_embed(request: Any, model: str | None, context: CallContext, api: InputReader) -> Call:

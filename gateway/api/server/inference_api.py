@@ -165,16 +165,26 @@ def _is_bad_request(failure: GatewayError) -> bool:
     return is_at_fault and not failure.is_settled and failure.kind not in UNCHARGED
 
 
-def reply_headers(served: Served) -> dict[str, str]:
-    """Return the headers that every successful reply carries."""
+def reply_headers(served: Served, rows: Sequence[int] | None = None) -> dict[str, str]:
+    """Return the headers that every successful reply carries.
+
+    rows: of the inputs, in the caller's table; None if inputs are counted as they are.
+    """
     headers = rate_limit_headers(served.limit_statuses)
     if served.degraded:
         headers["x-quota-mode"] = "degraded"
     if served.reply.truncated != ():
-        headers["x-truncated-inputs"] = _ranges(served.reply.truncated)
+        headers["x-truncated-inputs"] = _ranges(rows_of(served.reply.truncated, rows))
     if served.fingerprint is not None:
         headers["x-embedding-fingerprint"] = served.fingerprint
     return headers
+
+
+def rows_of(indices: tuple[int, ...] | None, rows: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return the rows of some inputs; None for unknown ones."""
+    if indices is None or rows is None:
+        return indices
+    return tuple([rows[index] for index in indices])
 
 
 def _ranges(indices: tuple[int, ...] | None) -> str:
@@ -198,7 +208,7 @@ def respond(
     """Return the HTTP reply of a served call; `server-timing` counts the time up to here as "encode"."""
     timeline = context.timeline
     timeline.lap("encode")
-    all_headers = reply_headers(served)
+    all_headers = reply_headers(served, None if context.rows is None else context.rows.texts)
     if headers:
         all_headers |= headers
     all_headers["server-timing"] = timeline.server_timing()

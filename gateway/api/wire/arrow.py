@@ -218,10 +218,10 @@ def write_sparse(terms: Sequence[TermWeights], rows: Rows, form: Form = PLAIN) -
     sizes = np.zeros(rows.count, np.int64)
     sizes[list(rows.texts)] = [len(weights.indices) for weights in terms]
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    indices = np.concatenate([weights.indices for weights in terms]).astype(np.uint32)
-    values = np.concatenate([weights.values for weights in terms]).astype(np.float32)
+    indices = np.concatenate([np.empty(0, np.int32), *[weights.indices for weights in terms]])
+    values = np.concatenate([np.empty(0, np.float32), *[weights.values for weights in terms]])
     pairs = pa.StructArray.from_arrays(
-        [pa.array(indices), pa.array(values)],
+        [pa.array(indices.astype(np.uint32)), pa.array(values)],
         fields=[
             pa.field("index", pa.uint32(), nullable=False),
             pa.field("value", pa.float32(), nullable=False),
