@@ -25,6 +25,7 @@ START_S = 300.0
 STOP_S = 30.0
 CONFIG = """
 listen: 127.0.0.1:{port}
+grpc: {{listen: 127.0.0.1:{grpc_port}}}
 upstreams:
   minilm: {{backend: torch, model: sentence-transformers/all-MiniLM-L6-v2}}
   ids: {{backend: torch, model: sentence-transformers/all-MiniLM-L6-v2, token_encoding: {models}/bytes}}
@@ -46,7 +47,7 @@ tenants:
 
 
 class Gateway(NamedTuple):
-    """Address of the gateway, its keys and its models.
+    """Addresses of the gateway, its keys and its models.
 
     slow, spent: keys limited to one call per minute and one per day. prompted has prompts for roles, strict
     does not truncate, decoding accepts token ids, which are the bytes of UTF-8. cross is a cross-encoder,
@@ -54,6 +55,7 @@ class Gateway(NamedTuple):
     """
 
     url: str
+    grpc: str
     key: str = KEY
     slow: str = SLOW_KEY
     spent: str = SPENT_KEY
@@ -69,18 +71,18 @@ class Gateway(NamedTuple):
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """Start a gateway, and stop it after the tests."""
     home = tmp_path_factory.mktemp("gateway")
-    port = _free_port()
+    port, grpc_port = _free_port(), _free_port()
     config = home / "router.yaml"
     _make_models()
     digests = [f"sha256:{hashlib.sha256(key.encode()).hexdigest()}" for key in (KEY, SLOW_KEY, SPENT_KEY)]
-    config.write_text(CONFIG.format(port=port, models=MODELS, keys=digests))
+    config.write_text(CONFIG.format(port=port, grpc_port=grpc_port, models=MODELS, keys=digests))
     command = [ROOT / ".venv/bin/gateway", "serve", "-c", config]
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
             _wait(url, process, home / "log")
-            yield Gateway(url)
+            yield Gateway(url, f"127.0.0.1:{grpc_port}")
         finally:
             process.terminate()
             process.wait(STOP_S)

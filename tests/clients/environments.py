@@ -2,7 +2,8 @@
 
 `python -m tests.clients.environments [name …]` creates missing environments below `.clients` and runs the
 tests of all clients, or of the named ones. A client is a file `requirements/<name>.txt`, made by `make lock`
-from `<name>.in`, plus a file `test_<name>_client.py`.
+from `<name>.in`, plus a file `test_<name>_client.py`. A client in JavaScript also has a folder `<name>` with
+`package.json` and `package-lock.json`, whose packages npm installs.
 """
 
 import hashlib
@@ -26,9 +27,14 @@ def environment(name: str) -> Path:
     """Return the Python of a client's environment, created again if its requirements have changed."""
     target = HOME / name
     requirements = HERE / "requirements" / f"{name}.txt"
-    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    packages = HERE / name / "package-lock.json"
+    pinned = requirements.read_bytes() + (packages.read_bytes() if packages.exists() else b"")
+    digest = hashlib.sha256(pinned).hexdigest()
     stamp = target / "made"
     python = target / "bin" / "python"
+    if packages.exists() and target.exists():
+        # Node finds packages beside the scripts only.
+        shutil.copytree(packages.parent, target / name, dirs_exist_ok=True)
     if stamp.exists() and stamp.read_text() == digest:
         return python
     shutil.rmtree(target, ignore_errors=True)
@@ -37,12 +43,19 @@ def environment(name: str) -> Path:
     # sie-sdk requires Python 3.12 but runs on 3.11. All other packages are pinned to versions for both.
     flags = ["--require-hashes", "--no-deps", "--ignore-requires-python"]
     subprocess.run([*pip, *flags, "-r", requirements], check=True)
+    if packages.exists():
+        shutil.copytree(packages.parent, target / name)
+        npm = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+        subprocess.run(npm, check=True, cwd=target / name)
     stamp.write_text(digest)
     return python
 
 
 def passes(name: str) -> bool:
     """Return whether a client's tests pass in its environment, without the project's settings."""
+    if (HERE / name / "package-lock.json").exists() and shutil.which("npm") is None:
+        print(f"== {name} is left out: it needs Node.js with npm", flush=True)  # noqa: T201
+        return True
     tests = HERE / f"test_{name}_client.py"
     settings = ["-c", HERE / "pytest.ini", "--rootdir", HERE, "--confcutdir", HERE]
     print(f"== {name}", flush=True)  # noqa: T201 - the only output of this tool

@@ -1,5 +1,6 @@
 """Completion of the OpenAPI document that Litestar generates: summaries, tags, fields, and examples."""
 
+import json
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
@@ -45,6 +46,7 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
                 _split_description(operation)
                 _require_path_names(operation)
                 _complete_body(operation, document["components"]["schemas"])
+        _describe_defaults(document)
     return document
 
 
@@ -79,6 +81,33 @@ def _simplify_enums(document: dict[str, Any]) -> None:
         else:
             del schema["type"], schema["enum"]
             schema["oneOf"] = [plain, {"type": "null"}]
+
+
+def _describe_defaults(document: dict[str, Any]) -> None:
+    """Write defaults of bodies in words: to generators of types, a field with a default is always there."""
+    schemas = document["components"]["schemas"]
+    bodies = [
+        operation["requestBody"]
+        for item in document["paths"].values()
+        for operation in item.values()
+        if "requestBody" in operation
+    ]
+    pending, seen = bodies, set()
+    while pending:
+        for member in _objects(pending.pop()):
+            name = str(member.get("$ref", "")).rpartition("/")[2]
+            if name and name not in seen:
+                seen.add(name)
+                pending.append(schemas[name])
+            for field in member.get("properties", {}).values():
+                _describe_default(field)
+
+
+def _describe_default(field: dict[str, Any]) -> None:
+    default = field.pop("default", None)
+    if default is not None:
+        words = f"Default: {json.dumps(default)}."
+        field["description"] = f"{field['description']} {words}" if "description" in field else words
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:

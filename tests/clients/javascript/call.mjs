@@ -1,0 +1,95 @@
+// Calls the gateway with one client, and prints what it returned as JSON.
+// Usage: node call.mjs CLIENT, with GATEWAY, KEY, MODEL and GRPC in the environment.
+import { InferenceClient } from "@huggingface/inference";
+import { CohereClientV2 } from "cohere-ai";
+import { Ollama } from "ollama";
+import OpenAI from "openai";
+import { VoyageAIClient } from "voyageai";
+
+const { GATEWAY, KEY, MODEL } = process.env;
+const texts = ["an apple", "the sea"];
+const documents = ["a car", "an apple", "the sea"];
+
+async function failure(call) {
+  try {
+    await call();
+  } catch (error) {
+    return { name: error.constructor.name, status: error.status ?? error.statusCode, message: error.message };
+  }
+  return null;
+}
+
+const clients = {
+  async openai() {
+    const client = new OpenAI({ baseURL: `${GATEWAY}/v1`, apiKey: KEY, maxRetries: 0 });
+    const stranger = new OpenAI({ baseURL: `${GATEWAY}/v1`, apiKey: "nobody", maxRetries: 0 });
+    const reply = await client.embeddings.create({ model: MODEL, input: texts });
+    const floats = await client.embeddings.create({ model: MODEL, input: texts[0], encoding_format: "float" });
+    const small = await client.embeddings.create({ model: MODEL, input: texts, dimensions: 64 });
+    const models = [];
+    for await (const model of client.models.list()) models.push(model.id);
+    return {
+      vectors: reply.data.map((item) => item.embedding),
+      floats: floats.data[0].embedding,
+      widths: small.data.map((item) => item.embedding.length),
+      tokens: reply.usage.total_tokens,
+      models,
+      unknown: await failure(() => client.embeddings.create({ model: "nowhere", input: "a" })),
+      stranger: await failure(() => stranger.embeddings.create({ model: MODEL, input: "a" })),
+    };
+  },
+
+  async cohere() {
+    const client = new CohereClientV2({ token: KEY, environment: GATEWAY });
+    const reply = await client.embed({
+      model: MODEL, texts, inputType: "search_document", embeddingTypes: ["float", "int8"],
+    });
+    const ranks = await client.rerank({ model: MODEL, query: "fruit", documents, topN: 2 });
+    return {
+      vectors: reply.embeddings.float,
+      bytes: reply.embeddings.int8.map((row) => row.length),
+      ranks: ranks.results.map((rank) => rank.index),
+      unknown: await failure(() => client.embed(
+        { model: "nowhere", texts, inputType: "search_query", embeddingTypes: ["float"] }, { maxRetries: 0 },
+      )),
+    };
+  },
+
+  async huggingface() {
+    const client = new InferenceClient(KEY).endpoint(`${GATEWAY}/models/${MODEL}`);
+    const stranger = new InferenceClient("nobody").endpoint(`${GATEWAY}/models/${MODEL}`);
+    return {
+      vectors: await client.featureExtraction({ inputs: texts }),
+      similarities: await client.sentenceSimilarity({
+        inputs: { source_sentence: "fruit", sentences: documents },
+      }),
+      stranger: await failure(() => stranger.featureExtraction({ inputs: texts })),
+    };
+  },
+
+  async ollama() {
+    const client = new Ollama({ host: GATEWAY, headers: { authorization: `Bearer ${KEY}` } });
+    const reply = await client.embed({ model: MODEL, input: texts });
+    const old = await client.embeddings({ model: MODEL, prompt: texts[0] });
+    return {
+      vectors: reply.embeddings,
+      old: old.embedding,
+      models: (await client.list()).models.map((model) => model.name),
+      unknown: await failure(() => client.embed({ model: "nowhere", input: texts })),
+    };
+  },
+
+  async voyage() {
+    const client = new VoyageAIClient({ apiKey: KEY, environment: `${GATEWAY}/v1` });
+    const reply = await client.embed({ model: MODEL, input: texts, inputType: "document" });
+    const ranks = await client.rerank({ model: MODEL, query: "fruit", documents, topK: 2 });
+    return {
+      vectors: reply.data.map((item) => item.embedding),
+      tokens: reply.usage.totalTokens,
+      ranks: ranks.data.map((rank) => rank.index),
+      unknown: await failure(() => client.embed({ model: "nowhere", input: texts }, { maxRetries: 0 })),
+    };
+  },
+};
+
+console.log(JSON.stringify(await clients[process.argv[2]]()));
