@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from gateway.api.dialects import (
 from gateway.api.document.complete import TAGS
 from gateway.api.document.examples import EXAMPLES
 from gateway.api.document.fields import FIELDS, OWN_FIELDS
+from gateway.api.document.parts import PARTS
 from gateway.api.operators import keys
 from gateway.api.wire import tei_bodies, tei_operations, tei_predictions
 from gateway.app import ROUTES
@@ -194,14 +196,64 @@ async def test_every_way_to_send_a_key_is_documented_and_taken(boot: Boots) -> N
                 assert status == reply.status_code, name
 
 
+def objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield every object in a JSON value."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    for member in value if isinstance(value, list) else ():
+        yield from objects(member)
+
+
+def schemas_of_bodies(openapi: dict[str, Any]) -> dict[str, Any]:
+    """Return the schemas of all bodies, and of the objects inside them, by name."""
+    schemas = openapi["components"]["schemas"]
+    pending = [
+        operation["requestBody"]
+        for item in openapi["paths"].values()
+        for operation in item.values()
+        if "requestBody" in operation
+    ]
+    found: dict[str, Any] = {}
+    while pending:
+        for member in objects(pending.pop()):
+            name = str(member.get("$ref", "")).rpartition("/")[2]
+            if name and name not in found:
+                found[name] = schemas[name]
+                pending.append(schemas[name])
+    return found
+
+
 async def test_every_field_of_a_body_has_a_meaning(boot: Boots) -> None:
-    openapi = await document(boot)
-    for name in {body.__name__ for body in BODIES.values()}:
-        for field, schema in openapi["components"]["schemas"][name]["properties"].items():
-            # A schema that is a reference has the description of its target.
-            assert "description" in schema or "$ref" in schema, (
-                f"{name}.{field}: describe it in gateway/api/document/fields.py"
-            )
+    found = schemas_of_bodies(await document(boot))
+    assert {body.__name__ for body in BODIES.values()} <= found.keys()
+    missing = [
+        f"{name}.{field}"
+        for name, schema in found.items()
+        for field, member in schema.get("properties", {}).items()
+        if member.get("description", "Default:").startswith("Default:")
+    ]
+    assert [] == missing, "describe them in gateway/api/document/fields.py and parts.py"
+
+
+async def test_every_number_of_a_body_has_a_bound(boot: Boots) -> None:
+    bounds = {"minimum", "maximum", "exclusiveMinimum"}
+    unbound = []
+    for name, schema in schemas_of_bodies(await document(boot)).items():
+        for field, member in schema.get("properties", {}).items():
+            kinds = [member, *member.get("oneOf", ())]
+            is_number = any(kind.get("type") in {"integer", "number"} for kind in kinds)
+            if is_number and not any(bounds & kind.keys() for kind in kinds):
+                unbound.append(f"{name}.{field}")
+    # Ollama's duration may be any number, and changes nothing.
+    assert {"OllamaEmbedRequest.keep_alive", "OllamaEmbeddingsRequest.keep_alive"} == set(unbound)
+
+
+async def test_every_part_belongs_to_a_body(boot: Boots) -> None:
+    found = schemas_of_bodies(await document(boot))
+    for place in PARTS:
+        name, _, field = place.partition(".")
+        assert field in found[name]["properties"], place
 
 
 def test_meanings_and_examples_belong_to_bodies() -> None:

@@ -6,6 +6,7 @@ from typing import Any, Final, TypeAlias
 
 from gateway.api.document.examples import EXAMPLES
 from gateway.api.document.fields import FIELDS, OWN_FIELDS
+from gateway.api.document.parts import PARTS
 from gateway.api.server.paths import METHOD
 from gateway.api.server.responses import ARROW
 
@@ -46,6 +47,7 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
                 _split_description(operation)
                 _require_path_names(operation)
                 _complete_body(operation, document["components"]["schemas"])
+        _describe_parts(document["components"]["schemas"])
         _describe_defaults(document)
     return document
 
@@ -92,7 +94,8 @@ def _describe_defaults(document: dict[str, Any]) -> None:
         for operation in item.values()
         if "requestBody" in operation
     ]
-    pending, seen = bodies, set()
+    pending: list[dict[str, Any]] = bodies
+    seen: set[str] = set()
     while pending:
         for member in _objects(pending.pop()):
             name = str(member.get("$ref", "")).rpartition("/")[2]
@@ -160,8 +163,15 @@ def _complete_body(operation: Operation, schemas: dict[str, Any]) -> None:
     for media in operation.get("requestBody", {}).get("content", {}).values():
         name = media["schema"].get("$ref", "").rpartition("/")[2]
         for field, schema in schemas.get(name, {}).get("properties", {}).items():
-            meaning = OWN_FIELDS.get(f"{name}.{field}") or FIELDS.get(field)
-            if meaning and "$ref" not in schema:
+            meaning = OWN_FIELDS.get(f"{name}.{field}") or PARTS.get(f"{name}.{field}") or FIELDS.get(field)
+            if meaning:
                 schema.setdefault("description", meaning)
         if name in EXAMPLES:
             media["example"] = EXAMPLES[name]
+
+
+def _describe_parts(schemas: dict[str, Any]) -> None:
+    """Describe the fields of objects inside bodies."""
+    for place, meaning in PARTS.items():
+        name, _, field = place.partition(".")
+        schemas[name]["properties"][field].setdefault("description", meaning)
