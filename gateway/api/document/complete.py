@@ -25,6 +25,7 @@ TAGS: Final[dict[str, str]] = {
     "Operators": "Keys, tenants, usage, upstreams and models; they need a key with the scope `admin`.",
 }
 Operation: TypeAlias = dict[str, Any]
+FIRST_FIELDS: Final = ("query", "input", "inputs", "texts", "documents", "model")
 # Those that take Arrow, also below a model.
 BELOW_MODELS = "/models/{name}"
 ARROW_PATHS = frozenset({"/embed", "/embed_sparse", "/v1/embeddings", "/embeddings"})
@@ -47,6 +48,7 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
                 _split_description(operation)
                 _require_path_names(operation)
                 _complete_body(operation, document["components"]["schemas"])
+        _sort_fields(document["components"]["schemas"])
         _describe_parts(document["components"]["schemas"])
         _describe_defaults(document)
     return document
@@ -168,6 +170,15 @@ def _complete_body(operation: Operation, schemas: dict[str, Any]) -> None:
                 schema.setdefault("description", meaning)
         if name in EXAMPLES:
             media["example"] = EXAMPLES[name]
+
+
+def _sort_fields(schemas: dict[str, Any]) -> None:
+    """Put what a caller has to send before the options, in the document and in generated clients."""
+    for schema in schemas.values():
+        fields = schema.get("properties", {})
+        first = [name for name in FIRST_FIELDS if name in fields]
+        if first:
+            schema["properties"] = {name: fields[name] for name in dict.fromkeys([*first, *fields])}
 
 
 def _describe_parts(schemas: dict[str, Any]) -> None:
