@@ -22,6 +22,8 @@ API_ADDRESSES: dict[ApiKind, str | None] = {
     "jina": "https://api.jina.ai/v1",
     "voyage": "https://api.voyageai.com/v1",
 }
+# Beginnings of the addresses of TEI servers that are called over gRPC, without and with TLS.
+GRPC_SCHEMES = ("grpc://", "grpcs://")
 # Bound on every number that a server reports. Lengths, batches and quotas are computed from them.
 NUMBER_MAX = 2**31
 # Invariant: C-contiguous float32, so that a row is a view and its bytes are its base64 payload.
@@ -438,7 +440,8 @@ class ApiSettings(msgspec.Struct, frozen=True):
 class ReplicaSpec(msgspec.Struct, frozen=True):
     """Address and connection settings of one replica.
 
-    address: a base URL; for torch, the form that `backends.torch.wire.address_of` writes.
+    address: a base URL, for TEI also grpc://host:port; for torch, the form that
+    `backends.torch.wire.address_of` writes.
     model: name of the served model, if the wire carries one.
     tokenizer: of the model's checkpoint, for wires that report no tokens or no prompts.
     ip: the address to connect to if the host of `address` has several. Host header and SNI keep the name.

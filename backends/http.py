@@ -56,6 +56,19 @@ ROW_LISTS_MAX = 16
 ROW_VALUES_MAX = 65_536
 
 
+def secrets_of(headers: Mapping[str, str]) -> list[bytes]:
+    """Return the parts of header values that may be credentials."""
+    parts = [part for value in headers.values() for part in (value, *value.split())]
+    return [part.encode() for part in parts if len(part) >= SECRET_CHARACTERS_MIN]
+
+
+def mask_secrets(text: bytes, secrets: Sequence[bytes]) -> bytes:
+    """Mask the gateway's credentials in an upstream's words, because they may reach a caller."""
+    for secret in secrets:
+        text = text.replace(secret, b"...")
+    return text
+
+
 def countdown(timeout_s: float) -> Callable[[], float]:
     """Return a function that reports the remaining seconds of a timeout shared by several requests.
 
@@ -106,8 +119,7 @@ class UpstreamClient:
         self.base_url = base_url.rstrip("/")
         # Uncompressed replies are faster on a local network, and a small reply cannot expand to a huge one.
         self._headers = {"accept-encoding": "identity", **(headers or {})}
-        parts = [part for value in (headers or {}).values() for part in (value, *value.split())]
-        self._secrets = [part.encode() for part in parts if len(part) >= SECRET_CHARACTERS_MIN]
+        self._secrets = secrets_of(headers or {})
         # Only the gateway's own engine is behind a socket.
         self._is_trusted = options is not None and options.socket_path is not None
         self._templates: dict[tuple[str, str, str | None], RequestTemplate] = {}
@@ -173,14 +185,8 @@ class UpstreamClient:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in raw.headers}
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise ReplicaFailed("the reply is compressed, which was not asked for")
-        body = raw.body if raw.status == 200 else self._without_secrets(raw.body[:ERROR_BYTES_MAX])
+        body = raw.body if raw.status == 200 else mask_secrets(raw.body[:ERROR_BYTES_MAX], self._secrets)
         return UpstreamResponse(raw.status, headers, body)
-
-    def _without_secrets(self, body: bytes) -> bytes:
-        """Mask the gateway's credentials in an error body, because its text may reach a caller."""
-        for secret in self._secrets:
-            body = body.replace(secret, b"...")
-        return body
 
     def _template(self, method: str, path: str, content_type: str | None) -> RequestTemplate:
         """Return the request line and constant headers, built once per method, path and content type."""
@@ -305,3 +311,9 @@ def _tls_context(tls: TlsFiles) -> ssl.SSLContext:
     if tls.certificate is not None:
         context.load_cert_chain(tls.certificate, tls.private_key)
     return context
+
+
+def trusted_authorities() -> bytes:
+    """Return the certificates, in PEM format, that upstreams without a `ca` of their own are checked with."""
+    certificates = _tls_context(TlsFiles()).get_ca_certs(binary_form=True)
+    return "".join(map(ssl.DER_cert_to_PEM_cert, certificates)).encode()

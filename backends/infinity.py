@@ -4,8 +4,6 @@ Infinity reports characters instead of tokens and no maximum length, and it trun
 therefore counts tokens with the model's own tokenizer.
 """
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
 
@@ -53,6 +51,7 @@ from backends.openai_wire import UnequalWidths, choose_model, decode_embeddings
 from backends.outputs import check_outputs
 from backends.replies import (
     check_dimensions,
+    order_labels,
     rows_of,
 )
 from backends.texts import (
@@ -164,19 +163,6 @@ def check_truncation(work: ModelWork, count: TokenCount) -> None:
         raise UnsupportedWork(
             f"input {count.truncated[0]} is too long, and this upstream cuts the right end only"
         )
-
-
-def order_labels(
-    predictions: Sequence[Sequence[tuple[str, float]]], checkpoint_labels: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Return a classifier's labels in the checkpoint's order if it has the same ones, else sorted.
-
-    Raises: ReplicaFailed.
-    """
-    labels = [label for label, _ in predictions[0]] if predictions else []
-    if not labels or len(set(labels)) < len(labels):
-        raise ReplicaFailed("the upstream's labels are not one each")
-    return checkpoint_labels if set(checkpoint_labels) == set(labels) else tuple(sorted(labels))
 
 
 def profile_vectors(response: UpstreamResponse) -> InfinityProfile:

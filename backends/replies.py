@@ -186,6 +186,19 @@ def label_scores(
     return score_matrix(rows, expected, len(labels))
 
 
+def order_labels(
+    predictions: Sequence[Sequence[tuple[str, float]]], checkpoint_labels: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return a classifier's labels in the checkpoint's order if it has the same ones, else sorted.
+
+    Raises: ReplicaFailed.
+    """
+    labels = [label for label, _ in predictions[0]] if predictions else []
+    if not labels or len(set(labels)) < len(labels):
+        raise ReplicaFailed("the upstream's labels are not one each")
+    return checkpoint_labels if set(checkpoint_labels) == set(labels) else tuple(sorted(labels))
+
+
 def score_matrix(rows: Sequence[Sequence[float]], expected: int, labels: int) -> Vectors:
     """Convert scores to an array (expected, labels) float32.
 

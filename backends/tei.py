@@ -6,11 +6,14 @@ Rule: never send null, because TEI refuses it for most fields.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import msgspec
 
 from backends.contract import (
+    GRPC_SCHEMES,
+    Backend,
     Capabilities,
     Classify,
     ClassifyReply,
@@ -172,7 +175,7 @@ def capabilities(info: TeiInfo) -> Capabilities:
         batch_inputs=info.max_client_batch_size,
         batch_bytes=BATCH_BYTES,
         concurrent_inputs=info.max_concurrent_requests,
-        pooling=str(embedding.get("pooling")) if isinstance(embedding, dict) else None,
+        pooling=_pooling(embedding),
         dtype=info.model_dtype,
         revision=info.model_sha,
         version=info.version,
@@ -180,6 +183,11 @@ def capabilities(info: TeiInfo) -> Capabilities:
         labels=labels_of(info.model_type),
         truncates=info.auto_truncate,
     )
+
+
+def _pooling(embedding: Any) -> str | None:
+    pooling = embedding.get("pooling") if isinstance(embedding, dict) else None
+    return None if pooling is None else str(pooling)
 
 
 def check_supported(work: Work, info: TeiInfo) -> None:
@@ -277,8 +285,8 @@ def _check_count(entries: Sequence[object], inputs: Sequence[object]) -> None:
 def _decode_embed(work: Embed, path: str, response: UpstreamResponse, info: TeiInfo) -> EmbedReply:
     vectors, tokens = _vectors(path, response, len(work.inputs))
     check_tokens(tokens, len(work.inputs), info.max_input_length)
-    cut = _truncated(work, tokens, info)
-    return EmbedReply(_apply_dimensions(vectors, work), tokens, cut)
+    cut = truncated(work, tokens, info)
+    return EmbedReply(apply_dimensions(vectors, work), tokens, cut)
 
 
 def _decode_native(
@@ -287,7 +295,7 @@ def _decode_native(
     expected = len(inputs_of(work))
     tokens = _header_tokens(response, expected)
     check_tokens(tokens, expected, info.max_input_length)
-    cut = _truncated(work, tokens, info)
+    cut = truncated(work, tokens, info)
     match work:
         case Rerank():
             ranks = msgspec.json.decode(response.body, type=list[TeiRankItem])
@@ -326,7 +334,8 @@ def _decode_encode(
     return msgspec.structs.replace(empty, sparse=terms)
 
 
-def _truncated(work: ModelWork, tokens: int, info: TeiInfo) -> tuple[int, ...] | None:
+def truncated(work: ModelWork, tokens: int, info: TeiInfo) -> tuple[int, ...] | None:
+    """Return () if certainly no input was cut, otherwise None."""
     # Only the server knows the text of a named prompt.
     prompt_known = not isinstance(work, Embed | Encode) or not work.prompt_name
     return truncated_inputs(work, tokens, info.max_input_length, prompt_known=prompt_known)
@@ -343,7 +352,7 @@ def _vectors(path: str, response: UpstreamResponse, expected: int) -> tuple[Vect
     return vectors, tokens
 
 
-def _apply_dimensions(vectors: Vectors, work: Embed) -> Vectors:
+def apply_dimensions(vectors: Vectors, work: Embed) -> Vectors:
     """Apply `dimensions` for releases before 1.8, which ignore the field."""
     is_applied = work.dimensions is None or vectors.shape[1] == work.dimensions
     return vectors if is_applied else fit_vectors(vectors, work)
@@ -440,6 +449,9 @@ class TeiBackend:
         await self._http.aclose()
 
 
-def open_replica(spec: ReplicaSpec) -> TeiBackend:
-    """Return a client of the TEI server at the spec's base URL."""
+def open_replica(spec: ReplicaSpec) -> Backend:
+    """Return a client of the TEI server at the spec's base URL, over HTTP or over gRPC."""
+    if spec.address.startswith(GRPC_SCHEMES):
+        # Imported here, because it needs the packages of an extra.
+        return cast("Backend", import_module("backends.tei_grpc").open_replica(spec))
     return TeiBackend(open_client(spec))

@@ -15,7 +15,7 @@ import msgspec
 from backends.model_names import is_path
 from gateway.config.api_checks import FRAMING, HEADER_NAME, has_secret_parameter
 from gateway.config.cross_checks import model_problems, upstream_problems
-from gateway.config.file_checks import missing_folder, upstream_tls_problems
+from gateway.config.file_checks import missing_folder, missing_upstream_grpc, upstream_tls_problems
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.relative_paths import resolve_upstream_paths
 from gateway.config.schema import OWN_VOCABULARY, ModelSettings, UpstreamSettings
@@ -36,7 +36,7 @@ HUB_ID = re.compile(r"(?!.*(?:\.\.|--))(?:(?![.-])[A-Za-z0-9_.-]+(?<![.-])(?:/(?
 REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 # A host name or an address, without characters that a URL would have to escape.
 BASE_URL = re.compile(
-    r"https?://(?:(?=[^:/]{1,253}(?:[:/]|$))\w(?:[\w-]{0,61}\w)?(?:\.\w(?:[\w-]{0,61}\w)?)*\.?|\[[0-9A-Fa-f:.]+\])"
+    r"(?:http|grpc)s?://(?:(?=[^:/]{1,253}(?:[:/]|$))\w(?:[\w-]{0,61}\w)?(?:\.\w(?:[\w-]{0,61}\w)?)*\.?|\[[0-9A-Fa-f:.]+\])"
     r"(?::\d{1,5})?(?:/[A-Za-z0-9._~/-]*)?(?:\?[A-Za-z0-9._~/=&-]*)?",
     re.ASCII,
 )
@@ -121,7 +121,13 @@ def _validated(upstream: UpstreamSettings, path: str, sources: SecretSources) ->
         ]
     )
     resolved = resolve_upstream_paths(upstream, sources.files) if sources.files else upstream
-    _raise_problems([*missing_folder(resolved, path), *upstream_tls_problems(resolved.tls, f"{path}.tls")])
+    _raise_problems(
+        [
+            *missing_folder(resolved, path),
+            *missing_upstream_grpc(resolved, f"{path}.replicas"),
+            *upstream_tls_problems(resolved.tls, f"{path}.tls"),
+        ]
+    )
     return _with_secrets(resolved, path, sources)
 
 

@@ -1,10 +1,11 @@
-"""Checks of an upstream's settings for OpenAI's API and its relatives, of addresses and of headers."""
+"""Checks of an upstream's settings for OpenAI's API and its relatives, of addresses, headers and metadata."""
 
 import re
 from collections.abc import Iterator
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from backends.api_shapes import SHAPES, shape_of
+from backends.contract import GRPC_SCHEMES
 from gateway.config.problems import Problem
 from gateway.config.schema import UpstreamSettings
 
@@ -12,6 +13,7 @@ API_KEYS = ("embeddings", "rerank", "input_type", "extra_body")
 # Headers that belong to the framing of a request.
 FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
 # Names of query parameters whose values are secrets, as providers call them.
 SECRET_PARAMETER = re.compile(r"key|token|secret|password|sig|auth|credential|^code$", re.IGNORECASE)
 
@@ -26,11 +28,48 @@ def address_problem(url: str, upstream: UpstreamSettings) -> str | None:
         return "a secret in the query string; write it as `api_key`, and its header as `api_key_header`"
     try:
         parts = urlsplit(url)
+        if url.startswith(GRPC_SCHEMES):
+            return _grpc_address_problem(parts, upstream)
         is_base = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         is_whole = not parts.fragment and not (parts.query and upstream.api is None)
     except ValueError:
         is_base = is_whole = False
     return None if is_base and is_whole else "not a base URL, http://host:port"
+
+
+def _grpc_address_problem(parts: SplitResult, upstream: UpstreamSettings) -> str | None:
+    """Return the problem of an address for gRPC. Raises: ValueError, if its port is none."""
+    if upstream.backend != "tei":
+        return "gRPC is for `backend: tei`; write the server's base URL, http://host:port"
+    is_whole = bool(parts.hostname) and bool(parts.port) and not (parts.path or parts.query or parts.fragment)
+    return None if is_whole else f"not an address for gRPC, {parts.scheme}://host:port"
+
+
+def metadata_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    """Yield the problems of headers and names that gRPC cannot send as metadata."""
+    if not is_grpc(upstream):
+        return
+    for name, value in upstream.headers.items():
+        lower = name.lower()
+        if not METADATA_KEY.fullmatch(lower) or lower.startswith("grpc-") or lower.endswith("-bin"):
+            message = (
+                "gRPC's metadata cannot have this name; use letters, digits, dashes, no `grpc-` or `-bin`"
+            )
+            yield Problem(f"{path}.headers.{name}", message)
+        elif not _is_sendable(value):
+            yield Problem(f"{path}.headers.{name}", "gRPC sends printable ASCII only")
+    for key in ("model", "api_key"):
+        if not _is_sendable(getattr(upstream, key) or ""):
+            yield Problem(f"{path}.{key}", "gRPC sends printable ASCII only")
+
+
+def is_grpc(upstream: UpstreamSettings) -> bool:
+    """Return True if a replica is called over gRPC."""
+    return any(url.startswith(GRPC_SCHEMES) for url in upstream.replicas)
+
+
+def _is_sendable(value: str) -> bool:
+    return value.isascii() and value.isprintable()
 
 
 def has_secret_parameter(url: str) -> bool:

@@ -11,7 +11,13 @@ from backends.errors import ModelUnavailable
 from backends.instructions import template_problem
 from backends.torch.options import RerankPrompt
 from backends.torch.rerank_template import written_template
-from gateway.config.api_checks import address_problem, api_problems, has_types, key_header_problems
+from gateway.config.api_checks import (
+    address_problem,
+    api_problems,
+    has_types,
+    key_header_problems,
+    metadata_problems,
+)
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
 from gateway.config.problems import Problem, unknown_name
@@ -113,6 +119,7 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
             yield Problem(f"{path}.replicas[{index}]", problem)
         elif url in upstream.replicas[:index]:
             yield Problem(f"{path}.replicas[{index}]", "is listed twice")
+    yield from metadata_problems(upstream, path)
 
 
 def _tokenizer_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:

@@ -6,17 +6,20 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from backends.model_names import is_path
+from gateway.config.api_checks import is_grpc
 from gateway.config.problems import Problem
 from gateway.config.schema import Config, UpstreamSettings, UpstreamTls
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 GRPC_PACKAGES = ("grpc", "grpc_health", "grpc_reflection")
+NO_GRPC = "needs the extra `grpc`: .venv/bin/pip install -r requirements/runtime.txt"
 
 
 def file_problems(config: Config) -> Iterator[Problem]:
     """Yield the problems of folders, certificates and packages. Relative paths are already resolved."""
     for name, upstream in config.upstreams.items():
         yield from missing_folder(upstream, f"upstreams.{name}")
+        yield from missing_upstream_grpc(upstream, f"upstreams.{name}.replicas")
     if config.admin.files is not None and not Path(config.admin.files).is_dir():
         yield Problem("admin.files", f"there is no folder {config.admin.files}")
     if (listener := config.tls) is not None:
@@ -57,7 +60,15 @@ def missing_exporter(config: Config, exporter: str = EXPORTER) -> Iterator[Probl
 def missing_grpc(config: Config, packages: Sequence[str] = GRPC_PACKAGES) -> Iterator[Problem]:
     """Yield a problem if gRPC is configured and its optional packages are not installed."""
     if config.grpc is not None and not all(find_spec(package) for package in packages):
-        yield Problem("grpc", "needs the extra `grpc`: .venv/bin/pip install -r requirements/runtime.txt")
+        yield Problem("grpc", NO_GRPC)
+
+
+def missing_upstream_grpc(
+    upstream: UpstreamSettings, path: str, packages: Sequence[str] = GRPC_PACKAGES
+) -> Iterator[Problem]:
+    """Yield a problem if a replica is called over gRPC and the optional packages are not installed."""
+    if is_grpc(upstream) and not all(find_spec(package) for package in packages):
+        yield Problem(path, f"gRPC {NO_GRPC}")
 
 
 def _pem_problems(certificate: str | None, key: str | None, ca: str | None, path: str) -> Iterator[Problem]:

@@ -190,7 +190,15 @@ def test_rejects_unusable_names(sources: SecretSources, name: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://b", "https://b.example.org:8443/v1", "http://[::1]:80", "http://10.0.0.1:8080/", "http://tei_0"],
+    [
+        "http://b",
+        "https://b.example.org:8443/v1",
+        "http://[::1]:80",
+        "http://10.0.0.1:8080/",
+        "http://tei_0",
+        "grpc://tei-0:8080",
+        "grpcs://[::1]:443",
+    ],
 )
 def test_accepts_usable_addresses(sources: SecretSources, url: str) -> None:
     assert (url,) == read_upstream("x", {**TEI, "replicas": [url]}, sources).replicas

@@ -12,6 +12,7 @@ from gateway.config.problems import ConfigError
 from gateway.config.schema import UpstreamSettings
 from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
 
+GRPC = {"backend": "tei", "replicas": ["grpc://t:1"]}
 OPENAI = {"backend": "openai", "replicas": ["http://api"]}
 SECRET = "0123456789abcdef"
 
@@ -87,6 +88,14 @@ def test_sends_the_key_in_its_header(settings: dict[str, Any], expected: dict[st
         ({"backend": "torch", "model": "m", "extra_body": {"a": 1}}, "extra_body", "`backend: openai,"),
         ({"backend": "tei", "replicas": ["http://t?a=b"]}, "replicas[0]", "not a base URL"),
         (OPENAI | {"replicas": ["http://api#x"]}, "replicas[0]", "not a base URL"),
+        (OPENAI | {"replicas": ["grpc://t:1"]}, "replicas[0]", "gRPC is for `backend: tei`"),
+        ({"backend": "tei", "replicas": ["grpc://t"]}, "replicas[0]", "grpc://host:port"),
+        ({"backend": "tei", "replicas": ["grpcs://t:1/tei"]}, "replicas[0]", "grpcs://host:port"),
+        ({"backend": "tei", "replicas": ["grpc://t:99999"]}, "replicas[0]", "not a base URL"),
+        (GRPC | {"headers": {"grpc-timeout": "1S"}}, "headers.grpc-timeout", "no `grpc-`"),
+        (GRPC | {"headers": {"x-key-bin": "a"}}, "headers.x-key-bin", "`-bin`"),
+        (GRPC | {"headers": {"x-team": "é"}}, "headers.x-team", "ASCII"),
+        (GRPC | {"model": "modèle"}, "model", "ASCII"),
         (OPENAI | {"replicas": [f"http://api/v1?key={SECRET}"]}, "replicas[0]", "`api_key_header`"),
         (OPENAI | {"replicas": [f"http://api?a=b&SIG={SECRET}"]}, "replicas[0]", "`api_key_header`"),
         (OPENAI | {"rerank": "http://other/rerank"}, "rerank", "not a path"),

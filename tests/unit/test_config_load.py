@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from backends.torch.options import RerankPrompt
-from gateway.config.file_checks import missing_exporter
+from gateway.config.file_checks import missing_exporter, missing_upstream_grpc
 from gateway.config.load import load_config, parse_config
 from gateway.config.problems import ConfigError, Problem
-from gateway.config.schema import Config, Key, host_and_port
+from gateway.config.schema import Config, Key, UpstreamSettings, host_and_port
 from gateway.tenants.keyring import key_digest
 
 INVALID = Path(__file__).parent.parent / "configs" / "invalid"
@@ -170,6 +170,17 @@ def test_tracing_needs_the_exporter_package(package: str, paths: list[str]) -> N
 
     assert paths == [problem.path for problem in missing_exporter(config, package)]
     assert [] == list(missing_exporter(parse_config(MINIMAL, {}, BASE), package))
+
+
+def test_grpc_replica_needs_its_packages() -> None:
+    http, grpc = (
+        UpstreamSettings(backend="tei", replicas=(f"{scheme}://t:1",)) for scheme in ("http", "grpc")
+    )
+    found = list(missing_upstream_grpc(grpc, "upstreams.t.replicas", ("no_such_package",)))
+
+    assert ["upstreams.t.replicas"] == [problem.path for problem in found]
+    assert "extra `grpc`" in found[0].message
+    assert not [*missing_upstream_grpc(http, "", ("no_such_package",)), *missing_upstream_grpc(grpc, "")]
 
 
 def test_table_lists_every_invalid_file() -> None:
