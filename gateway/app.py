@@ -35,9 +35,20 @@ from gateway.api.dialects import (
     vllm_pooling,
     vllm_server,
 )
-from gateway.api.operators import added_models, admin, keys, probes, start_page, status, tenants, ui
+from gateway.api.operators import (
+    added_models,
+    admin,
+    instances,
+    keys,
+    probes,
+    start_page,
+    status,
+    tenants,
+    ui,
+)
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
+from gateway.api.operators.instances import AskParent, InstancesApi
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.application import litestar_application
 from gateway.api.server.authentication import Authenticator
@@ -51,6 +62,7 @@ from gateway.config.schema import Config, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
 from gateway.in_flight import InFlight
+from gateway.instances.table import InstanceTable
 from gateway.prepare import Preparer
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
@@ -113,6 +125,7 @@ OPERATOR_MODULES = (
     tenants,
     admin,
     added_models,
+    instances,
     status,
     ui,
     start_page,
@@ -124,7 +137,8 @@ ROUTES = RouteTable(HANDLERS)
 class Collaborators(msgspec.Struct, frozen=True):
     """Everything that touches the world outside. Tests replace these and nothing else.
 
-    reload: reads the file again. adding: changes the additions. None if the process cannot do it.
+    reload: reads the file again. adding: changes the additions. instances: carries out requests about the
+    instances of this host. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -134,13 +148,14 @@ class Collaborators(msgspec.Struct, frozen=True):
     traces: "CallTraces | None" = None
     reload: Reload | None = None
     adding: AdditionsClient | None = None
+    instances: AskParent | None = None
 
 
 class Application(msgspec.Struct, frozen=True):
     """The ASGI application, with the parts that its process needs to run, reload and stop it.
 
-    observe: takes events that only the process learns of. create_grpc: returns the gRPC server, which is not
-    started; None without `grpc.listen`.
+    observe: takes events that only the process learns of. instances: of this host. create_grpc: returns the
+    gRPC server, which is not started; None without `grpc.listen`.
     """
 
     asgi: Middleware
@@ -149,6 +164,7 @@ class Application(msgspec.Struct, frozen=True):
     gateway: Gateway
     follow: Follow
     observe: Observe
+    instances: InstanceTable
     create_grpc: "Callable[[], GrpcServer] | None" = None
 
 
@@ -227,6 +243,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     api = InferenceApi(gateway, Authenticator(gateway.keyring, config.trusted_proxies), config.limits.inputs)
     follower = _key_follower(config, stores, api.authenticator, gateway.keyring)
     operators = Admin(config, stores.ledger, follower, api.authenticator, outside.reload)
+    table = InstanceTable()
     dependencies = {
         "api": api,
         "in_flight": in_flight,
@@ -234,6 +251,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         "watched": StatusSource(gateway, metrics, recent, config, boot.worker or 0, time.time()),
         "admin": operators,
         "adding": AdditionsApi(outside.adding),
+        "instances": InstancesApi(outside.instances),
     }
     traces = outside.traces or _traces(config)
     parts = ServerParts(
@@ -246,6 +264,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         boot.admin_port,
         None if config.cors is None else CorsPolicy(config.cors),
         traces,
+        boot.manager_port,
     )
     tasks = _background_tasks(boot, stores.ledger, follower, metrics)
     return Application(
@@ -255,6 +274,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         gateway,
         WorkerReload(registry, api, operators, metrics, recent, in_flight).follow,
         observe,
+        table,
         None if config.grpc is None else partial(_create_grpc, config, parts, api),
     )
 

@@ -3,8 +3,9 @@
 GatewayError
  ├─ caller:   InvalidInput EmptyInput RequestExceedsLimit BodyTooLarge UnsupportedMedia Unauthenticated
  │            AuthThrottled ModelForbidden ScopeForbidden TenantUnknown ModelNotFound NotFound
- │            MethodNotAllowed AlreadyExists OperationUnsupported QuotaExceeded
- ├─ gateway:  Overloaded GatewayFull QuotaUnavailable ShuttingDown ModelLoading Internal
+ │            MethodNotAllowed AlreadyExists OperationUnsupported QuotaExceeded InstanceNotFound
+ │            InstanceInvalid InstanceRunning
+ ├─ gateway:  Overloaded GatewayFull QuotaUnavailable ShuttingDown ModelLoading InstancesUnavailable Internal
  └─ upstream: NoReplica UpstreamFailed DeadlineExceeded ReplicaTimedOut
 
 Knows nothing of the dialects' bodies: `api/server/error_bodies.py` renders these.
@@ -74,6 +75,10 @@ FACTS: dict[str, Facts] = {
     "not_found": _caller(404, "not_found", "NotFound"),
     "method_not_allowed": _caller(405, "method_not_allowed", "NotFound"),
     "already_exists": _caller(409, "already_exists"),
+    "instance_not_found": _caller(404, "instance_not_found", "NotFound"),
+    "instance_invalid": _caller(400, "instance_invalid"),
+    "instance_running": _caller(409, "instance_running"),
+    "instances_unavailable": _ours("gateway", 503, "instances_unavailable", "Unhealthy", 503),
     "operation_unsupported": _caller(400, "model_not_supported", "Backend", tei_status=424),
     "quota_exceeded": _later("rate_limit_exceeded", "Overloaded"),
     "overloaded": _ours("gateway", 429, "overloaded", "Overloaded", 429),
@@ -217,6 +222,30 @@ class AlreadyExists(GatewayError):
     """There is something of that name, which the request may not replace."""
 
     kind = "already_exists"
+
+
+class InstanceNotFound(GatewayError):
+    """No instance of this host has that name."""
+
+    kind = "instance_not_found"
+
+
+class InstanceInvalid(GatewayError):
+    """An instance cannot be created with these settings."""
+
+    kind = "instance_invalid"
+
+
+class InstanceRunning(GatewayError):
+    """The instance runs already."""
+
+    kind = "instance_running"
+
+
+class InstancesUnavailable(GatewayError):
+    """The gateway cannot change its instances now."""
+
+    kind = "instances_unavailable"
 
 
 class OperationUnsupported(GatewayError):

@@ -23,6 +23,7 @@ from backends.tei import TeiBackend
 from backends.vllm import VllmBackend
 from gateway.api.operators.added_models import AdditionsClient
 from gateway.api.operators.admin import Reload
+from gateway.api.operators.instances import AskParent
 from gateway.app import Application, Collaborators, build
 from gateway.config.boot import AppBoot
 from gateway.config.load import parse_config
@@ -39,6 +40,7 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 KEY = "test-key"
+MANAGER_PORT = 9000
 
 # Two replicas of an embedding model and one replica of a reranker. The hosts are names of fakes.
 CONFIG = """
@@ -129,6 +131,7 @@ async def running_gateway(
     reload: Reload | None = None,
     adding: AdditionsClient | None = None,
     engines: Mapping[str, Backend] | None = None,
+    instances: AskParent | None = None,
 ) -> AsyncIterator[Running]:
     """Boot with a config whose replicas are ASGI apps.
 
@@ -136,6 +139,7 @@ async def running_gateway(
     is unreachable. wait: return only once `/readyz` answers 200. sockets: replicas are servers on real ports.
     resolver: resolves host names for discovery. traces: records traces of calls. reload: reads the
     configuration file again. adding: changes the added models. engines: those in this process, by upstream.
+    instances: carries out requests about instances, also at the port `MANAGER_PORT`.
     """
     events: list[Event] = []
     hosted = engines or {}
@@ -151,8 +155,15 @@ async def running_gateway(
 
     parsed = _parse(config, Path.cwd())
     bootstrap_digest = None if parsed.tenants else key_digest(KEY)
-    collaborators = Collaborators(open_replica, resolver, ledger, events.append, traces, reload, adding)
-    boot = AppBoot(parsed, bootstrap_digest, engines={name: name for name in hosted})
+    collaborators = Collaborators(
+        open_replica, resolver, ledger, events.append, traces, reload, adding, instances
+    )
+    boot = AppBoot(
+        parsed,
+        bootstrap_digest,
+        engines={name: name for name in hosted},
+        manager_port=None if instances is None else MANAGER_PORT,
+    )
     application = build(boot, collaborators)
     async with (
         application.lifespan(),

@@ -4,6 +4,9 @@ PLAIN_PATHS = frozenset(
     {
         "/",
         "/admin/keys",
+        "/admin/instances",
+        "/admin/manager/health",
+        "/admin/manager/metrics",
         "/admin/models",
         "/admin/reload",
         "/admin/status",
@@ -64,6 +67,7 @@ PLAIN_PATHS = frozenset(
 )
 ROUTE_LABELS = PLAIN_PATHS | {
     "/admin/keys/{key_id}",
+    "/admin/instances/{name}",
     "/admin/models/{name}",
     "/admin/tenants/{name}",
     "/admin/upstreams/{name}",

@@ -214,7 +214,7 @@ def _keys(section: type[msgspec.Struct], path: str) -> list[str]:
     for field in msgspec.structs.fields(section):
         place = f"{path}.{field.name}" if path else field.name
         inner = field.type
-        if field.name in by_name and not path:
+        if (field.name in by_name and not path) or place == "manager.commands":
             inner, place = inner.__args__[1], f"{place}.<name>"
         # The document lists the keys of an optional section, and the section itself if it may be a word.
         members = [member for member in get_args(inner) if member is not NoneType] or [inner]

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.config.schema import Config
+from gateway.config.state_folder import state_folder
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.create_key import random_key
@@ -107,17 +108,8 @@ async def create_first_key_later(url: str, sources: KeySources) -> None:
 
 def _key_file(state_dir: str | None, environment: Mapping[str, str]) -> Path | None:
     """Return the path of the first key's file, None if no folder is known."""
-    if state_dir is not None:
-        # The banner's command must work in any folder.
-        return Path(state_dir).absolute() / FILE_NAME
-    # Set by systemd for a unit with StateDirectory=; it may list several.
-    if listed := environment.get("STATE_DIRECTORY"):
-        return Path(listed.partition(":")[0]) / FILE_NAME
-    if state_home := environment.get("XDG_STATE_HOME"):
-        return Path(state_home) / "embedding-gateway" / FILE_NAME
-    if home := environment.get("HOME"):
-        return Path(home) / ".local" / "state" / "embedding-gateway" / FILE_NAME
-    return None
+    folder = state_folder(state_dir, environment)
+    return None if folder is None else folder / FILE_NAME
 
 
 async def _agree(url: str, sources: KeySources) -> FirstKey | None:

@@ -14,8 +14,8 @@ class AppBoot(msgspec.Struct, frozen=True):
     created it. first_key_waits: Redis was unavailable at start and may hold tenants, in which case the first
     key is not valid. first_key_is_kept: all gateways of the store agree on it by its digest there. engines:
     upstream name → address of its model in an engine. added_models: models that are not in the file.
-    admin_port: port of the admin listener, if it has its own. worker: index of this worker; None if there is
-    only one.
+    admin_port, manager_port: ports of these listeners, if they exist. worker: index of this worker; None if
+    there is only one.
     """
 
     config: Config
@@ -25,4 +25,5 @@ class AppBoot(msgspec.Struct, frozen=True):
     engines: Mapping[str, str] = {}
     added_models: frozenset[str] = frozenset()
     admin_port: int | None = None
+    manager_port: int | None = None
     worker: int | None = None

@@ -1,7 +1,7 @@
 """Checks of listeners and their surroundings: proxies, web origins, trace collectors."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_network
 
 from gateway.config.problems import Problem
@@ -20,6 +20,7 @@ def listener_problems(config: Config) -> Iterator[Problem]:
         yield Problem("listen", f"{config.listen!r}: {error}")
     yield from _admin_problems(config)
     yield from _grpc_problems(config)
+    yield from _manager_problems(config)
     if config.tracing and not ENDPOINT.fullmatch(config.tracing.endpoint):
         yield Problem("tracing.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/traces")
     for index, network in enumerate(config.trusted_proxies):
@@ -43,18 +44,29 @@ def _admin_problems(config: Config) -> Iterator[Problem]:
 
 
 def _grpc_problems(config: Config) -> Iterator[Problem]:
-    if config.grpc is None:
-        return
+    if config.grpc is not None:
+        others = (config.listen, config.admin.listen)
+        names = "`listen` and `admin.listen`"
+        yield from _own_port_problems("grpc.listen", config.grpc.listen, others, names)
+
+
+def _manager_problems(config: Config) -> Iterator[Problem]:
+    if config.manager is not None:
+        grpc = None if config.grpc is None else config.grpc.listen
+        others = (config.listen, config.admin.listen, grpc)
+        names = "`listen`, `admin.listen` and `grpc.listen`"
+        yield from _own_port_problems("manager.listen", config.manager.listen, others, names)
+
+
+def _own_port_problems(path: str, listen: str, others: Iterable[str | None], names: str) -> Iterator[Problem]:
+    """Yield the problems of an address whose port no other listener may have. names: of the others."""
     try:
-        _, port = host_and_port(config.grpc.listen)
+        _, port = host_and_port(listen)
     except ValueError as error:
-        yield Problem("grpc.listen", f"{config.grpc.listen!r}: {error}")
+        yield Problem(path, f"{listen!r}: {error}")
         return
-    others = (listen for listen in (config.listen, config.admin.listen) if listen is not None)
-    if port and any(str(port) == listen.rpartition(":")[2].lstrip("0") for listen in others):
-        yield Problem(
-            "grpc.listen", "needs a port of its own, other than those of `listen` and `admin.listen`"
-        )
+    if port and any(str(port) == other.rpartition(":")[2].lstrip("0") for other in others if other):
+        yield Problem(path, f"needs a port of its own, other than those of {names}")
 
 
 def _is_network(text: str) -> bool:

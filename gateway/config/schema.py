@@ -133,6 +133,30 @@ class AdminSettings(Section, frozen=True):
     keys: tuple[str | Key, ...] = ()
 
 
+class CommandTemplate(Section, frozen=True):
+    """A command line that instances may start. argv: its arguments, with placeholders such as {model_id}.
+
+    backend: kind of server that it starts. health: path that the server answers with 200 once it is ready.
+    startup_timeout_s: time until then, where a request states none.
+    """
+
+    backend: Literal["tei", "infinity", "vllm", "openai"]
+    argv: tuple[str, ...]
+    health: str = "/health"
+    startup_timeout_s: PositiveFloat = 300.0
+
+
+class ManagerSettings(Section, frozen=True):
+    """Listener of the API for instances, and the commands that it may start.
+
+    commands: by the kind of instance. kind: of instances whose request states none.
+    """
+
+    listen: str
+    commands: dict[str, CommandTemplate] = {}
+    kind: str = "engine"
+
+
 class VectorSpaceSettings(Section, frozen=True):
     """Minimum similarity of a replica's vectors to its upstream's fingerprint, and the action below it.
 
@@ -340,7 +364,8 @@ class EngineSettings(Section, frozen=True):
 class Config(Section, frozen=True, kw_only=True):
     """The whole file. trusted_proxies: networks whose x-forwarded-for header is trusted.
 
-    state_dir: folder of the file with the first key; absent, the place that the system has for such files.
+    state_dir: folder of the first key and of the instances; absent, the place that the system has for such
+    files.
     """
 
     listen: str = "127.0.0.1:8080"
@@ -352,6 +377,7 @@ class Config(Section, frozen=True, kw_only=True):
     cors: Cors | None = None
     grpc: GrpcSettings | None = None
     admin: AdminSettings = AdminSettings()
+    manager: ManagerSettings | None = None
     reload: ReloadSettings = ReloadSettings()
     logs: Logs = Logs()
     tracing: Tracing | None = None

@@ -22,6 +22,8 @@ RESTART_DELAY_MIN_S = 0.1
 RESTART_DELAY_MAX_S = 5.0
 # Bound on one line of a child: a report on hundreds of models is one line.
 LINE_BYTES_MAX = 64 * 1024 * 1024
+# Time for the last output of a process that has exited.
+OUTPUT_PATIENCE_S = 1.0
 # A child that ran this long failed for a new reason, and the restart delay starts from its minimum again.
 STABLE_S = 30.0
 
@@ -55,9 +57,14 @@ class Child:
         self._boot = boot
         self._on_line = on_line
         self._on_exit = on_exit
+        self._on_output: Callable[[bytes], None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = False
         self._hung = False
+
+    def capture(self, on_output: Callable[[bytes], None]) -> None:
+        """Pass on what the process writes to its standard output and error; otherwise they are this one's."""
+        self._on_output = on_output
 
     async def keep_running(self) -> None:
         """Start the process and restart it on each exit; return after `stop`."""
@@ -114,12 +121,16 @@ class Child:
     async def _run_once(self) -> int:
         self._hung = False
         read_fd, write_fd = os.pipe()
+        output = None if self._on_output is None else await _Output.open(self._on_output)
+        output_fd = None if output is None else output.write_fd
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 self._spec.module,
                 stdin=asyncio.subprocess.PIPE,
+                stdout=output_fd,
+                stderr=output_fd,
                 pass_fds=(write_fd, *self._spec.fds),
                 # A session of its own, so that the terminal's Ctrl-C reaches only this process.
                 start_new_session=True,
@@ -127,12 +138,53 @@ class Child:
             )
         finally:
             os.close(write_fd)
+            if output_fd is not None:
+                os.close(output_fd)
         assert process.stdin is not None
         process.stdin.write(self._boot(write_fd) + b"\n")
         reading = asyncio.create_task(_read_lines(read_fd, self._on_line))
         code = await process.wait()
         await reading
+        if output is not None:
+            await output.finish()
         return code
+
+
+class _Output(asyncio.Protocol):
+    """Reader of what a process writes. write_fd: for the process."""
+
+    def __init__(self, on_output: Callable[[bytes], None]) -> None:
+        self._on_output = on_output
+        self._ended = asyncio.Event()
+        self._transport: asyncio.BaseTransport | None = None
+        self.write_fd = -1
+
+    @classmethod
+    async def open(cls, on_output: Callable[[bytes], None]) -> "_Output":
+        """Return a reader that waits for output."""
+        read_fd, write_fd = os.pipe()
+        output = cls(on_output)
+        pipe = os.fdopen(read_fd, "rb")
+        output._transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, pipe)
+        output.write_fd = write_fd
+        return output
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what has arrived."""
+        self._on_output(data)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Note that every process with the other end has closed it."""
+        self._ended.set()
+
+    async def finish(self) -> None:
+        """Read the rest after the process has exited. A process that it left behind may keep its end."""
+        try:
+            async with asyncio.timeout(OUTPUT_PATIENCE_S):
+                await self._ended.wait()
+        except TimeoutError:
+            assert self._transport is not None
+            self._transport.close()
 
 
 async def _read_lines(fd: int, on_line: Callable[[bytes], None]) -> None:

@@ -37,7 +37,8 @@ class ConfigApplier:
 
     file: router.yaml as it was read at start. has_first_key: at start there was a key that is used instead
     of tenants. config: the served config, namely the live settings of the file and the additions, with the
-    settings that sockets and processes were started with.
+    settings that sockets and processes were started with. with_instances: adds the instances of this host,
+    which have processes of their own.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ConfigApplier:
         self._additions = additions
         self._update_workers = update_workers
         self._has_first_key = has_first_key
+        self.with_instances: Callable[[Config], Config] = lambda config: config
         self.config = file
 
     @property
@@ -100,6 +102,8 @@ class ConfigApplier:
                 self._require_key(file)
                 self._additions.forget_unusable()
                 return await self._serve(file, self._additions.current)
+            case "instances":
+                return await self._serve(self._file, self._additions.current)
             case "added":
                 return await self._serve(self._file, await self._additions.load())
             case _:
@@ -133,7 +137,8 @@ class ConfigApplier:
         composed = await self._additions.compose(file, wanted.additions)
         if isinstance(edit, Put) and (problems := composed.rejected.get((edit.part, edit.name))):
             raise ConfigError(list(problems))
-        outcome = compare_configs(self.config, composed.config)
+        wanted_config = self.with_instances(composed.config)
+        outcome = compare_configs(self.config, wanted_config)
         needed = self._engines.engines_for(composed.config)
         started = self._engines.started_among(needed)
         if reasons := await load_problems(started, LOAD_TIMEOUT_S):
@@ -144,7 +149,7 @@ class ConfigApplier:
         if stored is None:
             return LOST_RACE
         added_models = self.added_models
-        before, self.config = self.config, with_live_settings(self.config, composed.config)
+        before, self.config = self.config, with_live_settings(self.config, wanted_config)
         self._file = file
         self._additions.adopt(stored, composed)
         # A model that the file now defines too may decide other requests than the same addition did.

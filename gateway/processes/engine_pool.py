@@ -13,12 +13,11 @@ from itertools import count
 from backends.torch import wire
 from gateway.config.schema import Config, EngineSettings, UpstreamSettings
 from gateway.processes.child import Child
+from gateway.processes.engine_probe import CHECK_EVERY_S, responds
 from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child, model_boots
 from gateway.processes.liveness import watch_liveness
 from gateway.processes.restarts import Restarts
 
-# An engine's event loop shares its process with threads that compute and load, and may respond slowly.
-CHECK_EVERY_S = 5.0
 # The default of `process`, which logs leave out.
 DEFAULT_PROCESS = UpstreamSettings(backend="torch").process
 
@@ -39,7 +38,7 @@ class EngineProcess:
     def run(self, child: Child) -> None:
         """Start the child, and restart it when it exits or stops responding."""
         self._child = child
-        is_alive = partial(_responds, self.group.socket_path)
+        is_alive = partial(responds, self.group.socket_path)
         loops = (child.keep_running(), watch_liveness(child, is_alive, CHECK_EVERY_S))
         self._tasks = [asyncio.create_task(loop) for loop in loops]
 
@@ -165,16 +164,3 @@ async def load_problems(engines: Iterable[EngineProcess], timeout_s: float) -> d
         for name, result in results.items()
     }
     return {name: reason for name, reason in reasons.items() if reason is not None}
-
-
-async def _responds(socket_path: str) -> bool:
-    """Return True if the engine's event loop answers a request."""
-    try:
-        async with asyncio.timeout(CHECK_EVERY_S):
-            reader, writer = await asyncio.open_unix_connection(socket_path)
-            writer.write(b"GET /info HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n\r\n")
-            has_response = bool(await reader.read(1))
-            writer.close()
-            return has_response
-    except (OSError, TimeoutError):
-        return False

@@ -14,23 +14,26 @@ from gateway.config.boot import AppBoot
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
 from gateway.events import ProcessRestarted
+from gateway.instances.records import Command, InstanceInfo, Result
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
     """Settings that a worker process starts with.
 
-    listen_fd, admin_fd: sockets that the parent has bound. grpc_address: host:port that it has reserved for
-    gRPC. status_fd: pipe to the parent. metrics_folder:
-    folder of the counters that several workers share. restarts: restart counts at this worker's start.
+    listen_fd, admin_fd, manager_fd: sockets that the parent has bound. grpc_address: host:port that it has
+    reserved for gRPC. status_fd: pipe to the parent. metrics_folder: folder of the counters that several
+    workers share. restarts, instances: at this worker's start.
     """
 
     app: AppBoot
     listen_fd: int
     status_fd: int
     admin_fd: int | None = None
+    manager_fd: int | None = None
     grpc_address: str | None = None
     metrics_folder: str | None = None
     restarts: tuple[ProcessRestarted, ...] = ()
+    instances: tuple[InstanceInfo, ...] = ()
 
 
 class ConfigUpdate(msgspec.Struct, frozen=True, tag="config_update"):
@@ -85,6 +88,26 @@ class ListingReply(msgspec.Struct, frozen=True, tag="listing_reply"):
     listing: Listing
 
 
+class InstanceRequest(msgspec.Struct, frozen=True, tag="instance_request"):
+    """Operator's request about instances. number: repeated in the reply."""
+
+    number: int
+    command: Command
+
+
+class InstanceReply(msgspec.Struct, frozen=True, tag="instance_reply"):
+    """Result of a worker's `InstanceRequest` with the same number."""
+
+    number: int
+    result: Result
+
+
+class InstancesUpdate(msgspec.Struct, frozen=True, tag="instances_update"):
+    """All instances, sent whenever one has changed."""
+
+    instances: tuple[InstanceInfo, ...]
+
+
 class ModelSummary(msgspec.Struct, frozen=True):
     """A model as the banner shows it. operations: empty if no replica of it could be reached."""
 
@@ -106,5 +129,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Periodic sign that the worker's event loop is running."""
 
 
-ToWorker: TypeAlias = ConfigUpdate | ReloadReply | ListingReply | ProcessRestarted
-ToParent: TypeAlias = WorkerReady | ConfigAck | ConfigDrained | ReloadRequest | ListingRequest | Heartbeat
+# Requests that the parent replies to.
+Request: TypeAlias = ReloadRequest | ListingRequest | InstanceRequest
+Reply: TypeAlias = ReloadReply | ListingReply | InstanceReply
+ToWorker: TypeAlias = ConfigUpdate | Reply | InstancesUpdate | ProcessRestarted
+ToParent: TypeAlias = WorkerReady | ConfigAck | ConfigDrained | Request | Heartbeat

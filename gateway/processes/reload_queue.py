@@ -16,8 +16,9 @@ from gateway.telemetry.log_lines import WRITE_ALWAYS
 
 logger = logging.getLogger("gateway")
 
-# Read the file again, apply the additions of other gateways, or apply an edit of our own.
-ReloadJob: TypeAlias = Literal["file", "added"] | Edit
+# Read the file again, apply the additions of other gateways, apply the instances of this host, or apply an
+# edit of our own.
+ReloadJob: TypeAlias = Literal["file", "added", "instances"] | Edit
 OnOutcome: TypeAlias = Callable[[ReloadOutcome], None]
 
 
@@ -73,6 +74,7 @@ def _merge_equal_jobs(
 LOG_LINES = {
     "file": ("%s was reloaded: %s", "%s was not reloaded: %s; nothing has changed"),
     "added": ("%s: applied additions from other gateways: %s", "%s: additions not applied: %s"),
+    "instances": ("%s: instances joined or left: %s", "%s: instances not applied: %s"),
     "edit": ("%s was done: %s", "%s was not done: %s; nothing has changed"),
 }
 
@@ -81,7 +83,7 @@ def log_outcome(path: Path, job: ReloadJob, outcome: ReloadOutcome) -> None:
     """Log the outcome of a job, with each difference but no text values. path: of router.yaml."""
     kind, subject = (job, path) if isinstance(job, str) else ("edit", job)
     success, failure = LOG_LINES[kind]
-    if kind == "added" and (outcome.kind == "unavailable" or outcome == ReloadOutcome()):
+    if kind in ("added", "instances") and (outcome.kind == "unavailable" or outcome == ReloadOutcome()):
         # Repeated every second; the store itself logs unreadable additions.
         return
     if outcome.problems:

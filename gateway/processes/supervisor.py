@@ -9,9 +9,9 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 
 import msgspec
 
@@ -21,13 +21,19 @@ from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
 from gateway.config.boot import AppBoot
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
+from gateway.config.state_folder import state_folder
 from gateway.config.worker_share import worker_share
 from gateway.events import ProcessRestarted
+from gateway.instances.records import Record
+from gateway.instances.state_file import StateFile, StateFileError
 from gateway.processes import messages
 from gateway.processes.config_applier import ConfigApplier
 from gateway.processes.config_source import ConfigSource, watch_file
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
+from gateway.processes.instance_launch import Host
+from gateway.processes.instance_pool import GatewayView, InstancePool
+from gateway.processes.instance_requests import InstanceRequests
 from gateway.processes.listeners import open_listener, reserve_port
 from gateway.processes.reload_queue import ReloadQueue
 from gateway.processes.restarts import Restarts
@@ -38,6 +44,8 @@ logger = logging.getLogger("gateway")
 
 # Time for the workers to apply a new config.
 UPDATE_TIMEOUT_S = 10.0
+# Time for calls in flight to an instance that is being stopped.
+INSTANCE_DRAIN_S = 30.0
 # No caller waits for additions, which leaves enough time to open a connection to Redis.
 STORE_TIMEOUT_S = 2.0
 
@@ -75,6 +83,9 @@ class Supervisor:
             self._update_workers,
             has_first_key=boot.first_key_digest is not None,
         )
+        self._instances: InstancePool | None = None
+        self._stored_instances: tuple[Record, ...] = ()
+        self._draining: asyncio.Task[None] | None = None
         self._reloads = ReloadQueue(self._applier.apply)
         self._retiring: set[asyncio.Task[None]] = set()
         self._failure: str | None = None
@@ -105,28 +116,51 @@ class Supervisor:
         admin = config.admin.listen and _bind(open_listener, config.admin.listen, "admin.listen")
         # grpc opens its listeners itself: one in each worker, on the reserved port.
         grpc = config.grpc and _bind(reserve_port, config.grpc.listen, "grpc.listen")
+        manager = config.manager and _bind(open_listener, config.manager.listen, "manager.listen")
         shared = SharedResources(
             listener,
             resources.enter_context(admin) if admin else None,
             _private_folder(resources, "gateway-metrics-") if has_several_workers else None,
             environment,
             resources.enter_context(grpc) if grpc else None,
+            resources.enter_context(manager) if manager else None,
         )
-        restarts = Restarts(self._broadcast_restart)
+
+        def broadcast(restart: ProcessRestarted) -> None:
+            # The pool exists once a process can restart.
+            self._workers.broadcast(restart)
+
+        restarts = Restarts(broadcast)
         address = _url_of(listener, config)
         self._workers = WorkerPool(
             shared,
             WorkerCallbacks(
-                self._app_boot, lambda report: self._on_ready(report, address), self._on_worker_request
+                self._app_boot,
+                lambda report: self._on_ready(report, address),
+                self._on_worker_request,
+                lambda: self._instances.infos if self._instances is not None else (),
             ),
             restarts,
         )
         new_folder = partial(_private_folder, resources, "gateway-")
         self._engines = EnginePool(new_folder, environment, self._on_engine_state, restarts)
+        if config.manager is not None:
+            view = GatewayView(
+                lambda: self._applier.config,
+                self._publish_instances,
+                lambda instances: self._workers.broadcast(messages.InstancesUpdate(instances)),
+                lambda: int(listener.getsockname()[1]),
+            )
+            file, self._stored_instances = _open_state(resources, config, self._source.environment)
+            self._instances = InstancePool(file, Host(environment, cache(new_folder)), view)
+            self._applier.with_instances = self._instances.overlay
+            self._instance_requests = InstanceRequests(self._instances, view.config, view.publish)
 
     async def _serve(self) -> None:
         await self._applier.start(self._engines)
         tasks = self._workers.start(self._start_config.workers)
+        if self._instances is not None:
+            await self._instances.start(self._stored_instances)
         tasks.append(asyncio.create_task(self._run_reloads_when_ready()))
         tasks.append(asyncio.create_task(self._follow_additions_when_ready()))
         if self._start_config.reload.watch:
@@ -145,7 +179,10 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._additions.aclose()
-        await self._engines.stop_all()
+        if self._instances is not None:
+            await asyncio.gather(self._instances.stop_all(), self._engines.stop_all())
+        else:
+            await self._engines.stop_all()
 
     async def _run_reloads_when_ready(self) -> None:
         """Run reloads once the gateway is up. Until then a problem of the config stops the gateway."""
@@ -187,13 +224,19 @@ class Supervisor:
         number, problems = await self._workers.update_config(self._app_boot(), UPDATE_TIMEOUT_S)
         for worker, problem in problems.items():
             logger.error("worker %d did not apply the config, and serves the old one: %s", worker, problem)
-        if not unneeded:
+        if not unneeded and self._instances is None:
             self._workers.ignore_drain(number)
             return
         longest_s = max((model.deadline_s for model in before.models.values()), default=0.0)
-        task = asyncio.create_task(self._retire_engines(number, unneeded, longest_s))
+        task = self._draining = asyncio.create_task(self._retire_engines(number, unneeded, longest_s))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+    async def _publish_instances(self) -> None:
+        """Serve the instances that have joined, and wait for calls to those that have left."""
+        await self._reloads.run("instances")
+        if self._draining is not None:
+            await asyncio.wait({self._draining}, timeout=INSTANCE_DRAIN_S)
 
     async def _retire_engines(self, number: int, engines: Sequence[EngineProcess], longest_s: float) -> None:
         await self._workers.wait_until_drained(number, longest_s)
@@ -210,10 +253,13 @@ class Supervisor:
             detail = state.detail if state.state == "loading" else f"{state.state}, {state.detail}"
             self._progress(f"{state.model}: {detail}")
 
-    def _on_worker_request(
-        self, worker: int, request: messages.ReloadRequest | messages.ListingRequest
-    ) -> None:
+    def _on_worker_request(self, worker: int, request: messages.Request) -> None:
         number = request.number
+        if isinstance(request, messages.InstanceRequest):
+            task = asyncio.create_task(self._run_instance_request(worker, request))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+            return
         if isinstance(request, messages.ListingRequest):
             self._workers.reply(worker, messages.ListingReply(number, self._additions.listing))
             return
@@ -223,8 +269,24 @@ class Supervisor:
 
         self._reloads.enqueue(request.edit or "file", reply)
 
-    def _broadcast_restart(self, restart: ProcessRestarted) -> None:
-        self._workers.broadcast(restart)
+    async def _run_instance_request(self, worker: int, request: messages.InstanceRequest) -> None:
+        result = await self._instance_requests.run(request.command)
+        self._workers.reply(worker, messages.InstanceReply(request.number, result))
+
+
+def _open_state(
+    resources: ExitStack, config: Config, environment: Mapping[str, str]
+) -> tuple[StateFile, tuple[Record, ...]]:
+    """Open the file of the instances, and return it with its records. Raises: StartError."""
+    folder = state_folder(config.state_dir, environment)
+    if folder is None:
+        raise StartError("`manager` keeps instances in a folder, and none is known; set `state_dir`")
+    file = StateFile(folder)
+    resources.callback(file.close)
+    try:
+        return file, file.open()
+    except StateFileError as error:
+        raise StartError(str(error)) from error
 
 
 def _additions_store(config: Config) -> AdditionsInMemory | AdditionsInRedis:

@@ -136,10 +136,19 @@ async def _grpc_listener(application: Application, address: str | None) -> Async
 def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Application:
     observe = access_lines.observe if boot.app.config.logs.access else log_change
     adding = AdditionsClient(link.request_edit, link.request_listing)
-    application = build(boot.app, Collaborators(observe=observe, reload=link.request_reload, adding=adding))
+    application = build(
+        boot.app,
+        Collaborators(
+            observe=observe,
+            reload=link.request_reload,
+            adding=adding,
+            instances=link.request_instances if boot.manager_fd is not None else None,
+        ),
+    )
     for restart in boot.restarts:
         application.observe(restart)
-    link.attach(application.follow, application.observe)
+    application.instances.update(boot.instances)
+    link.attach(application.follow, application.observe, application.instances.update)
     return application
 
 
@@ -163,8 +172,8 @@ def _sockets(boot: WorkerBoot) -> list[socket.socket]:
     listener = socket.socket(fileno=boot.listen_fd)
     # One of several workers has its own socket on the same port, which closes with the worker.
     sockets = [listener if boot.app.worker is None else join_port(listener)]
-    if boot.admin_fd is not None:
-        sockets.append(socket.socket(fileno=boot.admin_fd))
+    others = (boot.admin_fd, boot.manager_fd)
+    sockets += [socket.socket(fileno=number) for number in others if number is not None]
     return sockets
 
 

@@ -16,18 +16,21 @@ from gateway.additions.entries import Edit, Listing
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
 from gateway.events import Observe, ProcessRestarted
+from gateway.instances.records import Command, InstanceInfo, Result
 from gateway.processes import messages
 
 # An engine may have to load a model before the reply.
 RELOAD_TIMEOUT_S = 600.0
 LISTING_TIMEOUT_S = 10.0
+# An instance stops within 30 s for calls in flight and 35 s for its process.
+INSTANCES_TIMEOUT_S = 120.0
 # The parent kills a worker that has been silent for several times as long.
 HEARTBEAT_EVERY_S = 1.0
 
 # Serve a new config with the engines of its upstreams and the names of its added models. The task completes
 # once all that it removed is closed.
 ServeConfig: TypeAlias = Callable[[Config, Mapping[str, str], Collection[str]], "asyncio.Task[None]"]
-_Reply = TypeVar("_Reply", ReloadOutcome, Listing)
+_Reply = TypeVar("_Reply", ReloadOutcome, Listing, Result)
 
 
 class ParentLink:
@@ -37,13 +40,20 @@ class ParentLink:
         self._status_fd = status_fd
         self._serve_config: ServeConfig | None = None
         self._observe: Observe | None = None
+        self._show_instances: Callable[[tuple[InstanceInfo, ...]], None] = lambda _: None
         # Replies that requests wait for, by the request's number.
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
 
-    def attach(self, serve_config: ServeConfig, observe: Observe) -> None:
-        """Set the receivers of configs and events. Must precede the first call of `receive`."""
+    def attach(
+        self,
+        serve_config: ServeConfig,
+        observe: Observe,
+        show_instances: Callable[[tuple[InstanceInfo, ...]], None],
+    ) -> None:
+        """Set the receivers of configs, events and instances. Must precede the first call of `receive`."""
         self._serve_config, self._observe = serve_config, observe
+        self._show_instances = show_instances
 
     def send(self, message: messages.ToParent) -> None:
         """Send one message to the parent."""
@@ -76,6 +86,12 @@ class ParentLink:
         """Ask the parent for the additions. Raises: TimeoutError."""
         return await self._request(messages.ListingRequest, LISTING_TIMEOUT_S, Listing)
 
+    async def request_instances(self, command: Command) -> Result:
+        """Ask the parent to carry out a request about instances. Raises: TimeoutError."""
+        return await self._request(
+            lambda number: messages.InstanceRequest(number, command), INSTANCES_TIMEOUT_S, Result
+        )
+
     def receive(self, line: bytes) -> None:
         """Handle one line from the parent."""
         match msgspec.json.decode(line, type=messages.ToWorker):
@@ -85,6 +101,10 @@ class ParentLink:
                 self._resolve(number, outcome)
             case messages.ListingReply(number, listing):
                 self._resolve(number, listing)
+            case messages.InstanceReply(number, result):
+                self._resolve(number, result)
+            case messages.InstancesUpdate(instances):
+                self._show_instances(instances)
             case ProcessRestarted() as restart:
                 assert self._observe is not None
                 self._observe(restart)
@@ -103,7 +123,7 @@ class ParentLink:
         assert isinstance(reply, kind)
         return reply
 
-    def _resolve(self, number: int, reply: ReloadOutcome | Listing) -> None:
+    def _resolve(self, number: int, reply: ReloadOutcome | Listing | Result) -> None:
         waiter = self._replies.get(number)
         if waiter is not None and not waiter.done():
             waiter.set_result(reply)

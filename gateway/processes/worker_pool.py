@@ -11,6 +11,7 @@ import msgspec
 
 from gateway.config.boot import AppBoot
 from gateway.events import EndReason, ProcessRestarted
+from gateway.instances.records import InstanceInfo
 from gateway.processes import messages
 from gateway.processes.child import Child, ChildSpec
 from gateway.processes.listeners import address_of
@@ -30,7 +31,7 @@ class SharedResources(msgspec.Struct, frozen=True):
 
     admin: the operators' listener, if it is a separate one. metrics_folder: folder of the counters that
     several workers share; None for a single worker. environment: variables of every worker. grpc: reserves
-    the port of `grpc.listen`.
+    the port of `grpc.listen`. manager: listener of the API for instances.
     """
 
     listener: socket.socket
@@ -38,18 +39,26 @@ class SharedResources(msgspec.Struct, frozen=True):
     metrics_folder: str | None
     environment: Mapping[str, str]
     grpc: socket.socket | None = None
+    manager: socket.socket | None = None
+
+    @property
+    def inherited(self) -> tuple[socket.socket, ...]:
+        """The sockets that workers inherit."""
+        return tuple(filter(None, (self.listener, self.admin, self.manager)))
 
 
 class WorkerCallbacks(msgspec.Struct, frozen=True):
     """The supervisor's part in the life of workers.
 
     app_boot: returns the settings that a worker starts with now. on_ready: called once, with the report of
-    the last worker that became ready. on_request: called with a worker's index and its request.
+    the last worker that became ready. on_request: called with a worker's index and its request. instances:
+    returns those of this host.
     """
 
     app_boot: Callable[[], AppBoot]
     on_ready: Callable[[messages.WorkerReady], None]
-    on_request: Callable[[int, messages.ReloadRequest | messages.ListingRequest], None]
+    on_request: Callable[[int, messages.Request], None]
+    instances: Callable[[], tuple[InstanceInfo, ...]] = tuple
 
 
 class WorkerPool:
@@ -100,13 +109,13 @@ class WorkerPool:
         """Do not wait for workers to drain an update."""
         self._acks.ignore_drain(number)
 
-    def broadcast(self, restart: ProcessRestarted) -> None:
-        """Send a restart count to every worker that runs; one that starts receives it when it boots."""
-        line = msgspec.json.encode(restart)
+    def broadcast(self, news: ProcessRestarted | messages.InstancesUpdate) -> None:
+        """Send news to every worker that runs; one that starts receives them when it boots."""
+        line = msgspec.json.encode(news)
         for child in self._children:
             child.send(line)
 
-    def reply(self, worker: int, reply: messages.ReloadReply | messages.ListingReply) -> None:
+    def reply(self, worker: int, reply: messages.Reply) -> None:
         """Send the reply to a worker's request."""
         self._children[worker].send(msgspec.json.encode(reply))
 
@@ -120,7 +129,7 @@ class WorkerPool:
         if resources.metrics_folder is not None:
             name = f"worker {worker}"
             environment = {**environment, "PROMETHEUS_MULTIPROC_DIR": resources.metrics_folder}
-        fds = tuple(listener.fileno() for listener in (resources.listener, resources.admin) if listener)
+        fds = tuple(listener.fileno() for listener in resources.inherited)
         self._restarts.register(name)
         return Child(
             ChildSpec(name, "gateway.processes.worker", environment, fds),
@@ -131,9 +140,11 @@ class WorkerPool:
 
     def _boot(self, worker: int, status_fd: int) -> bytes:
         listener, admin = self._resources.listener, self._resources.admin
+        manager = self._resources.manager
         app = msgspec.structs.replace(
             self._callbacks.app_boot(),
             admin_port=admin.getsockname()[1] if admin else None,
+            manager_port=manager.getsockname()[1] if manager else None,
             worker=None if self._resources.metrics_folder is None else worker,
         )
         boot = messages.WorkerBoot(
@@ -141,9 +152,11 @@ class WorkerPool:
             listener.fileno(),
             status_fd,
             admin.fileno() if admin else None,
+            manager.fileno() if manager else None,
             address_of(self._resources.grpc) if self._resources.grpc else None,
             self._resources.metrics_folder,
             self._restarts.latest,
+            self._callbacks.instances(),
         )
         return msgspec.json.encode(boot)
 
@@ -159,7 +172,7 @@ class WorkerPool:
                 self._acks.record_applied(number, worker, problem)
             case messages.ConfigDrained(number):
                 self._acks.record_drained(number, worker)
-            case messages.ReloadRequest() | messages.ListingRequest() as request:
+            case messages.ReloadRequest() | messages.ListingRequest() | messages.InstanceRequest() as request:
                 self._callbacks.on_request(worker, request)
 
     def _on_exit(self, worker: int, name: str, reason: EndReason, how: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from backends.contract import (
     TlsFiles,
     TokenizerSource,
 )
+from backends.torch.wire import socket_and_base
 from gateway.batching.lane import Lane
 from gateway.batching.lane_settings import LaneSettings
 from gateway.config.schema import UpstreamSettings
@@ -93,10 +95,8 @@ def create_upstream(
     observe, opener = dependencies.observe, dependencies.opener(name)
     pool = Pool(name, [], settings.policy, observe)
     if settings.discover is None:
-        for address in settings.replicas or (engines[name],):
-            # The path of a socket means nothing to an operator.
-            label = "engine" if settings.is_hosted else address
-            pool.add(create_replica(settings, ReplicaAddress(label, address), opener))
+        for place in replica_places(settings, engines.get(name)):
+            pool.add(create_replica(settings, place, opener))
     else:
         for url in settings.replicas:
             pool.expect_discovery(url)
@@ -112,6 +112,19 @@ def create_upstream(
     lane = Lane(pool, lane_settings, observe, asyncio.get_running_loop().time, BatchBounds(pool, settings))
     space = VectorSpace(name, settings, dependencies.fingerprints, observe)
     return Upstream(name, settings, pool, lane, space)
+
+
+def replica_places(settings: UpstreamSettings, engine: str | None) -> list[ReplicaAddress]:
+    """Return the places of the listed replicas. engine: address of the model in the gateway's own engine."""
+    own = [] if engine is None else [ReplicaAddress("engine", engine)]
+    return own + [ReplicaAddress(_label(settings, address), address) for address in settings.replicas]
+
+
+def _label(settings: UpstreamSettings, address: str) -> str:
+    if not settings.is_hosted:
+        return address
+    # The path of a socket means nothing to an operator, but its file is named after the instance.
+    return f"engine {Path(socket_and_base(address)[0]).stem}"
 
 
 async def watch_replica(observe: Observe, upstream: Upstream, replica: Replica) -> None:

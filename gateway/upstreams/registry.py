@@ -27,10 +27,10 @@ from gateway.routing.health import ReplicaEvent
 from gateway.routing.replica import Replica
 from gateway.upstreams.factory import (
     Dependencies,
-    ReplicaAddress,
     background_tasks,
     create_replica,
     create_upstream,
+    replica_places,
     watch_replica,
 )
 from gateway.upstreams.upstream import Upstream
@@ -85,16 +85,17 @@ class RunningUpstream:
 
     def update_replicas(self, settings: UpstreamSettings) -> None:
         """Add and remove replicas until they are those of `settings`; the rest keep their state."""
-        addresses_before, addresses = self.upstream.settings.replicas, settings.replicas
+        before, places = self.upstream.settings.replicas, replica_places(settings, self.engine)
+        names = {place.name for place in places}
         self.upstream.settings = settings
         # Add before removing: calls wait for a replica that joins, and fail if there is none at all.
-        for address in addresses:
-            if address not in addresses_before:
+        for place in places:
+            if place.address not in (*before, self.engine):
                 opener = self._dependencies.opener(self.upstream.name)
-                replica = create_replica(settings, ReplicaAddress(address, address), opener)
+                replica = create_replica(settings, place, opener)
                 self.upstream.pool.add(replica)
                 self._watch(replica)
-        for replica in [replica for replica in self._watchers if replica.name not in addresses]:
+        for replica in [replica for replica in self._watchers if replica.name not in names]:
             self._watchers.pop(replica).cancel()
             reason = "it is no longer in the configuration"
             self.upstream.pool.transition(replica, ReplicaEvent.REMOVED, reason)

@@ -22,6 +22,7 @@ TAGS: Final[dict[str, str]] = {
     "Ollama": "The embedding paths of Ollama, and its list of models.",
     "SIE": "The encode and score paths of SIE.",
     "Probes": "Health and metrics for orchestrators; they need no key.",
+    "Instances": "Model servers on the gateway's host, as in TEI Manager; they need the scope `admin`.",
     "Operators": "Keys, tenants, usage, upstreams and models; they need a key with the scope `admin`.",
 }
 Operation: TypeAlias = dict[str, Any]

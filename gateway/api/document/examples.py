@@ -16,6 +16,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "DefaultRequest": {"inputs": TEXTS},
     "DetokenizeRequest": {"tokens": [101, 7592, 102]},
     "EitherRerankRequest": {"query": QUERY, "texts": TEXTS},
+    "CreateInstance": {"name": "minilm", "model_id": "sentence-transformers/all-MiniLM-L6-v2"},
     "EmbedContentRequest": {"content": {"parts": [{"text": QUERY}]}, "taskType": "RETRIEVAL_QUERY"},
     "EmbedRequest": {"inputs": TEXTS},
     "EmbedV1Request": {"model": "bge", "texts": TEXTS, "input_type": "search_document"},

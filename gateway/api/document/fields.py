@@ -129,6 +129,21 @@ PACKED: Final = (
 
 # Struct.field → meaning, where it differs from that of the same field elsewhere.
 OWN_FIELDS: Final[dict[str, str]] = {
+    "CreateInstance.device": "Device of the model, such as `cpu` or `cuda:0`.",
+    "CreateInstance.extra_args": "Further arguments, if the command's template has a place for them.",
+    "CreateInstance.gpu_id": "Number of the GPU: for an engine the device `cuda:<number>`.",
+    "CreateInstance.kind": "`engine`, or a name among `manager.commands`; by default `manager.kind`.",
+    "CreateInstance.max_batch_tokens": "Most tokens of one batch.",
+    "CreateInstance.max_concurrent_requests": (
+        "For a command; an engine ignores it, because the gateway's queue bounds its requests."
+    ),
+    "CreateInstance.model_id": "Hub id, or path of a folder below `admin.files`.",
+    "CreateInstance.name": "Name of the instance, and of its model unless it joins an upstream.",
+    "CreateInstance.pooling": "Pooling of an embedding model.",
+    "CreateInstance.port": "Port of a command's server on the loopback interface; absent, a free one.",
+    "CreateInstance.prometheus_port": "Port of a command's own metrics.",
+    "CreateInstance.startup_timeout_secs": "Time after which an instance that is not ready has failed.",
+    "CreateInstance.upstream": "Upstream that the instance joins; absent, one of its own name.",
     "EmbedContentRequest.model": "The model in the path, if it is there.",
     "EmbedV1Request.truncate": "End at which an input that is too long is cut; `NONE` refuses it instead.",
     "EmbedV2Request.truncate": "End at which an input that is too long is cut; `NONE` refuses it instead.",

@@ -73,7 +73,11 @@ class Admin:
         self._authenticator = authenticator
         self._follower = follower
         self._reload = reload
-        self._is_loopback = is_loopback(host_and_port(served.admin.listen or served.listen)[0])
+        addresses = [served.admin.listen or served.listen]
+        if served.manager is not None:
+            # Operators' paths are served there too.
+            addresses.append(served.manager.listen)
+        self._is_loopback = all(is_loopback(host_and_port(address)[0]) for address in addresses)
         self.apply(served)
 
     def apply(self, served: config.Config) -> None:

@@ -1,6 +1,7 @@
 """Error bodies: the dialects' envelopes, and the rendering of a gateway error in one of them."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -139,8 +140,24 @@ class SieError(msgspec.Struct):
     detail: SieErrorDetail
 
 
+class ManagerError(msgspec.Struct):
+    """Envelope of TEI Manager. Source: its 0.12.0. timestamp: RFC 3339, in UTC."""
+
+    error: str
+    code: str
+    timestamp: str
+
+
 # FastAPI returns these statuses before Infinity's own code runs.
 FASTAPI_STATUSES = frozenset({401, 404, 405})
+# TEI Manager's codes, by the kind of an error; all other codes are the kind in capitals.
+MANAGER_CODES = {
+    "invalid_input": "VALIDATION_ERROR",
+    "malformed_body": "VALIDATION_ERROR",
+    "instance_invalid": "VALIDATION_ERROR",
+    "instance_running": "ALREADY_RUNNING",
+    "internal": "INTERNAL_ERROR",
+}
 # Source: google.rpc.Code, which maps each code to one HTTP status.
 GEMINI_STATUSES = {
     401: "UNAUTHENTICATED",
@@ -217,6 +234,12 @@ def _sie_error(error: GatewayError) -> SieError:
     return SieError(SieErrorDetail(SIE_CODES.get(error.kind, error.kind.upper()), error.message))
 
 
+def _manager_error(error: GatewayError) -> ManagerError:
+    code = MANAGER_CODES.get(error.kind, error.kind.upper())
+    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    return ManagerError(error.message, code, now)
+
+
 OPENAI = Dialect("openai", OpenAIError, _openai_error, ("/v1/", "/openai/"))
 # TEI's errors are also those of every path that no other dialect claims.
 TEI = Dialect("tei", TeiError, _tei_error, status_of=lambda facts: facts.tei_status)
@@ -233,6 +256,14 @@ INFINITY = Dialect(
 )
 GEMINI = Dialect("gemini", GeminiError, _gemini_error, ("/v1beta/",))
 OLLAMA = Dialect("ollama", OllamaError, _ollama_error, ("/api/",))
+# A body that does not fit its struct is 422 there, and a value that cannot be used 400.
+MANAGER = Dialect(
+    "manager",
+    ManagerError,
+    _manager_error,
+    ("/admin/instances/", "/admin/manager/"),
+    lambda facts: 422 if facts.tei_status == 422 else facts.status,
+)
 SIE = Dialect("sie", SieError, _sie_error, ("/v1/encode/", "/v1/score/"))
 
 

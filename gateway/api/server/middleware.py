@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from gateway.api.server.call_io import ASGIApp, CallIO, Receive, Scope, Send
 from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.manager_paths import move_manager_path
 from gateway.api.server.paths import OTHER, SLASH, RouteTable
 from gateway.api.server.request_context import STATE_KEY, RequestContext
 from gateway.api.server.responses import encode_headers
@@ -35,8 +36,9 @@ class ServerParts:
     """Settings and collaborators of the middleware.
 
     dependencies: collaborators of the handlers, by name. address_of: returns the address of a request's
-    client, behind trusted proxies. body_bytes_max: `limits.body_bytes`. admin_port: of
-    `admin.listen`, if there is one. cors, traces: None if the configuration has no such section.
+    client, behind trusted proxies. body_bytes_max: `limits.body_bytes`. admin_port, manager_port: of
+    `admin.listen` and `manager.listen`, if they exist. cors, traces: None if the configuration has no such
+    section.
     """
 
     routes: RouteTable
@@ -48,6 +50,7 @@ class ServerParts:
     admin_port: int | None = None
     cors: CorsPolicy | None = None
     traces: "CallTraces | None" = None
+    manager_port: int | None = None
 
 
 class Middleware:
@@ -63,6 +66,8 @@ class Middleware:
             await self._app(scope, receive, send)
             return
         parts = self._parts
+        if parts.manager_port is not None and scope["server"][1] == parts.manager_port:
+            move_manager_path(scope)
         context = RequestContext(scope, parts.routes.parse(scope["path"]), parts.dependencies)
         context.io = CallIO(scope, receive, send, parts.in_flight, parts.body_bytes_max)
         context.io.headers.append((b"x-request-id", context.request_id.encode()))
@@ -112,7 +117,7 @@ class Middleware:
         """
         target, admin_port = context.target, self._parts.admin_port
         if admin_port is not None and not target.on_both_listeners:
-            came_to_operators = scope["server"][1] == admin_port
+            came_to_operators = scope["server"][1] in (admin_port, self._parts.manager_port)
             if target.for_operators is not came_to_operators:
                 raise NotFound("there is nothing at this path on this listener")
         if not target.is_probe:

@@ -1,0 +1,171 @@
+"""Checks of an instance before it is created. Reads the gateway's configuration and no network."""
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway.additions.reading import SecretSources, read_upstream
+from gateway.config.command_checks import OPTIONAL_PLACEHOLDERS
+from gateway.config.problems import ConfigError
+from gateway.config.schema import OPERATION_SEGMENTS, CommandTemplate, Config, UpstreamSettings
+from gateway.instances.records import ENGINE, CreateInstance, Record, invalid
+from gateway.instances.templates import placeholders
+
+# A name is a segment of paths, part of a socket's file name, and the name of a model.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+NAME_ALLOWED = (
+    "a name has 1 to 63 letters, digits, dots, dashes and underscores, and begins with a letter or digit"
+)
+PORT_MIN, PORT_MAX = 1024, 65535
+# Each is a process with a model. Far more than one host runs.
+INSTANCES_MAX = 64
+# Fields that mean nothing to the engine. The gateway's own queue takes the part of max_concurrent_requests.
+NOT_FOR_ENGINES = {
+    "port": "an engine has no port of its own; callers use the gateway's",
+    "prometheus_port": "metrics of engines are at the gateway's /metrics",
+    "extra_args": "an engine takes no arguments",
+}
+
+
+def check_create(settings: CreateInstance, kind: str, config: Config, records: Collection[Record]) -> None:
+    """Check a request against everything but the host. kind: chosen by the request, or the default.
+
+    config: the served one, with instances. Raises: Refused.
+    """
+    _check_names(settings, records)
+    if len(records) >= INSTANCES_MAX:
+        raise invalid(f"there are {INSTANCES_MAX} instances already; delete one first")
+    commands = config.manager.commands if config.manager else {}
+    if kind == ENGINE:
+        _check_engine(settings)
+    elif kind in commands:
+        _check_command(settings, kind, commands[kind], records)
+    else:
+        raise invalid(f"there is no kind '{kind}'; allowed: {', '.join((ENGINE, *commands))}")
+    _check_upstream(settings, kind, config, records)
+
+
+class Served(msgspec.Struct, frozen=True):
+    """Model and upstream of an instance. upstream: settings of an upstream for it, without replicas.
+
+    model: hub id or absolute path.
+    """
+
+    upstream: UpstreamSettings
+    model: str
+
+
+def served_by(
+    settings: CreateInstance, kind: str, commands: Mapping[str, CommandTemplate], sources: SecretSources
+) -> Served:
+    """Return what an instance serves. Reads files.
+
+    Instances may name the models that additions may name. Raises: Refused.
+    """
+    written: dict[str, Any] = {"backend": "torch", "model": settings.model_id}
+    if kind == ENGINE:
+        device = settings.device or (None if settings.gpu_id is None else f"cuda:{settings.gpu_id}")
+        pooling = None if settings.pooling is None else settings.pooling.replace("-", "_")
+        optional = {"device": device, "pooling": pooling, "batch_tokens": settings.max_batch_tokens}
+        written |= {name: value for name, value in optional.items() if value is not None}
+    try:
+        hosted = read_upstream(settings.name, written, sources)
+    except ConfigError as error:
+        prefix = f"upstreams.{settings.name}."
+        reasons = (f"{problem.path.removeprefix(prefix)}: {problem.message}" for problem in error.problems)
+        raise invalid("; ".join(reasons)) from error
+    assert hosted.model is not None
+    if kind == ENGINE:
+        return Served(hosted, hosted.model)
+    if kind not in commands:
+        raise invalid(f"`manager.commands` has no '{kind}'")
+    # Infinity counts characters: its tokens are counted here.
+    template = commands[kind]
+    tokenizer = hosted.model if template.backend == "infinity" else None
+    return Served(UpstreamSettings(backend=template.backend, tokenizer=tokenizer), hosted.model)
+
+
+def secret_sources(config: Config) -> SecretSources:
+    """Return the sources of an instance's files: the folder that additions may read, and no variables."""
+    return SecretSources({}, Path(config.admin.files) if config.admin.files else None)
+
+
+def _check_names(settings: CreateInstance, records: Collection[Record]) -> None:
+    for name in (settings.name, settings.upstream or settings.name):
+        if not NAME.fullmatch(name) or name in OPERATION_SEGMENTS | {"v1", "v2"}:
+            raise invalid(f"'{name}' cannot be a name: {NAME_ALLOWED}, and is no operation such as embed")
+    if any(record.name == settings.name for record in records):
+        raise invalid(f"Instance '{settings.name}' already exists")
+    if not settings.model_id or settings.model_id.startswith("-") or not settings.model_id.isprintable():
+        raise invalid("`model_id` is a hub id, or the path of a folder below `admin.files`")
+    if settings.startup_timeout_secs == 0:
+        raise invalid("`startup_timeout_secs` is at least 1")
+
+
+def _check_engine(settings: CreateInstance) -> None:
+    for field, reason in NOT_FOR_ENGINES.items():
+        # An empty list asks for nothing.
+        if getattr(settings, field) not in (None, []):
+            raise invalid(f"`{field}`: {reason}")
+    if settings.gpu_id is not None and settings.device is not None:
+        raise invalid("`gpu_id` and `device` both choose the device; set one of them")
+
+
+def _check_command(
+    settings: CreateInstance, kind: str, template: CommandTemplate, records: Collection[Record]
+) -> None:
+    places = placeholders(template.argv)
+    fields = (field for field in (*OPTIONAL_PLACEHOLDERS, "extra_args") if field not in places)
+    if field := next((field for field in fields if getattr(settings, field) not in (None, [])), None):
+        raise invalid(f"`{field}`: the command '{kind}' has no place for it")
+    if any("\0" in text for text in settings.extra_args or ()):
+        raise invalid("`extra_args` contains a NUL character")
+    words = (settings.pooling or "", settings.device or "")
+    if any(word.startswith("-") or not word.isprintable() for word in words):
+        raise invalid("`pooling` or `device` begins with a dash, or is not printable")
+    if settings.port is not None and settings.port == settings.prometheus_port:
+        raise invalid("`port` and `prometheus_port` are the same")
+    for field in ("port", "prometheus_port"):
+        if getattr(settings, field) is not None:
+            _check_port(field, getattr(settings, field), records)
+
+
+def _check_port(field: str, port: int, records: Collection[Record]) -> None:
+    if not PORT_MIN <= port <= PORT_MAX:
+        raise invalid(f"`{field}` is a port from {PORT_MIN} to {PORT_MAX}")
+    for record in records:
+        if port in (record.settings.port, record.settings.prometheus_port):
+            raise invalid(f"Port {port} already in use by instance '{record.name}'")
+
+
+def _check_upstream(settings: CreateInstance, kind: str, config: Config, records: Collection[Record]) -> None:
+    """Check that the upstream can be joined: it has the same kind of server, or does not exist yet."""
+    name = settings.upstream or settings.name
+    same = [record for record in records if record.upstream == name]
+    if any(record.kind != kind or record.settings.model_id != settings.model_id for record in same):
+        raise invalid(f"the instances of upstream '{name}' are of another kind or model")
+    if same:
+        if settings.upstream is None:
+            raise invalid(f"'{name}' is the name of an upstream already; name it in `upstream` to join it")
+    elif name in config.upstreams:
+        _check_existing(settings, kind, config, config.upstreams[name])
+    elif name in config.models:
+        raise invalid(f"'{name}' is the name of a model already; choose another name")
+    elif config.defaults.any_name:
+        raise invalid("`defaults.any_name` gives every name to one model; set it to false first")
+
+
+def _check_existing(settings: CreateInstance, kind: str, config: Config, existing: UpstreamSettings) -> None:
+    """Check that an instance can join an upstream of router.yaml, or an addition."""
+    name = settings.upstream or settings.name
+    if settings.upstream is None:
+        raise invalid(f"'{name}' is the name of an upstream already; name it in `upstream` to join it")
+    commands = config.manager.commands if config.manager else {}
+    backend = "torch" if kind == ENGINE else commands[kind].backend
+    if existing.backend != backend or existing.discover is not None:
+        raise invalid(f"upstream '{name}' cannot be joined: its servers are of another kind, or discovered")
+    if existing.is_hosted and existing.model != settings.model_id:
+        raise invalid(f"upstream '{name}' has another model")

@@ -1,0 +1,108 @@
+"""Parent process of instances whose processes are fakes, which a test makes ready or ends."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.load import parse_config
+from gateway.instances.state_file import StateFile
+from gateway.processes.instance_launch import Host, Watch, free_port
+from gateway.processes.instance_pool import GatewayView, InstancePool
+from gateway.processes.instance_requests import InstanceRequests
+
+CONFIG = """
+manager:
+  listen: 127.0.0.1:0
+  kind: fake
+  commands:
+    fake:
+      backend: tei
+      argv: [serve, "{model_id}", --port, "{port}", --metrics, "{prometheus_port}", "{extra_args}"]
+upstreams:
+  old: {backend: tei, replicas: ["http://old"]}
+  own: {backend: torch, model: org/own}
+models:
+  old-model: {upstream: old}
+"""
+
+
+class FakeChild:
+    """Process of an instance. watch: receives what happens to it."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.name = "fake"
+        self.watch = watch
+        self.pid: int | None = 4711
+        self.is_stopped = False
+
+    def capture(self, _: Any) -> None:
+        """Write nothing."""
+
+    async def keep_running(self) -> None:
+        """Run until cancelled."""
+        await asyncio.Event().wait()
+
+    async def stop(self, *_: Any) -> None:
+        """Note that the process was stopped."""
+        self.is_stopped, self.pid = True, None
+
+    def kill_hung(self) -> None:
+        """Do nothing: the process answers every check."""
+
+
+class FakeLaunch:
+    """Start of a `FakeChild`. children: of all instances, by name."""
+
+    children: dict[str, FakeChild]
+    patience_s = 1.0
+    polls = False
+
+    def __init__(self, record: Any, *_: Any) -> None:
+        self._name = record.name
+        self.port: int | None = record.settings.port or free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
+
+    def create(self, watch: Watch) -> FakeChild:
+        """Return the process."""
+        child = self.children[self._name] = FakeChild(watch)
+        return child
+
+    async def is_healthy(self) -> bool:
+        """Return True."""
+        return True
+
+
+class InstanceParent:
+    """Parent of one gateway. configs: models of each configuration that the workers have been sent."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.children: dict[str, FakeChild] = {}
+        monkeypatch.setattr(FakeLaunch, "children", self.children, raising=False)
+        for name in ("CommandLaunch", "EngineLaunch"):
+            monkeypatch.setattr(f"gateway.processes.instance_pool.{name}", FakeLaunch)
+        self.file = StateFile(folder)
+        self.records = self.file.open()
+        self.base = parse_config(CONFIG, {}, folder)
+        self.config = self.base
+        self.sent: list[tuple[str, ...]] = []
+        view = GatewayView(lambda: self.config, self._publish, lambda _: None, lambda: 8080)
+        self.pool = InstancePool(self.file, Host({}, lambda: str(folder)), view)
+        self.run = InstanceRequests(self.pool, view.config, view.publish).run
+
+    async def _publish(self) -> None:
+        self.config = self.pool.overlay(self.base)
+        self.sent.append(tuple(self.config.models))
+
+    async def ready(self, name: str) -> None:
+        """Report that an instance's process is ready, and wait until the workers know."""
+        self.children[name].watch.on_ready()
+        async with asyncio.timeout(10):
+            while self.pool.find(name).status == "starting":  # noqa: ASYNC110 - a task publishes it
+                await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """Stop all instances and release the file."""
+        await self.pool.stop_all()
+        self.file.close()

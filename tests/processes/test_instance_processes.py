@@ -1,0 +1,104 @@
+"""Instances as a running gateway runs them: a command, its death, its end, and an orphan's."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.processes.conftest import TLS_CONTEXT, Served, alive, wait_until
+from tests.processes.test_admin_listener import free_port
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+manager:
+  listen: 127.0.0.1:{port}
+  kind: fake
+  commands:
+    fake:
+      backend: tei
+      argv: ["{python}", -m, tests.fakes.tei_server, --model-id, "{{model_id}}", --port, "{{port}}"]
+upstreams: {{}}
+models: {{}}
+"""
+
+
+class Manager:
+    """Client of one gateway's instances."""
+
+    def __init__(self, gateway: Served, port: int) -> None:
+        self.gateway = gateway
+        self._url = f"http://127.0.0.1:{port}/instances"
+
+    def send(self, method: str, path: str = "", **body: Any) -> httpx.Response:
+        """Send a request of an operator of this machine."""
+        return httpx.request(
+            method, self._url + path, json=body or None, timeout=40, trust_env=False, verify=TLS_CONTEXT
+        )
+
+    def wait_for(self, name: str, *, pid_other_than: int | None = None) -> int:
+        """Wait until an instance runs in another process, and return its id."""
+
+        def runs() -> bool:
+            info = self.send("GET", f"/{name}").json()
+            return info["status"] == "running" and info["pid"] != pid_other_than
+
+        assert wait_until(runs, 30), self.send("GET", f"/{name}/logs").text
+        pid: int = self.send("GET", f"/{name}").json()["pid"]
+        return pid
+
+    def embed(self, model: str) -> int:
+        """Return the status of a call."""
+        with self.gateway.client() as client:
+            return client.post("/v1/embeddings", json={"model": model, "input": "a text"}).status_code
+
+
+@pytest.fixture
+def manager(tmp_path: Path, repository: Path) -> Iterator[Manager]:
+    """Serve a gateway without upstreams, whose instances are fake TEI servers."""
+    port = free_port()
+    file = tmp_path / "router.yaml"
+    file.write_text(CONFIG.format(port=port, python=sys.executable))
+    gateway = Served(file, {"PYTHONPATH": str(repository)}).wait_until_up()
+    yield Manager(gateway, port)
+    gateway.stop()
+
+
+def test_a_command_is_started_restarted_stopped_and_deleted(manager: Manager) -> None:
+    created = manager.send("POST", name="a", model_id="org/x")
+    assert (201, "starting") == (created.status_code, created.json()["status"])
+    pid = manager.wait_for("a")
+    assert 200 == manager.embed("a")
+
+    os.kill(pid, signal.SIGKILL)
+    second = manager.wait_for("a", pid_other_than=pid)
+    assert 200 == manager.embed("a")
+    info = manager.send("GET", "/a").json()
+    assert (1, True) == (info["restarts"], info["joined"])
+    assert ["serving org/x", "the process exited (signal SIGKILL)", "serving org/x"] == [
+        line for line in manager.send("GET", "/a/logs").json()["lines"] if "INFO" not in line
+    ]
+
+    assert "stopped" == manager.send("POST", "/a/stop").json()["status"]
+    assert not alive(second)
+    assert 404 == manager.embed("a")
+    assert 200 == manager.send("POST", "/a/start").status_code
+    third = manager.wait_for("a")
+    # A gateway that is killed leaves no command behind.
+    manager.gateway.process.kill()
+    assert wait_until(lambda: not alive(third), 20)
+
+
+def test_an_engine_of_a_missing_model_fails_with_its_reason(manager: Manager) -> None:
+    pytest.importorskip("torch")
+    assert 201 == manager.send("POST", name="e", model_id="does-not-exist", kind="engine").status_code
+    assert wait_until(lambda: manager.send("GET", "/e").json()["status"] == "failed", 40)
+    assert "does-not-exist" in manager.send("GET", "/e").json()["reason"]
+    assert "failed: " in manager.send("GET", "/e/logs?start=-1").json()["lines"][0]
+    assert 204 == manager.send("DELETE", "/e").status_code
+    assert [] == manager.send("GET").json()
