@@ -143,6 +143,14 @@ async def test_tei_answers_422_to_a_wrong_value(boot: Boots, path: str, body: An
     assert_tei(await post_bytes(boot, path, json.dumps(body).encode()), 422, "Validation")
 
 
+@pytest.mark.parametrize("body", [b'{"inputs": "\\ud800"}', b'{"inputs": "a'], ids=["surrogate", "cut"])
+async def test_half_a_surrogate_pair_is_named(boot: Boots, body: bytes) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.post(EMBED, content=body)
+    assert 400 == reply.status_code
+    assert "half of a surrogate pair" in reply.json()["error"]
+
+
 @pytest.mark.parametrize("inputs", ["", [], ["a", ""], [""]], ids=str)
 async def test_openai_refuses_an_empty_input(boot: Boots, inputs: Any) -> None:
     assert_openai(

@@ -64,13 +64,20 @@ def _method_not_allowed(error: MethodNotAllowedException) -> MethodNotAllowed:
     return MethodNotAllowed("this path does not take that method", headers=error.headers)
 
 
+def _invalid_json(error: msgspec.DecodeError) -> MalformedBody:
+    # msgspec says so of half a surrogate pair, such as "\\ud800", too.
+    is_cut = str(error) == "Input data was truncated"
+    reason = "it ends within a value, or a text has half of a surrogate pair" if is_cut else str(error)
+    return MalformedBody(f"the body is not valid JSON: {reason}")
+
+
 # Subclasses first: a ValidationError is a DecodeError too.
 TRANSLATIONS: tuple[tuple[type[Exception], Callable[[Any], GatewayError]], ...] = (
     (NotFoundException, lambda _: NotFound("there is nothing at this path; /docs lists all paths")),
     (MethodNotAllowedException, _method_not_allowed),
     (ValidationException, _invalid_request),
     (msgspec.ValidationError, _invalid_field),
-    (msgspec.DecodeError, lambda error: MalformedBody(f"the body is not valid JSON: {error}")),
+    (msgspec.DecodeError, _invalid_json),
     (UnicodeDecodeError, lambda _: MalformedBody("the body is not valid UTF-8")),
     (RecursionError, lambda _: MalformedBody("the body is nested too deeply")),
 )
