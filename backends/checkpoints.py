@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from fnmatch import fnmatch
 from glob import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,6 +106,22 @@ def has_local_code(checkpoint: Path, classes: Sequence[ClassReference]) -> bool:
         "models--"
     )
     return not is_snapshot and not missing_modules(checkpoint, [reference.module for reference in classes])
+
+
+def downloaded_bytes(model: str, revision: str | None = None) -> int | None:
+    """Return the bytes of all files that a download would fetch, None if the Hub does not answer."""
+    try:
+        sizes = hub.file_sizes(model, revision)
+    except ModelUnavailable:
+        return None
+    patterns = _small_files(with_code=False)
+    small = [
+        name
+        for name in sizes
+        if any(fnmatch(name, pattern) for pattern in patterns)
+        and not any(fnmatch(name, pattern) for pattern in IGNORED_FILES)
+    ]
+    return sum(sizes[name] for name in {*small, *needed_weights(sizes)})
 
 
 def stored_weight_bytes(model: str, revision: str | None = None) -> int | None:

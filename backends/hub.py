@@ -5,6 +5,7 @@ Only this module imports huggingface_hub.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from backends.errors import ModelUnavailable
 
@@ -74,6 +75,70 @@ def file_sizes(repository: str, revision: str | None) -> dict[str, int]:
         # Its transport raises errors of its own, which have no common base with those of a download.
         raise _fetch_failure(repository, error) from error
     return {file.rfilename: file.size or 0 for file in info.siblings or ()}
+
+
+class CachedModel(NamedTuple):
+    """A repository of models in the Hub's cache.
+
+    commits: of its snapshots, the newest first. stored_bytes: of all its files on the disk. used_s: time of
+    the last access to one of them, in seconds since 1970.
+    """
+
+    repository: str
+    folder: Path
+    commits: tuple[str, ...]
+    stored_bytes: int
+    used_s: float
+
+
+def cached_models() -> list[CachedModel]:
+    """Return the models in the Hub's cache by name; folders that are damaged are left out."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return []
+    return sorted(
+        CachedModel(
+            repository.repo_id,
+            repository.repo_path,
+            tuple(
+                revision.commit_hash
+                for revision in sorted(
+                    repository.revisions, key=lambda found: found.last_modified, reverse=True
+                )
+            ),
+            repository.size_on_disk,
+            repository.last_accessed,
+        )
+        for repository in repositories
+        if repository.repo_type == "model" and repository.revisions
+    )
+
+
+def remove_cached(commits: Sequence[str]) -> None:
+    """Remove snapshots from the Hub's cache, and the files that no other snapshot has."""
+    from huggingface_hub import constants, scan_cache_dir
+
+    scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*commits).execute()
+
+
+def cache_folder(repository: str) -> Path:
+    """Return the folder of a model in the Hub's cache, whether there is one or not.
+
+    Raises: ModelUnavailable if `repository` cannot be the name of one.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise _not_an_id(repository) from error
+    return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
 
 
 def _not_an_id(repository: str) -> ModelUnavailable:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "backends", "loadtest")
 
 CHAIN_MAX = 12
-ROOMS_MAX = 28
+ROOMS_MAX = 30
 ARROWS_MAX = 150
 LOOSE_MODULES_MAX = 11
 CLASS_LINES_MAX = 250

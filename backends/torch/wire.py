@@ -45,6 +45,19 @@ class ModelBoot(msgspec.Struct, frozen=True):
     waits: bool = True
 
 
+class SmokeLoad(msgspec.Struct, frozen=True):
+    """Result of one load, and of one text through the model.
+
+    error: why it failed. tokens_max: most tokens of an input. load_s: time of both.
+    """
+
+    error: str | None = None
+    operations: tuple[str, ...] = ()
+    dimensions: int | None = None
+    tokens_max: int | None = None
+    load_s: float | None = None
+
+
 class EngineBoot(msgspec.Struct, frozen=True):
     """Boot message of an engine, the first line of its standard input, as JSON.
 

@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_keys(commands.add_parser("keys", help=text, description=text))
     text = "set, list and remove tenants in Redis; for a tenant that router.yaml has too, the file wins"
     _add_tenants(commands.add_parser("tenants", help=text, description=text))
-    text = "inspect a checkpoint for the built-in engine, without loading its weights"
+    text = "list, download, check, remove and inspect checkpoints for the built-in engine"
     add_models_options(commands.add_parser("models", help=text, description=text))
     text = "show the settled usage of tenants by model and day (UTC)"
     _add_usage(_with_config(commands.add_parser("usage", help=text, description=text)))

@@ -1,4 +1,4 @@
-"""`gateway models inspect`: what the built-in engine would do with a checkpoint, without loading its weights.
+"""`gateway models`, and its action `inspect`: what the engine would do with a checkpoint.
 
 A process of its own inspects the checkpoint, because that needs torch.
 """
@@ -19,6 +19,7 @@ from backends.contract import Capabilities
 from backends.torch import wire
 from backends.torch.options import DTypeName, Pooling, Task
 from gateway.cli.check import show_problems
+from gateway.cli.model_registry import add_registry_actions, model_registry
 from gateway.cli.output import show_line, show_table
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
@@ -62,10 +63,13 @@ def add_models_options(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=300.0, metavar="S", help="timeout of the inspection (default: 300)"
     )
     inspect.add_argument("--json", action="store_true", help="for scripts")
+    add_registry_actions(actions)
 
 
 def models(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Print the inspection; return 1 if the engine would not load the checkpoint."""
+    """Run one action; return 1 if the engine would not load the inspected checkpoint, or the action fails."""
+    if options.action != "inspect":
+        return model_registry(options, environment)
     try:
         boot, prompts = _boot(options, environment)
         inspection = _inspect(boot, options.timeout, environment)

@@ -121,6 +121,12 @@ class GrpcSettings(Section, frozen=True):
     listen: str
 
 
+class RegistrySettings(Section, frozen=True):
+    """Models of this host. disk_bytes: bound on the Hub's cache; absent, there is none."""
+
+    disk_bytes: PositiveInt | None = None
+
+
 class AdminSettings(Section, frozen=True):
     """The operators' listener and their keys, which belong to no tenant.
 
@@ -384,6 +390,7 @@ class Config(Section, frozen=True, kw_only=True):
     quotas: Quotas = Quotas()
     limits: Limits = Limits()
     engine: EngineSettings = EngineSettings()
+    registry: RegistrySettings = RegistrySettings()
     upstreams: dict[str, UpstreamSettings]
     models: dict[str, ModelSettings]
     defaults: Defaults = Defaults()

@@ -1,6 +1,7 @@
-"""`gateway models inspect`: what it prints for a checkpoint that is served, and for one that is refused."""
+"""`gateway models`: what `inspect` prints for a checkpoint, and the trial load of `verify`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,12 @@ from backends.checkpoints import DEFAULT_MODEL
 from backends.contract import Capabilities
 from backends.torch import wire
 from backends.torch.inspection import inspect, inspect_folder
+from backends.torch.smoke import smoke_load
 from gateway.cli import main as command_line
 from gateway.cli import models as command
 from gateway.config.load import parse_config
 from tests.engine.checkpoints import ENCODERS, make_encoder, make_language_model
+from tests.fakes.hub import write_cache
 
 GATEWAY = (sys.executable, "-m", "gateway", "models", "inspect")
 
@@ -154,3 +157,37 @@ def test_configured_prompts_are_shown_with_their_roles() -> None:
     assert (rows["prompt of queries"], rows["prompt of documents"]) == ("query", "passage")
     assert "note" not in rows
     assert dict(command._rows(found, {}))["note"] == note
+
+
+@pytest.mark.slow
+def test_verify_loads_a_cached_model_and_keeps_what_it_found(encoder: Path, tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in encoder.iterdir() if path.is_file()}
+    cache, state = tmp_path / "hub", tmp_path / "state"
+    write_cache(cache, "org/tiny", files)
+    environment = os.environ | {"HF_HUB_CACHE": str(cache), "XDG_STATE_HOME": str(state)}
+    command = [sys.executable, "-m", "gateway", "models"]
+    ended = [
+        subprocess.run(
+            [*command, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=55,
+            check=False,
+            env=environment,
+            cwd=tmp_path,
+        )
+        for arguments in (("verify", "org/tiny"), ("list", "--json"), ("rm", "org/tiny"), ("rm", "org/tiny"))
+    ]
+    assert [0, 0, 0, 1] == [process.returncode for process in ended], [process.stderr for process in ended]
+    assert ended[0].stdout.startswith("org/tiny is verified: detokenize, embed")
+    (listed,) = json.loads(ended[1].stdout)
+    assert ("org/tiny", "verified", 32) == (listed["model"], listed["state"], listed["record"]["dimensions"])
+    assert "not in the cache" in ended[3].stderr
+
+
+def test_the_cause_of_a_trial_load_that_fails(encoder: Path) -> None:
+    assert smoke_load(wire.ModelBoot("tiny", str(encoder))).dimensions == 32
+    (encoder / "model.safetensors").write_bytes(b"no weights")
+    found = smoke_load(wire.ModelBoot("tiny", str(encoder)))
+    assert found.error
+    assert found.dimensions is None

@@ -64,8 +64,8 @@ def commit_of(name: str) -> str:
 
 
 def digest_of(content: bytes) -> str:
-    """Return the identity of a file's content."""
-    return hashlib.sha1(content, usedforsecurity=False).hexdigest()
+    """Return the identity of a file's content, as git computes it."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def write_cache(cache: Path, name: str, files: Files) -> Path:

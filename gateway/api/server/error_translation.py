@@ -65,7 +65,7 @@ def _method_not_allowed(error: MethodNotAllowedException) -> MethodNotAllowed:
 
 
 def _invalid_json(error: msgspec.DecodeError) -> MalformedBody:
-    # msgspec says so of half a surrogate pair, such as "\\ud800", too.
+    # msgspec's reason for half a surrogate pair, such as "\ud800", is the same.
     is_cut = str(error) == "Input data was truncated"
     reason = "it ends within a value, or a text has half of a surrogate pair" if is_cut else str(error)
     return MalformedBody(f"the body is not valid JSON: {reason}")

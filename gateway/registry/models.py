@@ -1,0 +1,227 @@
+"""Actions on the models of this host: list, download, check, remove. They block."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from backends import hub
+from backends.checkpoints import downloaded_bytes, locate_checkpoint
+from backends.checksums import damaged_files
+from backends.errors import ModelUnavailable
+from backends.model_names import is_path
+from backends.torch.wire import SmokeLoad
+from gateway.registry.records import Record, Records, State
+from gateway.registry.space import NoSpace, models_to_remove
+
+POLL_S = 0.5
+
+# Called with the done and the total bytes, and the rate, while a model is downloaded.
+Report = Callable[[int, int | None, float], None]
+# Loads a model of a commit in a process of its own, and computes one text.
+LoadOnce = Callable[[str, str | None], SmokeLoad]
+
+
+class ListedModel(msgspec.Struct, frozen=True):
+    """A model of this host. configured: upstreams of the configuration that serve it."""
+
+    model: str
+    state: State
+    stored_bytes: int = 0
+    used_s: float | None = None
+    configured: tuple[str, ...] = ()
+    record: Record | None = None
+
+
+class RegistryError(Exception):
+    """The action cannot be done; the message gives the cause and the way out."""
+
+
+class Registry:
+    """Models of this host. configured: model → upstreams. bound_bytes: of the cache; None has no bound."""
+
+    def __init__(
+        self, records: Records, configured: Mapping[str, tuple[str, ...]], bound_bytes: int | None = None
+    ) -> None:
+        self._records = records
+        self._configured = configured
+        self._bound_bytes = bound_bytes
+
+    def models(self) -> list[ListedModel]:
+        """Return the configured models, those in the cache, and those with a record, by name."""
+        cached = {model.repository: model for model in hub.cached_models()}
+        records = self._records.read()
+        names = sorted({*cached, *records, *(name for name in self._configured if not is_path(name))})
+        return [self._listed(name, cached.get(name), records.get(name)) for name in names]
+
+    def _listed(self, name: str, cached: hub.CachedModel | None, record: Record | None) -> ListedModel:
+        state: State = "available" if cached is None else "downloaded"
+        if record is not None and (cached is not None or record.state in ("downloading", "failed")):
+            state = record.state
+        return ListedModel(
+            name,
+            state,
+            0 if cached is None else cached.stored_bytes,
+            None if cached is None else cached.used_s,
+            self._configured.get(name, ()),
+            record,
+        )
+
+    def pull(self, model: str, revision: str | None, report: Report) -> Path:
+        """Download a model as far as it is missing, and return the folder of its snapshot.
+
+        Unused models are removed first where the bound needs it. Raises: RegistryError, RegistryBusy.
+        """
+        _require_id(model)
+        with self._records.working_on(model):
+            try:
+                total = self._make_space(model, revision)
+                self._records.write(model, Record("downloading", total_bytes=total))
+                with self._watched(model, total, report):
+                    snapshot = locate_checkpoint(model, revision)
+            except (ModelUnavailable, NoSpace, OSError) as error:
+                self._fail(model, str(error))
+                raise RegistryError(str(error)) from error
+            except BaseException:
+                self._fail(model, "the download was interrupted")
+                raise
+            self._records.write(model, Record("downloaded", snapshot.name))
+            return snapshot
+
+    def _make_space(self, model: str, revision: str | None) -> int | None:
+        """Return the bytes of a download, None if they are not known. Raises: NoSpace, ModelUnavailable."""
+        total = downloaded_bytes(model, revision)
+        if self._bound_bytes is None:
+            return total
+        cached = hub.cached_models()
+        present = sum(found.stored_bytes for found in cached if found.repository == model)
+        used = {model, *self._configured, *self._busy()}
+        needed = max(0, (total or 0) - present)
+        for old in models_to_remove(cached, used, needed, self._bound_bytes):
+            hub.remove_cached(old.commits)
+            self._records.write(old.repository, None)
+        return total
+
+    def _busy(self) -> set[str]:
+        return {
+            name
+            for name, record in self._records.read().items()
+            if record.state in ("downloading", "loading")
+        }
+
+    @contextmanager
+    def _watched(self, model: str, total: int | None, report: Report) -> Iterator[None]:
+        """Report the progress of a download, by the bytes on the disk."""
+        folder, ended = hub.cache_folder(model), threading.Event()
+        first, started_s = _stored(folder), time.monotonic()
+
+        def watch() -> None:
+            while not ended.wait(POLL_S):
+                done = _stored(folder)
+                rate = (done - first) / (time.monotonic() - started_s)
+                self._records.change(model, done_bytes=done, bytes_per_s=round(rate, 1))
+                report(done, total, rate)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+        report(_stored(folder), total, (_stored(folder) - first) / (time.monotonic() - started_s))
+
+    def verify(self, model: str, load_once: LoadOnce) -> SmokeLoad:
+        """Compare the files of a model with their hashes, load it, and compute one text.
+
+        Raises: RegistryError, RegistryBusy.
+        """
+        _require_id(model)
+        with self._records.working_on(model):
+            cached = next((found for found in hub.cached_models() if found.repository == model), None)
+            if cached is None:
+                raise RegistryError(f"{model} is not in the cache; pull it first")
+            commit = self._commit_of(cached)
+            if damaged := damaged_files(cached.folder / "snapshots" / commit):
+                names = ", ".join(damaged[:5])
+                message = f"files differ from the Hub's: {names}; remove the model and pull it again"
+                self._fail(model, message)
+                raise RegistryError(message)
+            self._records.write(model, Record("loading", commit))
+            found = load_once(model, commit)
+            if found.error is not None:
+                self._fail(model, found.error)
+                raise RegistryError(found.error)
+            self._records.write(
+                model,
+                Record(
+                    "verified",
+                    commit,
+                    operations=found.operations,
+                    dimensions=found.dimensions,
+                    tokens_max=found.tokens_max,
+                    load_s=found.load_s,
+                ),
+            )
+            return found
+
+    def _commit_of(self, cached: hub.CachedModel) -> str:
+        record = self._records.read().get(cached.repository)
+        if record is not None and record.commit in cached.commits and record.commit is not None:
+            return record.commit
+        return cached.commits[0]
+
+    def remove(self, model: str) -> int:
+        """Remove a model from the cache; return its bytes. Raises: RegistryError, RegistryBusy."""
+        _require_id(model)
+        if upstreams := self._configured.get(model):
+            raise RegistryError(f"{model} is in use by {', '.join(upstreams)}; remove the upstream first")
+        with self._records.working_on(model):
+            cached = next((found for found in hub.cached_models() if found.repository == model), None)
+            if cached is None and model not in self._records.read():
+                raise RegistryError(f"{model} is not in the cache")
+            if cached is not None:
+                hub.remove_cached(cached.commits)
+            self._records.write(model, None)
+        return 0 if cached is None else cached.stored_bytes
+
+    def _fail(self, model: str, error: str) -> None:
+        commit = known.commit if (known := self._records.read().get(model)) else None
+        self._records.write(model, Record("failed", commit, error))
+
+
+def configured_models(upstreams: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
+    """Return the models of torch upstreams, each with its upstreams. upstreams: name → model."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, model in upstreams.items():
+        if model is not None:
+            found[model] = (*found.get(model, ()), name)
+    return found
+
+
+def _require_id(model: str) -> None:
+    """Raise RegistryError unless a model can be a repository of the Hub."""
+    try:
+        hub.cache_folder(model)
+    except ModelUnavailable as error:
+        raise RegistryError(str(error)) from error
+
+
+def _stored(folder: Path) -> int:
+    """Return the bytes of a model's files on the disk, incomplete ones included."""
+    blobs = folder / "blobs"
+    sizes: Collection[int] = ()
+    if blobs.is_dir():
+        sizes = [_size(path) for path in blobs.iterdir()]
+    return sum(sizes)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        # An incomplete file has its final name by now.
+        return 0

@@ -1,0 +1,228 @@
+"""Models of this host: listing, downloads from a fake Hub, checks, removal, and the bound on the disk."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from backends import hub
+from backends.checksums import damaged_files, digest_of
+from backends.hub import CachedModel
+from backends.torch.wire import SmokeLoad
+from gateway.registry.models import Registry, RegistryError, configured_models
+from gateway.registry.records import FILE_NAME, Record, Records, RegistryBusy
+from gateway.registry.space import NoSpace, models_to_remove
+from tests.fakes.hub import FakeHub, Files, commit_of, write_cache
+from tests.fakes.threaded import serve_in_thread
+
+FILES: Files = {
+    "config.json": b'{"model_type": "bert"}',
+    "modules.json": b"[]",
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"w" * 5000,
+    "onnx/model.onnx": b"o" * 9000,
+}
+SMALL_BYTES = sum(len(FILES[name]) for name in ("config.json", "modules.json", "tokenizer.json"))
+WORKS = SmokeLoad(None, ("embed",), 384, 256, 1.5)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of an empty cache of the Hub."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def fake_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Serve the repository org/model."""
+    del cache
+    fake = FakeHub({"org/model": FILES})
+    with serve_in_thread(fake) as url:
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield fake
+
+
+def registry(tmp_path: Path, bound_bytes: int | None = None, **upstreams: str | None) -> Registry:
+    """Return a registry with a folder of its own."""
+    return Registry(Records(tmp_path / "state"), configured_models(upstreams), bound_bytes)
+
+
+def no_report(done: int, total: int | None, rate: float) -> None:
+    """Take no notice of progress."""
+    del done, total, rate
+
+
+def states(models: Registry) -> dict[str, str]:
+    """Return the state of each listed model."""
+    return {model.model: model.state for model in models.models()}
+
+
+def test_configured_and_cached_models_are_listed(tmp_path: Path, cache: Path) -> None:
+    write_cache(cache, "org/cached", FILES)
+    models = registry(tmp_path, a="org/configured", b="org/cached", c="org/cached", d="/a/folder", e=None)
+    listed = {model.model: model for model in models.models()}
+    assert {"org/configured": "available", "org/cached": "downloaded"} == states(models)
+    assert ("b", "c") == listed["org/cached"].configured
+    assert sum(map(len, FILES.values())) == listed["org/cached"].stored_bytes
+    assert listed["org/configured"].stored_bytes == 0
+
+
+def test_a_model_is_pulled_once(tmp_path: Path, fake_hub: FakeHub) -> None:
+    models, reports = registry(tmp_path), []
+    folder = models.pull("org/model", None, lambda *report: reports.append(report))
+    assert commit_of("org/model") == folder.name
+    assert {"org/model": "downloaded"} == states(models)
+    assert (SMALL_BYTES + 5000,) * 2 == reports[-1][:2]
+    assert "org/model/onnx/model.onnx" not in fake_hub.downloads
+    sent = len(fake_hub.downloads)
+    models.pull("org/model", None, no_report)
+    assert sent == len(fake_hub.downloads)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../../etc", "a/b/c", "org/--", "org/model/"])
+def test_a_name_that_is_no_repository_is_refused(tmp_path: Path, cache: Path, name: str) -> None:
+    models = registry(tmp_path)
+    for action in (lambda: models.pull(name, None, no_report), lambda: models.remove(name)):
+        with pytest.raises(RegistryError, match="neither a folder"):
+            action()
+    with pytest.raises(RegistryError, match="neither a folder"):
+        models.verify(name, lambda _, __: WORKS)
+    assert [] == list(cache.iterdir())
+
+
+def test_the_cause_of_a_failed_download_is_kept(tmp_path: Path, fake_hub: FakeHub) -> None:
+    fake_hub.repositories = {}
+    models = registry(tmp_path)
+    with pytest.raises(RegistryError, match="could not be fetched"):
+        models.pull("org/model", None, no_report)
+    (found,) = models.models()
+    assert "failed" == found.state
+    assert found.record is not None
+    assert "could not be fetched" in (found.record.error or "")
+
+
+def test_two_processes_do_not_work_on_one_model(tmp_path: Path, cache: Path) -> None:
+    write_cache(cache, "org/model", FILES)
+    models = registry(tmp_path)
+    with Records(tmp_path / "state").working_on("org/model"):
+        with pytest.raises(RegistryBusy, match="another process"):
+            models.pull("org/model", None, no_report)
+        with pytest.raises(RegistryBusy):
+            models.remove("org/model")
+    models.remove("org/model")
+
+
+def test_a_model_is_verified(tmp_path: Path, cache: Path) -> None:
+    write_cache(cache, "org/model", FILES)
+    models, loads = registry(tmp_path), []
+
+    def load_once(model: str, commit: str | None) -> SmokeLoad:
+        loads.append((model, commit))
+        assert {"org/model": "loading"} == states(models)
+        return WORKS
+
+    assert models.verify("org/model", load_once) == WORKS
+    assert [("org/model", commit_of("org/model"))] == loads
+    (found,) = models.models()
+    assert found.record is not None
+    assert ("verified", 384, 1.5) == (found.state, found.record.dimensions, found.record.load_s)
+    with pytest.raises(RegistryError, match="pull it first"):
+        models.verify("org/other", load_once)
+
+
+def test_the_cause_of_a_failed_load_is_kept(tmp_path: Path, cache: Path) -> None:
+    write_cache(cache, "org/model", FILES)
+    models = registry(tmp_path)
+    with pytest.raises(RegistryError, match="no such architecture"):
+        models.verify("org/model", lambda _, __: SmokeLoad("no such architecture"))
+    assert {"org/model": "failed"} == states(models)
+
+
+def test_damaged_files_are_found_before_a_load(tmp_path: Path, cache: Path) -> None:
+    snapshot = write_cache(cache, "org/model", FILES)
+    assert [] == damaged_files(snapshot)
+    (snapshot / "model.safetensors").resolve().write_bytes(b"w" * 4999 + b"x")
+    models = registry(tmp_path)
+    with pytest.raises(RegistryError, match=r"files differ from the Hub's: model\.safetensors; remove"):
+        models.verify("org/model", lambda _, __: pytest.fail("it was loaded"))
+    assert {"org/model": "failed"} == states(models)
+    (snapshot / "modules.json").resolve().unlink()
+    assert ["model.safetensors", "modules.json"] == damaged_files(snapshot)
+
+
+def test_large_files_are_stored_under_their_sha256(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"abc")
+    assert "ba7816bf" == digest_of(file, 64)[:8]
+    # As `git hash-object` computes it.
+    assert "f2ba8f84ab5c1bce84a7b441cb1959cfc7093b7f" == digest_of(file, 40)
+
+
+def test_a_model_in_use_is_not_removed(tmp_path: Path, cache: Path) -> None:
+    write_cache(cache, "org/used", FILES)
+    write_cache(cache, "org/unused", FILES)
+    models = registry(tmp_path, a="org/used")
+    with pytest.raises(RegistryError, match="in use by a"):
+        models.remove("org/used")
+    assert models.remove("org/unused") == sum(map(len, FILES.values()))
+    assert {"org/used": "downloaded"} == states(models)
+    with pytest.raises(RegistryError, match="not in the cache"):
+        models.remove("org/unused")
+
+
+def test_removal_follows_no_link_out_of_the_cache(tmp_path: Path, cache: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    snapshot = write_cache(cache, "org/model", FILES)
+    (snapshot / "link").symlink_to(outside)
+    registry(tmp_path).remove("org/model")
+    assert "kept" == (outside / "kept").read_text()
+
+
+def model(name: str, size: int, used_s: float) -> CachedModel:
+    """Return a cached model."""
+    return CachedModel(name, Path("/cache") / name, ("c",), size, used_s)
+
+
+def test_the_models_unused_for_longest_make_room() -> None:
+    cached = [model("a", 40, 3.0), model("b", 30, 1.0), model("c", 30, 2.0)]
+    assert [] == models_to_remove(cached, (), 10, 110)
+    assert ["b"] == [found.repository for found in models_to_remove(cached, (), 10, 100)]
+    assert ["c", "a"] == [found.repository for found in models_to_remove(cached, ("b",), 60, 100)]
+    with pytest.raises(NoSpace, match="the other models are in use"):
+        models_to_remove(cached, ("a", "b"), 60, 100)
+
+
+def test_a_pull_keeps_below_the_bound(tmp_path: Path, cache: Path, fake_hub: FakeHub) -> None:
+    for age, name in enumerate(("org/old", "org/older", "org/used")):
+        write_cache(cache, name, {"config.json": b"c" * 4000})
+        for path in (cache / f"models--{name.replace('/', '--')}").rglob("*"):
+            if path.is_file():
+                os.utime(path, (time.time() - 1000 * (age + 1),) * 2)
+    models = registry(tmp_path, 14_000, u="org/used")
+    models.pull("org/model", None, no_report)
+    assert {"org/old", "org/used", "org/model"} == set(states(models))
+    with pytest.raises(RegistryError, match=r"too many for `registry\.disk_bytes`"):
+        registry(tmp_path, 6_000, u="org/used", m="org/model").pull("org/model", None, no_report)
+    assert fake_hub.downloads
+
+
+def test_a_damaged_file_of_records_counts_as_none(tmp_path: Path, cache: Path) -> None:
+    records = Records(tmp_path / "state")
+    records.write("org/a", Record("failed", error="x" * 10_000))
+    assert 2000 == len(records.read()["org/a"].error or "")
+    assert {"org/a"} == json.loads((tmp_path / "state" / FILE_NAME).read_text()).keys()
+    (tmp_path / "state" / FILE_NAME).write_text("{")
+    assert {} == records.read()
+    assert cache.is_dir()
+    assert [] == hub.cached_models()
