@@ -240,15 +240,17 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer))
     in_flight = InFlight(config.limits.in_flight_bytes)
     metrics.watch(sources_of(gateway.upstreams, in_flight))
-    api = InferenceApi(gateway, Authenticator(gateway.keyring, config.trusted_proxies), config.limits.inputs)
+    table = InstanceTable()
+    api = InferenceApi(
+        gateway, Authenticator(gateway.keyring, config.trusted_proxies), config.limits.inputs, table
+    )
     follower = _key_follower(config, stores, api.authenticator, gateway.keyring)
     operators = Admin(config, stores.ledger, follower, api.authenticator, outside.reload)
-    table = InstanceTable()
     dependencies = {
         "api": api,
         "in_flight": in_flight,
         "exporter": metrics,
-        "watched": StatusSource(gateway, metrics, recent, config, boot.worker or 0, time.time()),
+        "watched": StatusSource(gateway, metrics, recent, config, boot.worker or 0, time.time(), table),
         "admin": operators,
         "adding": AdditionsApi(outside.adding),
         "instances": InstancesApi(outside.instances),

@@ -12,6 +12,8 @@ from gateway.telemetry.snapshot import Rates, ReplicaStatus, Snapshot, StoreStat
 
 STYLES = {
     "up": "green",
+    "running": "green",
+    "failed": "bold red",
     "ready": "green",
     "down": "bold red",
     "refused": "bold red",
@@ -62,6 +64,8 @@ def _body(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Iterator
     yield from _titled("lanes", _lanes(snapshot, rates, is_wide=is_wide))
     yield from _titled("replicas", _replicas(snapshot, is_wide=is_wide))
     yield from _titled("models", _models(snapshot, is_wide=is_wide))
+    if snapshot.instances:
+        yield from _titled("instances", _instances(snapshot, is_wide=is_wide))
     yield from _titled("tenants", _tenants(snapshot, rates, is_wide=is_wide))
     if snapshot.changes:
         yield from _titled("changes", _changes(snapshot))
@@ -78,6 +82,9 @@ def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
     for model in snapshot.models:
         if model.state not in GOOD:
             yield f"model {model.name}", model.state, f"upstream {model.upstream}"
+    for instance in snapshot.instances:
+        if instance.status == "failed":
+            yield f"instance {instance.name}", instance.status, instance.reason or NONE
 
 
 def _problem_table(problems: Sequence[tuple[str, str, str]]) -> Table:
@@ -160,6 +167,24 @@ def _models(snapshot: Snapshot, *, is_wide: bool) -> Table:
     ]
     columns = ("model", "upstream", "state", "operations", "#width", "vector space")
     return _table(columns, rows, () if is_wide else ("operations", "vector space"))
+
+
+def _instances(snapshot: Snapshot, *, is_wide: bool) -> Table:
+    rows: list[Row] = [
+        (
+            instance.name,
+            instance.kind,
+            instance.model_id,
+            instance.upstream,
+            _state(instance.status),
+            NONE if instance.pid is None else str(instance.pid),
+            str(instance.restarts),
+            instance.device or NONE,
+        )
+        for instance in snapshot.instances
+    ]
+    columns = ("instance", "kind", "loads", "upstream", "state", "#pid", "#restarts", "device")
+    return _table(columns, rows, () if is_wide else ("kind", "upstream", "device"))
 
 
 def _tenants(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Table:

@@ -105,6 +105,20 @@ class StatusChange(msgspec.Struct, frozen=True):
     reason: str
 
 
+class InstanceStatus(msgspec.Struct, frozen=True):
+    """Model server that operators started on the gateway's host. reason: why it failed."""
+
+    name: str
+    kind: str
+    model_id: str
+    upstream: str
+    status: str
+    pid: int | None
+    restarts: int
+    device: str | None
+    reason: str | None
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """Status of the gateway. at_s: seconds since 1970. uptime_s, worker: of the worker that answers."""
 
@@ -122,6 +136,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     models: tuple[ModelStatus, ...]
     tenants: tuple[TenantStatus, ...]
     changes: tuple[StatusChange, ...]
+    instances: tuple[InstanceStatus, ...] = ()
 
 
 class TenantRates(msgspec.Struct, frozen=True):

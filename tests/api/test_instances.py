@@ -245,3 +245,12 @@ async def test_a_stopping_gateway_changes_no_instance(gateway: Running, parent: 
     await parent.pool.stop_all()
     reply = await create(gateway, name="a")
     assert (503, "INSTANCES_UNAVAILABLE") == (reply.status_code, reply.json()["code"])
+
+
+async def test_the_status_lists_instances(gateway: Running, parent: InstanceParent) -> None:
+    await create(gateway, name="a")
+    gateway.application.instances.update(parent.pool.infos)
+    snapshot = (await gateway.client.get("/admin/status")).json()
+    assert [("a", "starting", 4711)] == [
+        (instance["name"], instance["status"], instance["pid"]) for instance in snapshot["instances"]
+    ]

@@ -19,6 +19,7 @@ from gateway.api.grpc.messages import Envelope, field, open_envelope
 from gateway.api.grpc.multiplexer import SERVICE
 from gateway.api.grpc.server import guarded_answers
 from gateway.errors import InvalidInput, MalformedBody
+from gateway.instances.records import InstanceInfo
 from tests.api.test_arrow import LONG, TEXT_TYPES, rows_of, stream, written
 from tests.api.test_grpc import AUTHORIZED, GRPC, Client, grpc_gateway, limited
 from tests.fakes.hooks import RERANKER, SPLADE, until
@@ -179,6 +180,36 @@ async def test_targets_that_name_no_model(target: mux.Target, code: Any, reason:
         assert code == await call.code()
         assert reason in await call.details()
         assert len(await call.details()) < 300
+
+
+async def test_targets_name_instances() -> None:
+    async with grpc_gateway() as client:
+        instances = [
+            instance_info("first", "embedder", "running", joined=True),
+            instance_info("second", "embedder", "failed", joined=False),
+        ]
+        client.gateway.application.instances.update(tuple(instances))
+        for target, code, reason in (
+            (mux.Target(instance_name="first"), Code.OK, ""),
+            (mux.Target(instance_index=0), Code.OK, ""),
+            (
+                mux.Target(instance_name="second"),
+                Code.UNAVAILABLE,
+                "Instance 'second' is failed, not running",
+            ),
+            (mux.Target(instance_index=1), Code.UNAVAILABLE, "Instance 1 is failed, not running"),
+            (mux.Target(instance_index=2), Code.NOT_FOUND, "Instance 2 not found; there are 2"),
+            (BGE, Code.OK, ""),
+        ):
+            call, _ = await replies_of(client, "Embed", [embed(target=target)])
+            assert (code, reason) == (await call.code(), await call.details())
+
+
+def instance_info(name: str, upstream: str, status: Any, *, joined: bool) -> InstanceInfo:
+    """Return an instance of an upstream."""
+    created_at, kind, reason = "2026-01-01T00:00:00Z", "engine", None
+    process = (8080, status, 4711, created_at, 1, 0, 0, None, None, None)
+    return InstanceInfo(name, "org/x", *process, kind, upstream, "cpu", reason, joined)
 
 
 async def test_a_key_reaches_its_own_models_only() -> None:

@@ -10,6 +10,7 @@ from gateway.cli.status import StatusDisplay
 from gateway.telemetry.snapshot import (
     CallsStatus,
     Durations,
+    InstanceStatus,
     LaneStatus,
     ModelStatus,
     ReplicaStatus,
@@ -56,6 +57,10 @@ def display() -> StatusDisplay:
             ),
             tenants=(TenantStatus("acme", 5, 10, 1000, 0),),
             changes=(),
+            instances=(
+                InstanceStatus("a", "engine", "org/a", "a", "running", 4711, 2, "cpu", None),
+                InstanceStatus("b", "tei", "org/b", "b", "failed", None, 0, None, "port 8080 is in use"),
+            ),
         )
     )
     return shown
@@ -65,6 +70,15 @@ def lines_of(width: int) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=width).print(display())
     return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_shows_instances_and_why_one_failed() -> None:
+    lines = lines_of(160)
+    of_problem = lines.index("problems")
+    (row,) = [line for line in lines if line.startswith("a ")]
+
+    assert ["a", "engine", "org/a", "a", "running", "4711", "2", "cpu"] == row.split()
+    assert "port 8080 is in use" in " ".join(lines[of_problem : lines.index("lanes")])
 
 
 def test_shows_what_is_wrong_first() -> None:

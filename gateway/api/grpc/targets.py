@@ -11,7 +11,8 @@ from google.protobuf.message import DecodeError
 from backends.tei_protos import tei_multiplexer_pb2 as mux
 from gateway.api.grpc.messages import OTHER_FIELDS_MAX, open_envelope
 from gateway.api.grpc.rpc import Rpc
-from gateway.errors import InvalidInput, MalformedBody, ModelNotFound
+from gateway.errors import InvalidInput, MalformedBody, ModelNotFound, NoReplica
+from gateway.instances.records import InstanceInfo
 
 SHOWN_CHARACTERS_MAX = 128
 
@@ -19,7 +20,7 @@ SHOWN_CHARACTERS_MAX = 128
 def take_request(rpc: Rpc, message: bytes, name: str) -> bytes:
     """Return the request in a message, encoded, and note its target. name: of the request.
 
-    Raises: InvalidInput, MalformedBody, ModelNotFound.
+    Raises: InvalidInput, MalformedBody, ModelNotFound, NoReplica.
     """
     envelope = open_envelope(message, OTHER_FIELDS_MAX)
     take_target(rpc, envelope.target)
@@ -31,7 +32,7 @@ def take_request(rpc: Rpc, message: bytes, name: str) -> bytes:
 def take_target(rpc: Rpc, encoded: bytes | None) -> None:
     """Make the target's model that of the RPC. All messages of a stream have the same target.
 
-    encoded: None if it is absent. Raises: InvalidInput, MalformedBody, ModelNotFound.
+    encoded: None if it is absent. Raises: InvalidInput, MalformedBody, ModelNotFound, NoReplica.
     """
     if encoded is None:
         raise InvalidInput("Missing target", param="target")
@@ -55,7 +56,7 @@ def model_of(target: mux.Target, names: Sequence[str], api: Any) -> str:
     """Return the public name of a target's model.
 
     names: models that the key may use, in the configuration's order. api: the `InferenceApi`.
-    Raises: InvalidInput, ModelNotFound.
+    Raises: InvalidInput, ModelNotFound, NoReplica.
     """
     kind = target.WhichOneof("routing")
     if kind == "instance_name":
@@ -63,13 +64,15 @@ def model_of(target: mux.Target, names: Sequence[str], api: Any) -> str:
     if kind == "model_id":
         return _by_model(target.model_id, names, api)
     if kind == "instance_index":
-        return _by_index(target.instance_index, names)
+        return _by_index(target.instance_index, names, api)
     raise InvalidInput("Missing target", param="target")
 
 
 def _by_name(name: str, api: Any) -> str:
     if not name:
         raise InvalidInput("Instance name cannot be empty", param="target")
+    if (instance := api.instances.by_name(name)) is not None:
+        return _of_instance(instance, f"Instance '{name}'", api)
     if name not in api.gateway.routes.all_names():
         raise ModelNotFound(f"Instance '{name[:SHOWN_CHARACTERS_MAX]}' not found", param="target")
     return name
@@ -95,7 +98,23 @@ def _by_model(model_id: str, names: Sequence[str], api: Any) -> str:
     return next(iter(found.values()))
 
 
-def _by_index(index: int, names: Sequence[str]) -> str:
-    if index >= len(names):
-        raise ModelNotFound(f"Instance {index} not found; there are {len(names)}", param="target")
+def _by_index(index: int, names: Sequence[str], api: Any) -> str:
+    """Return the model of an instance by the order of creation; without instances, of the key's models."""
+    if (instance := api.instances.by_index(index)) is not None:
+        return _of_instance(instance, f"Instance {index}", api)
+    count = len(api.instances) or len(names)
+    if index >= count:
+        raise ModelNotFound(f"Instance {index} not found; there are {count}", param="target")
     return names[index]
+
+
+def _of_instance(instance: InstanceInfo, shown: str, api: Any) -> str:
+    """Return a model that the upstream of an instance serves. shown: the instance as the caller named it.
+
+    Raises: NoReplica, if no calls are sent to the instance now.
+    """
+    routes = api.gateway.routes
+    models = [name for name in routes.all_names() if routes.upstream_of(name) == instance.upstream]
+    if not instance.joined or not models:
+        raise NoReplica(f"{shown} is {instance.status}, not running")
+    return instance.upstream if instance.upstream in models else models[0]

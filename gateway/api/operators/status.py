@@ -14,10 +14,19 @@ from gateway import __version__
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import route_options
 from gateway.config.schema import Config
+from gateway.instances.records import InstanceInfo
+from gateway.instances.table import InstanceTable
 from gateway.serve import Gateway
 from gateway.telemetry.change_history import ChangeHistory
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.snapshot import LaneStatus, ModelStatus, ReplicaStatus, Snapshot, StoreStatus
+from gateway.telemetry.snapshot import (
+    InstanceStatus,
+    LaneStatus,
+    ModelStatus,
+    ReplicaStatus,
+    Snapshot,
+    StoreStatus,
+)
 from gateway.telemetry.totals import Totals
 
 FAILURES = document_errors(TEI)
@@ -36,6 +45,7 @@ class StatusSource(msgspec.Struct, frozen=True):
     config: Config
     worker: int
     started_s: float
+    instances: InstanceTable
 
     def snapshot(self) -> Snapshot:
         """Return the state of the gateway now."""
@@ -56,6 +66,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             models=tuple(self._models()),
             tenants=totals.tenants(),
             changes=self.recent.changes(),
+            instances=tuple(map(_instance, self.instances)),
         )
 
     def _store(self, totals: Totals) -> StoreStatus:
@@ -102,6 +113,20 @@ class StatusSource(msgspec.Struct, frozen=True):
                 capabilities.dimensions if capabilities else None,
                 capabilities.notes if capabilities else (),
             )
+
+
+def _instance(info: InstanceInfo) -> InstanceStatus:
+    return InstanceStatus(
+        info.name,
+        info.kind,
+        info.model_id,
+        info.upstream,
+        info.status,
+        info.pid,
+        info.restarts,
+        info.device,
+        info.reason,
+    )
 
 
 def _lane(upstream: str, totals: Totals) -> LaneStatus:

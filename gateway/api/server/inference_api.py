@@ -24,6 +24,7 @@ from gateway.errors import (
     QuotaExceeded,
     QuotaUnavailable,
 )
+from gateway.instances.table import InstanceTable
 from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.limits import Cost
 from gateway.serve import Caller, Gateway, Served
@@ -34,12 +35,19 @@ UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
 
 
 class InferenceApi:
-    """Collaborators of inference handlers: gateway, authentication, and the bound on inputs."""
+    """Collaborators of inference handlers: gateway, authentication, bound on inputs, and instances."""
 
-    def __init__(self, gateway: Gateway, authenticator: Authenticator, inputs_max: int) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        authenticator: Authenticator,
+        inputs_max: int,
+        instances: InstanceTable | None = None,
+    ) -> None:
         self.gateway = gateway
         self.authenticator = authenticator
         self.inputs_max = inputs_max
+        self.instances = InstanceTable() if instances is None else instances
 
     def admit_caller(self, context: RequestContext, least: Cost) -> None:
         """Check what the head of a request decides, before its body is read: key, known limits, size.

@@ -90,7 +90,7 @@ function createTable(columns, rows, emptyText = "None yet.") {
   return table;
 }
 
-const STATES = { up: "good", ready: "good", down: "bad", refused: "bad", unavailable: "bad" };
+const STATES = { up: "good", ready: "good", running: "good", down: "bad", refused: "bad", unavailable: "bad", failed: "bad" };
 
 function stateCell(state) {
   const cell = createElement("td");
@@ -242,6 +242,24 @@ function showModels(snapshot) {
   $("models").replaceChildren(createTable(columns, rows));
 }
 
+function showInstances(snapshot) {
+  const columns = [["instance", "text"], ["kind"], ["loads", "text"], ["upstream"], ["state"], ["pid", "number"]];
+  columns.push(["restarts", "number"], ["device"], ["why", "text"]);
+  const rows = snapshot.instances.map((instance) => [
+    instance.name,
+    instance.kind,
+    instance.model_id,
+    instance.upstream,
+    stateCell(instance.status),
+    instance.pid === null ? "–" : String(instance.pid),
+    count(instance.restarts),
+    instance.device ?? "–",
+    instance.reason ?? "",
+  ]);
+  $("instances-part").hidden = !rows.length;
+  $("instances").replaceChildren(createTable(columns, rows));
+}
+
 function showTenants(snapshot, rates) {
   const columns = [["tenant", "text"], ["calls/s", "number"], ["tokens/s", "number"], ["refused/s", "number"]];
   columns.push(["calls", "number"], ["tokens", "number"], ["refused", "number"]);
@@ -286,6 +304,7 @@ function showStatus(snapshot) {
   showLanes(snapshot, rates);
   showReplicas(snapshot);
   showModels(snapshot);
+  showInstances(snapshot);
   showTenants(snapshot, rates);
   showChanges(snapshot);
   $("status-body").hidden = false;
