@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 TIMEOUT_S = 3.0
+SUCCESSES = (200, 201, 204)
 REPLY_BYTES_MAX = 16 * 1024 * 1024
 MESSAGE_CHARACTERS_MAX = 300
 
@@ -31,31 +32,46 @@ class GatewayClient:
     """Client that reconnects after any failure.
 
     url: scheme, host and port. key: sent with each request. ca: authority of the gateway's certificate.
+    timeout_s: of each request.
     Raises: RequestRefused if the URL or the file of `ca` cannot be used.
     """
 
-    def __init__(self, url: str, key: str | None, ca: Path | None = None) -> None:
+    def __init__(
+        self, url: str, key: str | None, ca: Path | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
         parts = urlsplit(url)
         # Without a name and a password, which a URL may contain.
         shown = url.rpartition("@")[2]
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise RequestRefused(f"{shown} is not an address such as http://127.0.0.1:8080")
         self._connection = _connection(parts.scheme, parts.hostname, _port(parts.netloc, shown), ca)
+        self._connection.timeout = timeout_s
         self._address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
     def get(self, path: str, kind: type[Body]) -> Body:
         """Return the JSON reply as a struct. Raises: GatewayUnavailable, RequestRefused."""
+        return self._decode(self.send("GET", path), kind)
+
+    def post(self, path: str, content: object, kind: type[Body]) -> Body:
+        """Send a JSON body, or none, and return the reply. Raises: GatewayUnavailable, RequestRefused."""
+        return self._decode(self.send("POST", path, content), kind)
+
+    def send(self, method: str, path: str, content: object = None) -> bytes:
+        """Return the body of a reply that reports success. Raises: GatewayUnavailable, RequestRefused."""
         try:
-            status, body = self._request(path)
+            status, body = self._request(method, path, content)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise GatewayUnavailable(f"the gateway at {self._address} does not answer: {reason}") from error
         if status >= 500:
             raise GatewayUnavailable(f"the gateway returned {status}: {_error_message(body)}")
-        if status != 200:
+        if status not in SUCCESSES:
             raise RequestRefused(f"the gateway returned {status}: {_error_message(body)}{self._hint(status)}")
+        return body
+
+    def _decode(self, body: bytes, kind: type[Body]) -> Body:
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -71,8 +87,10 @@ class GatewayClient:
             return ""
         return "; set the operator key in GATEWAY_API_KEY, or pass a file with --key-file"
 
-    def _request(self, path: str) -> tuple[int, bytes]:
-        self._connection.request("GET", path, headers=self._headers)
+    def _request(self, method: str, path: str, content: object) -> tuple[int, bytes]:
+        body = None if content is None else msgspec.json.encode(content)
+        headers = self._headers if body is None else {**self._headers, "content-type": "application/json"}
+        self._connection.request(method, path, body, headers)
         response = self._connection.getresponse()
         body = response.read(REPLY_BYTES_MAX)
         if not response.isclosed():

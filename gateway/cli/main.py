@@ -3,14 +3,17 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from pathlib import Path
 from typing import get_args
 
 from gateway import __version__
 from gateway.cli.check import check
+from gateway.cli.instances import add_instances_options, instances
 from gateway.cli.keys import keys
 from gateway.cli.models import add_models_options, models
+from gateway.cli.operator_options import add_operator_options
 from gateway.cli.serve import serve
 from gateway.cli.status import status
 from gateway.cli.tenants import tenants
@@ -31,6 +34,17 @@ signals of `serve`: SIGTERM and SIGINT stop it, SIGHUP reloads the file
 exit status: 0 success, 1 failure (the message gives the reason), 2 wrong command line
 """
 
+# Commands that take all their options.
+COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
+    "instances": instances,
+    "keys": keys,
+    "models": models,
+    "status": status,
+    "tenants": tenants,
+    "usage": usage,
+    "verify": verify,
+}
+
 
 def main() -> None:
     """Run the `gateway` command; entry point."""
@@ -48,22 +62,11 @@ def main() -> None:
 
 def _run(options: argparse.Namespace) -> int:
     """Run a command and return its exit status."""
-    match options.command:
-        case "serve":
-            return serve(options.config, os.environ)
-        case "check":
-            return check(options.config, os.environ)
-        case "keys":
-            return keys(options, os.environ)
-        case "tenants":
-            return tenants(options, os.environ)
-        case "models":
-            return models(options, os.environ)
-        case "usage":
-            return usage(options, os.environ)
-        case "status":
-            return status(options, os.environ)
-    return verify(options, os.environ)
+    if options.command == "serve":
+        return serve(options.config, os.environ)
+    if options.command == "check":
+        return check(options.config, os.environ)
+    return COMMANDS[options.command](options, os.environ)
 
 
 def _discard_output() -> None:
@@ -93,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_tenants(commands.add_parser("tenants", help=text, description=text))
     text = "list, download, check, remove and inspect checkpoints for the built-in engine"
     add_models_options(commands.add_parser("models", help=text, description=text))
+    text = "list, create, start, stop, restart and delete instances of a running gateway, and show their logs"
+    add_instances_options(commands.add_parser("instances", help=text, description=text))
     text = "show the settled usage of tenants by model and day (UTC)"
     _add_usage(_with_config(commands.add_parser("usage", help=text, description=text)))
     text = "show the state of a running gateway every second until Ctrl-C"
@@ -179,18 +184,7 @@ def _add_usage(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--url", help="URL of the gateway (default: `admin.listen` or `listen` of the configuration)"
-    )
-    parser.add_argument(
-        "--key-file",
-        type=Path,
-        metavar="FILE",
-        help="file with a key that has the scope admin (default: GATEWAY_API_KEY)",
-    )
-    parser.add_argument(
-        "--ca", type=Path, metavar="FILE", help="authority that signed its certificate, in PEM"
-    )
+    add_operator_options(parser)
     parser.add_argument(
         "--once", action="store_true", help="print the status with the rates of one second, and exit"
     )

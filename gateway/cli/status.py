@@ -4,7 +4,6 @@ import argparse
 import signal
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from threading import Event
 
 import msgspec
@@ -15,17 +14,14 @@ from rich.text import Text
 
 from gateway.cli.check import show_problems
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
+from gateway.cli.operator_options import gateway_url, operator_key
 from gateway.cli.output import PIPE_WIDTH, show_line
 from gateway.cli.status_view import view
-from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
-from gateway.config.schema import host_and_port
 from gateway.telemetry.snapshot import Rates, Snapshot, rates_between
 
 POLL_EVERY_S = 1.0
 PATH = "/admin/status"
-# Addresses that mean every interface, and the loopback address that reaches them from here.
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - read, not listened on
 
 
 class StatusDisplay:
@@ -61,8 +57,8 @@ class StatusDisplay:
 def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Show the status; return 1 if the gateway cannot be reached or refuses the request."""
     try:
-        url = options.url or _address(options.config, environment)
-        client = GatewayClient(url, _key(options.key_file, environment), options.ca)
+        url = gateway_url(options, environment)
+        client = GatewayClient(url, operator_key(options.key_file, environment), options.ca)
         if options.json:
             print(msgspec.json.encode(client.get(PATH, Snapshot)).decode())
         elif options.once or not Console().is_terminal:
@@ -78,29 +74,6 @@ def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         pass
     return 0
-
-
-def _address(path: Path, environment: Mapping[str, str]) -> str:
-    """Return the URL of the admin API from the config.
-
-    Raises: ConfigError; RequestRefused if the configured port is 0.
-    """
-    config = load_config(path, environment, ("listen", "admin", "tls"))
-    host, port = host_and_port(config.admin.listen or config.listen)
-    if not port:
-        raise RequestRefused("the config has no fixed port (port 0); pass --url")
-    host = ANYWHERE.get(host.strip("[]"), host.strip("[]"))
-    return f"{'https' if config.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def _key(path: Path | None, environment: Mapping[str, str]) -> str | None:
-    """Return the operator's key. Raises: RequestRefused if the file cannot be read."""
-    if path is None:
-        return environment.get("GATEWAY_API_KEY") or None
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestRefused(f"{path} contains no readable key") from error
 
 
 def _show_once(client: GatewayClient, display: StatusDisplay) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,13 @@ class Manager:
         pid: int = self.send("GET", f"/{name}").json()["pid"]
         return pid
 
+    def run(self, *words: str) -> str:
+        """Run `gateway instances` and return what it prints."""
+        command = [sys.executable, "-m", "gateway", "instances", *words, "--url", self.gateway.url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert 0 == done.returncode, done.stderr
+        return done.stdout
+
     def embed(self, model: str) -> int:
         """Return the status of a call."""
         with self.gateway.client() as client:
@@ -84,7 +92,9 @@ def test_a_command_is_started_restarted_stopped_and_deleted(manager: Manager) ->
         line for line in manager.send("GET", "/a/logs").json()["lines"] if "INFO" not in line
     ]
 
-    assert "stopped" == manager.send("POST", "/a/stop").json()["status"]
+    assert "running" in manager.run("list")
+    assert "serving org/x" == manager.run("logs", "a", "--lines", "1").strip()
+    assert "stopped" in manager.run("stop", "a")
     assert not alive(second)
     assert 404 == manager.embed("a")
     assert 200 == manager.send("POST", "/a/start").status_code

@@ -1,0 +1,119 @@
+"""`gateway instances`: the instances of a running gateway, through its admin API."""
+
+import argparse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+from rich.table import Table
+
+from gateway.cli.check import show_problems
+from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
+from gateway.cli.operator_options import add_operator_options, gateway_url, operator_key
+from gateway.cli.output import show_line, show_table
+from gateway.config.problems import ConfigError
+from gateway.instances.records import InstanceInfo, LogSlice
+
+PATH = "/admin/instances"
+# An instance stops within 65 s. The gateway itself gives up after 120 s.
+TIMEOUT_S = 130.0
+NONE = "–"
+LINES = 100
+ACTIONS = {
+    "start": "start an instance that is stopped or has failed",
+    "stop": "stop an instance; calls in flight finish",
+    "restart": "stop an instance and start it again",
+    "delete": "stop an instance and delete it",
+}
+
+
+def add_instances_options(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of `gateway instances` and their options to its parser."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="action")
+    listing = _with_gateway(actions.add_parser("list", help="all instances, in order of creation"))
+    listing.add_argument("--json", action="store_true", help="for scripts")
+    create = _with_gateway(actions.add_parser("create", help="create an instance and start it"))
+    create.add_argument("name", help="its name, and that of its model")
+    create.add_argument("model", help="hub id, or path of a folder below `admin.files`")
+    create.add_argument("--kind", help="engine, or a name among `manager.commands`")
+    create.add_argument("--upstream", help="the upstream that it joins (default: one of its own name)")
+    create.add_argument("--device", help="such as cpu or cuda:0")
+    create.add_argument("--port", type=int, help="port of a command's server (default: a free one)")
+    for action, text in ACTIONS.items():
+        _with_gateway(actions.add_parser(action, help=text)).add_argument("name", help="as `list` shows it")
+    logs = _with_gateway(actions.add_parser("logs", help="the last lines that an instance has written"))
+    logs.add_argument("name", help="as `list` shows it")
+    logs.add_argument("--lines", type=int, default=LINES, metavar="N", help=f"default: {LINES}")
+
+
+def instances(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Run an action; return 1 if the gateway cannot be reached or refuses the request."""
+    try:
+        key = operator_key(options.key_file, environment)
+        client = GatewayClient(gateway_url(options, environment), key, options.ca, TIMEOUT_S)
+        _run(options, client)
+    except ConfigError as error:
+        show_problems(options.config, error)
+        return 1
+    except (RequestRefused, GatewayUnavailable) as error:
+        show_line(str(error))
+        return 1
+    return 0
+
+
+def _run(options: argparse.Namespace, client: GatewayClient) -> None:
+    """Run an action. Raises: RequestRefused, GatewayUnavailable."""
+    path = f"{PATH}/{quote(options.name, safe='')}" if "name" in options else PATH
+    match options.action:
+        case "list":
+            _show(client.get(PATH, list[InstanceInfo]), as_json=options.json)
+        case "create":
+            _show([client.post(PATH, _settings(options), InstanceInfo)])
+        case "delete":
+            client.send("DELETE", path)
+        case "logs":
+            log = client.get(f"{path}/logs?start={-max(1, options.lines)}", LogSlice)
+            for line in log.lines:
+                # A log may contain what a terminal would interpret.
+                print("".join(letter if letter.isprintable() else "�" for letter in line))
+        case action:
+            _show([client.post(f"{path}/{action}", None, InstanceInfo)])
+
+
+def _settings(options: argparse.Namespace) -> dict[str, object]:
+    settings = {name: getattr(options, name) for name in ("name", "kind", "upstream", "device", "port")}
+    given = {name: value for name, value in settings.items() if value is not None}
+    return {**given, "model_id": options.model}
+
+
+def _show(shown: Iterable[InstanceInfo], *, as_json: bool = False) -> None:
+    if as_json:
+        print(msgspec.json.encode(list(shown)).decode())
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("instance", "kind", "model", "upstream", "status", "pid", "restarts", "uptime", "why"):
+        table.add_column(column)
+    for instance in shown:
+        table.add_row(
+            instance.name,
+            instance.kind,
+            instance.model_id,
+            instance.upstream,
+            instance.status,
+            NONE if instance.pid is None else str(instance.pid),
+            str(instance.restarts),
+            f"{instance.uptime_secs} s",
+            instance.reason or NONE,
+        )
+    show_table(table)
+
+
+def _with_gateway(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the options that find the gateway, and return the parser."""
+    default = Path("router.yaml")
+    parser.add_argument(
+        "-c", "--config", type=Path, default=default, metavar="FILE", help="the configuration"
+    )
+    add_operator_options(parser)
+    return parser

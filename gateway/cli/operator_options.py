@@ -1,0 +1,57 @@
+"""Options of commands that send requests to a running gateway: its address, and the operator's key."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from gateway.cli.gateway_client import RequestRefused
+from gateway.config.load import load_config
+from gateway.config.schema import host_and_port
+
+# Addresses that mean every interface, and the loopback address that reaches them from here.
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - read, not listened on
+
+
+def add_operator_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options to the parser of a command that has `--config` too."""
+    parser.add_argument(
+        "--url", help="URL of the gateway (default: `admin.listen` or `listen` of the configuration)"
+    )
+    parser.add_argument(
+        "--key-file",
+        type=Path,
+        metavar="FILE",
+        help="file with a key that has the scope admin (default: GATEWAY_API_KEY)",
+    )
+    parser.add_argument(
+        "--ca", type=Path, metavar="FILE", help="authority that signed its certificate, in PEM"
+    )
+
+
+def gateway_url(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """Return the URL of the admin API. Raises: ConfigError, RequestRefused."""
+    url: str = options.url or _address(options.config, environment)
+    return url
+
+
+def _address(path: Path, environment: Mapping[str, str]) -> str:
+    """Return the URL of the admin API from the config.
+
+    Raises: ConfigError; RequestRefused if the configured port is 0.
+    """
+    config = load_config(path, environment, ("listen", "admin", "tls"))
+    host, port = host_and_port(config.admin.listen or config.listen)
+    if not port:
+        raise RequestRefused("the config has no fixed port (port 0); pass --url")
+    host = ANYWHERE.get(host.strip("[]"), host.strip("[]"))
+    return f"{'https' if config.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def operator_key(path: Path | None, environment: Mapping[str, str]) -> str | None:
+    """Return the operator's key. Raises: RequestRefused if the file cannot be read."""
+    if path is None:
+        return environment.get("GATEWAY_API_KEY") or None
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestRefused(f"{path} contains no readable key") from error
