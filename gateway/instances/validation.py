@@ -85,7 +85,21 @@ def served_by(
     # Infinity counts characters: its tokens are counted here.
     template = commands[kind]
     tokenizer = hosted.model if template.backend == "infinity" else None
-    return Served(UpstreamSettings(backend=template.backend, tokenizer=tokenizer), hosted.model)
+    # Calls wait while the process restarts, as they do for an engine.
+    upstream = UpstreamSettings(backend=template.backend, tokenizer=tokenizer, when_unavailable="wait")
+    return Served(upstream, hosted.model)
+
+
+def engine_settings(wanted: UpstreamSettings, joined: UpstreamSettings | None) -> UpstreamSettings:
+    """Return the settings of an instance's engine. joined: the upstream that it joins, if that exists.
+
+    An engine that joins runs the model as the upstream does, apart from what its request states.
+    """
+    if joined is None:
+        return wanted
+    stated = {name: getattr(wanted, name) for name in ("device", "pooling", "batch_tokens")}
+    given = {name: value for name, value in stated.items() if value is not None}
+    return msgspec.structs.replace(joined, replicas=(), preload=True, **given)
 
 
 def secret_sources(config: Config) -> SecretSources:

@@ -22,7 +22,7 @@ from gateway.instances.records import (
     unknown,
 )
 from gateway.instances.state_file import StateFile
-from gateway.instances.validation import Served, secret_sources, served_by
+from gateway.instances.validation import Served, engine_settings, secret_sources, served_by
 from gateway.processes.instance import Instance
 from gateway.processes.instance_launch import CommandLaunch, EngineLaunch, Host, Launch
 
@@ -137,7 +137,8 @@ class InstancePool:
         timeout_s: float | None = record.settings.startup_timeout_secs
         launch: Launch
         if record.kind == ENGINE:
-            launch = EngineLaunch(record, served.upstream, config.engine, self._host)
+            upstream = engine_settings(served.upstream, config.upstreams.get(record.upstream))
+            launch = EngineLaunch(record, upstream, config.engine, self._host)
             timeout_s = timeout_s or ENGINE_STARTUP_TIMEOUT_S
         else:
             assert config.manager is not None

@@ -1,4 +1,4 @@
-"""Instances as a running gateway runs them: a command, its death, its end, and an orphan's."""
+"""Instances as a running gateway runs them: start, restart, stop, failure, and the death of the gateway."""
 
 import os
 import signal
@@ -77,13 +77,17 @@ def manager(tmp_path: Path, repository: Path) -> Iterator[Manager]:
     gateway.stop()
 
 
-def test_a_command_is_started_restarted_stopped_and_deleted(manager: Manager) -> None:
+def test_instances_start_restart_stop_and_fail(manager: Manager) -> None:
+    # It takes seconds to look for the model, and ends with the test.
+    assert 201 == manager.send("POST", name="e", model_id="does-not-exist", kind="engine").status_code
     created = manager.send("POST", name="a", model_id="org/x")
     assert (201, "starting") == (created.status_code, created.json()["status"])
     pid = manager.wait_for("a")
     assert 200 == manager.embed("a")
 
     os.kill(pid, signal.SIGKILL)
+    # The call waits for the restart.
+    assert 200 == manager.embed("a")
     second = manager.wait_for("a", pid_other_than=pid)
     assert 200 == manager.embed("a")
     info = manager.send("GET", "/a").json()
@@ -99,16 +103,11 @@ def test_a_command_is_started_restarted_stopped_and_deleted(manager: Manager) ->
     assert 404 == manager.embed("a")
     assert 200 == manager.send("POST", "/a/start").status_code
     third = manager.wait_for("a")
-    # A gateway that is killed leaves no command behind.
-    manager.gateway.process.kill()
-    assert wait_until(lambda: not alive(third), 20)
-
-
-def test_an_engine_of_a_missing_model_fails_with_its_reason(manager: Manager) -> None:
-    pytest.importorskip("torch")
-    assert 201 == manager.send("POST", name="e", model_id="does-not-exist", kind="engine").status_code
-    assert wait_until(lambda: manager.send("GET", "/e").json()["status"] == "failed", 40)
+    assert wait_until(lambda: manager.send("GET", "/e").json()["status"] == "failed", 60)
     assert "does-not-exist" in manager.send("GET", "/e").json()["reason"]
     assert "failed: " in manager.send("GET", "/e/logs?start=-1").json()["lines"][0]
     assert 204 == manager.send("DELETE", "/e").status_code
-    assert [] == manager.send("GET").json()
+    assert ["a"] == [info["name"] for info in manager.send("GET").json()]
+    # A gateway that is killed leaves no command behind.
+    manager.gateway.process.kill()
+    assert wait_until(lambda: not alive(third), 20)

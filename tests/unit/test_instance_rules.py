@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
+from gateway.config.schema import UpstreamSettings
 from gateway.instances.log_lines import BYTES_MAX, LINE_BYTES_MAX, LINES_MAX, LogLines
 from gateway.instances.records import CreateInstance, Record
 from gateway.instances.state_file import StateFile, StateFileError
 from gateway.instances.table import InstanceTable
 from gateway.instances.templates import render, values_of
+from gateway.instances.validation import engine_settings
 from tests.fakes.instances import CONFIG
 
 
@@ -119,3 +122,11 @@ def test_checks_of_the_configuration(tmp_path: Path, old: str, new: str, message
     with pytest.raises(ConfigError) as raised:
         parse_config(CONFIG.replace(old, new), {}, tmp_path)
     assert message in "; ".join(str(problem) for problem in raised.value.problems)
+
+
+def test_an_engine_runs_the_model_as_the_upstream_that_it_joins() -> None:
+    own = UpstreamSettings(backend="torch", model="org/x", dtype="bfloat16", device="cpu", preload=False)
+    wanted = UpstreamSettings(backend="torch", model="org/x", device="cuda:1")
+    assert wanted == engine_settings(wanted, None)
+    expected = msgspec.structs.replace(own, device="cuda:1", preload=True)
+    assert expected == engine_settings(wanted, msgspec.structs.replace(own, replicas=("http+unix://a/b",)))
