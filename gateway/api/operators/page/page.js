@@ -90,7 +90,9 @@ function createTable(columns, rows, emptyText = "None yet.") {
   return table;
 }
 
-const STATES = { up: "good", ready: "good", running: "good", down: "bad", refused: "bad", unavailable: "bad", failed: "bad" };
+const GOOD = ["up", "ready", "running"];
+const BAD = ["down", "refused", "unavailable", "failed"];
+const STATES = Object.fromEntries([...GOOD.map((state) => [state, "good"]), ...BAD.map((state) => [state, "bad"])]);
 
 function stateCell(state) {
   const cell = createElement("td");
