@@ -38,6 +38,7 @@ from gateway.api.dialects import (
 from gateway.api.operators import (
     added_models,
     admin,
+    host_models,
     instances,
     keys,
     probes,
@@ -48,6 +49,7 @@ from gateway.api.operators import (
 )
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
+from gateway.api.operators.host_models import AskAboutModels, RegistryApi
 from gateway.api.operators.instances import AskParent, InstancesApi
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.application import litestar_application
@@ -126,6 +128,7 @@ OPERATOR_MODULES = (
     admin,
     added_models,
     instances,
+    host_models,
     status,
     ui,
     start_page,
@@ -137,8 +140,8 @@ ROUTES = RouteTable(HANDLERS)
 class Collaborators(msgspec.Struct, frozen=True):
     """Everything that touches the world outside. Tests replace these and nothing else.
 
-    reload: reads the file again. adding: changes the additions. instances: carries out requests about the
-    instances of this host. None if the process cannot do it.
+    reload: reads the file again. adding: changes the additions. instances, models: carry out requests about
+    the instances and the models of this host. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -149,6 +152,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     reload: Reload | None = None
     adding: AdditionsClient | None = None
     instances: AskParent | None = None
+    models: AskAboutModels | None = None
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -254,6 +258,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         "admin": operators,
         "adding": AdditionsApi(outside.adding),
         "instances": InstancesApi(outside.instances),
+        "registry": RegistryApi(outside.models),
     }
     traces = outside.traces or _traces(config)
     parts = ServerParts(

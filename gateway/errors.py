@@ -6,6 +6,7 @@ GatewayError
  │            MethodNotAllowed AlreadyExists OperationUnsupported QuotaExceeded InstanceNotFound
  │            InstanceInvalid InstanceRunning
  ├─ gateway:  Overloaded GatewayFull QuotaUnavailable ShuttingDown ModelLoading InstancesUnavailable Internal
+ │            ModelDownloadFailed ModelLoadFailed
  └─ upstream: NoReplica UpstreamFailed DeadlineExceeded ReplicaTimedOut
 
 Knows nothing of the dialects' bodies: `api/server/error_bodies.py` renders these.
@@ -78,6 +79,8 @@ FACTS: dict[str, Facts] = {
     "instance_not_found": _caller(404, "instance_not_found", "NotFound"),
     "instance_invalid": _caller(400, "instance_invalid"),
     "instance_running": _caller(409, "instance_running"),
+    "model_download_failed": _ours("gateway", 500, "model_download_failed", "Backend", 500),
+    "model_load_failed": _ours("gateway", 500, "model_load_failed", "Backend", 500),
     "instances_unavailable": _ours("gateway", 503, "instances_unavailable", "Unhealthy", 503),
     "operation_unsupported": _caller(400, "model_not_supported", "Backend", tei_status=424),
     "quota_exceeded": _later("rate_limit_exceeded", "Overloaded"),
@@ -240,6 +243,18 @@ class InstanceRunning(GatewayError):
     """The instance runs already."""
 
     kind = "instance_running"
+
+
+class ModelDownloadFailed(GatewayError):
+    """A model could not be downloaded to this host."""
+
+    kind = "model_download_failed"
+
+
+class ModelLoadFailed(GatewayError):
+    """A model of this host could not be loaded."""
+
+    kind = "model_load_failed"
 
 
 class InstancesUnavailable(GatewayError):

@@ -23,6 +23,7 @@ from backends.tei import TeiBackend
 from backends.vllm import VllmBackend
 from gateway.api.operators.added_models import AdditionsClient
 from gateway.api.operators.admin import Reload
+from gateway.api.operators.host_models import AskAboutModels
 from gateway.api.operators.instances import AskParent
 from gateway.app import Application, Collaborators, build
 from gateway.config.boot import AppBoot
@@ -132,6 +133,7 @@ async def running_gateway(
     adding: AdditionsClient | None = None,
     engines: Mapping[str, Backend] | None = None,
     instances: AskParent | None = None,
+    models: AskAboutModels | None = None,
 ) -> AsyncIterator[Running]:
     """Boot with a config whose replicas are ASGI apps.
 
@@ -139,7 +141,7 @@ async def running_gateway(
     is unreachable. wait: return only once `/readyz` answers 200. sockets: replicas are servers on real ports.
     resolver: resolves host names for discovery. traces: records traces of calls. reload: reads the
     configuration file again. adding: changes the added models. engines: those in this process, by upstream.
-    instances: carries out requests about instances, also at the port `MANAGER_PORT`.
+    instances, models: carry out requests about instances and models, also at the port `MANAGER_PORT`.
     """
     events: list[Event] = []
     hosted = engines or {}
@@ -156,13 +158,13 @@ async def running_gateway(
     parsed = _parse(config, Path.cwd())
     bootstrap_digest = None if parsed.tenants else key_digest(KEY)
     collaborators = Collaborators(
-        open_replica, resolver, ledger, events.append, traces, reload, adding, instances
+        open_replica, resolver, ledger, events.append, traces, reload, adding, instances, models
     )
     boot = AppBoot(
         parsed,
         bootstrap_digest,
         engines={name: name for name in hosted},
-        manager_port=None if instances is None else MANAGER_PORT,
+        manager_port=None if instances is None and models is None else MANAGER_PORT,
     )
     application = build(boot, collaborators)
     async with (

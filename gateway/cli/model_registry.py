@@ -1,12 +1,9 @@
 """`gateway models list|pull|verify|rm`: the models of this host."""
 
 import argparse
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -22,14 +19,12 @@ from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import RegistrySettings
 from gateway.config.state_folder import state_folder
-from gateway.processes.engine_process import child_environment
+from gateway.processes.smoke_load import smoke_load
 from gateway.registry.models import ListedModel, Registry, RegistryError, Report, configured_models
 from gateway.registry.records import Records, RegistryBusy
 
-MODULE = "backends.torch.smoke"
 DEFAULT_CONFIG = Path("router.yaml")
 NO_FOLDER = "the registry keeps its file in a folder, and none is known; set `state_dir`"
-NO_ENGINE = "a model is checked by the built-in engine, which is not installed; `make install` installs it"
 # Share of a download between two lines, where the output is no terminal.
 LINE_STEP = 0.1
 
@@ -150,7 +145,7 @@ def _pull(registry: Registry, options: argparse.Namespace, environment: Mapping[
 
 def _verify(registry: Registry, options: argparse.Namespace, environment: Mapping[str, str]) -> None:
     def load(model: str, commit: str | None) -> wire.SmokeLoad:
-        return _smoke_load(wire.ModelBoot("model", model, commit), options.timeout, environment)
+        return smoke_load(wire.ModelBoot("model", model, commit), options.timeout, environment)
 
     found = registry.verify(options.model, load)
     if getattr(options, "json", False):
@@ -158,27 +153,6 @@ def _verify(registry: Registry, options: argparse.Namespace, environment: Mappin
         return
     width = "" if found.dimensions is None else f", {found.dimensions} dimensions"
     print(f"{options.model} is verified: {', '.join(found.operations)}{width}, loaded in {found.load_s} s")
-
-
-def _smoke_load(boot: wire.ModelBoot, timeout_s: float, environment: Mapping[str, str]) -> wire.SmokeLoad:
-    """Load a model in a process of its own."""
-    if find_spec("torch") is None or find_spec("transformers") is None:
-        return wire.SmokeLoad(NO_ENGINE)
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-m", MODULE],
-            input=msgspec.json.encode(boot),
-            capture_output=True,
-            timeout=timeout_s,
-            env={**child_environment(environment), "HF_HUB_OFFLINE": "1"},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return wire.SmokeLoad(f"it was not loaded within {timeout_s:.0f} s; give more with --timeout")
-    if ended.returncode:
-        lines = ended.stderr.decode(errors="replace").splitlines() or [f"exit status {ended.returncode}"]
-        return wire.SmokeLoad(f"the load ended its process: {lines[-1]}")
-    return msgspec.json.decode(ended.stdout, type=wire.SmokeLoad)
 
 
 @contextmanager

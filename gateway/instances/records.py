@@ -127,7 +127,7 @@ class Problem(msgspec.Struct, frozen=True):
     message: str
 
 
-class Result(msgspec.Struct, frozen=True):
+class Result(msgspec.Struct, frozen=True, tag="instances"):
     """Result of a request: its problem, or else what it asked for.
 
     created, deleted: instances since the gateway's start.

@@ -21,9 +21,10 @@ class StateFileError(Exception):
 
 
 class StateFile:
-    """File of the instances in a folder, for one process at a time."""
+    """File of the instances in a folder, for one process at a time. folder: as configured."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._path = folder / FILE_NAME
         self._lock: IO[str] | None = None
 

@@ -15,6 +15,7 @@ from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
 from gateway.events import ProcessRestarted
 from gateway.instances.records import Command, InstanceInfo, Result
+from gateway.registry.requests import ModelCommand, ModelResult
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
@@ -89,17 +90,17 @@ class ListingReply(msgspec.Struct, frozen=True, tag="listing_reply"):
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, tag="instance_request"):
-    """Operator's request about instances. number: repeated in the reply."""
+    """Operator's request about instances or models of this host. number: repeated in the reply."""
 
     number: int
-    command: Command
+    command: Command | ModelCommand
 
 
 class InstanceReply(msgspec.Struct, frozen=True, tag="instance_reply"):
     """Result of a worker's `InstanceRequest` with the same number."""
 
     number: int
-    result: Result
+    result: Result | ModelResult
 
 
 class InstancesUpdate(msgspec.Struct, frozen=True, tag="instances_update"):

@@ -35,9 +35,11 @@ from gateway.processes.instance_launch import Host
 from gateway.processes.instance_pool import GatewayView, InstancePool
 from gateway.processes.instance_requests import InstanceRequests
 from gateway.processes.listeners import open_listener, reserve_port
+from gateway.processes.model_requests import ModelRequests
 from gateway.processes.reload_queue import ReloadQueue
 from gateway.processes.restarts import Restarts
 from gateway.processes.worker_pool import SharedResources, WorkerCallbacks, WorkerPool
+from gateway.registry.requests import ActOnModel, AddModel, ListModels
 from gateway.store.redis_client import RedisClient
 
 logger = logging.getLogger("gateway")
@@ -155,6 +157,7 @@ class Supervisor:
             self._instances = InstancePool(file, Host(environment, cache(new_folder)), view)
             self._applier.with_instances = self._instances.overlay
             self._instance_requests = InstanceRequests(self._instances, view.config, view.publish)
+            self._model_requests = ModelRequests(view.config, file.folder, environment)
 
     async def _serve(self) -> None:
         await self._applier.start(self._engines)
@@ -270,8 +273,12 @@ class Supervisor:
         self._reloads.enqueue(request.edit or "file", reply)
 
     async def _run_instance_request(self, worker: int, request: messages.InstanceRequest) -> None:
-        result = await self._instance_requests.run(request.command)
-        self._workers.reply(worker, messages.InstanceReply(request.number, result))
+        command = request.command
+        if isinstance(command, ListModels | AddModel | ActOnModel):
+            reply = messages.InstanceReply(request.number, await self._model_requests.run(command))
+        else:
+            reply = messages.InstanceReply(request.number, await self._instance_requests.run(command))
+        self._workers.reply(worker, reply)
 
 
 def _open_state(

@@ -143,6 +143,7 @@ def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Appli
             reload=link.request_reload,
             adding=adding,
             instances=link.request_instances if boot.manager_fd is not None else None,
+            models=link.request_models if boot.manager_fd is not None else None,
         ),
     )
     for restart in boot.restarts:

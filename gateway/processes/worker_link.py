@@ -18,6 +18,7 @@ from gateway.config.schema import Config
 from gateway.events import Observe, ProcessRestarted
 from gateway.instances.records import Command, InstanceInfo, Result
 from gateway.processes import messages
+from gateway.registry.requests import ModelCommand, ModelResult
 
 # An engine may have to load a model before the reply.
 RELOAD_TIMEOUT_S = 600.0
@@ -30,7 +31,7 @@ HEARTBEAT_EVERY_S = 1.0
 # Serve a new config with the engines of its upstreams and the names of its added models. The task completes
 # once all that it removed is closed.
 ServeConfig: TypeAlias = Callable[[Config, Mapping[str, str], Collection[str]], "asyncio.Task[None]"]
-_Reply = TypeVar("_Reply", ReloadOutcome, Listing, Result)
+_Reply = TypeVar("_Reply", ReloadOutcome, Listing, Result, ModelResult)
 
 
 class ParentLink:
@@ -92,6 +93,12 @@ class ParentLink:
             lambda number: messages.InstanceRequest(number, command), INSTANCES_TIMEOUT_S, Result
         )
 
+    async def request_models(self, command: ModelCommand) -> ModelResult:
+        """Ask the parent to carry out a request about models of this host. Raises: TimeoutError."""
+        return await self._request(
+            lambda number: messages.InstanceRequest(number, command), INSTANCES_TIMEOUT_S, ModelResult
+        )
+
     def receive(self, line: bytes) -> None:
         """Handle one line from the parent."""
         match msgspec.json.decode(line, type=messages.ToWorker):
@@ -123,7 +130,7 @@ class ParentLink:
         assert isinstance(reply, kind)
         return reply
 
-    def _resolve(self, number: int, reply: ReloadOutcome | Listing | Result) -> None:
+    def _resolve(self, number: int, reply: ReloadOutcome | Listing | Result | ModelResult) -> None:
         waiter = self._replies.get(number)
         if waiter is not None and not waiter.done():
             waiter.set_result(reply)

@@ -18,6 +18,8 @@ from gateway.registry.records import Record, Records, State
 from gateway.registry.space import NoSpace, models_to_remove
 
 POLL_S = 0.5
+# States of a model that is not in the cache.
+WITHOUT_FILES = ("available", "downloading", "failed")
 
 # Called with the done and the total bytes, and the rate, while a model is downloaded.
 Report = Callable[[int, int | None, float], None]
@@ -59,7 +61,7 @@ class Registry:
 
     def _listed(self, name: str, cached: hub.CachedModel | None, record: Record | None) -> ListedModel:
         state: State = "available" if cached is None else "downloaded"
-        if record is not None and (cached is not None or record.state in ("downloading", "failed")):
+        if record is not None and (cached is not None or record.state in WITHOUT_FILES):
             state = record.state
         return ListedModel(
             name,
@@ -69,6 +71,11 @@ class Registry:
             self._configured.get(name, ()),
             record,
         )
+
+    def add(self, model: str) -> None:
+        """List a model that is not in the cache. Raises: RegistryError, OSError."""
+        _require_id(model)
+        self._records.write(model, Record("available"))
 
     def pull(self, model: str, revision: str | None, report: Report) -> Path:
         """Download a model as far as it is missing, and return the folder of its snapshot.

@@ -26,7 +26,7 @@ from gateway.api.document.complete import TAGS
 from gateway.api.document.examples import EXAMPLES
 from gateway.api.document.fields import FIELDS, OWN_FIELDS
 from gateway.api.document.parts import PARTS
-from gateway.api.operators import keys
+from gateway.api.operators import host_models, keys
 from gateway.api.wire import tei_bodies, tei_operations, tei_predictions
 from gateway.app import ROUTES
 from gateway.instances.records import CreateInstance
@@ -37,6 +37,7 @@ from tests.fakes.tei import FakeTei
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
     "/admin/instances": CreateInstance,
+    "/admin/registry": host_models.RegisterModel,
     "/v1/embeddings": openai.OpenAIEmbeddingsRequest,
     "/v1/multi-vector": openai.OpenAIEmbeddingsRequest,
     "/embeddings": openai.OpenAIEmbeddingsRequest,
@@ -79,9 +80,14 @@ BODIES: dict[str, type[msgspec.Struct]] = {
 WITHOUT_BODY = [
     "/admin/reload",
     *(f"/admin/instances/{{name}}/{action}" for action in ("start", "stop", "restart")),
+    *(f"/admin/registry/{{name}}/{action}" for action in ("download", "load")),
 ]
 # TEI Manager's statuses; every other operation answers 200.
-OTHER_STATUSES = {("post", "/admin/instances"): "201", ("delete", "/admin/instances/{name}"): "204"}
+OTHER_STATUSES = {
+    ("post", "/admin/instances"): "201",
+    ("post", "/admin/registry"): "201",
+    ("delete", "/admin/instances/{name}"): "204",
+}
 
 
 async def document(boot: Boots) -> dict[str, Any]:

@@ -42,6 +42,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "SimilarityRequest": {"inputs": {"source_sentence": QUERY, "sentences": TEXTS}},
     "TeiEncodeRequest": {"inputs": TEXTS},
     "TokenizeRequest": {"inputs": TEXTS},
+    "RegisterModel": {"model_id": "BAAI/bge-m3"},
     "VertexRequest": {"instances": [{"inputs": TEXTS[0]}, {"inputs": TEXTS[1]}]},
     "VllmClassifyRequest": {"model": "emotions", "input": TEXTS},
     "VllmScoreRequest": {"model": "reranker", "queries": QUERY, "documents": TEXTS},

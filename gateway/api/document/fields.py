@@ -199,6 +199,7 @@ OWN_FIELDS: Final[dict[str, str]] = {
     "EitherRerankRequest.add_special_tokens": "Refused if false.",
     "RerankRequest.add_special_tokens": "Refused if false.",
     "VllmScoreRequest.add_special_tokens": "Refused if false.",
+    "RegisterModel.model_id": "Id of the model at the Hub.",
     "VertexRequest.instances": "Bodies of `POST /`, each of which gets one prediction.",
     "DefaultRequest.inputs": "Texts, or for similarity one sentence and the sentences to compare it with.",
 }

@@ -29,6 +29,8 @@ STATUSES: dict[str, grpc.StatusCode] = {
     "instance_not_found": _CODE.NOT_FOUND,
     "instance_invalid": _CODE.INVALID_ARGUMENT,
     "instance_running": _CODE.FAILED_PRECONDITION,
+    "model_download_failed": _CODE.INTERNAL,
+    "model_load_failed": _CODE.INTERNAL,
     "instances_unavailable": _CODE.UNAVAILABLE,
     "operation_unsupported": _CODE.FAILED_PRECONDITION,
     "quota_exceeded": _CODE.RESOURCE_EXHAUSTED,

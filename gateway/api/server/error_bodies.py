@@ -261,7 +261,7 @@ MANAGER = Dialect(
     "manager",
     ManagerError,
     _manager_error,
-    ("/admin/instances/", "/admin/manager/"),
+    ("/admin/instances/", "/admin/manager/", "/admin/registry/"),
     lambda facts: 422 if facts.tei_status == 422 else facts.status,
 )
 SIE = Dialect("sie", SieError, _sie_error, ("/v1/encode/", "/v1/score/"))

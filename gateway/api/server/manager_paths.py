@@ -5,6 +5,7 @@ from gateway.api.server.call_io import Scope
 # Beginning of a path on this listener → the same below /admin. Other paths are not served there.
 PREFIXES = {
     "/instances": "/admin/instances",
+    "/models": "/admin/registry",
     "/health": "/admin/manager/health",
     "/metrics": "/admin/manager/metrics",
 }
