@@ -54,7 +54,10 @@ async def answer_rerank_stream(rpc: Rpc, *, enveloped: str | None = None) -> Non
         request = join_rerank(await _collect(rpc, enveloped))
         await _reply(rpc, RERANK, request)
     except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
-        raise await api.charge_failure(context, error, LEAST) from None
+        failure = await api.charge_failure(context, error, LEAST)
+        # grpc's Python client loses a status without metadata before it if it is still sending.
+        await rpc.begin({})
+        raise failure from None
 
 
 async def _collect(rpc: Rpc, enveloped: str | None) -> list[pb.RerankStreamRequest]:

@@ -109,10 +109,14 @@ class Rpc:
         self.status = 200
         self.failed_message: int | None = None
         self.target: bytes | None = None
+        self._has_begun = False
         self._servicer = servicer
 
     async def begin(self, headers: Mapping[str, str]) -> None:
-        """Send the initial metadata."""
+        """Send the initial metadata, unless that is done."""
+        if self._has_begun:
+            return
+        self._has_begun = True
         metadata = {"x-request-id": self.context.request_id} | dict(headers)
         await self._servicer.send_initial_metadata(tuple(metadata.items()))
 
