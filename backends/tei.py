@@ -75,6 +75,7 @@ from backends.texts import (
     check_no_max_tokens,
     check_plain_texts,
     clip_texts,
+    token_upper_bound,
 )
 
 # TEI's --payload-limit is 2,000,000 by default, and no route reports it. The margin is for the other fields.
@@ -239,11 +240,19 @@ def _encode_model_work(work: ModelWork, info: TeiInfo) -> tuple[str, Body]:
 def _encode_embed(work: Embed, info: TeiInfo) -> tuple[str, Body]:
     size: Body = {} if work.dimensions is None else {"dimensions": work.dimensions}
     # The OpenAI route offers base64, but it always normalizes, and its truncation is fixed at server start.
-    truncates_alike = info.auto_truncate and work.truncate is Truncate.RIGHT
-    if work.normalize and not work.prompt_name and truncates_alike:
+    if work.normalize and not work.prompt_name and _is_cut_alike(work, info):
         return "/v1/embeddings", {"input": work.inputs, "encoding_format": "base64"} | size
     body = {"inputs": work.inputs, "normalize": work.normalize} | _truncation(work.truncate)
     return "/embed", body | _prompt(work.prompt_name) | size
+
+
+def _is_cut_alike(work: Embed, info: TeiInfo) -> bool:
+    """Return True if a server cuts inputs at both routes as the request asks for, or has nothing to cut."""
+    if info.auto_truncate and work.truncate is Truncate.RIGHT:
+        return True
+    if not info.auto_truncate and work.truncate is Truncate.ERROR:
+        return True
+    return all(token_upper_bound(text) <= info.max_input_length for text in work.inputs)
 
 
 def _truncation(truncate: Truncate) -> Body:

@@ -134,7 +134,7 @@ async def test_truncate_decides_whether_long_texts_are_cut(
 async def test_truncate_selects_the_end_to_cut(boot: Boots, truncate: str, side: str) -> None:
     server = FakeTei(auto_truncate=False)
     async with boot({"tei-0": server}) as gateway:
-        await gateway.post(V2, BODY | {"truncate": truncate})
+        await gateway.post(V2, BODY | {"texts": [LONG], "truncate": truncate})
 
     assert {side} == {body["truncation_direction"].lower() for _, body in server.requests}
 

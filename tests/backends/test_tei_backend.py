@@ -97,6 +97,7 @@ def test_sends_every_input_in_order(work: Embed | Rerank | Tokenize) -> None:
         ({"dimensions": 4}, True, OPENAI),
         # The OpenAI route truncates as configured at the server, normalizes, and accepts no prompt.
         ({}, False, EMBED),
+        ({"truncate": Truncate.ERROR}, False, OPENAI),
         ({"truncate": Truncate.LEFT}, True, EMBED),
         ({"truncate": Truncate.ERROR}, True, EMBED),
         ({"normalize": False}, True, EMBED),
@@ -109,7 +110,16 @@ def test_requests_base64_only_if_the_openai_route_is_equivalent(
 ) -> None:
     info = msgspec.structs.replace(INFO, auto_truncate=auto_truncate)
 
-    assert path == encode(Embed(("a",), **options), info)[0]
+    assert path == encode(Embed(("a", "word " * info.max_input_length), **options), info)[0]
+
+
+@pytest.mark.parametrize("truncate", Truncate)
+@pytest.mark.parametrize("auto_truncate", [True, False])
+def test_texts_with_nothing_to_cut_are_requested_in_base64(truncate: Truncate, auto_truncate: bool) -> None:
+    info = msgspec.structs.replace(INFO, auto_truncate=auto_truncate, max_input_length=32)
+
+    assert encode(Embed(("a", "é" * 4), truncate=truncate), info)[0] == OPENAI
+    assert encode(Embed(("a", "é" * 32), truncate=Truncate.LEFT), info)[0] == EMBED
 
 
 @pytest.mark.parametrize(
