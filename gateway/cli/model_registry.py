@@ -11,16 +11,15 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from backends.model_names import is_path
 from backends.torch import wire
 from gateway.cli.check import show_problems
 from gateway.cli.output import show_line, show_table
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
-from gateway.config.schema import RegistrySettings
+from gateway.config.schema import RegistrySettings, UpstreamSettings
 from gateway.config.state_folder import state_folder
 from gateway.processes.smoke_load import smoke_load
-from gateway.registry.models import ListedModel, Registry, RegistryError, Report, configured_models
+from gateway.registry.models import ListedModel, Registry, RegistryError, Report, used_models
 from gateway.registry.records import Records, RegistryBusy
 
 DEFAULT_CONFIG = Path("router.yaml")
@@ -87,19 +86,16 @@ def model_registry(options: argparse.Namespace, environment: Mapping[str, str]) 
 
 def _registry(path: Path | None, environment: Mapping[str, str]) -> Registry:
     """Return the registry of a configuration, if there is one. Raises: ConfigError, RegistryError."""
-    settings, upstreams, state_dir = RegistrySettings(), {}, None
+    settings, state_dir = RegistrySettings(), None
+    upstreams: Mapping[str, UpstreamSettings] = {}
     if path is not None or DEFAULT_CONFIG.is_file():
         config = load_config(path or DEFAULT_CONFIG, environment)
         settings, state_dir = config.registry, config.state_dir
-        upstreams = {
-            name: upstream.model
-            for name, upstream in config.upstreams.items()
-            if upstream.is_hosted and not is_path(upstream.model or "")
-        }
+        upstreams = config.upstreams
     folder = state_folder(state_dir, environment)
     if folder is None:
         raise RegistryError(NO_FOLDER)
-    return Registry(Records(folder), configured_models(upstreams), settings.disk_bytes)
+    return Registry(Records(folder), used_models(upstreams), settings.disk_bytes)
 
 
 def _list(models: list[ListedModel], *, as_json: bool) -> None:

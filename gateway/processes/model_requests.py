@@ -4,16 +4,16 @@ Downloads and loads run on threads of their own, which go on when a worker resta
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 
-from backends.model_names import is_path
 from backends.torch import wire
 from gateway.config.schema import Config
 from gateway.processes.smoke_load import smoke_load
-from gateway.registry.models import ListedModel, Registry, RegistryError, configured_models
+from gateway.registry.models import ListedModel, Registry, RegistryError, used_models
 from gateway.registry.records import Record, Records, RegistryBusy
 from gateway.registry.requests import (
     ActOnModel,
@@ -24,6 +24,8 @@ from gateway.registry.requests import (
     ModelProblem,
     ModelResult,
 )
+
+logger = logging.getLogger("gateway")
 
 # A request returns after this time, whether its download or load is done or not.
 WAIT_S = 20.0
@@ -45,12 +47,7 @@ class ModelRequests:
 
     def _registry(self) -> Registry:
         config = self._config()
-        upstreams = {
-            name: upstream.model
-            for name, upstream in config.upstreams.items()
-            if upstream.is_hosted and not is_path(upstream.model or "")
-        }
-        return Registry(self._records, configured_models(upstreams), config.registry.disk_bytes)
+        return Registry(self._records, used_models(config.upstreams), config.registry.disk_bytes)
 
     async def run(self, command: ModelCommand) -> ModelResult:
         """Carry out a request and return its result."""
@@ -117,7 +114,11 @@ class ModelRequests:
         future.add_done_callback(lambda _: self._jobs.pop(model, None))
 
         def run() -> None:
-            problem = job()
+            try:
+                problem = job()
+            except Exception as error:
+                logger.exception("a request about the model %s failed", model)
+                problem = ModelProblem("UNAVAILABLE", f"the request failed: {type(error).__name__}")
             # The loop is closed once the gateway has stopped.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(future.set_result, problem)

@@ -30,6 +30,11 @@ def smoke_load(boot: wire.ModelBoot, timeout_s: float, environment: Mapping[str,
     except subprocess.TimeoutExpired:
         return wire.SmokeLoad(f"it was not loaded within {timeout_s:.0f} s; give more with --timeout")
     if ended.returncode:
-        lines = ended.stderr.decode(errors="replace").splitlines() or [f"exit status {ended.returncode}"]
-        return wire.SmokeLoad(f"the load ended its process: {lines[-1]}")
-    return msgspec.json.decode(ended.stdout, type=wire.SmokeLoad)
+        reasons = ended.stderr.decode(errors="replace").splitlines() or [f"exit status {ended.returncode}"]
+        return wire.SmokeLoad(f"the load ended its process: {reasons[-1]}")
+    # Code of a model may print before the result, which is the last line.
+    lines = ended.stdout.splitlines()
+    try:
+        return msgspec.json.decode(lines[-1] if lines else b"", type=wire.SmokeLoad)
+    except msgspec.DecodeError:
+        return wire.SmokeLoad("the load ended without a result")

@@ -14,10 +14,13 @@ from backends.checksums import damaged_files
 from backends.errors import ModelUnavailable
 from backends.model_names import is_path
 from backends.torch.wire import SmokeLoad
+from gateway.config.schema import OWN_VOCABULARY, UpstreamSettings
 from gateway.registry.records import Record, Records, State
 from gateway.registry.space import NoSpace, models_to_remove
 
 POLL_S = 0.5
+# States of a model that a process works on.
+RUNNING = ("downloading", "loading")
 # States of a model that is not in the cache.
 WITHOUT_FILES = ("available", "downloading", "failed")
 
@@ -38,6 +41,10 @@ class ListedModel(msgspec.Struct, frozen=True):
     record: Record | None = None
 
 
+class DamagedFiles(Exception):
+    """Files of a model are not those of the Hub; the message names them."""
+
+
 class RegistryError(Exception):
     """The action cannot be done; the message gives the cause and the way out."""
 
@@ -56,11 +63,14 @@ class Registry:
         """Return the configured models, those in the cache, and those with a record, by name."""
         cached = {model.repository: model for model in hub.cached_models()}
         records = self._records.read()
-        names = sorted({*cached, *records, *(name for name in self._configured if not is_path(name))})
+        names = sorted({*cached, *records, *self._configured})
         return [self._listed(name, cached.get(name), records.get(name)) for name in names]
 
     def _listed(self, name: str, cached: hub.CachedModel | None, record: Record | None) -> ListedModel:
         state: State = "available" if cached is None else "downloaded"
+        if record is not None and record.state in RUNNING and not self._records.is_worked_on(name):
+            # Its process was killed.
+            record = msgspec.structs.replace(record, state="failed", error=f"it ended while {record.state}")
         if record is not None and (cached is not None or record.state in WITHOUT_FILES):
             state = record.state
         return ListedModel(
@@ -84,18 +94,21 @@ class Registry:
         """
         _require_id(model)
         with self._records.working_on(model):
+            known = self._records.read().get(model)
             try:
                 total = self._make_space(model, revision)
                 self._records.write(model, Record("downloading", total_bytes=total))
                 with self._watched(model, total, report):
                     snapshot = locate_checkpoint(model, revision)
-            except (ModelUnavailable, NoSpace, OSError) as error:
+                _check_files(snapshot)
+            except (ModelUnavailable, NoSpace, DamagedFiles, OSError) as error:
                 self._fail(model, str(error))
                 raise RegistryError(str(error)) from error
             except BaseException:
                 self._fail(model, "the download was interrupted")
                 raise
-            self._records.write(model, Record("downloaded", snapshot.name))
+            is_verified = known is not None and (known.state, known.commit) == ("verified", snapshot.name)
+            self._records.write(model, known if is_verified else Record("downloaded", snapshot.name))
             return snapshot
 
     def _make_space(self, model: str, revision: str | None) -> int | None:
@@ -105,19 +118,16 @@ class Registry:
             return total
         cached = hub.cached_models()
         present = sum(found.stored_bytes for found in cached if found.repository == model)
-        used = {model, *self._configured, *self._busy()}
+        if total is None and not present:
+            raise NoSpace("the Hub does not report the model's size, which `registry.disk_bytes` needs")
+        busy = {found.repository for found in cached if self._records.is_worked_on(found.repository)}
+        used = {model, *self._configured, *busy}
         needed = max(0, (total or 0) - present)
         for old in models_to_remove(cached, used, needed, self._bound_bytes):
-            hub.remove_cached(old.commits)
-            self._records.write(old.repository, None)
+            with self._records.working_on(old.repository):
+                hub.remove_cached(old.commits)
+                self._records.write(old.repository, None)
         return total
-
-    def _busy(self) -> set[str]:
-        return {
-            name
-            for name, record in self._records.read().items()
-            if record.state in ("downloading", "loading")
-        }
 
     @contextmanager
     def _watched(self, model: str, total: int | None, report: Report) -> Iterator[None]:
@@ -152,13 +162,16 @@ class Registry:
             if cached is None:
                 raise RegistryError(f"{model} is not in the cache; pull it first")
             commit = self._commit_of(cached)
-            if damaged := damaged_files(cached.folder / "snapshots" / commit):
-                names = ", ".join(damaged[:5])
-                message = f"files differ from the Hub's: {names}; remove the model and pull it again"
-                self._fail(model, message)
-                raise RegistryError(message)
             self._records.write(model, Record("loading", commit))
-            found = load_once(model, commit)
+            try:
+                _check_files(cached.folder / "snapshots" / commit)
+                found = load_once(model, commit)
+            except DamagedFiles as error:
+                self._fail(model, str(error))
+                raise RegistryError(str(error)) from error
+            except BaseException:
+                self._fail(model, "the check was interrupted")
+                raise
             if found.error is not None:
                 self._fail(model, found.error)
                 raise RegistryError(found.error)
@@ -200,13 +213,22 @@ class Registry:
         self._records.write(model, Record("failed", commit, error))
 
 
-def configured_models(upstreams: Mapping[str, str | None]) -> dict[str, tuple[str, ...]]:
-    """Return the models of torch upstreams, each with its upstreams. upstreams: name → model."""
+def used_models(upstreams: Mapping[str, UpstreamSettings]) -> dict[str, tuple[str, ...]]:
+    """Return the repositories that upstreams read, each with its upstreams: models and tokenizers."""
     found: dict[str, tuple[str, ...]] = {}
-    for name, model in upstreams.items():
-        if model is not None:
-            found[model] = (*found.get(model, ()), name)
+    for name, upstream in upstreams.items():
+        model = upstream.model if upstream.is_hosted else None
+        for repository in dict.fromkeys((model, upstream.tokenizer, upstream.token_encoding)):
+            if repository and repository != OWN_VOCABULARY and not is_path(repository):
+                found[repository] = (*found.get(repository, ()), name)
     return found
+
+
+def _check_files(snapshot: Path) -> None:
+    """Compare the files of a snapshot with their hashes. Raises: DamagedFiles."""
+    if damaged := damaged_files(snapshot):
+        names = ", ".join(damaged[:5])
+        raise DamagedFiles(f"files differ from the Hub's: {names}; remove the model and pull it again")
 
 
 def _require_id(model: str) -> None:

@@ -78,6 +78,14 @@ class Records:
         with self._locked(name, wait=False):
             yield
 
+    def is_worked_on(self, model: str) -> bool:
+        """Return whether a process works on a model."""
+        try:
+            with self.working_on(model):
+                return False
+        except RegistryBusy:
+            return True
+
     @contextmanager
     def _locked(self, name: str, *, wait: bool = True) -> Iterator[None]:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

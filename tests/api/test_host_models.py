@@ -11,6 +11,7 @@ from backends.torch.wire import ModelBoot, SmokeLoad
 from gateway.config.load import parse_config
 from gateway.processes import model_requests
 from gateway.processes.model_requests import ModelRequests
+from gateway.registry.models import Registry
 from tests.conftest import MANAGER_PORT, Running, running_gateway
 from tests.fakes.hub import FakeHub, write_cache
 from tests.fakes.threaded import serve_in_thread
@@ -118,6 +119,18 @@ async def test_a_long_download_goes_on_in_the_background(
     async with asyncio.timeout(30):
         while await status_of(gateway) != "downloaded":  # noqa: ASYNC110 - a thread changes it
             await asyncio.sleep(0.05)
+
+
+async def test_a_request_that_fails_in_an_unforeseen_way_frees_its_place(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("unforeseen")
+
+    monkeypatch.setattr(Registry, "verify", fail)
+    for _ in range(3):
+        reply = await gateway.client.post(f"{MANAGER}/models/org%2Fmodel/load")
+        assert (503, "the request failed: ValueError") == (reply.status_code, reply.json()["error"])
 
 
 async def test_operators_alone_use_the_registry(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:

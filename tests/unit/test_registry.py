@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -13,7 +14,9 @@ from backends import hub
 from backends.checksums import damaged_files, digest_of
 from backends.hub import CachedModel
 from backends.torch.wire import SmokeLoad
-from gateway.registry.models import Registry, RegistryError, configured_models
+from gateway.config.schema import UpstreamSettings
+from gateway.registry import models as registry_models
+from gateway.registry.models import Registry, RegistryError, used_models
 from gateway.registry.records import FILE_NAME, Record, Records, RegistryBusy
 from gateway.registry.space import NoSpace, models_to_remove
 from tests.fakes.hub import FakeHub, Files, commit_of, write_cache
@@ -52,8 +55,9 @@ def fake_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def registry(tmp_path: Path, bound_bytes: int | None = None, **upstreams: str | None) -> Registry:
-    """Return a registry with a folder of its own."""
-    return Registry(Records(tmp_path / "state"), configured_models(upstreams), bound_bytes)
+    """Return a registry with a folder of its own. upstreams: name → model of a torch upstream."""
+    settings = {name: UpstreamSettings(backend="torch", model=model) for name, model in upstreams.items()}
+    return Registry(Records(tmp_path / "state"), used_models(settings), bound_bytes)
 
 
 def no_report(done: int, total: int | None, rate: float) -> None:
@@ -215,6 +219,64 @@ def test_a_pull_keeps_below_the_bound(tmp_path: Path, cache: Path, fake_hub: Fak
     with pytest.raises(RegistryError, match=r"too many for `registry\.disk_bytes`"):
         registry(tmp_path, 6_000, u="org/used", m="org/model").pull("org/model", None, no_report)
     assert fake_hub.downloads
+
+
+def test_tokenizers_of_remote_upstreams_are_in_use() -> None:
+    upstreams = {
+        "a": UpstreamSettings(backend="tei", replicas=("http://tei",), model="served", tokenizer="org/tok"),
+        "b": UpstreamSettings(backend="torch", model="org/own", token_encoding="model"),
+        "c": UpstreamSettings(backend="torch", model="org/tok", token_encoding="./ids"),
+    }
+    assert {"org/tok": ("a", "c"), "org/own": ("b",)} == used_models(upstreams)
+
+
+def test_a_size_that_is_not_known_is_refused_below_a_bound(
+    tmp_path: Path, fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_models, "downloaded_bytes", lambda *_: None)
+    with pytest.raises(RegistryError, match="does not report the model's size"):
+        registry(tmp_path, 10).pull("org/model", None, no_report)
+    assert not fake_hub.downloads
+
+
+def test_a_download_of_other_content_fails(
+    tmp_path: Path, fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_file = fake_hub._file
+
+    def wrong_file(name: str, file: str, method: str) -> Any:
+        status, headers, content = true_file(name, file, method)
+        return status, headers, b"x" * len(content) if file == "model.safetensors" else content
+
+    monkeypatch.setattr(fake_hub, "_file", wrong_file)
+    with pytest.raises(RegistryError, match=r"files differ from the Hub's: model\.safetensors"):
+        registry(tmp_path).pull("org/model", None, no_report)
+    assert {"org/model": "failed"} == states(registry(tmp_path))
+
+
+def test_a_killed_download_or_load_is_shown_as_failed(tmp_path: Path, cache: Path) -> None:
+    write_cache(cache, "org/loaded", FILES)
+    Records(tmp_path / "state").write("org/pulled", Record("downloading", total_bytes=5))
+    Records(tmp_path / "state").write("org/loaded", Record("loading"))
+    models = registry(tmp_path)
+    assert {"org/pulled": "failed", "org/loaded": "failed"} == states(models)
+    assert "it ended while downloading" in [found.record and found.record.error for found in models.models()]
+
+
+def test_a_model_that_is_worked_on_is_not_evicted(tmp_path: Path, cache: Path, fake_hub: FakeHub) -> None:
+    write_cache(cache, "org/old", FILES)
+    with Records(tmp_path / "state").working_on("org/old"), pytest.raises(RegistryError, match="in use"):
+        registry(tmp_path, 12_000).pull("org/model", None, no_report)
+    assert (cache / "models--org--old").exists()
+    assert not fake_hub.downloads
+
+
+def test_a_verified_model_stays_verified(tmp_path: Path, cache: Path) -> None:
+    write_cache(cache, "org/model", FILES)
+    Records(tmp_path / "state").write("org/model", Record("verified", commit_of("org/model")))
+    models = registry(tmp_path)
+    models.pull("org/model", None, no_report)
+    assert {"org/model": "verified"} == states(models)
 
 
 def test_a_damaged_file_of_records_counts_as_none(tmp_path: Path, cache: Path) -> None:
