@@ -205,6 +205,16 @@ async def test_targets_name_instances() -> None:
             assert (code, reason) == (await call.code(), await call.details())
 
 
+async def test_an_instance_leads_to_a_model_that_the_key_may_use() -> None:
+    config = limited("requests_per_hour: 100").replace("limits:", "models: [strict], limits:")
+    async with grpc_gateway(config) as client:
+        client.gateway.application.instances.update((instance_info("i", "embedder", "running", joined=True),))
+        call, _ = await replies_of(client, "Embed", [embed(target=mux.Target(instance_name="i"))])
+        assert Code.OK == await call.code(), await call.details()
+        await until(lambda: bool(client.finished()))
+        assert "strict" == client.finished()[-1].model
+
+
 def instance_info(name: str, upstream: str, status: Any, *, joined: bool) -> InstanceInfo:
     """Return an instance of an upstream."""
     created_at, kind, reason = "2026-01-01T00:00:00Z", "engine", None

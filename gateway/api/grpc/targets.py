@@ -60,7 +60,7 @@ def model_of(target: mux.Target, names: Sequence[str], api: Any) -> str:
     """
     kind = target.WhichOneof("routing")
     if kind == "instance_name":
-        return _by_name(target.instance_name, api)
+        return _by_name(target.instance_name, names, api)
     if kind == "model_id":
         return _by_model(target.model_id, names, api)
     if kind == "instance_index":
@@ -68,11 +68,11 @@ def model_of(target: mux.Target, names: Sequence[str], api: Any) -> str:
     raise InvalidInput("Missing target", param="target")
 
 
-def _by_name(name: str, api: Any) -> str:
+def _by_name(name: str, names: Sequence[str], api: Any) -> str:
     if not name:
         raise InvalidInput("Instance name cannot be empty", param="target")
     if (instance := api.instances.by_name(name)) is not None:
-        return _of_instance(instance, f"Instance '{name}'", api)
+        return _of_instance(instance, f"Instance '{name}'", names, api)
     if name not in api.gateway.routes.all_names():
         raise ModelNotFound(f"Instance '{name[:SHOWN_CHARACTERS_MAX]}' not found", param="target")
     return name
@@ -101,20 +101,22 @@ def _by_model(model_id: str, names: Sequence[str], api: Any) -> str:
 def _by_index(index: int, names: Sequence[str], api: Any) -> str:
     """Return the model of an instance by the order of creation; without instances, of the key's models."""
     if (instance := api.instances.by_index(index)) is not None:
-        return _of_instance(instance, f"Instance {index}", api)
+        return _of_instance(instance, f"Instance {index}", names, api)
     count = len(api.instances) or len(names)
     if index >= count:
         raise ModelNotFound(f"Instance {index} not found; there are {count}", param="target")
     return names[index]
 
 
-def _of_instance(instance: InstanceInfo, shown: str, api: Any) -> str:
-    """Return a model that the upstream of an instance serves. shown: the instance as the caller named it.
+def _of_instance(instance: InstanceInfo, shown: str, names: Sequence[str], api: Any) -> str:
+    """Return a model that the upstream of an instance serves, one that the key may use if there is any.
 
+    shown: the instance as the caller named it. names: models that the key may use.
     Raises: NoReplica, if no calls are sent to the instance now.
     """
     routes = api.gateway.routes
     models = [name for name in routes.all_names() if routes.upstream_of(name) == instance.upstream]
     if not instance.joined or not models:
         raise NoReplica(f"{shown} is {instance.status}, not running")
+    models = [name for name in models if name in names] or models
     return instance.upstream if instance.upstream in models else models[0]
