@@ -35,6 +35,7 @@ models:
   all-minilm-l6-v2: {{upstream: minilm}}
   org/prompted: {{upstream: minilm, prompts: {{query: "query: ", document: "passage: "}}}}
   strict: {{upstream: minilm, truncate: error}}
+  text-embedding-3-small: {{upstream: minilm}}
   decoding: {{upstream: ids}}
   cross: {{upstream: cross}}
   labels: {{upstream: labels}}
