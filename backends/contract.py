@@ -34,6 +34,8 @@ class Operation(StrEnum):
     """Operations that a model can offer."""
 
     EMBED = "embed"
+    EMBED_IMAGE = "embed_image"
+    EMBED_AUDIO = "embed_audio"
     ENCODE = "encode"
     RERANK = "rerank"
     CLASSIFY = "classify"
@@ -137,6 +139,45 @@ class Encode(msgspec.Struct, frozen=True, tag="encode"):
     special_tokens: bool = True
 
 
+class Image(msgspec.Struct, frozen=True, tag="image"):
+    """Encoded picture as it came. media_type: of its content. width, height: pixels, as its header states."""
+
+    data: bytes
+    media_type: str
+    width: int
+    height: int
+
+
+class Audio(msgspec.Struct, frozen=True, tag="audio"):
+    """Encoded recording as it came. media_type: of its content. seconds: its length, None if not known."""
+
+    data: bytes
+    media_type: str
+    seconds: float | None = None
+
+
+# One piece of an input that is more than text.
+Part: TypeAlias = str | Image | Audio
+
+
+class EmbedParts(msgspec.Struct, frozen=True, tag="embed_parts"):
+    """Request for one vector per input, or one per patch and token, of inputs with pictures or sound.
+
+    inputs: the parts of each in order; one of them all is not a text. output: `DENSE`, answered by an
+    `EmbedReply`, or `MULTIVECTOR`, answered by an `EncodeReply`. chat: each input is one message of a user,
+    rendered by the chat template of the model. The other fields are those of `Embed`.
+    """
+
+    inputs: tuple[tuple[Part, ...], ...]
+    output: Output = Output.DENSE
+    normalize: bool = True
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    truncate: Truncate = Truncate.RIGHT
+    max_tokens: int | None = None
+    chat: Chat | None = None
+
+
 class Rerank(msgspec.Struct, frozen=True, tag="rerank"):
     """Request for one score per document against the query; `ScoreKind` defines raw scores.
 
@@ -198,7 +239,7 @@ class Detokenize(msgspec.Struct, frozen=True, tag="detokenize"):
     skip_special_tokens: bool = True
 
 
-Work: TypeAlias = Embed | Encode | Rerank | Score | Classify | Tokenize | Detokenize
+Work: TypeAlias = Embed | Encode | EmbedParts | Rerank | Score | Classify | Tokenize | Detokenize
 
 
 class EmbedReply(msgspec.Struct, frozen=True, tag="embedded"):
@@ -508,13 +549,13 @@ class ReportsResidence(Protocol):
 
 
 # One input of a piece of work. The reply has one vector, score, row of labels or token list for each.
-WorkInput: TypeAlias = str | tuple[str, str] | tuple[int, ...]
+WorkInput: TypeAlias = str | tuple[str, str] | tuple[int, ...] | tuple[Part, ...]
 
 
 def inputs_of(work: Work) -> Sequence[WorkInput]:
-    """Return the inputs of a piece of work: texts, pairs of texts, or lists of token ids."""
+    """Return the inputs of a piece of work: texts, pairs of texts, lists of token ids, or lists of parts."""
     match work:
-        case Embed() | Encode() | Classify() | Tokenize() | Detokenize():
+        case Embed() | Encode() | EmbedParts() | Classify() | Tokenize() | Detokenize():
             return work.inputs
         case Rerank():
             return work.documents
@@ -534,6 +575,8 @@ def operation_of(work: Work) -> Operation:
     match work:
         case Embed():
             return Operation.EMBED
+        case EmbedParts():
+            return _operation_of_parts(work)
         case Encode():
             return Operation.ENCODE
         case Rerank() | Score():
@@ -544,3 +587,9 @@ def operation_of(work: Work) -> Operation:
             return Operation.TOKENIZE
         case Detokenize():
             return Operation.DETOKENIZE
+
+
+def _operation_of_parts(work: EmbedParts) -> Operation:
+    """Return the operation with the rarest ability: sound, then images."""
+    has_audio = any(isinstance(part, Audio) for parts in work.inputs for part in parts)
+    return Operation.EMBED_AUDIO if has_audio else Operation.EMBED_IMAGE

@@ -13,6 +13,7 @@ from backends.contract import (
     Classify,
     Detokenize,
     Embed,
+    EmbedParts,
     Encode,
     Operation,
     Output,
@@ -64,6 +65,7 @@ from backends.texts import (
     clip_text,
     group_by_query,
     map_texts,
+    refused_parts,
 )
 from backends.tokens import TokenCount
 
@@ -247,6 +249,8 @@ class InfinityBackend:
         prompted = apply_prompt(work, self._counter.rules)
         if isinstance(prompted, Tokenize | Detokenize):
             return await self._counter.run(prompted, remaining_s())
+        if isinstance(prompted, EmbedParts):
+            raise refused_parts()
         check_supported(prompted, self._capabilities)
         ready = normalize_texts(prompted, self._counter.rules.max_tokens)
         count = await self._counter.count(ready, remaining_s())

@@ -20,6 +20,7 @@ from backends.contract import (
     Detokenize,
     DetokenizeReply,
     Embed,
+    EmbedParts,
     EmbedReply,
     Encode,
     EncodeReply,
@@ -75,6 +76,7 @@ from backends.texts import (
     check_no_max_tokens,
     check_plain_texts,
     clip_texts,
+    refused_parts,
     token_upper_bound,
 )
 
@@ -215,6 +217,8 @@ def encode(work: Work, info: TeiInfo) -> tuple[str, Body]:
             return "/tokenize", body | _prompt(work.prompt_name)
         case Detokenize():
             return "/decode", {"ids": work.inputs, "skip_special_tokens": work.skip_special_tokens}
+        case EmbedParts():
+            raise refused_parts()
     return _encode_model_work(clip_texts(work, info.max_input_length), info)
 
 
@@ -283,6 +287,8 @@ def decode(work: Work, path: str, response: UpstreamResponse, info: TeiInfo) -> 
                 return DetokenizeReply(tuple(texts))
             case Embed():
                 return _decode_embed(work, path, response, info)
+            case EmbedParts():
+                raise refused_parts()
         return _decode_native(work, response, info)
 
 

@@ -22,6 +22,7 @@ from backends.contract import (
     Detokenize,
     DetokenizeReply,
     Embed,
+    EmbedParts,
     EmbedReply,
     Encode,
     EncodeReply,
@@ -69,7 +70,7 @@ from backends.tei import (
     truncated,
 )
 from backends.tei_protos import tei_pb2 as pb
-from backends.texts import ModelWork, clip_texts
+from backends.texts import ModelWork, clip_texts, refused_parts
 
 # TEI reads messages of at most 4 MiB. The margin is for the other fields.
 BATCH_BYTES = 4_000_000
@@ -128,6 +129,8 @@ def _messages(work: Work, info: TeiInfo) -> tuple[str, Sequence[Message]]:
             skip = work.skip_special_tokens
             messages = [pb.DecodeRequest(ids=ids, skip_special_tokens=skip) for ids in work.inputs]
             return "/tei.v1.Tokenize/Decode", messages
+        case EmbedParts():
+            raise refused_parts()
     return _model_messages(clip_texts(work, info.max_input_length))
 
 
@@ -209,6 +212,8 @@ def decode(work: Work, exchange: Exchange, replies: Sequence[bytes], info: TeiIn
                 return _decode_sparse(work, replies, info)
             case Rerank():
                 return _decode_rerank(work, replies[0], info)
+            case EmbedParts():
+                raise refused_parts()
         return _decode_predictions(work, replies, info)
 
 

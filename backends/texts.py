@@ -135,6 +135,11 @@ def check_plain_texts(work: Work, server: str) -> None:
     )
 
 
+def refused_parts() -> UnsupportedWork:
+    """Return the error of a wire that carries text only for a request with images or sound."""
+    return UnsupportedWork("this upstream reads text only, neither images nor sound")
+
+
 def map_texts(work: WorkT, change: Callable[[str], str]) -> WorkT:
     """Return the work with every text changed, including both texts of a pair."""
     return msgspec.structs.replace(work, **_map_fields(work, change))

@@ -17,6 +17,7 @@ from backends.contract import (
     Detokenize,
     DetokenizeReply,
     Embed,
+    EmbedParts,
     EmbedReply,
     Encode,
     EncodeReply,
@@ -60,7 +61,14 @@ from backends.replies import (
     translate_decode_errors,
     truncated_inputs,
 )
-from backends.texts import ModelWork, chat_of, check_no_instruction, check_no_late_chunking, clip_texts
+from backends.texts import (
+    ModelWork,
+    chat_of,
+    check_no_instruction,
+    check_no_late_chunking,
+    clip_texts,
+    refused_parts,
+)
 from backends.vectors import sigmoid
 from backends.vllm_inputs import explain_refusal, input_fields
 from backends.vllm_probe import VllmProfile, capabilities, labels_of, probe_features
@@ -318,6 +326,8 @@ class VllmBackend:
         match prompted:
             case Tokenize() | Detokenize():
                 return await self._run_tokenizer(prompted, self._profile, remaining_s())
+            case EmbedParts():
+                raise refused_parts()
             case Encode():
                 check_outputs(prompted, self._profile.outputs)
                 parts = split_outputs(prompted)

@@ -11,7 +11,17 @@ from itertools import count
 
 import msgspec
 
-from backends.contract import Capabilities, Detokenize, Embed, Encode, Operation, Rerank, Score, Tokenize
+from backends.contract import (
+    Capabilities,
+    Detokenize,
+    Embed,
+    EmbedParts,
+    Encode,
+    Operation,
+    Rerank,
+    Score,
+    Tokenize,
+)
 from backends.contract import Work as BackendWork
 from backends.texts import INLINE_CHARACTERS_MAX, is_written_plainly, model_inputs_of
 from gateway.batching.slices import token_bounds
@@ -183,7 +193,7 @@ class Preparer:
         work, capabilities, prompt = prepared.work, prepared.capabilities, prepared.prompt
         if capabilities is None or prompt is None or not _is_countable(work, capabilities):
             return None
-        assert not isinstance(work, Tokenize | Detokenize)
+        assert not isinstance(work, Tokenize | Detokenize | EmbedParts)
         most = capabilities.max_input_tokens
         if most is None or not inputs.can_count(capabilities):
             return None

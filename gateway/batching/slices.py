@@ -18,6 +18,7 @@ from backends.contract import (
     Detokenize,
     DetokenizeReply,
     Embed,
+    EmbedParts,
     EmbedReply,
     Encode,
     EncodeReply,
@@ -326,6 +327,8 @@ def _part(work: Work, start: int, end: int) -> Work:
         case Embed(prompt_characters=lengths) | Encode(prompt_characters=lengths) if lengths:
             part = work.inputs[start:end]
             return msgspec.structs.replace(work, inputs=part, prompt_characters=lengths[start:end])
+        case EmbedParts():
+            return msgspec.structs.replace(work, inputs=work.inputs[start:end])
         case Embed() | Encode() | Classify() | Tokenize() | Detokenize():
             return msgspec.structs.replace(work, inputs=work.inputs[start:end])
 

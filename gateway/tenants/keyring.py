@@ -26,8 +26,13 @@ FIRST_TENANT = "default"
 # Owner of the keys in `admin.keys`: no tenant that calls models.
 OPERATORS = "operators"
 OPERATOR_SCOPES = ("admin", "metrics")
-# Operations that the scope of another one includes: the same texts at the same cost.
-COVERED_BY = {Operation.ENCODE: Operation.EMBED, Operation.DETOKENIZE: Operation.TOKENIZE}
+# Operations that the scope of another one includes, because a key for one may well do the other.
+COVERED_BY = {
+    Operation.ENCODE: Operation.EMBED,
+    Operation.EMBED_IMAGE: Operation.EMBED,
+    Operation.EMBED_AUDIO: Operation.EMBED,
+    Operation.DETOKENIZE: Operation.TOKENIZE,
+}
 OPERATIONS: frozenset[str] = frozenset(
     operation.value for operation in Operation if operation not in COVERED_BY
 )

@@ -346,4 +346,5 @@ def test_histories_cover_every_operation() -> None:
     kinds |= {operation_of(work) for work in (Rerank("q", ("a",)), Score((("q", "a"),)), Classify(("a",)))}
     kinds |= {operation_of(work) for work in (Tokenize(("a",)), Detokenize(((1,),)))}
 
-    assert kinds == set(Operation)
+    # Inputs with images or sound are not cut by the texts' rules.
+    assert kinds == set(Operation) - {Operation.EMBED_IMAGE, Operation.EMBED_AUDIO}
