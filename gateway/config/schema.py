@@ -41,6 +41,7 @@ OPERATION_SEGMENTS = frozenset(
         "multi-vector",
         "pooling",
         "predict",
+        "ranking",
         "rerank",
         "score",
         "similarity",

@@ -327,3 +327,17 @@ async def test_base_url_and_pooling_embed_over_every_backend(boot: Boots, config
     expected = [vector_of(text) for text in TEXTS]
     np.testing.assert_allclose(expected, native.json(), rtol=1e-5)
     np.testing.assert_allclose(expected, [item["data"] for item in pooled_reply.json()["data"]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["infinity", "vllm"])
+async def test_nims_ranking_has_logits_best_first(boot: Boots, config: str, kind: str) -> None:
+    server = FakeInfinity(capability="rerank") if kind == "infinity" else FakeVllm(task="classify")
+    body = {"query": {"text": "q"}, "passages": [{"text": text} for text in TEXTS], "truncate": "END"}
+    async with boot({"one": server}, config) as gateway:
+        reply = await gateway.post("/v1/ranking", body)
+
+    logits = {index: logit_of("q", text) for index, text in enumerate(TEXTS)}
+    rankings = reply.json()["rankings"]
+    assert sorted(logits, key=lambda index: -logits[index]) == [ranking["index"] for ranking in rankings]
+    assert logits == pytest.approx({ranking["index"]: ranking["logit"] for ranking in rankings}, rel=1e-5)
+    assert reply.json()["usage"]["total_tokens"] > 0

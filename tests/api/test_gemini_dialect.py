@@ -115,3 +115,29 @@ async def test_lists_and_describes_the_models_that_embed(boot: Boots) -> None:
     assert one == listed[1]
     assert ("models/org/bge", 16) == (one["name"], one["inputTokenLimit"])
     assert (404, "NOT_FOUND") == (missing.status_code, missing.json()["error"]["status"])
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta"])
+async def test_counts_the_tokens_of_all_contents(boot: Boots, version: str) -> None:
+    body = {"contents": [request(text)["content"] for text in TEXTS]}
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post(f"/{version}/models/org/bge:countTokens", body)
+
+    assert {"totalTokens": sum(len(text.split()) + 2 for text in TEXTS)} == reply.json()
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"contents": []}, "contents"),
+        ({"contents": [{"parts": [{"text": "a"}, {"text": "b"}]}]}, "one part"),
+        ({"contents": [{"parts": [{"text": "a"}]}], "tools": [{}]}, "tools"),
+        ({"contents": [{"parts": [{"text": "a"}]}], "systemInstruction": {"parts": []}}, "systemInstruction"),
+    ],
+)
+async def test_a_count_of_anything_but_texts_is_refused(boot: Boots, body: Any, named: str) -> None:
+    async with boot(fakes()) as gateway:
+        reply = await gateway.post("/v1beta/models/bge:countTokens", body)
+
+    assert 400 == reply.status_code
+    assert named in reply.json()["error"]["message"]

@@ -13,6 +13,7 @@ from gateway.api.dialects import (
     cohere,
     gemini,
     infinity,
+    nim,
     ollama,
     openai,
     rerank,
@@ -75,6 +76,9 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/models/{name}:embedContent": gemini.EmbedContentRequest,
     "/v1/models/{name}:batchEmbedContents": gemini.BatchEmbedContentsRequest,
     "/v1beta/models/{name}:embedContent": gemini.EmbedContentRequest,
+    "/v1/models/{name}:countTokens": gemini.CountTokensRequest,
+    "/v1beta/models/{name}:countTokens": gemini.CountTokensRequest,
+    "/v1/ranking": nim.RankingRequest,
     "/v1beta/models/{name}:batchEmbedContents": gemini.BatchEmbedContentsRequest,
 }
 WITHOUT_BODY = [

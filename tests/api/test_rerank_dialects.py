@@ -360,3 +360,19 @@ async def test_a_refused_field_is_named_with_the_way_out(boot: Boots, field: str
     message = (await post_json(boot, V1, BODY | {field: value}, 400))["message"]
 
     assert f"`{field}` is not supported: {REFUSED[field]}" == message
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"query": {"text": ""}}, "query"),
+        ({"passages": []}, "passages"),
+        ({"passages": ["red"]}, "passages"),
+        ({"truncate": "MIDDLE"}, "truncate"),
+    ],
+)
+async def test_nims_ranking_refuses_what_it_cannot_read(boot: Boots, change: Any, named: str) -> None:
+    body = {"model": "cross", "query": {"text": "q"}, "passages": [{"text": "red"}]} | change
+    reply = await post_json(boot, "/v1/ranking", body, 400)
+
+    assert named in reply["error"]["message"]

@@ -206,13 +206,15 @@ async def test_pages_load_nothing_from_other_hosts(boot: Boots, path: str) -> No
 
 async def test_policy_of_docs_allows_its_own_script_and_no_other(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
-        page = (await gateway.client.get("/docs")).text
-    (policy,) = re.findall('http-equiv="content-security-policy" content="(.*?)"', page)
-    (script,) = re.findall("<script>(.*?)</script>", page, re.DOTALL)
+        reply = await gateway.client.get("/docs")
+    policy = reply.headers["content-security-policy"]
+    (script,) = re.findall("<script>(.*?)</script>", reply.text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
     assert f"script-src 'sha256-{digest}';" in policy
-    assert {"default-src 'none'", "connect-src 'self'", "form-action 'none'"} <= set(policy.split("; "))
+    expected = {"default-src 'none'", "connect-src 'self'", "form-action 'none'", "frame-ancestors 'none'"}
+    assert expected <= set(policy.split("; "))
+    assert "nosniff" == reply.headers["x-content-type-options"]
 
 
 async def test_docs_have_a_form_for_every_request(boot: Boots) -> None:

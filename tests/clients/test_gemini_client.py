@@ -75,3 +75,9 @@ def test_a_title_is_refused_with_the_reason(gateway: Gateway) -> None:
     client = client_of(gateway)
     with pytest.raises(errors.ClientError, match="title"):
         client.models.embed_content(model=gateway.model, contents="a", config={"title": "b"})
+
+
+def test_counts_tokens(gateway: Gateway) -> None:
+    reply = client_of(gateway).models.count_tokens(model=gateway.model, contents=TEXTS)
+
+    assert 12 == reply.total_tokens

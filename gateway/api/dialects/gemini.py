@@ -1,4 +1,4 @@
-"""Gemini: embedContent and batchEmbedContents, and the list of models.
+"""Gemini: embedContent, batchEmbedContents and countTokens, and the list of models.
 
 /v1/models, and a model there, are OpenAI's; Gemini's are below /v1beta.
 Source: Gemini API v1 and v1beta, embeddings and models; google-genai 3.4.0, which sends texts in batches.
@@ -14,7 +14,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 
-from backends.contract import Embed, EmbedReply, Operation
+from backends.contract import Embed, EmbedReply, Operation, Tokenize, TokenizeReply
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import inference
@@ -23,6 +23,7 @@ from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.paths import model_name, route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
+from gateway.api.wire.tokenize_bodies import tokenize_checked
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput, ModelNotFound
 from gateway.prompts import Role
@@ -49,7 +50,14 @@ ROLE_OF_TASK: dict[TaskType, Role] = {
     "CODE_RETRIEVAL_QUERY": "query",
 }
 RESOURCE = "models/"
-METHODS = ("embedContent", "batchEmbedContents")
+METHODS = ("embedContent", "batchEmbedContents", "countTokens")
+# Fields of countTokens that belong to models that answer.
+FIELDS_OF_CHATS = {
+    "generate_content_request": "generateContentRequest",
+    "system_instruction": "systemInstruction",
+    "tools": "tools",
+    "generation_config": "generationConfig",
+}
 # 0 is protobuf's default and means all dimensions.
 Width = Annotated[int, msgspec.Meta(ge=0, le=65536)]
 
@@ -99,6 +107,22 @@ class BatchEmbedContentsRequest(msgspec.Struct):
     """Body of batchEmbedContents. requests: they all have the same options."""
 
     requests: list[EmbedContentRequest]
+
+
+class CountTokensRequest(msgspec.Struct):
+    """Body of countTokens. contents: texts to count. The other fields are of chats, and refused."""
+
+    contents: list[GeminiContent]
+    generate_content_request: Any = msgspec.field(default=None, name="generateContentRequest")
+    system_instruction: Any = msgspec.field(default=None, name="systemInstruction")
+    tools: Any = None
+    generation_config: Any = msgspec.field(default=None, name="generationConfig")
+
+
+class CountTokensResponse(msgspec.Struct):
+    """Sum of the tokens of all contents, with special tokens, not truncated and without a prompt."""
+
+    total_tokens: int = msgspec.field(name="totalTokens")
 
 
 class ContentEmbedding(msgspec.Struct):
@@ -157,7 +181,7 @@ def decode_requests(requests: Sequence[EmbedContentRequest], name: str, api: Inf
     Raises: EmptyInput, InvalidInput.
     """
     api.check_count(len(requests), "requests")
-    texts = tuple([_text_of(request, index) for index, request in enumerate(requests)])
+    texts = tuple([_text_of(request.content, index) for index, request in enumerate(requests)])
     distinct = {options_of(request, name) for request in requests}
     if len(distinct) > 1:
         raise InvalidInput(
@@ -201,9 +225,22 @@ def _one_of(values: Sequence[Any], field: str) -> Any:
     return next(iter(distinct), None)
 
 
-def _text_of(request: EmbedContentRequest, index: int) -> str:
-    """Return the text of a request. Raises: EmptyInput, InvalidInput."""
-    parts = request.content.parts
+def decode_count(data: CountTokensRequest, name: str, api: InferenceApi) -> Call:
+    """Decode a body of countTokens. name: the model in the path. Raises: EmptyInput, InvalidInput."""
+    for field, spelled in FIELDS_OF_CHATS.items():
+        if getattr(data, field):
+            raise InvalidInput(
+                f"`{spelled}` is not supported: the models here read texts; send `contents` alone",
+                param=spelled,
+            )
+    api.check_count(len(data.contents), "contents")
+    texts = api.texts([_text_of(content, index) for index, content in enumerate(data.contents)], "contents")
+    return Call(tokenize_checked(Tokenize(texts), "contents"), name)
+
+
+def _text_of(content: GeminiContent, index: int) -> str:
+    """Return the text of a content. Raises: EmptyInput, InvalidInput."""
+    parts = content.parts
     if len(parts) != 1 or parts[0].text is None or parts[0].inline_data or parts[0].file_data:
         raise InvalidInput(
             f"content {index} needs one part with `text` alone; send each text as a content of its own",
@@ -267,6 +304,29 @@ async def embed_content(
     )
 
 
+@inference(
+    "/v1/models/{name:str}/:countTokens",
+    "/v1beta/models/{name:str}/:countTokens",
+    dialect=GEMINI,
+    reply=ResponseSpec(CountTokensResponse, description="The number of tokens"),
+    tags=["Gemini"],
+    below_models=False,
+)
+async def count_tokens(
+    data: CountTokensRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
+) -> HttpReply:
+    """Count the tokens of texts, as the model reads them.
+
+    Costs no tokens of a quota, as /tokenize.
+    """
+    served = await api.serve(context, decode_count(data, name or "", api))
+    inputs = expect_reply(served.reply, TokenizeReply).inputs
+    return respond(context, served, json_bytes({"totalTokens": sum(map(len, inputs))}))
+
+
 def _models(api: InferenceApi, context: RequestContext) -> list[GeminiModel]:
     tenant, routes = api.authenticator.authenticate(context), api.gateway.routes
     names = [name for name in routes.names(tenant) if Operation.EMBED in routes.operations(name)]
@@ -307,4 +367,4 @@ async def get_model(
     raise ModelNotFound(f"there is no embedding model {resource!r} here", param="model")
 
 
-HANDLERS = [batch_embed_contents, embed_content, list_models, get_model]
+HANDLERS = [batch_embed_contents, embed_content, count_tokens, list_models, get_model]

@@ -47,6 +47,7 @@ PARTS: Final[dict[str, str]] = {
     "ModelSettings.limits": "Limits of each tenant for this model: name of the limit → amount.",
     "ModelSettings.prompts": PROMPTS,
     "OllamaOptions.num_ctx": "Number of tokens to which an input is cut.",
+    "RankedText.text": "The text.",
     "RerankPrompt.prompt": "Form of a pair, with {query} and {document}.",
     "RerankPrompt.positive": "Token whose logit says that the document answers the query.",
     "RerankPrompt.negative": "Token whose logit says that it does not.",

@@ -50,6 +50,14 @@ POLICY = (
     "img-src data:; base-uri 'none'; form-action 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
+# A policy in the page cannot forbid frames. The page has no secrets, and changes with the release only.
+DOCS_HEADERS = {
+    "content-security-policy": f"{POLICY}; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
 # Typed once for all forms.
 KEY_FIELD = (
     '<p class="try" hidden><label>API key for the forms below; it stays on this page'
@@ -94,13 +102,12 @@ class ReferenceRenderPlugin(OpenAPIRenderPlugin):
         title = escape(f"{info['title']} {info['version']}")
         return (
             '<!doctype html><html lang="en"><meta charset="utf-8">'
-            f'<meta http-equiv="content-security-policy" content="{POLICY}">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style>'
             f"<h1>{title}</h1><p>Send a key as <b>Authorization: Bearer</b>. The commands need "
             "<code>GATEWAY_URL</code> and <code>GATEWAY_API_KEY</code>, and a model of yours for that of the "
-            "example. The OpenAPI document, which "
-            f'most API tools read, has the replies too: <a href="{document}">{document}</a>.</p>'
+            "example. The OpenAPI document, which most API tools read, has the replies too: "
+            f'<a id="document" href="{document}">{document}</a>.</p>'
             f"{KEY_FIELD}{_sections(openapi_schema)}<script>{SCRIPT}</script></html>"
         ).encode()
 

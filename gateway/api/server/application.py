@@ -7,7 +7,7 @@ building everything else, and gets the gateway of a request from the request's c
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Litestar, Request, Response
+from litestar import Litestar, Request, Response, Router
 from litestar.connection import ASGIConnection
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -21,7 +21,7 @@ from litestar.types.internal_types import PathParameterDefinition
 
 from gateway import __version__
 from gateway.api.document.complete import operation_id
-from gateway.api.operators.docs_page import CompleteJsonRenderPlugin, ReferenceRenderPlugin
+from gateway.api.operators.docs_page import DOCS_HEADERS, CompleteJsonRenderPlugin, ReferenceRenderPlugin
 from gateway.api.server.paths import options_of
 from gateway.api.server.request_context import context_of, context_of_request
 
@@ -79,7 +79,9 @@ def litestar_application(handlers: Sequence[HTTPRouteHandler], dependencies: Seq
         openapi_config=OpenAPIConfig(
             title="Embedding gateway",
             version=__version__,
-            path="/docs",
+            openapi_router=Router(
+                "/docs", route_handlers=[], include_in_schema=False, response_headers=DOCS_HEADERS
+            ),
             components=Components(security_schemes=dict(KEYS)),
             security=[{name: []} for name in KEYS],
             operation_id_creator=_operation_id,

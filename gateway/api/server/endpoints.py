@@ -29,7 +29,8 @@ from gateway.quotas.limits import Cost
 
 MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
 Body: TypeAlias = bytes | bytearray
-LEAST_BY_PATH = dict.fromkeys(("/tokenize", "/decode", "/detokenize"), LEAST_WITHOUT_TOKENS)
+WITHOUT_TOKENS = ("/tokenize", "/decode", "/detokenize", f"/v1/models/{NAME}/:countTokens")
+LEAST_BY_PATH = dict.fromkeys(WITHOUT_TOKENS, LEAST_WITHOUT_TOKENS)
 
 # Called with the decoded body, the context, the `InferenceApi` and the model's name in the path, if any.
 Handler: TypeAlias = Callable[[Any, RequestContext, Any, str | None], Awaitable[HttpReply]]

@@ -19,8 +19,8 @@ from gateway.errors import EmptyInput, InvalidInput
 class TokenizeRequest(msgspec.Struct):
     """Body of /tokenize.
 
-    inputs: texts, in TEI's dialect. prompt: one text, in vLLM's. messages: refused, because the gateway
-    applies no chat template.
+    inputs: texts, in TEI's dialect. prompt: one text, in vLLM's. messages: refused, because
+    no adapter lists the tokens of a conversation.
     """
 
     inputs: str | list[str] | UnsetType = UNSET
@@ -47,7 +47,8 @@ def decode_tokenize(data: TokenizeRequest, name: str | None, api: InputReader) -
     """
     if data.messages is not UNSET:
         raise InvalidInput(
-            "`messages` is refused: no chat template is applied here; send a `prompt`", param="messages"
+            "`messages` is refused: tokens are listed of texts only; send the rendered text as `prompt`",
+            param="messages",
         )
     if data.prompt is not UNSET:
         # An empty prompt is allowed: vLLM returns its special tokens.
@@ -55,10 +56,6 @@ def decode_tokenize(data: TokenizeRequest, name: str | None, api: InputReader) -
     else:
         assert data.inputs is not UNSET
         field, texts = "inputs", api.whole_texts(data.inputs, "inputs")
-    if sum(len(text.encode()) for text in texts) > TOKENIZE_BYTES_MAX:
-        raise InvalidInput(
-            f"more than {TOKENIZE_BYTES_MAX} bytes of text; a reply is many times as long", param=field
-        )
     work = Tokenize(
         texts,
         add_special_tokens=data.add_special_tokens,
@@ -66,7 +63,16 @@ def decode_tokenize(data: TokenizeRequest, name: str | None, api: InputReader) -
         # vLLM's `token_strs` are the vocabulary's.
         pieces=data.prompt is not UNSET,
     )
-    return Call(work, name or data.model)
+    return Call(tokenize_checked(work, field), name or data.model)
+
+
+def tokenize_checked(work: Tokenize, field: str) -> Tokenize:
+    """Return the work if its texts are not too long. field: their name. Raises: InvalidInput."""
+    if sum(len(text.encode()) for text in work.inputs) > TOKENIZE_BYTES_MAX:
+        raise InvalidInput(
+            f"more than {TOKENIZE_BYTES_MAX} bytes of text; a reply is many times as long", param=field
+        )
+    return work
 
 
 def decode_ids(ids: list[int | list[int]], field: str, api: InputReader) -> tuple[tuple[int, ...], ...]:

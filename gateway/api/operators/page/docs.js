@@ -77,4 +77,6 @@ async function submit(event) {
 }
 
 for (const form of document.querySelectorAll("form[data-method]")) form.addEventListener("submit", submit);
+const whole = document.getElementById("document");
+whole.href = base + whole.getAttribute("href");
 for (const element of document.querySelectorAll(".try")) element.hidden = false;
