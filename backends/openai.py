@@ -34,6 +34,7 @@ from backends.http import IDLE_S, SHORT_IDLE_S, UpstreamClient, countdown, open_
 from backends.offers import check_numbers
 from backends.openai_api import OpenAIApi, OpenAIProfile, decode, failure
 from backends.openai_probe import ModelProbe
+from backends.replies import check_reported_cuts
 from backends.rerank_wire import decode_rerank
 from backends.texts import check_no_instruction, check_no_max_tokens, check_plain_texts, group_by_query
 from backends.tokens import TokenCount
@@ -143,6 +144,7 @@ class OpenAIBackend:
         response = await self._api.embed(work, profile, remaining_s())
         if response.status != 200:
             raise failure(response)
+        check_reported_cuts(work, response)
         return decode(work, response, profile, count, typed=self._api.shape.typed_reply)
 
     async def _rerank(
@@ -153,6 +155,7 @@ class OpenAIBackend:
         response = await self._api.rerank(work, profile, remaining_s())
         if response.status != 200:
             raise failure(response)
+        check_reported_cuts(work, response)
         return decode_rerank(work, response, scale, count, profile.max_tokens)
 
     async def _score(

@@ -12,9 +12,9 @@ import msgspec
 
 from backends.api_shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fields, path_of, shape_of
 from backends.contract import ApiSettings, Embed, EmbedReply, Rerank, ScoreKind, Work
-from backends.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork, input_too_long
+from backends.errors import BackendError, ReplicaFailed, UnsupportedWork, input_too_long
 from backends.http import UpstreamClient, UpstreamResponse
-from backends.openai_envelope import context_length_in, error_of
+from backends.openai_envelope import context_length_in, error_of, refused_input
 from backends.openai_wire import decode_embeddings, decode_typed_embeddings
 from backends.replies import (
     check_dimensions,
@@ -125,7 +125,7 @@ def failure(response: UpstreamResponse) -> BackendError:
         case 400 | 404 if error.code == "model_not_found":
             return ReplicaFailed("the upstream does not serve this model")
         case 400 | 422:
-            return InvalidWork("the upstream refused the input")
+            return refused_input(error)
         case 429 if "insufficient_quota" in (error.code, error.type):
             return ReplicaFailed("the quota of the gateway's account at the upstream is used up")
     return status_error(response)

@@ -9,10 +9,19 @@ from typing import Any
 
 import msgspec
 
+from backends.errors import InvalidWork
 from backends.http import UpstreamResponse
 
 # OpenAI's and vLLM's sentence. A number reveals nothing of another tenant's text in a shared request.
 CONTEXT_LENGTH = re.compile(r"context length (?:is|of) (?:only )?(\d{1,9})\b", re.IGNORECASE)
+
+REFUSED_INPUT = "the upstream refused the input"
+# A server's word for a refusal, such as content_policy_violation. Longer ones could be words of an input.
+CODE = re.compile(r"[a-z0-9][a-z0-9_.-]{1,63}", re.IGNORECASE)
+# Words that say no more than the status.
+UNTELLING = frozenset({"BadRequestError", "invalid_request_error", "invalid_input", "400", "422"})
+# vLLM's type of a refusal, and that of OpenAI, which a gateway in between sends.
+REFUSAL_TYPES = frozenset({"BadRequestError", "invalid_request_error"})
 
 
 class TokenUsage(msgspec.Struct, frozen=True):
@@ -75,6 +84,16 @@ def error_of(response: UpstreamResponse) -> ErrorDetail:
         return msgspec.convert(detail, ErrorDetail)
     except msgspec.ValidationError:
         return ErrorDetail()
+
+
+def refused_input(error: ErrorDetail) -> InvalidWork:
+    """Return the refusal of an input with the server's code for it, if that is one word.
+
+    Its message may quote the text of another caller of the same request, and is therefore not repeated.
+    """
+    words = [word for word in (error.code, error.type) if isinstance(word, str) and CODE.fullmatch(word)]
+    word = next((word for word in words if word not in UNTELLING), None)
+    return InvalidWork(REFUSED_INPUT if word is None else f"{REFUSED_INPUT}: {word}")
 
 
 def context_length_in(message: str) -> int | None:

@@ -3,6 +3,7 @@
 Rule: an implausible value raises ReplicaFailed; it never becomes a vector.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,11 +28,15 @@ from backends.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
     RequestTooLarge,
+    UnsupportedWork,
+    input_too_long,
 )
 from backends.http import UpstreamResponse
 from backends.texts import ModelWork, chat_of, clip_texts, model_inputs_of, surely_fits
 from backends.vectors import shape_vectors
 
+# Indices of the inputs that another gateway cut; absent if it cut none.
+CUTS_HEADER = "x-truncated-inputs"
 # No vocabulary is larger, and ids are stored as int32.
 TERMS_MAX = 2**31
 
@@ -230,6 +235,20 @@ def truncated_inputs(
         prompt_known and not is_chat and surely_fits(model_inputs_of(work), max_input_tokens)
     )
     return () if whole else None
+
+
+def check_reported_cuts(work: ModelWork, response: UpstreamResponse) -> None:
+    """Check that a server that reports cuts, as another gateway does, did not cut against the request.
+
+    Its wire has no field to forbid cutting. Raises: InvalidWork; UnsupportedWork if it cut the wrong end.
+    """
+    cut = response.headers.get(CUTS_HEADER)
+    if cut is None or work.truncate is Truncate.RIGHT:
+        return
+    if work.truncate is Truncate.LEFT:
+        raise UnsupportedWork("this upstream cut the right end of an input, and the left end was to be cut")
+    index = re.match(r"\d{1,9}", cut)
+    raise input_too_long(None, input_index=int(index[0]) if index else None)
 
 
 def read_gauge(exposition: bytes, name: str) -> float | None:

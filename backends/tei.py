@@ -48,9 +48,11 @@ from backends.errors import (
     ReplicaFailed,
     ReplicaUnavailable,
     UnsupportedWork,
+    input_too_long,
 )
 from backends.http import UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.offers import OfferHistory
+from backends.openai_envelope import REFUSAL_TYPES, REFUSED_INPUT, context_length_in, error_of, refused_input
 from backends.openai_wire import decode_embeddings
 from backends.outputs import check_outputs, merge_replies, single_output, split_outputs
 from backends.replies import (
@@ -393,10 +395,15 @@ def failure(response: UpstreamResponse) -> BackendError:
         case 400 if kind == "Empty":
             return InvalidWork(message or "an input is empty", empty=True)
         case 413 | 422 if kind in ("Validation", "Tokenizer"):
-            return InvalidWork(message or "the upstream refused the input")
+            return InvalidWork(message or REFUSED_INPUT)
         case 429 if kind == "Overloaded":
             # TEI takes a permit per input. A proxy's 429 has another reason, and no such body.
             return PermitsTaken("the upstream is overloaded")
+        case 400 if (error := error_of(response)).type in REFUSAL_TYPES:
+            # Another gateway's /v1/embeddings.
+            if "context length" in error.message:
+                return input_too_long(context_length_in(error.message))
+            return refused_input(error)
     return status_error(response)
 
 

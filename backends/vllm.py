@@ -53,6 +53,7 @@ from backends.openai_wire import choose_model, decode_embeddings, decode_models
 from backends.outputs import check_outputs, merge_replies, single_output, split_outputs
 from backends.replies import (
     check_dimensions,
+    check_reported_cuts,
     check_tokens,
     fit_vectors,
     read_gauge,
@@ -341,6 +342,7 @@ class VllmBackend:
         response = await self._post(path, body, timeout_s, rows_of(work))
         if response.status != 200:
             raise error_for(work, failure(response))
+        check_reported_cuts(work, response)
         return decode(work, response, profile, self._labels(profile))
 
     async def _run_tokenizer(

@@ -7,7 +7,8 @@ import msgspec
 
 from backends.contract import Chat, Classify, Embed, Encode
 from backends.errors import BackendError, InvalidWork, UnsupportedWork
-from backends.vllm_wire import REFUSED_INPUT, Body
+from backends.openai_envelope import REFUSED_INPUT
+from backends.vllm_wire import Body
 
 
 def input_fields(work: Embed | Encode | Classify) -> Body:
@@ -37,7 +38,7 @@ def _template_fields(chat: Chat) -> Body:
 
 def explain_refusal(error: BackendError, chat: Chat | None) -> BackendError:
     """Return the error of a refused conversation with the likely reason."""
-    if chat is None or error.message != REFUSED_INPUT:
+    if chat is None or not error.message.startswith(REFUSED_INPUT):
         return error
     if chat.template is not None:
         return InvalidWork(

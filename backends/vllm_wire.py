@@ -11,21 +11,17 @@ import msgspec
 from backends.contract import Token, Vectors
 from backends.errors import (
     BackendError,
-    InvalidWork,
     ReplicaFailed,
     ReplicaOverloaded,
     input_too_long,
 )
 from backends.http import UpstreamResponse
-from backends.openai_envelope import TokenUsage, context_length_in, error_of
+from backends.openai_envelope import REFUSAL_TYPES, TokenUsage, context_length_in, error_of, refused_input
 from backends.replies import order_scores, score_matrix, status_error, token_matrices, translate_decode_errors
 
 EMBEDDINGS, SCORE, POOLING, CLASSIFY = "/v1/embeddings", "/v1/score", "/pooling", "/classify"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 BASE64 = {"encoding_format": "base64", "endianness": "little"}
-
-# The server's own words may quote the input.
-REFUSED_INPUT = "the upstream refused the input"
 
 Body = dict[str, Any]
 
@@ -201,8 +197,8 @@ def failure(response: UpstreamResponse) -> BackendError:
     match response.status:
         case 400 if "maximum context length" in error.message or "maximum model length" in error.message:
             return input_too_long(context_length_in(error.message))
-        case 400 if error.type == "BadRequestError":
-            return InvalidWork(REFUSED_INPUT)
+        case 400 if error.type in REFUSAL_TYPES:
+            return refused_input(error)
         case 404 | 501 if error.type is not None:
             return ReplicaFailed("the upstream does not offer this model or operation")
         case 503 if error.type is not None:

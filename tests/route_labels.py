@@ -38,6 +38,7 @@ PLAIN_PATHS = frozenset(
         "/livez",
         "/load",
         "/metrics",
+        "/openapi.json",
         "/openai/models",
         "/openai/v1/embeddings",
         "/openai/v1/models",

@@ -222,3 +222,40 @@ async def test_multivectors_have_the_requested_type_and_width(boot: Boots) -> No
 )
 async def test_multivectors_refuse_what_they_cannot_have(boot: Boots, body: Any, param: str) -> None:
     assert param == (await reply_of_colbert(boot, "/v1/multi-vector", body, 400))["error"]["param"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"use_activation": False, "normalized": True}, "normalized"),
+        ({"use_activation": True, "normalized": False}, "normalized"),
+        ({"use_activation": False, "softmax": True}, "use_activation"),
+        ({"truncate": False, "truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
+        ({"truncate": "NONE", "truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
+        ({"truncation": False, "truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
+        ({"truncate": "START", "truncation_side": "right", "truncate_prompt_tokens": 4}, "truncation_side"),
+        ({"use_activation": False, "return_multivector": True}, "use_activation"),
+    ],
+)
+async def test_options_of_vllm_and_others_that_contradict_each_other_are_refused(
+    boot: Boots, fields: dict[str, Any], param: str
+) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"model": "bge", "input": "a b c"} | fields)
+
+    assert (400, param) == (reply.status_code, reply.json()["error"]["param"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_activation": True, "normalized": True},
+        {"truncate": "END", "truncation_side": "right"},
+        {"truncate": True, "truncate_prompt_tokens": -1},
+    ],
+)
+async def test_fields_that_say_the_same_twice_are_taken(boot: Boots, fields: dict[str, Any]) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.post("/v1/embeddings", {"model": "bge", "input": "a b c"} | fields)
+
+    assert 200 == reply.status_code, reply.text

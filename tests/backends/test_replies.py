@@ -1,13 +1,20 @@
 """Tests of the parts that all adapters share."""
 
+import json
+from collections.abc import Callable
+
 import httpx
 import pytest
 
-from backends.contract import Backend, QueueDepth, ReplicaSpec, ReportsQueueDepth
-from backends.http import UpstreamClient
+from backends.contract import Backend, Embed, QueueDepth, ReplicaSpec, ReportsQueueDepth, Rerank, Truncate
+from backends.errors import BackendError, InvalidWork, UnsupportedWork
+from backends.http import UpstreamClient, UpstreamResponse
+from backends.openai_api import failure as openai_failure
 from backends.registry import BACKENDS, open_replica
-from backends.replies import read_gauge
+from backends.replies import check_reported_cuts, read_gauge
 from backends.tei import TeiBackend
+from backends.tei import failure as tei_failure
+from backends.vllm_wire import failure as vllm_failure
 
 QUEUE = b"""# HELP te_queue_size The number of requests in the queue
 # TYPE te_queue_size gauge
@@ -51,3 +58,36 @@ async def test_opening_a_backend_sends_nothing(kind: str) -> None:
         assert isinstance(backend, ReportsQueueDepth) is (kind in {"tei", "infinity", "vllm"})
     finally:
         await backend.aclose()
+
+
+@pytest.mark.parametrize("reported", ["0", "0-3,7", "unknown"])
+def test_a_cut_that_was_forbidden_is_a_refusal(reported: str) -> None:
+    """Another gateway cuts by its own setting where the wire has no field that forbids it."""
+    response = UpstreamResponse(200, {"x-truncated-inputs": reported}, b"")
+    with pytest.raises(InvalidWork, match="context length") as caught:
+        check_reported_cuts(Embed(("a",), truncate=Truncate.ERROR), response)
+    assert (None if reported == "unknown" else 0) == caught.value.input_index
+
+    with pytest.raises(UnsupportedWork, match="right end"):
+        check_reported_cuts(Rerank("q", ("a",), truncate=Truncate.LEFT), response)
+    check_reported_cuts(Embed(("a",), truncate=Truncate.RIGHT), response)
+    check_reported_cuts(Embed(("a",), truncate=Truncate.ERROR), UpstreamResponse(200, {}, b""))
+
+
+@pytest.mark.parametrize("failure", [tei_failure, openai_failure, vllm_failure])
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("content_policy_violation", "the upstream refused the input: content_policy_violation"),
+        ("a sentence with the text", "the upstream refused the input"),
+        ("x" * 65, "the upstream refused the input"),
+    ],
+)
+def test_a_refusal_has_the_servers_code_and_none_of_its_words(
+    failure: Callable[[UpstreamResponse], BackendError], code: str, message: str
+) -> None:
+    error = {"message": "this text is secret", "type": "invalid_request_error", "code": code}
+    refusal = failure(UpstreamResponse(400, {}, json.dumps({"error": error}).encode()))
+
+    assert isinstance(refusal, InvalidWork)
+    assert message == refusal.message

@@ -26,6 +26,7 @@ from gateway.api.wire.embedding_options import (
     check_embedding_options,
     dimensions_of,
     encoding_of,
+    normalizes,
     numbers_of,
     prompt_name_of,
     role_of,
@@ -43,11 +44,8 @@ from gateway.api.wire.vllm_options import (
     chat_of,
     check_options,
     instruction_of,
-    is_raw,
     length_of,
     own_fields,
-    truncate_of,
-    truncation_side,
     with_chat,
 )
 from gateway.api.wire.vllm_replies import OCTETS, check_metadata, encode_bytes, metadata_header
@@ -123,9 +121,6 @@ async def _decode_options(
         check_token_vectors(texts, "input", api.capabilities_of(model, operation))
     check_metadata(data.encoding_format, len(texts))
     truncate, side = truncation_of(data)
-    if data.truncate_prompt_tokens is not None:
-        truncate = truncate_of(data)
-    side = truncation_side(data) or side
     chat = chat_of(data)
     if chat is not None:
         _check_only_chat(data)
@@ -143,7 +138,7 @@ async def _decode_options(
 
 def work_of(data: EmbeddingOptions, texts: tuple[str, ...]) -> Embed | Encode:
     """Return the work of a request. Raises: InvalidInput."""
-    normalize = data.normalized is not False and not is_raw(data)
+    normalize = normalizes(data)
     dimensions, prompt_name = dimensions_of(data), prompt_name_of(data)
     if not data.return_multivector:
         return Embed(
@@ -156,7 +151,8 @@ def work_of(data: EmbeddingOptions, texts: tuple[str, ...]) -> Embed | Encode:
     if data.late_chunking:
         raise InvalidInput("send `late_chunking` or `return_multivector`, one of them", param="late_chunking")
     if not normalize:
-        raise InvalidInput("multi-vectors are normalized: leave out `normalized`", param="normalized")
+        field = "normalized" if data.normalized is False else "use_activation"
+        raise InvalidInput(f"multi-vectors are normalized: leave out `{field}`", param=field)
     return Encode(texts, frozenset({Output.MULTIVECTOR}), prompt_name=prompt_name)
 
 

@@ -139,6 +139,11 @@ async def rerank(
     The reply and its errors are in the dialect of the field that the body has.
     """
     if not isinstance(data.documents, UnsetType):
+        if data.raw_scores:
+            raise InvalidInput(
+                "`raw_scores` belongs to `texts`: with `documents` send `use_activation: false`",
+                param="raw_scores",
+            )
         return await _serve_v1(data, decode_documents(data, data.documents, name, api), context, api)
     assert not isinstance(data.texts, UnsetType)
     call = decode_rerank(_tei_request(data, data.texts), name, api)

@@ -108,13 +108,15 @@ FIELDS: Final[dict[str, str]] = {
     "top_k": "Number of results to return, as Voyage spells `top_n`.",
     "top_n": "Number of results to return, the best first. By default all of them.",
     "truncate": CUT,
-    "truncate_prompt_tokens": "Number of tokens to which an input is cut; -1 is the model's length.",
+    "truncate_prompt_tokens": "Number of tokens to which an input is cut, from 1; -1 is the model's length.",
     "truncation": CUT,
     "truncation_direction": (
         "End at which an input that is too long is cut. `Left` and `Right` are accepted too."
     ),
     "truncation_side": "End at which an input that is too long is cut.",
-    "use_activation": "Whether scores pass sigmoid or softmax; false returns logits.",
+    "use_activation": (
+        "Whether the last activation is applied. False returns logits as scores, and raw vectors."
+    ),
     "user": "Name of the end user. It changes nothing.",
     "verbose": "It changes nothing.",
 }

@@ -38,9 +38,9 @@ async def start(
     return empty()
 
 
-@get("/api-doc/openapi.json", responses={200: DOCUMENT}, tags=["TEI"], security=NO_KEY)
+@get(["/api-doc/openapi.json", "/openapi.json"], responses={200: DOCUMENT}, tags=["TEI"], security=NO_KEY)
 async def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Return the OpenAPI document of all dialects, for clients that look for it where TEI has its own."""
+    """Return the OpenAPI document of all dialects, where TEI, vLLM and Infinity have theirs."""
     return Response(_document(request.app), media_type="application/json")
 
 

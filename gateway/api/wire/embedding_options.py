@@ -21,7 +21,7 @@ from gateway.api.server.encoding import (
 )
 from gateway.api.server.quantization import QuantizedType
 from gateway.api.wire.inputs import Dimensions
-from gateway.api.wire.vllm_options import VllmOptions
+from gateway.api.wire.vllm_options import VllmOptions, is_raw, truncate_of, truncation_side
 from gateway.errors import InvalidInput
 from gateway.prompts import Role
 
@@ -143,9 +143,19 @@ def truncation_of(options: EmbeddingOptions) -> tuple[bool | None, Truncate | No
     """
     _check_one_of(options, "truncate", "truncation")
     setting = options.truncation if options.truncate is None else options.truncate
-    if isinstance(setting, str):
-        return setting != "NONE", SIDE_OF.get(setting)
-    return setting, None
+    own_side = truncation_side(options)
+    side = SIDE_OF.get(setting) if isinstance(setting, str) else None
+    if side is not None and own_side not in (None, side):
+        raise InvalidInput("send `truncate` or `truncation_side`, one of them", param="truncation_side")
+    cut = setting != "NONE" if isinstance(setting, str) else setting
+    if options.truncate_prompt_tokens is None:
+        return cut, own_side or side
+    if cut is False:
+        raise InvalidInput(
+            "`truncate_prompt_tokens` cuts, which `truncate` or `truncation` forbids: send one of them",
+            param="truncate_prompt_tokens",
+        )
+    return truncate_of(options), own_side or side
 
 
 def encoding_of(options: EmbeddingOptions) -> Encoding:
@@ -161,6 +171,18 @@ def encoding_of(options: EmbeddingOptions) -> Encoding:
         raise InvalidInput("send `embedding_type` or `output_dtype`, one of them", param="output_dtype")
     kinds = options.embedding_type
     return Encoding((kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds)))
+
+
+def normalizes(options: EmbeddingOptions) -> bool:
+    """Return whether vectors are to have length 1. Raises: InvalidInput if fields contradict each other."""
+    own = options.normalized
+    if own is not None and own is is_raw(options) and _has_activation(options):
+        raise InvalidInput("send `normalized` or `use_activation`, one of them", param="normalized")
+    return own is not False and not is_raw(options)
+
+
+def _has_activation(options: EmbeddingOptions) -> bool:
+    return any(value is not None for value in (options.use_activation, options.softmax, options.activation))
 
 
 def numbers_of(options: EmbeddingOptions) -> NumberFormat:

@@ -21,6 +21,8 @@ from gateway.errors import InvalidInput
 ChatWork = TypeVar("ChatWork", bound=Embed | Encode | Classify)
 # 0, which is vLLM's default, is no bound.
 TextTokens = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
+# -1 is the model's length.
+CutLength = Annotated[int, msgspec.Meta(ge=-1, le=INTEGER_MAX)]
 # It becomes a part of the reply's id.
 RequestId = Annotated[str, msgspec.Meta(max_length=256)]
 
@@ -35,7 +37,7 @@ class VllmOptions(msgspec.Struct, kw_only=True):
     with chat_template_kwargs as its variables; only paths that read them take the fields for them.
     """
 
-    truncate_prompt_tokens: Integer | None = None
+    truncate_prompt_tokens: CutLength | None = None
     truncation_side: Literal["left", "right"] | None = None
     use_activation: bool | None = None
     softmax: bool | None = None
@@ -109,7 +111,7 @@ def check_options(options: VllmOptions, *, own: Container[str] = ()) -> None:
             param="chat_template_kwargs",
         )
     cut = options.truncate_prompt_tokens
-    if cut is not None and (cut < -1 or cut == 0):
+    if cut == 0:
         raise InvalidInput("`truncate_prompt_tokens` is -1, or at least 1", param="truncate_prompt_tokens")
 
 
@@ -190,8 +192,14 @@ def truncation_side(options: VllmOptions) -> Truncate | None:
 
 
 def is_raw(options: VllmOptions) -> bool:
-    """Return whether the request asks for output without the last activation."""
-    return False in (options.use_activation, options.softmax, options.activation)
+    """Return whether the request asks for output without the last activation. Raises: InvalidInput."""
+    stated = {options.use_activation, options.softmax, options.activation} - {None}
+    if len(stated) > 1:
+        raise InvalidInput(
+            "`use_activation`, `softmax` and `activation` mean the same: send the first of them",
+            param="use_activation",
+        )
+    return False in stated
 
 
 def call_of(options: VllmOptions, work: Embed | Encode | Score | Classify, model: str | None) -> Call:

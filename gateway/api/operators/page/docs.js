@@ -76,6 +76,32 @@ async function submit(event) {
   }
 }
 
+// Operation that a model in /v1/models must list to answer a path.
+function operationOf(path) {
+  if (/rank|score/.test(path)) return "rerank";
+  return /classify|predict/.test(path) ? "classify" : "embed";
+}
+
+// The examples name models of the documentation: those of this gateway take their place, unless one is typed.
+async function nameModels() {
+  const key = document.getElementById("key").value.trim();
+  const options = { headers: { authorization: `Bearer ${key}` }, credentials: "omit", signal: AbortSignal.timeout(TIMEOUT_MS) };
+  const reply = await fetch(`${base}/v1/models`, options);
+  if (!reply.ok) return;
+  const models = (await reply.json()).data;
+  const known = new Set(models.map((model) => model.id));
+  for (const form of document.querySelectorAll("form[data-method=POST]")) {
+    const body = form.elements.body;
+    const model = models.find((served) => (served.operations ?? []).includes(operationOf(form.elements.path.value)));
+    if (!body || !model) continue;
+    if (!/^\/(admin|v1\/models)/.test(form.elements.path.value)) form.elements.path.value = form.elements.path.value.replace("{name}", model.id);
+    body.value = body.value.replace(/"model":\s*"(models\/)?([^"\\]*)"/g, (whole, prefix, name) =>
+      known.has(name) ? whole : `"model": ${JSON.stringify((prefix ?? "") + model.id)}`,
+    );
+  }
+}
+
+document.getElementById("key").addEventListener("change", () => nameModels().catch(() => {}));
 for (const form of document.querySelectorAll("form[data-method]")) form.addEventListener("submit", submit);
 const whole = document.getElementById("document");
 whole.href = base + whole.getAttribute("href");
