@@ -108,12 +108,9 @@ def has_local_code(checkpoint: Path, classes: Sequence[ClassReference]) -> bool:
     return not is_snapshot and not missing_modules(checkpoint, [reference.module for reference in classes])
 
 
-def downloaded_bytes(model: str, revision: str | None = None) -> int | None:
-    """Return the bytes of all files that a download would fetch, None if the Hub does not answer."""
-    try:
-        sizes = hub.file_sizes(model, revision)
-    except ModelUnavailable:
-        return None
+def downloaded_bytes(model: str, revision: str | None = None) -> int:
+    """Return the bytes of all files that a download would fetch. Raises: ModelUnavailable."""
+    sizes = hub.file_sizes(model, revision)
     patterns = _small_files(with_code=False)
     small = [
         name

@@ -214,7 +214,7 @@ class WorkerReload:
         """
         retired = self.registry.apply(config.upstreams, engines)
         upstreams = self.registry.upstreams
-        self.api.gateway.serving = serving_of(config, upstreams, added_models)
+        self.api.gateway.serving = serving_of(config, upstreams, added_models, self.api.instances)
         self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
         self.api.inputs_max = config.limits.inputs
         self.admin.apply(config)
@@ -242,11 +242,11 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     registry.apply(config.upstreams, boot.engines)
     admission = Admission(stores.ledger, observe, shadow=config.quotas.shadow)
     preparer = Preparer(FairThreads(), admission.ask)
-    serving = serving_of(config, registry.upstreams, boot.added_models)
+    table = InstanceTable()
+    serving = serving_of(config, registry.upstreams, boot.added_models, table)
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer))
     in_flight = InFlight(config.limits.in_flight_bytes)
     metrics.watch(sources_of(gateway.upstreams, in_flight))
-    table = InstanceTable()
     api = InferenceApi(
         gateway, Authenticator(gateway.keyring, config.trusted_proxies), config.limits.inputs, table
     )
@@ -312,14 +312,17 @@ def _litestar(dependencies: tuple[str, ...]) -> ASGIApp:
     return cast("ASGIApp", litestar_application(HANDLERS, dependencies))
 
 
-def serving_of(config: Config, upstreams: Mapping[str, Upstream], added_models: Collection[str]) -> Serving:
+def serving_of(
+    config: Config, upstreams: Mapping[str, Upstream], added_models: Collection[str], table: InstanceTable
+) -> Serving:
     """Return the `Serving` of a configuration. upstreams: those in the configuration."""
 
     def offered(name: str) -> frozenset[Operation] | None:
         capabilities = upstreams[name].capabilities
         return None if capabilities is None else capabilities.operations
 
-    return Serving(config, Routes(config.models, config.defaults, offered, added_models), upstreams)
+    routes = Routes(config.models, config.defaults, offered, added_models, table.status_of_model)
+    return Serving(config, routes, upstreams)
 
 
 def sources_of(upstreams: Mapping[str, Upstream], in_flight: InFlight) -> Sources:

@@ -27,6 +27,11 @@ class InstanceTable:
         """Return the instance of a name, or None."""
         return next((instance for instance in self._instances if instance.name == name), None)
 
+    def status_of_model(self, name: str) -> str | None:
+        """Return the status of an instance that serves a model of that name when it runs, or None."""
+        found = [instance.status for instance in self._instances if instance.upstream == name]
+        return found[0] if found else None
+
     def by_index(self, index: int) -> InstanceInfo | None:
         """Return an instance by its place in the order of creation, or None."""
         return self._instances[index] if 0 <= index < len(self._instances) else None

@@ -60,7 +60,8 @@ class Instance:
         self._child: Child | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ending: asyncio.Task[None] | None = None
-        self._is_joined = False
+        # Joined: workers are to send it calls. Served: all of them do.
+        self._is_joined = self._is_served = False
         self._reset()
 
     def _reset(self) -> None:
@@ -95,13 +96,16 @@ class Instance:
 
     def confirm(self) -> None:
         """Note that every worker sends it calls."""
-        if self.status == "starting" and self._is_joined:
+        if not self._is_joined or self._is_served:
+            return
+        self._is_served = True
+        if self.status == "starting":
             self.status = "running"
-            self._on_change()
+        self._on_change()
 
     def leave(self) -> None:
         """Stop to be sent calls; `stop` follows once those in flight have finished."""
-        self.status, self._is_joined = "stopping", False
+        self.status, self._is_joined, self._is_served = "stopping", False, False
         self._on_change()
 
     async def stop(self) -> None:
@@ -109,13 +113,13 @@ class Instance:
         if self._ending is not None:
             await self._ending
         await self._end_process()
-        self.status, self._is_joined = "stopped", False
+        self.status, self._is_joined, self._is_served = "stopped", False, False
         self._on_change()
 
     def fail(self, reason: str) -> None:
         """End the process for good; a request may start it again."""
         self.log.add(f"failed: {reason}")
-        self.status, self._reason, self._is_joined = "failed", reason, False
+        self.status, self._reason, self._is_joined, self._is_served = "failed", reason, False, False
         self._on_change()
         self._ending = asyncio.create_task(self._end_process())
 
@@ -148,7 +152,7 @@ class Instance:
             upstream=self.record.upstream,
             device=settings.device if self._upstream is None else self._upstream.device or settings.device,
             reason=self._reason,
-            joined=self._is_joined,
+            joined=self._is_served,
         )
 
     def _on_pid(self, pid: int) -> None:
@@ -159,9 +163,12 @@ class Instance:
         if self.status != "starting":
             return
         self._exits = 0
-        if self._is_joined:
+        if self._is_served:
             # After an exit: workers know it, and probe it by themselves.
             self.status = "running"
+        elif self._is_joined:
+            # Workers learn of it now, which waits for the gateway's own start.
+            return
         self._is_joined = True
         self._on_change()
 

@@ -113,13 +113,17 @@ class Registry:
 
     def _make_space(self, model: str, revision: str | None) -> int | None:
         """Return the bytes of a download, None if they are not known. Raises: NoSpace, ModelUnavailable."""
-        total = downloaded_bytes(model, revision)
+        total, reason = None, ""
+        try:
+            total = downloaded_bytes(model, revision)
+        except ModelUnavailable as error:
+            reason = str(error)
         if self._bound_bytes is None:
             return total
         cached = hub.cached_models()
         present = sum(found.stored_bytes for found in cached if found.repository == model)
         if total is None and not present:
-            raise NoSpace("the Hub does not report the model's size, which `registry.disk_bytes` needs")
+            raise NoSpace(f"`registry.disk_bytes` needs the model's size: {reason}")
         busy = {found.repository for found in cached if self._records.is_worked_on(found.repository)}
         used = {model, *self._configured, *busy}
         needed = max(0, (total or 0) - present)

@@ -7,7 +7,7 @@ import msgspec
 
 from backends.contract import Operation, Truncate
 from gateway.config import schema as config
-from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, OperationUnsupported
+from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, NoReplica, OperationUnsupported
 from gateway.quotas.limits import Limit, parse_limit
 from gateway.tenants.keyring import Tenant, model_scope
 
@@ -16,6 +16,8 @@ SUGGESTIONS_FROM = 200
 SUGGESTED_CHARACTERS_MAX = 64
 
 # An upstream's name → its operations; None while no replica of it has joined.
+# Status of what would serve a model that is not served now; None if nothing would.
+StatusOf = Callable[[str], str | None]
 OperationsOf = Callable[[str], frozenset[Operation] | None]
 
 
@@ -39,7 +41,8 @@ class Routes:
     """Table of all public model names.
 
     added: models that operators have added. They take no request that specifies no model, or an unknown one,
-    from the models of router.yaml: an admin key must not redirect the callers of these.
+    from the models of router.yaml: an admin key must not redirect the callers of these. status_of: of what
+    would serve a model that is absent.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Routes:
         defaults: config.Defaults,
         operations_of: OperationsOf,
         added: Collection[str] = (),
+        status_of: StatusOf = lambda _: None,
     ) -> None:
         self._models = models
         self._of_file = tuple(name for name in models if name not in added)
@@ -59,11 +63,12 @@ class Routes:
         }
         self._defaults = defaults
         self._operations_of = operations_of
+        self._status_of = status_of
 
     def resolve(self, tenant: Tenant, name: str | None, operation: Operation) -> Route:
         """Return the route for a name, or for the operation's default model without one.
 
-        Raises: ModelNotFound, ModelForbidden, OperationUnsupported, InvalidInput.
+        Raises: ModelNotFound, NoReplica, ModelForbidden, OperationUnsupported, InvalidInput.
         """
         model_name = self.default_model(operation) if name is None else name
         model = self._models.get(model_name)
@@ -148,7 +153,7 @@ class Routes:
     def _known_name(self, name: str, tenant: Tenant | None = None) -> str:
         """Return the name of the model that serves a request for a name.
 
-        tenant: whose models the error may suggest; None suggests none. Raises: ModelNotFound.
+        tenant: whose models the error may suggest; None suggests none. Raises: ModelNotFound, NoReplica.
         """
         if name in self._models:
             return name
@@ -156,6 +161,9 @@ class Routes:
         if self._defaults.any_name and only is not None:
             return only
         names = [] if tenant is None else self.names(tenant)
+        status = self._status_of(name)
+        if status is not None and (tenant is None or tenant.may_use(name)):
+            raise NoReplica(f"the instance of the model {name!r} is {status}, not running")
         raise ModelNotFound(f"there is no model {name!r} here{_suggestion(name, names)}", param="model")
 
     def _only_model(self) -> str | None:

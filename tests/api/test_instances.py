@@ -1,11 +1,13 @@
 """TEI Manager's API for instances: recorded calls, access, and the lives of instances."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gateway.config.load import parse_config
@@ -202,6 +204,36 @@ async def test_an_instance_that_exits_stays_in_its_upstream(gateway: Running, pa
     assert ("starting", 5, True) == (info["status"], info["restarts"], info["joined"])
     await parent.ready("a")
     assert 1 == len(parent.sent)
+
+
+async def test_an_instance_runs_once_the_workers_send_it_calls(
+    gateway: Running, parent: InstanceParent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the gateway itself starts, workers learn of it late; its process is asked again and again."""
+    sent = asyncio.Event()
+    monkeypatch.setattr(parent.pool, "_view", msgspec.structs.replace(parent.pool._view, publish=sent.wait))
+    await create(gateway, name="a")
+    for _ in range(3):
+        parent.children["a"].watch.on_ready()
+        await asyncio.sleep(0)
+    info = parent.pool.info(parent.pool.find("a"))
+    assert ("starting", False) == (info.status, info.joined)
+    sent.set()
+    await parent.ready("a")
+    info = parent.pool.info(parent.pool.find("a"))
+    assert ("running", True) == (info.status, info.joined)
+
+
+async def test_calls_to_a_stopped_instance_may_be_sent_again_later(
+    gateway: Running, parent: InstanceParent
+) -> None:
+    await create(gateway, name="a")
+    gateway.application.instances.update(parent.pool.infos)
+    reply = await gateway.post("/v1/embeddings", {"model": "a", "input": "x"})
+    assert (503, True) == (reply.status_code, "retry-after" in reply.headers)
+    assert "is starting, not running" in reply.json()["error"]["message"]
+    missing = await gateway.post("/v1/embeddings", {"model": "b", "input": "x"})
+    assert 404 == missing.status_code
 
 
 async def test_an_instance_that_never_gets_ready_fails_with_its_reason(

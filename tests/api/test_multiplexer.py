@@ -263,6 +263,16 @@ async def test_arrow_batches_keep_nulls_and_rows() -> None:
     assert (2, "bge", f"/{SERVICE}/EmbedArrow") == (event.inputs, event.model, event.route)
 
 
+async def test_a_table_without_batches_has_none_in_the_reply() -> None:
+    sink = pa.BufferOutputStream()
+    pa.ipc.new_stream(sink, pa.schema([("text", pa.string())])).close()
+    async with grpc_gateway() as client:
+        call, (reply,) = await replies_of(client, "EmbedArrow", [arrow(bytes(sink.getvalue()))])
+        assert Code.OK == await call.code(), await call.details()
+
+    assert [] == list(table_of(reply))
+
+
 async def test_a_table_longer_than_a_call_is_several_calls() -> None:
     texts = [f"text {number}" for number in range(25)]
     message = arrow(stream(texts[:20], [None], texts[20:]), normalize=True)

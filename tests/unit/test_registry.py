@@ -12,6 +12,7 @@ from huggingface_hub import constants
 
 from backends import hub
 from backends.checksums import damaged_files, digest_of
+from backends.errors import ModelUnavailable
 from backends.hub import CachedModel
 from backends.torch.wire import SmokeLoad
 from gateway.config.schema import UpstreamSettings
@@ -233,8 +234,11 @@ def test_tokenizers_of_remote_upstreams_are_in_use() -> None:
 def test_a_size_that_is_not_known_is_refused_below_a_bound(
     tmp_path: Path, fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry_models, "downloaded_bytes", lambda *_: None)
-    with pytest.raises(RegistryError, match="does not report the model's size"):
+    def unreachable(*_: Any) -> int:
+        raise ModelUnavailable("the Hub cannot be reached")
+
+    monkeypatch.setattr(registry_models, "downloaded_bytes", unreachable)
+    with pytest.raises(RegistryError, match="needs the model's size: the Hub cannot be reached"):
         registry(tmp_path, 10).pull("org/model", None, no_report)
     assert not fake_hub.downloads
 

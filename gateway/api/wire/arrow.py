@@ -161,7 +161,12 @@ def _texts(pa: Any, column: Any, bytes_max: int) -> list[str | None]:
         return texts
     # Only the values in use become objects, each of them once.
     used = column.indices.drop_null().unique()
-    values = _texts(pa, column.dictionary.take(used), bytes_max)
+    dictionary = column.dictionary
+    if pa.types.is_string_view(dictionary.type):
+        # Arrow takes no elements out of views.
+        _check_views(dictionary, bytes_max)
+        dictionary = dictionary.cast(pa.large_string())
+    values = _texts(pa, dictionary.take(used), bytes_max)
     by_index = dict(zip(used.to_pylist(), values, strict=True))
     return [by_index.get(index) for index in column.indices.to_pylist()]
 
@@ -252,7 +257,7 @@ def _mask(pa: Any, rows: Rows) -> Any:
 def _stream(pa: Any, field: Any, column: Any, rows: Rows, form: Form) -> memoryview:
     schema = pa.schema([field], metadata=dict(form.facts) or None)
     options = pa.ipc.IpcWriteOptions(compression=form.codec, use_threads=False)
-    starts = np.cumsum((0, *rows.batches[:-1])).tolist()
+    starts = np.cumsum((0, *rows.batches)).tolist()[:-1]
     batches = [
         pa.record_batch([column.slice(start, size)], schema=schema)
         for start, size in zip(starts, rows.batches, strict=True)
