@@ -64,6 +64,9 @@ PREFIX_CLASSES = frozenset(
 # Code of gte-Qwen2's and stella_en_1.5B's tokenizer, which puts an end token behind each text.
 QWEN_CODE = ("tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast")
 QWEN_END = "<|endoftext|>"
+SIGLIP_CLASS, SIGLIP2_CLASS = "SiglipTokenizer", "Siglip2Tokenizer"
+# Types whose texts were lowered in training; their checkpoints name the class of another tokenizer.
+LOWERED_TYPES = frozenset({"siglip2"})
 SPECIAL_NAMES = (
     "bos_token",
     "eos_token",
@@ -86,10 +89,18 @@ def rules_of(files: TokenizerFiles, settings: TokenizerSettings) -> TokenizerRul
         added=tuple(_added_words(files)),
         vocabulary_size=files.model.get("vocab_size"),
         code=code[-1] if code else None,
-        lower_case=bool(files.network.get("do_lower_case")),
+        lower_case=bool(files.network.get("do_lower_case")) or _lowers_letters(files),
+        without_punctuation=name == SIGLIP_CLASS,
         splits_special=bool(files.config.get("split_special_tokens")),
         truncation_side=_truncation_side(files),
     )
+
+
+def _lowers_letters(files: TokenizerFiles) -> bool:
+    """Return True for the classes whose code lowers letters, whatever tokenizer.json says."""
+    if files.class_name == SIGLIP_CLASS:
+        return bool(files.config.get("do_lower_case", True))
+    return files.class_name == SIGLIP2_CLASS or files.model.get("model_type") in LOWERED_TYPES
 
 
 def _end_rule(files: TokenizerFiles, key: EndKey, settings: TokenizerSettings) -> EndRule | None:

@@ -15,6 +15,12 @@ Json = dict[str, Any]
 
 # Post-processors that put tokens around a text, in place of a template.
 FIXED_ENDS = ("BertProcessing", "RobertaProcessing")
+# Source: `canonicalize_text` of SigLIP's tokenizer, from big_vision.
+PUNCTUATION_STEPS: list[Json] = [
+    {"type": "Replace", "pattern": {"Regex": r"[!-/:-@\[-`{-~]"}, "content": ""},
+    {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+    {"type": "Strip", "strip_left": True, "strip_right": True},
+]
 SIDES = {"add_bos_token": "begin with", "add_eos_token": "end in"}
 
 
@@ -130,11 +136,14 @@ def _set_letters(document: _Document, rules: TokenizerRules) -> None:
 
 def _set_lower_case(document: _Document, rules: TokenizerRules) -> None:
     """Lower all letters before any other step; special tokens are found earlier, and stay."""
+    first: list[Json] = [{"type": "Lowercase"}] if rules.lower_case else []
+    if rules.without_punctuation:
+        first += PUNCTUATION_STEPS
     normalizer = document.part("normalizer")
     steps = normalizer["normalizers"] if normalizer and normalizer["type"] == "Sequence" else [normalizer]
-    if rules.lower_case:
-        lowered = [{"type": "Lowercase"}, *(step for step in steps if step)]
-        document.replace("normalizer", {"type": "Sequence", "normalizers": lowered})
+    if first:
+        changed = [*first, *(step for step in steps if step)]
+        document.replace("normalizer", {"type": "Sequence", "normalizers": changed})
 
 
 def _set_prefix_space(document: _Document, rules: TokenizerRules) -> None:

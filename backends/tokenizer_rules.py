@@ -31,6 +31,7 @@ CLASSES_OF_TYPES = {
     "luke": "LukeTokenizer",
     "mpnet": "MPNetTokenizer",
     "openai-gpt": "OpenAIGPTTokenizer",
+    "siglip": "SiglipTokenizer",
 }
 
 
@@ -84,7 +85,8 @@ class TokenizerRules(msgspec.Struct, frozen=True):
 
     prefix_space: a space before the first word. vocabulary_size: of the network. code: class of tokenizer
     code that is not run. special: False if no tokens are put around a text, whatever tokenizer.json says.
-    lower_case: letters between special tokens are lowered first. splits_special: special tokens in a text are
+    lower_case: letters between special tokens are lowered first. without_punctuation: punctuation is removed
+    then, and spaces are merged. splits_special: special tokens in a text are
     split as other words are. truncation_side: end that is cut where a request names none.
     """
 
@@ -97,6 +99,7 @@ class TokenizerRules(msgspec.Struct, frozen=True):
     code: str | None = None
     special: bool = True
     lower_case: bool = False
+    without_punctuation: bool = False
     splits_special: bool = False
     type_ids: TypeIds = TypeIds()
     truncation_side: Literal["left", "right"] | None = None

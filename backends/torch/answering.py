@@ -11,6 +11,7 @@ from backends.contract import (
     Classify,
     ClassifyReply,
     Embed,
+    EmbedParts,
     EmbedReply,
     Encode,
     EncodeReply,
@@ -32,10 +33,14 @@ def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequen
     """Return the reply to a piece of work. rows: of its sequences, in their order."""
     tokens, truncated = sum(prepared.lengths), prepared.truncated
     match work:
-        case Embed():
-            pooled = _chunks_of(rows[0]) if work.late_chunking else _stack_dense(rows)
+        case Embed() | EmbedParts(output=Output.DENSE):
+            is_chunked = isinstance(work, Embed) and work.late_chunking
+            pooled = _chunks_of(rows[0]) if is_chunked else _stack_dense(rows)
             vectors = shape_vectors(pooled, dimensions=work.dimensions, normalize=work.normalize)
             return EmbedReply(vectors, tokens, truncated, prepared.lengths)
+        case EmbedParts():
+            vectors_of_tokens = _without_none([row.multivector for row in rows])
+            return EncodeReply(tokens, None, None, vectors_of_tokens, None, truncated, prepared.lengths)
         case Encode():
             return _encode_reply(work, prepared, rows)
         case Rerank() | Score():

@@ -26,6 +26,7 @@ AUTO_CLASSES: dict[ModelKind, str] = {
     "multivector": "AutoModel",
     "classifier": "AutoModelForSequenceClassification",
     "language": "AutoModelForCausalLM",
+    "dual": "AutoModel",
 }
 NATIVE_CLASSES: dict[str, Mapping[str, Any]] = {
     "AutoConfig": CONFIG_MAPPING_NAMES,

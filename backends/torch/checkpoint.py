@@ -16,6 +16,7 @@ from backends.errors import ModelUnavailable
 from backends.instructions import PUBLISHED_UNPOOLED
 from backends.torch import module_order
 from backends.torch.chat_template import read_chat_template
+from backends.torch.dual_encoders import dual_encoder, dual_width, require_processor, text_padding
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
 from backends.torch.late import read_late_interaction
@@ -60,6 +61,7 @@ MAIN_OUTPUTS: dict[ModelKind, Output] = {
     "sparse": Output.SPARSE,
     "multivector": Output.MULTIVECTOR,
     "static": Output.DENSE,
+    "dual": Output.DENSE,
 }
 # Names that architectures use for the number of components of a token's vector.
 WIDTH_KEYS = ("word_embed_proj_dim", "hidden_size", "dim", "d_model", "n_embd", "emb_dim")
@@ -188,6 +190,18 @@ def _complete_classifier(common: Recipe, files: CheckpointFiles, _: TaskSettings
     return replace(common, labels=labels, multi_label=multi_label)
 
 
+def _complete_dual(common: Recipe, files: CheckpointFiles, _: TaskSettings) -> Recipe:
+    found = dual_encoder(files)
+    assert found is not None
+    require_processor(files)
+    return replace(
+        common,
+        width_max=_amount(files, "truncate_dim"),
+        padding=text_padding(files, common.max_tokens),
+        medium=found.medium,
+    )
+
+
 COMPLETIONS: dict[ModelKind, Callable[[Recipe, CheckpointFiles, TaskSettings], Recipe]] = {
     "dense": _complete_dense,
     "sparse": _complete_sparse,
@@ -195,6 +209,7 @@ COMPLETIONS: dict[ModelKind, Callable[[Recipe, CheckpointFiles, TaskSettings], R
     "classifier": _complete_classifier,
     "language": lambda common, *_: common,
     "static": lambda common, files, _: replace(common, width_max=_amount(files, "truncate_dim")),
+    "dual": _complete_dual,
 }
 
 
@@ -202,7 +217,7 @@ def outputs_of(recipe: Recipe) -> frozenset[Output]:
     """Return the outputs that `Encode` may request from this model."""
     if recipe.kind in {"classifier", "language"}:
         return frozenset()
-    if recipe.kind == "static":
+    if recipe.kind in {"static", "dual"}:
         return frozenset({Output.DENSE})
     outputs = {MAIN_OUTPUTS[recipe.kind], Output.TOKENS}
     if recipe.lexical:
@@ -215,6 +230,8 @@ def outputs_of(recipe: Recipe) -> frozenset[Output]:
 def dense_width(checkpoint: Path, recipe: Recipe) -> int | None:
     """Return the components of a dense vector before `width_max`, None if the files do not state them."""
     files = CheckpointFiles(checkpoint)
+    if recipe.kind == "dual":
+        return dual_width(files)
     projected = _out_features(files, recipe.projections)
     if projected:
         return projected

@@ -19,6 +19,8 @@ from backends.contract import (
     Detokenize,
     DetokenizeReply,
     Embed,
+    EmbedParts,
+    Output,
     Reply,
     Tokenize,
     TokenizeReply,
@@ -30,10 +32,11 @@ from backends.errors import InvalidWork, ReplicaOverloaded, UnsupportedWork
 from backends.texts import INLINE_CHARACTERS_MAX, chat_of
 from backends.torch.answering import answer
 from backends.torch.batch_runner import BatchRunner
-from backends.torch.jobs import Batch, Job, fail_jobs
+from backends.torch.jobs import Batch, Job, Member, fail_jobs
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.memory import release_to_system
 from backends.torch.planner import plan
+from backends.torch.sequences import PreparedSequences
 from backends.torch.stats import Recorder, Stopwatch
 from backends.torch.threads import ForwardThreads
 
@@ -43,6 +46,8 @@ logger = logging.getLogger(__name__)
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
 # Less work is not split into two passes: one team finishes a small pass sooner.
 PART_TOKENS_MIN = 64
+# Features of pictures and recordings that wait for their pass.
+QUEUED_BYTES_MAX = 512 * 1024 * 1024
 # Waiting work that is sorted by length together, in forward passes.
 FORWARDS_AHEAD = 2
 
@@ -67,7 +72,7 @@ class Engine:
     ) -> None:
         self._loaded = loaded
         self._queue_tokens = queue_tokens
-        self._queued_tokens = 0
+        self._queued_tokens = self._queued_bytes = 0
         self._queue: deque[Job] = deque()
         self._planned: deque[Batch] = deque()
         # Guards the queue, the planned batches, the jobs' missing rows, the number of turns that are queued
@@ -108,23 +113,29 @@ class Engine:
         loop = asyncio.get_running_loop()
         if isinstance(work, Tokenize | Detokenize):
             return await loop.run_in_executor(TOKENIZING, self._translate, work)
-        is_short = isinstance(work, Embed) and _characters(self._loaded, work) <= INLINE_CHARACTERS_MAX
-        # The first conversation compiles the template, which takes milliseconds.
-        if is_short and chat_of(work) is None:
-            prepared = self._loaded.preparer.prepare(work)
-        else:
-            prepared = await loop.run_in_executor(TOKENIZING, self._loaded.preparer.prepare, work)
+        prepared = await self._prepare(work)
         job = Job(prepared)
         self._enqueue(job)
         await job.done
         if stopwatch is not None:
-            lengths = [len(sequence.ids) for sequence in job.sequences]
+            lengths = [sequence.tokens for sequence in job.sequences]
             stopwatch.note(job.tokenized_s, job.began_s, job.ended_s, lengths)
         rows = [row for row in job.rows if row is not None]
         if not prepared.compared:
             return answer(self._loaded.recipe, work, prepared, rows)
         # Comparing takes milliseconds, which would block the event loop.
         return await loop.run_in_executor(TOKENIZING, answer, self._loaded.recipe, work, prepared, rows)
+
+    async def _prepare(self, work: Work) -> PreparedSequences:
+        if isinstance(work, EmbedParts):
+            assert self._loaded.media is not None
+            return await self._loaded.media.prepare(work)
+        is_short = isinstance(work, Embed) and _characters(self._loaded, work) <= INLINE_CHARACTERS_MAX
+        # The first conversation compiles the template, which takes milliseconds.
+        if is_short and chat_of(work) is None:
+            return self._loaded.preparer.prepare(work)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(TOKENIZING, self._loaded.preparer.prepare, work)
 
     def _translate(self, work: Tokenize | Detokenize) -> Reply:
         """Do what needs the tokenizer only."""
@@ -140,10 +151,15 @@ class Engine:
 
     def _enqueue(self, job: Job) -> None:
         with self._lock:
-            if self._queue and self._queued_tokens + job.tokens > self._queue_tokens:
+            is_full = (
+                self._queued_tokens + job.tokens > self._queue_tokens
+                or self._queued_bytes + job.bytes > QUEUED_BYTES_MAX
+            )
+            if self._queue and is_full:
                 raise ReplicaOverloaded("the engine's queue is full")
             self._queue.append(job)
             self._queued_tokens += job.tokens
+            self._queued_bytes += job.bytes
             self._request_turn()
 
     def _request_turn(self) -> None:
@@ -184,6 +200,7 @@ class Engine:
         while self._queue and (not jobs or tokens + self._queue[0].tokens <= tokens_max):
             job = self._queue.popleft()
             self._queued_tokens -= job.tokens
+            self._queued_bytes -= job.bytes
             if not job.done.cancelled():
                 job.began_s = perf_counter()
                 jobs.append(job)
@@ -191,9 +208,8 @@ class Engine:
         return jobs
 
     def _batches(self, jobs: Sequence[Job]) -> Iterator[Batch]:
-        for outputs in {job.outputs for job in jobs}:
-            members = [(job, i) for job in jobs if job.outputs == outputs for i in range(job.missing)]
-            lengths = [len(job.sequences[i].ids) for job, i in members]
+        for outputs, members in _groups(jobs):
+            lengths = [job.sequences[i].tokens for job, i in members]
             budget = self.batch_tokens
             if self._turns_max > 1:
                 budget = min(budget, self._tokens_per_pass(lengths))
@@ -216,6 +232,17 @@ class Engine:
             # Finished jobs are resolved at once, while the next pass runs.
             if job.missing == 0:
                 job.resolve()
+
+
+def _groups(jobs: Sequence[Job]) -> Iterator[tuple[frozenset[Output], list[Member]]]:
+    """Yield the sequences that one pass can compute: with the same outputs, all texts or none."""
+    groups: dict[tuple[frozenset[Output], bool], list[Member]] = {}
+    for job in jobs:
+        for i in range(job.missing):
+            is_text = job.sequences[i].features is None
+            groups.setdefault((job.outputs, is_text), []).append((job, i))
+    for (outputs, _), members in groups.items():
+        yield outputs, members
 
 
 def _characters(loaded: LoadedModel, work: Embed) -> int:

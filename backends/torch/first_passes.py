@@ -10,6 +10,7 @@ from backends.torch.sequences import LOGITS, Head, InputSequence, Row
 # changed.
 WORD = "ready"
 SHAPES = ((1,), (2, 1, 1), (3, 2))
+MEDIA_COUNTS = (1, 2)
 
 
 def run_first_passes(
@@ -30,6 +31,12 @@ def run_first_passes(
         yield head.run([_repeated(text, times, max_tokens) for times in repeats], outputs or LOGITS)
     if not outputs:
         yield head.run([pair], LOGITS)
+
+
+def run_media_passes(head: Head, probe: InputSequence) -> Iterator[list[Row]]:
+    """Run batches of several sizes with a picture or recording and yield the rows of each."""
+    for count in MEDIA_COUNTS:
+        yield head.run([probe] * count, frozenset({Output.DENSE}))
 
 
 def _repeated(text: InputSequence, times: int, max_tokens: int) -> InputSequence:

@@ -67,6 +67,14 @@ def copy_from_files(networks: Iterable[nn.Module], stored: Collection[torch.dtyp
             weight.data = weight.data.clone()
 
 
+def _token_embedding(encoder: Any) -> Any:
+    """Return the layer of token vectors, None for a network of two encoders that names none."""
+    try:
+        return encoder.get_input_embeddings()
+    except NotImplementedError:
+        return None
+
+
 def _set_formats(network: Any, formats: WeightFormats) -> None:
     encoder = getattr(network, network.base_model_prefix, network)
     wide = layers_in_float32(network, formats.products)
@@ -75,6 +83,6 @@ def _set_formats(network: Any, formats: WeightFormats) -> None:
         is_wide = name.startswith("pooler.") or name.rsplit(".", 1)[-1] in wide
         if type(layer) is nn.Linear and not is_wide:
             layer.to(formats.products).__class__ = WideLinear
-    embedding = encoder.get_input_embeddings()
+    embedding = _token_embedding(encoder)
     if type(embedding) is nn.Embedding:
         embedding.to(formats.embedding).__class__ = WideEmbedding

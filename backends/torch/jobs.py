@@ -17,13 +17,17 @@ logger = logging.getLogger(__name__)
 class Job:
     """Sequences of one piece of work.
 
-    missing: number of rows that are not computed yet. tokenized_s, began_s, ended_s: on time.perf_counter.
+    tokens, bytes: of all sequences; bytes are those of features. missing: number of rows that are not
+    computed yet. tokenized_s, began_s, ended_s: on time.perf_counter.
     """
 
     def __init__(self, prepared: PreparedSequences) -> None:
         self.sequences = prepared.sequences
         self.outputs = prepared.outputs
-        self.tokens = sum(len(sequence.ids) for sequence in prepared.sequences)
+        self.tokens = sum(sequence.tokens for sequence in prepared.sequences)
+        self.bytes = sum(
+            sequence.features.bytes for sequence in prepared.sequences if sequence.features is not None
+        )
         self.rows: list[Row | None] = [None] * len(prepared.sequences)
         self.missing = len(prepared.sequences)
         self.error: BackendError | None = None
@@ -68,7 +72,7 @@ class Batch(NamedTuple):
 
 def count_tokens(members: Sequence[Member]) -> int:
     """Sum the tokens of some sequences."""
-    return sum(len(job.sequences[i].ids) for job, i in members)
+    return sum(job.sequences[i].tokens for job, i in members)
 
 
 def fail_jobs(jobs: Iterable[Job]) -> None:
@@ -82,7 +86,7 @@ def failure_of(member: Member, error: Exception) -> ReplicaFailed:
     """Return the error for the caller of a sequence that failed alone."""
     job, place = member
     if is_exhausted(error):
-        tokens = len(job.sequences[place].ids)
+        tokens = job.sequences[place].tokens
         return ReplicaFailed(f"there is not enough memory for input {place}, of {tokens} tokens, even alone")
     logger.error("a forward pass failed", exc_info=error)
     return ReplicaFailed(f"the model failed: {type(error).__name__}")

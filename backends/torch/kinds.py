@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from backends.errors import ModelUnavailable
+from backends.torch.dual_encoders import CLIP_MODULE, dual_encoder
 from backends.torch.files import CheckpointFiles
 from backends.torch.module_order import check_order
 from backends.torch.native_forms import native_form
@@ -53,6 +54,7 @@ _is_language_model = _has_architecture("ForCausalLM")
 # The first rule whose condition holds decides. A language model whose purpose nothing states meets none.
 KIND_RULES: tuple[tuple[Condition, ModelKind], ...] = (
     (lambda files, _: files.static is not None, "static"),
+    (lambda files, _: dual_encoder(files) is not None, "dual"),
     (lambda _, settings: settings.pooling == "splade", "sparse"),
     (lambda _, settings: settings.pooling is not None or settings.task == "embed", "dense"),
     (_lists_module("LogitScore"), "language"),
@@ -87,6 +89,7 @@ SUPPORTED_MODULES: dict[ModelKind, set[str]] = {
     "classifier": {"Transformer"},
     "language": {"Transformer", "LogitScore"},
     "static": {"StaticEmbedding", "Dense", "LayerNorm", "Dropout", "Normalize"},
+    "dual": {CLIP_MODULE, "Transformer", "Normalize"},
 }
 
 
@@ -111,6 +114,8 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
         raise ModelUnavailable(
             f"{files.checkpoint} is a static model: the mean of token vectors; leave out `pooling`"
         )
+    if kind == "dual" and settings.pooling is not None:
+        raise ModelUnavailable(f"{files.checkpoint} has pooling of its own; leave out `pooling`")
     if files.own_modules and native_form(files.config) is None:
         raise ModelUnavailable(
             f"{files.checkpoint} names the module {', '.join(files.own_modules)}. The built-in engine "
@@ -157,7 +162,7 @@ def _require_pooling(files: CheckpointFiles, kind: ModelKind, settings: TaskSett
 
 def _refuse_architecture(files: CheckpointFiles) -> None:
     media = MEDIA_KEYS & files.config.keys()
-    if media and "auto_map" not in files.config:
+    if media and "auto_map" not in files.config and dual_encoder(files) is None:
         raise ModelUnavailable(
             f"{files.checkpoint} reads images or sound as well as text ({', '.join(sorted(media))} in "
             "config.json), which the built-in engine does not serve"

@@ -3,6 +3,7 @@
 import msgspec
 
 from backends.contract import Capabilities
+from backends.torch.media.preparing import MediaPreparer
 from backends.torch.preparing import Preparer
 from backends.torch.recipe import Recipe
 from backends.torch.sequences import Head
@@ -19,7 +20,8 @@ class LoadedModel(msgspec.Struct, frozen=True):
     """Recipe, preparation of texts, network and capabilities of a loaded checkpoint.
 
     packed: True if a forward pass computes no padding. batch_tokens: tokens that a pass should hold.
-    reentrant: True if two passes may run at once.
+    reentrant: True if two passes may run at once. media: preparation of pictures or recordings, None for a
+    network of texts.
     """
 
     recipe: Recipe
@@ -29,3 +31,4 @@ class LoadedModel(msgspec.Struct, frozen=True):
     packed: bool = False
     batch_tokens: int = CPU_BATCH_TOKENS
     reentrant: bool = True
+    media: MediaPreparer | None = None

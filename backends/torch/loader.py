@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,8 +18,9 @@ from backends.tokens import TextTokenizer
 from backends.torch.chat import ChatRenderer
 from backends.torch.checkpoint import dense_width, outputs_of
 from backends.torch.files import CheckpointFiles
-from backends.torch.first_passes import run_first_passes
+from backends.torch.first_passes import run_first_passes, run_media_passes
 from backends.torch.int8 import require_int8
+from backends.torch.kinds import recognize
 from backends.torch.load_plan import LoadOptions, LoadPlan, permitted_code, plan_load
 from backends.torch.loaded_model import (
     CPU_BATCH_TOKENS,
@@ -26,6 +28,9 @@ from backends.torch.loaded_model import (
     STATIC_BATCH_TOKENS,
     LoadedModel,
 )
+from backends.torch.media.features import open_image_reader
+from backends.torch.media.preparing import MediaPreparer, ReadsMedium
+from backends.torch.native_configs import read_config
 from backends.torch.networks import OpenedNetwork, open_network
 from backends.torch.own_network import TrustedCode
 from backends.torch.pairs import PairEncoder
@@ -63,6 +68,7 @@ def load(
     recipe, template, tokenizer = plan.recipe, plan.template, plan.tokenizer
     device = best_device(options.device)
     dtype = served_dtype(checkpoint, options)
+    reader = _open_reader(checkpoint, recipe)
     report(f"loading weights as {dtype_name(dtype)} on {device}")
     code = _trusted_code(checkpoint, plan, options)
     network = open_network(
@@ -72,7 +78,7 @@ def load(
     report("compiling; this takes a minute or two" if options.compiled else "warming up")
     started_s = time.perf_counter()
     with refuse_on_error(f"the first passes through {checkpoint} failed"):
-        width = run_on_device(partial(_warm_up, network, plan))
+        width = run_on_device(partial(_warm_up, network, plan, reader))
     if options.compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")
     capabilities = msgspec.structs.replace(
@@ -85,14 +91,16 @@ def load(
         truncation_side=plan.tokenizer.traits.truncation_side,
     )
     templates = Templates(template, ChatRenderer(recipe.chat, recipe.max_tokens))
+    preparer = Preparer(recipe, tokenizer, network.outputs, width, templates)
     return LoadedModel(
         recipe,
-        Preparer(recipe, tokenizer, network.outputs, width, templates),
+        preparer,
         network.head,
         capabilities,
         packed=network.packed,
         batch_tokens=_batch_tokens(recipe, device),
         reentrant=network.reentrant,
+        media=None if reader is None else MediaPreparer(reader, preparer),
     )
 
 
@@ -119,6 +127,15 @@ def _trusted_code(checkpoint: Path, plan: LoadPlan, options: LoadOptions) -> Tru
     if plan.code is None:
         return None
     return TrustedCode(plan.code, locate_code(checkpoint, plan.code.classes, options.code_revision))
+
+
+def _open_reader(checkpoint: Path, recipe: Recipe) -> ReadsMedium | None:
+    """Return the reader of pictures or recordings, None for a network of texts. Raises: ModelUnavailable."""
+    if recipe.medium is None:
+        return None
+    with refuse_on_error(f"{checkpoint} could not be loaded"):
+        config = read_config(checkpoint)
+    return open_image_reader(checkpoint, config)
 
 
 def best_device(device: str | None) -> torch.device:
@@ -152,6 +169,10 @@ def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
                 "`dtype: int8` does not serve models with code of their own, whose layers may differ from "
                 "transformers' layers; leave `dtype` out"
             )
+        if recognize(CheckpointFiles(checkpoint), options.settings) == "dual":
+            raise ModelUnavailable(
+                "`dtype: int8` does not serve models of images or sound; leave `dtype` out"
+            )
         require_int8(device, compiled=options.compiled)
     dtype: torch.dtype = getattr(torch, name)
     return dtype
@@ -163,13 +184,15 @@ def _batch_tokens(recipe: Recipe, device: torch.device) -> int:
     return CPU_BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
 
 
-def _warm_up(network: OpenedNetwork, plan: LoadPlan) -> int:
+def _warm_up(network: OpenedNetwork, plan: LoadPlan, reader: ReadsMedium | None) -> int:
     """Run a few batches, so that no caller pays for one-time costs; return the width of a dense row.
 
     Raises: ModelUnavailable if a result is NaN or infinite.
     """
     width = 0
-    for rows in run_first_passes(network.head, plan.tokenizer, plan.recipe.max_tokens, network.outputs):
+    passes = run_first_passes(network.head, plan.tokenizer, plan.recipe.max_tokens, network.outputs)
+    media = () if reader is None else run_media_passes(network.head, reader.probe())
+    for rows in chain(passes, media):
         if not all(row.is_finite() for row in rows):
             raise ModelUnavailable("its results are not finite numbers; set `dtype: float32`")
         width = 0 if rows[0].dense is None else len(rows[0].dense)
@@ -189,12 +212,14 @@ OPERATIONS: dict[ModelKind, set[Operation]] = {
     "classifier": {Operation.CLASSIFY},
     "language": {Operation.RERANK},
     "static": {Operation.EMBED, Operation.ENCODE},
+    "dual": {Operation.EMBED, Operation.ENCODE},
 }
 SCORE_KINDS: dict[ModelKind, ScoreKind] = {
     "multivector": ScoreKind.COSINE,
     "classifier": ScoreKind.SIGMOID,
     "language": ScoreKind.SIGMOID,
 }
+MEDIA_OPERATIONS = {"image": Operation.EMBED_IMAGE, "audio": Operation.EMBED_AUDIO}
 # Pooling that the capabilities report for kinds whose recipe has none.
 REPORTED_POOLINGS: dict[ModelKind, str] = {"sparse": "splade", "language": "last_token"}
 
@@ -206,16 +231,19 @@ def _capabilities(
     # In a prompt for pairs a single text has no label.
     own = OPERATIONS["language" if template.prompt else recipe.kind]
     operations = own | {Operation.TOKENIZE, Operation.DETOKENIZE}
+    if recipe.medium is not None:
+        operations |= {MEDIA_OPERATIONS[recipe.medium]}
     if len(recipe.labels) == 1:
         operations |= {Operation.RERANK}
-    is_dense = recipe.kind in {"dense", "static"}
+    has_width = recipe.kind in {"dense", "static", "dual"}
+    is_pooled = recipe.kind in {"dense", "static"}
     return Capabilities(
         model_id="",
         operations=frozenset(operations),
         max_input_tokens=recipe.max_tokens,
         batch_inputs=STATIC_BATCH_INPUTS if recipe.kind == "static" else BATCH_INPUTS,
-        dimensions=width if is_dense else None,
-        pooling="+".join(recipe.pooling) if is_dense else REPORTED_POOLINGS.get(recipe.kind),
+        dimensions=width if has_width else None,
+        pooling="+".join(recipe.pooling) if is_pooled else REPORTED_POOLINGS.get(recipe.kind),
         prompts=recipe.prompts,
         default_prompt=recipe.default_prompt,
         pools_prompt=recipe.include_prompt,

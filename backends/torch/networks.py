@@ -25,6 +25,7 @@ from backends.torch.llama_bidirectional import (
     pooled_head,
     register,
 )
+from backends.torch.media.towers import DualHead
 from backends.torch.own_network import OwnNetwork, prove_own_network
 from backends.torch.packing import PackedEncoder, pack, padding_position
 from backends.torch.pairs import answer_ids
@@ -229,12 +230,22 @@ def _open_static(static: StaticModel, source: NetworkSource, placement: Placemen
     return OpenedNetwork(head, packed=True, outputs=frozenset({Output.DENSE}))
 
 
+def _open_dual(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    del source
+    _refuse_compiled(model, placement)
+    pad_id = model.config.text_config.pad_token_id or 0
+    inputs = InputBuilder(placement.device, pad_id, has_type_ids=False)
+    head = DualHead(model, inputs, placement.device, placement.dtype)
+    return OpenedNetwork(head, packed=False, outputs=frozenset({Output.DENSE}))
+
+
 OPENERS: dict[ModelKind, Callable[[Any, NetworkSource, Placement], OpenedNetwork]] = {
     "dense": _open_dense,
     "sparse": _open_sparse,
     "multivector": _open_multivector,
     "classifier": _open_classifier,
     "language": _open_language,
+    "dual": _open_dual,
 }
 
 

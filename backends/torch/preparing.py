@@ -78,6 +78,7 @@ class Preparer:
         self._pairs = PairEncoder(tokenizer, templates.pairs)
         self._roles = _role_tokenizers(recipe, tokenizer)
         self.tokenizer = self._roles[False].tokenizer if recipe.kind == "multivector" else tokenizer
+        self._padding = RoleTokenizer(tokenizer, recipe.padding, _filler_id(tokenizer, recipe.padding))
         self._width = width
         self._chats = templates.chats
 
@@ -87,7 +88,7 @@ class Preparer:
             case Embed(late_chunking=True):
                 return self._prepare_chunks(work)
             case Embed():
-                self._check_dimensions(work.dimensions)
+                self.check_dimensions(work.dimensions)
                 return self._prepare_texts(work, frozenset({Output.DENSE}))
             case Encode():
                 return self._prepare_encode(work)
@@ -123,7 +124,7 @@ class Preparer:
             raise InvalidWork(
                 "`truncate_prompt_tokens` cuts no text of `late_chunking`: leave one of them out"
             )
-        self._check_dimensions(work.dimensions)
+        self.check_dimensions(work.dimensions)
         texts = self.prompted(work)
         if recipe.include_prompt:
             return prepare_chunks(texts, self.tokenizer)
@@ -139,7 +140,7 @@ class Preparer:
                 f"this model gives no {', '.join(missing) or 'such'} output; it gives: {has}"
             )
         if Output.DENSE in work.outputs:
-            self._check_dimensions(work.dimensions)
+            self.check_dimensions(work.dimensions)
         return self._prepare_texts(work, work.outputs)
 
     def _prepare_texts(self, work: Embed | Encode, outputs: frozenset[Output]) -> PreparedSequences:
@@ -155,6 +156,8 @@ class Preparer:
         # A static model has a vector of zeros for such a text, as its library.
         if self._recipe.kind != "static":
             _require_tokens(encoded)
+        if self._recipe.padding is not None:
+            return _padded(encoded, outputs, self._padding)
         if self._recipe.include_prompt or work.chat is not None:
             return _prepared(encoded, outputs)
         check_plain_texts(work, "a model that leaves prompts out of its pooling")
@@ -264,7 +267,8 @@ class Preparer:
             raise InvalidWork(f"the model has no prompt named {chosen!r}; it has: {names}")
         return prompts[chosen]
 
-    def _check_dimensions(self, dimensions: int | None) -> None:
+    def check_dimensions(self, dimensions: int | None) -> None:
+        """Raise InvalidWork if a vector has not so many components."""
         if dimensions is not None and not 1 <= dimensions <= self._width:
             raise InvalidWork(f"`dimensions` must be between 1 and {self._width}, not {dimensions}")
 
@@ -275,6 +279,13 @@ def _prepared(
     """Return the sequences. skips: tokens at the start of each that are left out of pooling; None is none."""
     rows = zip(encoded.ids, encoded.type_ids, skips or repeat(0), strict=False)
     sequences = [InputSequence(ids, type_ids, skip) for ids, type_ids, skip in rows]
+    return PreparedSequences(sequences, outputs, encoded.truncated, tuple(encoded.lengths))
+
+
+def _padded(encoded: TokenSequences, outputs: frozenset[Output], role: RoleTokenizer) -> PreparedSequences:
+    """Return the sequences, each filled up to one length."""
+    rows = zip(encoded.ids, encoded.type_ids, strict=True)
+    sequences = [_fill_up(ids, type_ids, role, is_query=False) for ids, type_ids in rows]
     return PreparedSequences(sequences, outputs, encoded.truncated, tuple(encoded.lengths))
 
 

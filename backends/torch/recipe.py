@@ -9,8 +9,9 @@ import msgspec
 
 # dense: token vectors are pooled. sparse: a masked language model's weights for terms. multivector: a vector
 # per token. classifier: a sequence classifier; with one label it reranks. language: a causal language model
-# whose next word scores a pair. static: a table of token vectors; a text's vector is their mean.
-ModelKind: TypeAlias = Literal["dense", "sparse", "multivector", "classifier", "language", "static"]
+# whose next word scores a pair. static: a table of token vectors; a text's vector is their mean. dual: an
+# encoder of texts next to one of pictures or recordings, with vectors in one space.
+ModelKind: TypeAlias = Literal["dense", "sparse", "multivector", "classifier", "language", "static", "dual"]
 ProjectionKind: TypeAlias = Literal["Dense", "LayerNorm", "Normalize"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -91,6 +92,7 @@ class Recipe(msgspec.Struct, frozen=True):
     network, None for a model without routes. default_route: of inputs without a role, None if they need one.
     lexical, colbert: True if BGE-M3's weights for terms and for token vectors lie next to a dense model.
     chat: the template of conversations, None if the checkpoint has none.
+    padding: of each text of a dual encoder, None if none is padded. medium: what it reads next to texts.
     """
 
     kind: ModelKind
@@ -114,6 +116,8 @@ class Recipe(msgspec.Struct, frozen=True):
     lexical: bool = False
     colbert: bool = False
     chat: ChatTemplate | None = None
+    padding: QueryExpansion | None = None
+    medium: Literal["image", "audio"] | None = None
 
 
 def takes_late_chunking(recipe: Recipe) -> bool:

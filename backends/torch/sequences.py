@@ -3,16 +3,32 @@
 Does not need torch.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from backends.contract import Output, TermWeights, Vectors
 
 # Output requested from a reranker or a classifier: its logits, which travel as the dense row.
 LOGITS = frozenset({Output.DENSE})
+
+
+class Features(msgspec.Struct, frozen=True):
+    """A picture or recording as the network takes it.
+
+    arrays: by the names of the network's inputs, each (1, ...). tokens: patches that it computes for them.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    tokens: int
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
 
 
 class InputSequence(msgspec.Struct, frozen=True):
@@ -22,7 +38,7 @@ class InputSequence(msgspec.Struct, frozen=True):
     that others attend to, None for all; the rest are a query's fillers. is_query: True for the query of a
     model that treats queries and documents differently. table: route of an input whose terms are looked up,
     None for the network. chunks: for late chunking, the first token of each input and the one after its last;
-    empty for any other sequence.
+    empty for any other sequence. features: of an input that is no text, None for a text.
     """
 
     ids: list[int]
@@ -32,6 +48,12 @@ class InputSequence(msgspec.Struct, frozen=True):
     is_query: bool = False
     table: str | None = None
     chunks: tuple[tuple[int, int], ...] = ()
+    features: Features | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens and patches that the network computes."""
+        return len(self.ids) + (0 if self.features is None else self.features.tokens)
 
     @property
     def attention_length(self) -> int:

@@ -10,7 +10,7 @@ from collections import Counter
 
 import msgspec
 
-from backends.contract import Classify, Embed, Encode, Rerank, Score, Work, inputs_of
+from backends.contract import Classify, Embed, EmbedParts, Encode, Rerank, Score, Work, inputs_of
 from backends.tracing import EnginePhases
 
 # As in TEI: 35 bounds from 15 µs on, each 1.5 times its predecessor.
@@ -146,7 +146,7 @@ def _method(work: Work) -> str:
 
 
 def _kind(work: Work) -> str | None:
-    if isinstance(work, Embed | Encode):
+    if isinstance(work, Embed | EmbedParts | Encode):
         return "embed"
     return "predict" if isinstance(work, Rerank | Score | Classify) else None
 

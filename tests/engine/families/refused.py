@@ -26,7 +26,7 @@ def of_media(
 
 FAMILIES = (
     Family(
-        name="clip",
+        name="clip-module",
         checkpoints=("sentence-transformers/clip-ViT-B-32",),
         kind="images",
         state=Refused("reads images", "module CLIPModel"),
@@ -44,8 +44,6 @@ FAMILIES = (
             ]
         },
     ),
-    of_media("clip-plain", ("openai/clip-vit-base-patch32",), "clip", "CLIPModel"),
-    of_media("siglip", ("google/siglip-base-patch16-224",), "siglip", "SiglipModel"),
     of_media("colpali", ("vidore/colpali-v1.3-hf",), "colpali", "ColPaliForRetrieval"),
     of_media(
         "qwen3-vl-embedding", ("Qwen/Qwen3-VL-Embedding-2B",), "qwen3_vl", "Qwen3VLForConditionalGeneration"

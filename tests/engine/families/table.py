@@ -4,6 +4,7 @@ from tests.engine.families import (
     adapted,
     bert,
     decoders,
+    dual,
     end_tokens,
     language_rerankers,
     late_interaction,
@@ -33,6 +34,7 @@ GROUPS = (
     late_interaction,
     look_alikes,
     static,
+    dual,
     own_code,
     refused,
 )

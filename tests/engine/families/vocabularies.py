@@ -17,6 +17,7 @@ QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+CLIP_SPLIT = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -106,12 +107,28 @@ def _metaspace(prefix: bool) -> Tokenizer:
     return tokenizer
 
 
+def _clip() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(unk_token="<|endoftext|>", end_of_word_suffix="</w>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(CLIP_SPLIT), "removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 EMPTY: dict[str, Callable[[], Tokenizer]] = {
     "wordpiece": lambda: _wordpiece(lowercase=True),
     "cased wordpiece": lambda: _wordpiece(lowercase=False),
     "byte-level BPE": _byte_level,
     "byte-level BPE, NFC": _byte_level_nfc,
     "byte-level BPE, Qwen": _qwen,
+    "byte-level BPE, CLIP": _clip,
     "unigram": _unigram,
     "unigram, DeBERTa": _unigram_with_spaces,
     "metaspace BPE": lambda: _metaspace(prefix=True),
@@ -148,6 +165,8 @@ def _trainer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> trainers.Trainer:
         options["unk_token"] = "[UNK]" if "[UNK]" in vocabulary.specials else "<unk>"
     if "byte-level" in vocabulary.algorithm:
         options["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+    if tokenizer_suffix := getattr(tokenizer.model, "end_of_word_suffix", None):
+        options["end_of_word_suffix"] = tokenizer_suffix
     return TRAINERS[kind](**options)
 
 
@@ -230,12 +249,29 @@ QWEN_EMBEDDING = Vocabulary(
     "$A $B <|endoftext|>",
     _roles(eos="<|im_end|>", pad="<|endoftext|>"),
 )
+CLIP = Vocabulary(
+    "byte-level BPE, CLIP",
+    ("<|startoftext|>", "<|endoftext|>"),
+    "<|startoftext|> $A <|endoftext|>",
+    "<|startoftext|> $A <|endoftext|> $B:1 <|endoftext|>:1",
+    _roles(bos="<|startoftext|>", eos="<|endoftext|>", unk="<|endoftext|>", pad="<|endoftext|>"),
+)
+SIGLIP = Vocabulary(
+    "unigram", ("<unk>", "</s>"), "$A </s>", "$A </s> $B </s>", _roles(eos="</s>", pad="</s>", unk="<unk>")
+)
 _GEMMA_ROLES = _roles(bos="<bos>", eos="<eos>", pad="<pad>", unk="<unk>")
 GEMMA = Vocabulary(
     "metaspace BPE, Gemma",
     ("<pad>", "<eos>", "<bos>", "<unk>"),
     "<bos> $A",
     "<bos> $A <bos>:1 $B:1",
+    _GEMMA_ROLES,
+)
+SIGLIP2 = Vocabulary(
+    "metaspace BPE, Gemma",
+    ("<pad>", "<eos>", "<bos>", "<unk>"),
+    "$A <eos>",
+    "$A <eos> $B <eos>",
     _GEMMA_ROLES,
 )
 EMBEDDING_GEMMA = Vocabulary(

@@ -1,0 +1,78 @@
+"""Features of pictures, as the processor of a checkpoint computes them with transformers' own code."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoImageProcessor
+
+from backends.contract import Audio, Image
+from backends.errors import InvalidWork
+from backends.torch.media.images import blank_image, open_image, require_pillow
+from backends.torch.refusals import refuse_on_error
+from backends.torch.sequences import Features, InputSequence
+
+# Pixels of a picture after its shorter side was brought to the network's size: 400 MB as RGB.
+RESIZED_PIXELS_MAX = 2**27
+BLANK_SIDE = 32
+
+
+class ImageReader:
+    """Conversion of pictures to the features of one network.
+
+    processor: of transformers, with Pillow. count_tokens: returns the tokens that the network makes of a
+    batch's features.
+    """
+
+    medium = Image
+
+    def __init__(self, processor: Any, count_tokens: Callable[[Any], int]) -> None:
+        self._processor = processor
+        self._count_tokens = count_tokens
+
+    def read(self, part: Image | Audio) -> InputSequence:
+        """Return the features of a picture. Raises: InvalidWork."""
+        image = open_image(part.data)
+        _check_resized(self._processor, *image.size)
+        return self._sequence(image)
+
+    def probe(self) -> InputSequence:
+        """Return the features of a blank picture."""
+        return self._sequence(blank_image(BLANK_SIDE))
+
+    def _sequence(self, image: Any) -> InputSequence:
+        found = self._processor(images=[image], return_tensors="np")
+        arrays = {name: np.ascontiguousarray(array) for name, array in found.items()}
+        return InputSequence([], [], features=Features(arrays, self._count_tokens(arrays["pixel_values"])))
+
+
+def open_image_reader(checkpoint: Path, config: Any) -> ImageReader:
+    """Return the reader of a checkpoint. config: of its network. Raises: ModelUnavailable."""
+    require_pillow()
+    vision = config.vision_config
+    with refuse_on_error(f"the image processor of {checkpoint} could not be read"):
+        processor = AutoImageProcessor.from_pretrained(
+            checkpoint, backend="pil", local_files_only=True, trust_remote_code=False
+        )
+    # One token stands for the whole picture in the networks that have a class embedding.
+    whole = int(config.model_type == "clip")
+    return ImageReader(processor, lambda pixels: _patches(pixels, int(vision.patch_size)) + whole)
+
+
+def _patches(pixels: Any, side: int) -> int:
+    """Return the patches of one picture. pixels: (1, 3, height, width), or (1, patches, patch) if cut."""
+    if pixels.ndim == 3:
+        return int(pixels.shape[1])
+    return max(1, (pixels.shape[-2] // side) * (pixels.shape[-1] // side))
+
+
+def _check_resized(processor: Any, width: int, height: int) -> None:
+    """Raise InvalidWork for a picture so narrow that it would take gigabytes to be resized."""
+    size = getattr(processor, "size", None)
+    shortest = getattr(size, "shortest_edge", None) if getattr(processor, "do_resize", False) else None
+    if shortest and shortest * shortest * max(width, height) / min(width, height) > RESIZED_PIXELS_MAX:
+        raise InvalidWork(
+            f"the picture of {width} x {height} pixels is too narrow for a model of {shortest} pixels; "
+            "cut it into parts"
+        )

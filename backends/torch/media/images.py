@@ -1,0 +1,63 @@
+"""Decoding of pictures with Pillow, as transformers' `load_image` does; only this module imports Pillow.
+
+Rule: CPU-bound and without the GIL for the most part. Call it outside of the event loop.
+"""
+
+import io
+from typing import Any
+
+from backends.errors import InvalidWork, ModelUnavailable
+from backends.torch.memory import is_exhausted
+from backends.torch.refusals import first_line
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+# As many as Pillow itself calls safe: 268 MB as RGB.
+PIXELS_MAX = 89_478_485
+
+
+def require_pillow() -> None:
+    """Raise ModelUnavailable if Pillow is not installed."""
+    try:
+        import PIL  # noqa: F401 - part of an extra
+    except ImportError as error:
+        raise ModelUnavailable(
+            "models of images need Pillow; install the extra `media`: pip install 'embedding-gateway[media]'"
+        ) from error
+
+
+def open_image(data: bytes) -> Any:
+    """Return a picture as PIL's RGB image, turned as its EXIF data says; of an animation the first frame.
+
+    Raises: InvalidWork if it is no whole picture of `FORMATS`, or has more than `PIXELS_MAX` pixels.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check_pixels(*image.size)
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except InvalidWork:
+        raise
+    except Image.DecompressionBombError as error:
+        raise InvalidWork(f"the picture has more than {PIXELS_MAX:,} pixels; send it smaller") from error
+    except Image.UnidentifiedImageError as error:
+        raise InvalidWork(f"it is no picture of these formats: {', '.join(FORMATS)}") from error
+    except Exception as error:
+        # Decoders of foreign bytes raise what they come across.
+        if is_exhausted(error):
+            raise
+        raise InvalidWork(f"the picture is damaged: {first_line(error)}; send it again") from error
+
+
+def blank_image(side: int) -> Any:
+    """Return a grey picture to try a network with."""
+    from PIL import Image
+
+    return Image.new("RGB", (side, side), (128, 128, 128))
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > PIXELS_MAX:
+        raise InvalidWork(
+            f"the picture has {width} x {height} pixels, more than {PIXELS_MAX:,} in all; send it smaller"
+        )

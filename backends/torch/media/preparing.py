@@ -1,0 +1,120 @@
+"""Preparation of inputs with pictures or sound: features on threads, next to texts.
+
+Knows nothing of torch, queues or replies.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from backends.contract import Audio, Embed, EmbedParts, Image, Output, Part, Work
+from backends.errors import BackendError, InvalidWork, UnsupportedWork
+from backends.torch.sequences import InputSequence, PreparedSequences
+
+# Decoding and resizing release the GIL. Each thread may hold the largest picture, in several forms.
+READING_THREADS_MAX = 8
+READING = ThreadPoolExecutor(min(READING_THREADS_MAX, max(2, (os.cpu_count() or 2) // 2)), "media")
+NAMES: dict[type, str] = {str: "text", Image: "picture", Audio: "recording"}
+
+
+class ReadsMedium(Protocol):
+    """Reader of pictures or of recordings."""
+
+    @property
+    def medium(self) -> type[Image | Audio]:
+        """Class of the parts that it reads."""
+
+    def read(self, part: Image | Audio) -> InputSequence:
+        """Return the features of one part. Raises: InvalidWork."""
+
+    def probe(self) -> InputSequence:
+        """Return the features of a part made up, to try a network with."""
+
+
+class PreparesTexts(Protocol):
+    """Preparation of texts for the same network."""
+
+    def check_dimensions(self, dimensions: int | None) -> None:
+        """Raise InvalidWork if a vector has not so many components."""
+
+    def prepare(self, work: Work) -> PreparedSequences:
+        """Tokenize a piece of work. Raises: InvalidWork, UnsupportedWork."""
+
+
+class MediaPreparer:
+    """Preparation for a network with one vector per text and per picture or recording."""
+
+    def __init__(self, reader: ReadsMedium, texts: PreparesTexts) -> None:
+        self._reader = reader
+        self._texts = texts
+
+    async def prepare(self, work: EmbedParts) -> PreparedSequences:
+        """Compute the features of all inputs; texts are tokenized. Raises: InvalidWork, UnsupportedWork."""
+        self._texts.check_dimensions(work.dimensions)
+        if work.output is not Output.DENSE:
+            raise UnsupportedWork(f"this model gives no {work.output.value} output; it gives: dense")
+        if work.chat is not None and work.chat.template is not None:
+            raise UnsupportedWork("this model reads one text or picture at a time: it has no chat template")
+        parts = [self._only_part(parts, index) for index, parts in enumerate(work.inputs)]
+        texts = [i for i, part in enumerate(parts) if isinstance(part, str)]
+        media = [i for i in range(len(parts)) if i not in set(texts)]
+        loop = asyncio.get_running_loop()
+        tokenizing = loop.run_in_executor(READING, self._tokenize, work, parts, texts)
+        reading = [loop.run_in_executor(READING, self._read, parts[i], i) for i in media]
+        prepared, found = await asyncio.gather(tokenizing, asyncio.gather(*reading))
+        sequences = dict(zip(media, found, strict=True))
+        return _joined(len(parts), prepared, texts, sequences)
+
+    def _only_part(self, parts: Sequence[Part], index: int) -> Part:
+        """Return the only part of an input. Raises: InvalidWork, UnsupportedWork."""
+        own = NAMES[self._reader.medium]
+        if len(parts) != 1:
+            raise InvalidWork(
+                f"this model has a vector for one text or one {own}, and input {index} has {len(parts)} "
+                "parts; send each as an input of its own",
+                input_index=index,
+            )
+        part = parts[0]
+        if not isinstance(part, (str, self._reader.medium)):
+            raise UnsupportedWork(
+                f"this model reads texts and {own}s, and input {index} is a {NAMES[type(part)]}"
+            )
+        return part
+
+    def _tokenize(self, work: EmbedParts, parts: Sequence[Part], places: Sequence[int]) -> PreparedSequences:
+        """Prepare the texts. Raises: InvalidWork with the index of the input among all."""
+        texts = tuple(str(parts[i]) for i in places)
+        if not texts:
+            return PreparedSequences([], frozenset({Output.DENSE}), (), ())
+        embed = Embed(texts, prompt_name=work.prompt_name, truncate=work.truncate, max_tokens=work.max_tokens)
+        try:
+            return self._texts.prepare(embed)
+        except InvalidWork as error:
+            if error.input_index is not None:
+                error.input_index = places[error.input_index]
+            raise
+
+    def _read(self, part: Part, index: int) -> InputSequence:
+        """Read a picture or recording. Raises: InvalidWork with its index."""
+        assert not isinstance(part, str)
+        try:
+            return self._reader.read(part)
+        except InvalidWork as error:
+            error.input_index = index
+            raise
+        except BackendError:
+            raise
+        except Exception as error:
+            raise InvalidWork(f"input {index} could not be read: {error}", input_index=index) from error
+
+
+def _joined(
+    count: int, texts: PreparedSequences, places: Sequence[int], media: dict[int, InputSequence]
+) -> PreparedSequences:
+    """Return texts and media in the order of the inputs. places: of the texts."""
+    order = {place: i for i, place in enumerate(places)}
+    sequences = [texts.sequences[order[i]] if i in order else media[i] for i in range(count)]
+    lengths = tuple(texts.lengths[order[i]] if i in order else media[i].tokens for i in range(count))
+    return PreparedSequences(sequences, texts.outputs, tuple(places[i] for i in texts.truncated), lengths)

@@ -1,0 +1,212 @@
+"""Dual encoders: texts and pictures with vectors in one space."""
+
+import json
+import re
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from backends.contract import Embed, EmbedParts
+from tests.engine.families.family import Answer, Family, Json, Served
+from tests.engine.families.layout import SIZES
+from tests.engine.families.references import TEXTS, auto_tokenizer_ids
+from tests.engine.families.vocabularies import CLIP, SIGLIP, SIGLIP2, Vocabulary, vocabulary_size
+
+PICTURE_SIDE, PATCH = 32, 8
+SIDES = {"height": PICTURE_SIDE, "width": PICTURE_SIDE}
+PICTURES: Json = SIZES | {"image_size": PICTURE_SIDE, "patch_size": PATCH}
+NO_MASK: Json = {"model_max_length": 64, "model_input_names": ["input_ids"]}
+CLIP_PROCESSOR: Json = {
+    "crop_size": PICTURE_SIDE,
+    "do_center_crop": True,
+    "do_normalize": True,
+    "do_resize": True,
+    "feature_extractor_type": "CLIPFeatureExtractor",
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "resample": 3,
+    "size": PICTURE_SIDE,
+}
+SIGLIP_PROCESSOR: Json = {
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "SiglipImageProcessor",
+    "image_std": [0.5, 0.5, 0.5],
+    "processor_class": "SiglipProcessor",
+    "resample": 3,
+    "rescale_factor": 0.00392156862745098,
+    "size": SIDES,
+}
+NAFLEX_PROCESSOR: Json = {
+    "do_convert_rgb": None,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Siglip2ImageProcessor",
+    "image_std": [0.5, 0.5, 0.5],
+    "max_num_patches": 16,
+    "patch_size": PATCH,
+    "processor_class": "Siglip2Processor",
+    "resample": 2,
+    "rescale_factor": 0.00392156862745098,
+}
+
+
+def text_config(vocabulary: Vocabulary, **values: Any) -> Json:
+    return SIZES | {"vocab_size": vocabulary_size(vocabulary), **values}
+
+
+@torch.inference_mode()
+def dual_vectors(folder: Path) -> Sequence[Answer]:
+    """Embed texts and pictures with transformers, from the token ids of `ids_of`."""
+    from tests.engine.pictures import encoded, noise, part_of
+
+    network = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    rows = []
+    for row in ids_of(folder, TEXTS, config["model_max_length"]):
+        ids = row
+        if "attention_mask" not in config.get("model_input_names", ["attention_mask"]):
+            pad = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(config["pad_token"])
+            ids = row + [pad] * (config["model_max_length"] - len(row))
+        rows.append(network.get_text_features(input_ids=torch.tensor([ids])).pooler_output)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    pictures = [noise(20 + 9 * i, 50 - 3 * i, i) for i in range(5)]
+    seen = [
+        network.get_image_features(**processor(images=picture, return_tensors="pt")).pooler_output
+        for picture in pictures
+    ]
+    parts = tuple((part_of(encoded(picture)),) for picture in pictures)
+    return [
+        Answer(Embed(tuple(TEXTS)), np.concatenate(rows)),
+        Answer(EmbedParts(parts), np.concatenate(seen)),
+    ]
+
+
+def ids_of(folder: Path, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """Tokenize with the checkpoint's class; SigLIP's needs a file of sentencepiece, which is not here."""
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    if config.get("tokenizer_class") != "SiglipTokenizer":
+        return auto_tokenizer_ids(folder, texts, max_tokens)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(max_tokens)
+    return [tokenizer.encode(canonical(text)).ids for text in texts]
+
+
+def canonical(text: str) -> str:
+    """Return a text as SigLIP's tokenizer reads it."""
+    plain = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return re.sub(r"\s+", " ", plain).strip()
+
+
+FAMILIES = (
+    Family(
+        name="clip",
+        checkpoints=(
+            "openai/clip-vit-base-patch32",
+            "openai/clip-vit-base-patch16",
+            "openai/clip-vit-large-patch14",
+            "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
+            "patrickjohncyh/fashion-clip",
+        ),
+        kind="dual",
+        state=Served(packed=False),
+        network="CLIPModel",
+        config={
+            "architectures": ["CLIPModel"],
+            "model_type": "clip",
+            "projection_dim": 24,
+            "text_config": text_config(CLIP, bos_token_id=0, eos_token_id=1, max_position_embeddings=77),
+            "vision_config": PICTURES,
+        },
+        vocabulary=CLIP,
+        tokenizer_config={"model_max_length": 77, "tokenizer_class": "CLIPTokenizer"},
+        files={"preprocessor_config.json": CLIP_PROCESSOR},
+        reference=dual_vectors,
+        token_ids=ids_of,
+        pooling="end token",
+        notes="texts and images",
+    ),
+    Family(
+        name="siglip",
+        checkpoints=("google/siglip-base-patch16-224", "google/siglip-so400m-patch14-384"),
+        kind="dual",
+        state=Served(packed=False),
+        network="SiglipModel",
+        config={
+            "architectures": ["SiglipModel"],
+            "model_type": "siglip",
+            "text_config": text_config(SIGLIP) | {"model_type": "siglip_text_model"},
+            "vision_config": PICTURES | {"model_type": "siglip_vision_model"},
+        },
+        vocabulary=SIGLIP,
+        tokenizer_config=NO_MASK | {"do_lower_case": True, "tokenizer_class": "SiglipTokenizer"},
+        files={"preprocessor_config.json": SIGLIP_PROCESSOR},
+        reference=dual_vectors,
+        token_ids=ids_of,
+        pooling="last token",
+        notes="texts and images",
+    ),
+    Family(
+        name="siglip2",
+        checkpoints=("google/siglip2-base-patch16-224", "google/siglip2-so400m-patch14-384"),
+        kind="dual",
+        state=Served(packed=False),
+        network="SiglipModel",
+        config={
+            "architectures": ["SiglipModel"],
+            "model_type": "siglip",
+            "text_config": text_config(SIGLIP2) | {"model_type": "siglip_text_model"},
+            "vision_config": PICTURES | {"model_type": "siglip_vision_model"},
+        },
+        vocabulary=SIGLIP2,
+        tokenizer_config=NO_MASK
+        | {
+            "add_bos_token": False,
+            "add_eos_token": True,
+            "padding_side": "right",
+            "tokenizer_class": "GemmaTokenizer",
+        },
+        files={"preprocessor_config.json": SIGLIP_PROCESSOR},
+        reference=dual_vectors,
+        token_ids=ids_of,
+        pooling="last token",
+        notes="texts and images; write texts in small letters, as in training",
+    ),
+    Family(
+        name="siglip2-naflex",
+        checkpoints=("google/siglip2-base-patch16-naflex",),
+        kind="dual",
+        state=Served(packed=False),
+        network="Siglip2Model",
+        config={
+            "architectures": ["Siglip2Model"],
+            "model_type": "siglip2",
+            "text_config": text_config(SIGLIP2) | {"model_type": "siglip2_text_model"},
+            "vision_config": SIZES
+            | {"model_type": "siglip2_vision_model", "num_patches": 16, "patch_size": PATCH},
+        },
+        vocabulary=SIGLIP2,
+        tokenizer_config=NO_MASK
+        | {
+            "add_bos_token": False,
+            "add_eos_token": True,
+            "padding_side": "right",
+            "tokenizer_class": "GemmaTokenizer",
+        },
+        files={"preprocessor_config.json": NAFLEX_PROCESSOR},
+        reference=dual_vectors,
+        token_ids=ids_of,
+        pooling="last token",
+        notes="texts and images of any shape",
+    ),
+)
