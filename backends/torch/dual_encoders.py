@@ -34,6 +34,7 @@ class DualEncoder(NamedTuple):
 PROJECTED = (("projection_dim",),)
 OF_TEXT = (("text_config", "projection_size"), ("text_config", "hidden_size"))
 DUAL_ENCODERS = {
+    "clap": DualEncoder("audio", 514, PROJECTED, 512, offset=2),
     "clip": DualEncoder("image", 77, PROJECTED, 512),
     "siglip": DualEncoder("image", 64, OF_TEXT, 768, pads=True),
     "siglip2": DualEncoder("image", 64, OF_TEXT, 768, pads=True),

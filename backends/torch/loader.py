@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
@@ -28,7 +28,7 @@ from backends.torch.loaded_model import (
     STATIC_BATCH_TOKENS,
     LoadedModel,
 )
-from backends.torch.media.features import open_image_reader
+from backends.torch.media.features import open_image_reader, open_sound_reader
 from backends.torch.media.preparing import MediaPreparer, ReadsMedium
 from backends.torch.native_configs import read_config
 from backends.torch.networks import OpenedNetwork, open_network
@@ -135,7 +135,7 @@ def _open_reader(checkpoint: Path, recipe: Recipe) -> ReadsMedium | None:
         return None
     with refuse_on_error(f"{checkpoint} could not be loaded"):
         config = read_config(checkpoint)
-    return open_image_reader(checkpoint, config)
+    return READER_OPENERS[recipe.medium](checkpoint, config)
 
 
 def best_device(device: str | None) -> torch.device:
@@ -218,6 +218,10 @@ SCORE_KINDS: dict[ModelKind, ScoreKind] = {
     "multivector": ScoreKind.COSINE,
     "classifier": ScoreKind.SIGMOID,
     "language": ScoreKind.SIGMOID,
+}
+READER_OPENERS: dict[str, Callable[[Path, Any], ReadsMedium]] = {
+    "image": open_image_reader,
+    "audio": open_sound_reader,
 }
 MEDIA_OPERATIONS = {"image": Operation.EMBED_IMAGE, "audio": Operation.EMBED_AUDIO}
 # Pooling that the capabilities report for kinds whose recipe has none.

@@ -4,7 +4,7 @@ Does not need torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -59,6 +59,13 @@ class InputSequence(msgspec.Struct, frozen=True):
     def attention_length(self) -> int:
         """Number of tokens that others attend to."""
         return len(self.ids) if self.attended_tokens is None else self.attended_tokens
+
+
+class ReadPart(NamedTuple):
+    """Features of a picture or recording. is_cut: it was longer than the model."""
+
+    sequence: InputSequence
+    is_cut: bool = False
 
 
 class PreparedSequences(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ PROJECTION = "linear."
 # BERT's next-sentence layer lies inside the head for masked words.
 OTHER_TASKS_INSIDE = ("cls.seq_relationship.",)
 # Tables that follow from the configuration; the network computes them itself.
-COMPUTED = ("position_ids", "token_type_ids", "inv_freq", "masked_bias")
+COMPUTED = ("position_ids", "token_type_ids", "inv_freq", "masked_bias", "relative_position_index")
 # Kinds whose readers take token vectors only, so that the encoder's own pooler is removed.
 WITHOUT_POOLER: frozenset[ModelKind] = frozenset({"dense", "multivector"})
 # Tensors that a message names, of each sort.

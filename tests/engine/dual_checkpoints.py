@@ -55,15 +55,37 @@ def _siglip2() -> DualModel:
     return DualModel(transformers.Siglip2Model(config), processor, PADDED, 16)
 
 
+def _clap() -> DualModel:
+    sound = {
+        "spec_size": 32,
+        "num_mel_bins": 8,
+        "patch_size": 4,
+        "patch_stride": [4, 4],
+        "window_size": 4,
+        "depths": [2, 2],
+        "num_attention_heads": [2, 4],
+        "patch_embeds_hidden_size": 16,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+    }
+    texts = TEXTS_OF_BERT | ENDS | {"max_position_embeddings": 66, "projection_dim": 24}
+    config = transformers.ClapConfig(text_config=texts, audio_config=sound, projection_dim=24)
+    processor = transformers.ClapFeatureExtractor(
+        feature_size=8, max_length_s=1, truncation="rand_trunc", padding="repeatpad"
+    )
+    return DualModel(transformers.ClapModel(config), processor, {"padding": True, "max_length": 64}, 16)
+
+
 PADDED = {"padding": "max_length", "max_length": 64}
 MAKERS: dict[str, Callable[[], DualModel]] = {"clip": _clip, "siglip": _siglip, "siglip2": _siglip2}
+SOUND_MAKERS: dict[str, Callable[[], DualModel]] = {"clap": _clap}
 
 
 def make_dual(name: str, tokenizer: Path, folder: Path) -> DualModel:
     """Write a checkpoint with the tokenizer of another; return its model as the reference."""
     folder.mkdir(parents=True)
     torch.manual_seed(0)
-    model = MAKERS[name]()
+    model = (MAKERS | SOUND_MAKERS)[name]()
     randomize(model.network.eval())
     model.network.save_pretrained(folder)
     model.processor.save_pretrained(folder)
@@ -97,5 +119,16 @@ def picture_vectors(model: DualModel, pictures: list[Any]) -> Vectors:
     rows = [
         model.network.get_image_features(**model.processor(images=picture, return_tensors="pt"))
         for picture in pictures
+    ]
+    return np.concatenate([row.pooler_output.numpy() for row in rows])
+
+
+@torch.inference_mode()
+def sound_vectors(model: DualModel, recordings: list[Any]) -> Vectors:
+    """Embed recordings of the processor's rate with transformers: (n, dim)."""
+    rate = model.processor.sampling_rate
+    rows = [
+        model.network.get_audio_features(**model.processor(samples, sampling_rate=rate, return_tensors="pt"))
+        for samples in recordings
     ]
     return np.concatenate([row.pooler_output.numpy() for row in rows])

@@ -5,13 +5,13 @@ Knows nothing of torch, queues or replies.
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from backends.contract import Audio, Embed, EmbedParts, Image, Output, Part, Work
-from backends.errors import BackendError, InvalidWork, UnsupportedWork
-from backends.torch.sequences import InputSequence, PreparedSequences
+from backends.contract import Audio, Embed, EmbedParts, Image, Output, Part, Truncate, Work
+from backends.errors import InvalidWork, ReplicaFailed, UnsupportedWork
+from backends.torch.sequences import InputSequence, PreparedSequences, ReadPart
 
 # Decoding and resizing release the GIL. Each thread may hold the largest picture, in several forms.
 READING_THREADS_MAX = 8
@@ -26,7 +26,7 @@ class ReadsMedium(Protocol):
     def medium(self) -> type[Image | Audio]:
         """Class of the parts that it reads."""
 
-    def read(self, part: Image | Audio) -> InputSequence:
+    def read(self, part: Image | Audio, truncate: Truncate) -> ReadPart:
         """Return the features of one part. Raises: InvalidWork."""
 
     def probe(self) -> InputSequence:
@@ -59,13 +59,12 @@ class MediaPreparer:
             raise UnsupportedWork("this model reads one text or picture at a time: it has no chat template")
         parts = [self._only_part(parts, index) for index, parts in enumerate(work.inputs)]
         texts = [i for i, part in enumerate(parts) if isinstance(part, str)]
-        media = [i for i in range(len(parts)) if i not in set(texts)]
+        media = [i for i, part in enumerate(parts) if not isinstance(part, str)]
         loop = asyncio.get_running_loop()
         tokenizing = loop.run_in_executor(READING, self._tokenize, work, parts, texts)
-        reading = [loop.run_in_executor(READING, self._read, parts[i], i) for i in media]
+        reading = [loop.run_in_executor(READING, self._read, parts[i], i, work.truncate) for i in media]
         prepared, found = await asyncio.gather(tokenizing, asyncio.gather(*reading))
-        sequences = dict(zip(media, found, strict=True))
-        return _joined(len(parts), prepared, texts, sequences)
+        return _joined(prepared, texts, dict(zip(media, found, strict=True)))
 
     def _only_part(self, parts: Sequence[Part], index: int) -> Part:
         """Return the only part of an input. Raises: InvalidWork, UnsupportedWork."""
@@ -96,25 +95,33 @@ class MediaPreparer:
                 error.input_index = places[error.input_index]
             raise
 
-    def _read(self, part: Part, index: int) -> InputSequence:
+    def _read(self, part: Part, index: int, truncate: Truncate) -> ReadPart:
         """Read a picture or recording. Raises: InvalidWork with its index."""
         assert not isinstance(part, str)
         try:
-            return self._reader.read(part)
+            return self._reader.read(part, truncate)
         except InvalidWork as error:
             error.input_index = index
             raise
-        except BackendError:
-            raise
+        except MemoryError as error:
+            raise ReplicaFailed(f"there is not enough memory to read input {index}") from error
         except Exception as error:
+            # Processors of foreign bytes raise what they come across.
             raise InvalidWork(f"input {index} could not be read: {error}", input_index=index) from error
 
 
 def _joined(
-    count: int, texts: PreparedSequences, places: Sequence[int], media: dict[int, InputSequence]
+    texts: PreparedSequences, places: Sequence[int], media: Mapping[int, ReadPart]
 ) -> PreparedSequences:
     """Return texts and media in the order of the inputs. places: of the texts."""
-    order = {place: i for i, place in enumerate(places)}
-    sequences = [texts.sequences[order[i]] if i in order else media[i] for i in range(count)]
-    lengths = tuple(texts.lengths[order[i]] if i in order else media[i].tokens for i in range(count))
-    return PreparedSequences(sequences, texts.outputs, tuple(places[i] for i in texts.truncated), lengths)
+    sequences = {place: part.sequence for place, part in media.items()}
+    sequences |= dict(zip(places, texts.sequences, strict=True))
+    lengths = {place: part.sequence.tokens for place, part in media.items()}
+    lengths |= dict(zip(places, texts.lengths, strict=True))
+    cut = [place for place, part in media.items() if part.is_cut]
+    return PreparedSequences(
+        [sequences[i] for i in range(len(sequences))],
+        texts.outputs,
+        tuple(sorted([*cut, *(places[i] for i in texts.truncated)])),
+        tuple(lengths[i] for i in range(len(lengths))),
+    )

@@ -12,11 +12,11 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from backends.contract import Embed, EmbedParts
+from backends.contract import Audio, Embed, EmbedParts
 from tests.engine.families.family import Answer, Family, Json, Served
 from tests.engine.families.layout import SIZES
 from tests.engine.families.references import TEXTS, auto_tokenizer_ids
-from tests.engine.families.vocabularies import CLIP, SIGLIP, SIGLIP2, Vocabulary, vocabulary_size
+from tests.engine.families.vocabularies import CLIP, ROBERTA, SIGLIP, SIGLIP2, Vocabulary, vocabulary_size
 
 PICTURE_SIDE, PATCH = 32, 8
 SIDES = {"height": PICTURE_SIDE, "width": PICTURE_SIDE}
@@ -44,6 +44,31 @@ SIGLIP_PROCESSOR: Json = {
     "resample": 3,
     "rescale_factor": 0.00392156862745098,
     "size": SIDES,
+}
+SOUNDS: Json = {
+    "spec_size": 32,
+    "num_mel_bins": 8,
+    "patch_size": 4,
+    "patch_stride": [4, 4],
+    "window_size": 4,
+    "depths": [2, 2],
+    "num_attention_heads": [2, 4],
+    "patch_embeds_hidden_size": 16,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "projection_dim": 24,
+}
+CLAP_PROCESSOR: Json = {
+    "feature_extractor_type": "ClapFeatureExtractor",
+    "feature_size": 8,
+    "fft_window_size": 1024,
+    "frequency_max": 14000,
+    "frequency_min": 50,
+    "hop_length": 480,
+    "max_length_s": 1,
+    "padding": "repeatpad",
+    "sampling_rate": 48000,
+    "top_db": None,
 }
 NAFLEX_PROCESSOR: Json = {
     "do_convert_rgb": None,
@@ -90,6 +115,58 @@ def dual_vectors(folder: Path) -> Sequence[Answer]:
         Answer(Embed(tuple(TEXTS)), np.concatenate(rows)),
         Answer(EmbedParts(parts), np.concatenate(seen)),
     ]
+
+
+@torch.inference_mode()
+def sound_vectors(folder: Path) -> Sequence[Answer]:
+    """Embed texts and recordings with transformers."""
+    from tests.engine.sounds import recorded, tone
+
+    network = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    rows = [
+        network.get_text_features(input_ids=torch.tensor([ids])).pooler_output
+        for ids in auto_tokenizer_ids(folder, TEXTS, 512)
+    ]
+    processor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+    rate = processor.sampling_rate
+    sounds = [tone(0.2 + 0.2 * i, rate, seed=i) for i in range(5)]
+    heard = [
+        network.get_audio_features(
+            **processor(sound[:, 0], sampling_rate=rate, return_tensors="pt")
+        ).pooler_output
+        for sound in sounds
+    ]
+    parts = tuple((Audio(recorded(sound, rate, "WAV", "FLOAT"), "audio/wav"),) for sound in sounds)
+    return [
+        Answer(Embed(tuple(TEXTS)), np.concatenate(rows)),
+        Answer(EmbedParts(parts), np.concatenate(heard)),
+    ]
+
+
+def clap_family(name: str, checkpoints: tuple[str, ...], *, fused: bool) -> Family:
+    """Return a family of CLAP. fused: it reads a long recording in several parts."""
+    fusion: Json = {"enable_fusion": True, "fusion_type": "aff_2d"}
+    truncation = "fusion" if fused else "rand_trunc"
+    return Family(
+        name=name,
+        checkpoints=checkpoints,
+        kind="dual",
+        state=Served(packed=False),
+        network="ClapModel",
+        config={
+            "architectures": ["ClapModel"],
+            "model_type": "clap",
+            "projection_dim": 24,
+            "text_config": text_config(ROBERTA, projection_dim=24, max_position_embeddings=514),
+            "audio_config": SOUNDS | (fusion if fused else {}),
+        },
+        vocabulary=ROBERTA,
+        tokenizer_config={"model_max_length": 512, "tokenizer_class": "RobertaTokenizer"},
+        files={"preprocessor_config.json": CLAP_PROCESSOR | {"truncation": truncation}},
+        reference=sound_vectors,
+        pooling="first token",
+        notes="texts and sound",
+    )
 
 
 def ids_of(folder: Path, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
@@ -209,4 +286,6 @@ FAMILIES = (
         pooling="last token",
         notes="texts and images of any shape",
     ),
+    clap_family("clap", ("laion/clap-htsat-unfused", "laion/larger_clap_general"), fused=False),
+    clap_family("clap-fused", ("laion/clap-htsat-fused",), fused=True),
 )

@@ -4,20 +4,18 @@ from tests.engine.families.family import Family, Refused
 from tests.engine.families.vocabularies import BERT
 
 
-def of_media(
-    name: str, checkpoints: tuple[str, ...], model_type: str, architecture: str, media: str = "vision"
-) -> Family:
+def of_media(name: str, checkpoints: tuple[str, ...], model_type: str, architecture: str) -> Family:
     """Return a family of networks that read other media than text."""
     return Family(
         name=name,
         checkpoints=checkpoints,
-        kind={"vision": "images", "audio": "sound"}[media],
-        state=Refused("reads images" if media == "vision" else "reads sound", "reads images or sound"),
+        kind="images",
+        state=Refused("reads images", "reads images or sound"),
         network="",
         config={
             "architectures": [architecture],
             "model_type": model_type,
-            f"{media}_config": {"hidden_size": 32},
+            "vision_config": {"hidden_size": 32},
             "text_config": {"hidden_size": 32},
         },
         vocabulary=BERT,
@@ -48,5 +46,4 @@ FAMILIES = (
     of_media(
         "qwen3-vl-embedding", ("Qwen/Qwen3-VL-Embedding-2B",), "qwen3_vl", "Qwen3VLForConditionalGeneration"
     ),
-    of_media("clap", ("laion/clap-htsat-unfused",), "clap", "ClapModel", "audio"),
 )
