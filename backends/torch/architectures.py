@@ -27,6 +27,7 @@ AUTO_CLASSES: dict[ModelKind, str] = {
     "classifier": "AutoModelForSequenceClassification",
     "language": "AutoModelForCausalLM",
     "dual": "AutoModel",
+    "pages": "AutoModel",
 }
 NATIVE_CLASSES: dict[str, Mapping[str, Any]] = {
     "AutoConfig": CONFIG_MAPPING_NAMES,

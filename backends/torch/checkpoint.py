@@ -24,6 +24,7 @@ from backends.torch.lengths import longest_input, within_network
 from backends.torch.module_settings import refuse_settings
 from backends.torch.native_forms import native_form
 from backends.torch.options import TaskSettings
+from backends.torch.page_encoders import query_form
 from backends.torch.recipe import (
     InputRules,
     ModelKind,
@@ -62,6 +63,7 @@ MAIN_OUTPUTS: dict[ModelKind, Output] = {
     "multivector": Output.MULTIVECTOR,
     "static": Output.DENSE,
     "dual": Output.DENSE,
+    "pages": Output.MULTIVECTOR,
 }
 # Names that architectures use for the number of components of a token's vector.
 WIDTH_KEYS = ("word_embed_proj_dim", "hidden_size", "dim", "d_model", "n_embd", "emb_dim")
@@ -202,6 +204,12 @@ def _complete_dual(common: Recipe, files: CheckpointFiles, _: TaskSettings) -> R
     )
 
 
+def _complete_pages(common: Recipe, files: CheckpointFiles, _: TaskSettings) -> Recipe:
+    require_processor(files)
+    prompts = {"query": "", **common.prompts}
+    return replace(common, medium="image", query=query_form(files), prompts=prompts)
+
+
 COMPLETIONS: dict[ModelKind, Callable[[Recipe, CheckpointFiles, TaskSettings], Recipe]] = {
     "dense": _complete_dense,
     "sparse": _complete_sparse,
@@ -210,6 +218,7 @@ COMPLETIONS: dict[ModelKind, Callable[[Recipe, CheckpointFiles, TaskSettings], R
     "language": lambda common, *_: common,
     "static": lambda common, files, _: replace(common, width_max=_amount(files, "truncate_dim")),
     "dual": _complete_dual,
+    "pages": _complete_pages,
 }
 
 
@@ -219,6 +228,8 @@ def outputs_of(recipe: Recipe) -> frozenset[Output]:
         return frozenset()
     if recipe.kind in {"static", "dual"}:
         return frozenset({Output.DENSE})
+    if recipe.kind == "pages":
+        return frozenset({Output.MULTIVECTOR})
     outputs = {MAIN_OUTPUTS[recipe.kind], Output.TOKENS}
     if recipe.lexical:
         outputs.add(Output.SPARSE)

@@ -33,10 +33,10 @@ def run_first_passes(
         yield head.run([pair], LOGITS)
 
 
-def run_media_passes(head: Head, probe: InputSequence) -> Iterator[list[Row]]:
+def run_media_passes(head: Head, probe: InputSequence, outputs: frozenset[Output]) -> Iterator[list[Row]]:
     """Run batches of several sizes with a picture or recording and yield the rows of each."""
     for count in MEDIA_COUNTS:
-        yield head.run([probe] * count, frozenset({Output.DENSE}))
+        yield head.run([probe] * count, outputs)
 
 
 def _repeated(text: InputSequence, times: int, max_tokens: int) -> InputSequence:

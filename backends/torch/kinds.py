@@ -12,6 +12,7 @@ from backends.torch.files import CheckpointFiles
 from backends.torch.module_order import check_order
 from backends.torch.native_forms import native_form
 from backends.torch.options import TaskSettings
+from backends.torch.page_encoders import page_encoder
 from backends.torch.recipe import ModelKind
 from backends.torch.rerank_families import REFUSED, published_family
 
@@ -55,6 +56,7 @@ _is_language_model = _has_architecture("ForCausalLM")
 KIND_RULES: tuple[tuple[Condition, ModelKind], ...] = (
     (lambda files, _: files.static is not None, "static"),
     (lambda files, _: dual_encoder(files) is not None, "dual"),
+    (lambda files, _: page_encoder(files) is not None, "pages"),
     (lambda _, settings: settings.pooling == "splade", "sparse"),
     (lambda _, settings: settings.pooling is not None or settings.task == "embed", "dense"),
     (_lists_module("LogitScore"), "language"),
@@ -90,6 +92,7 @@ SUPPORTED_MODULES: dict[ModelKind, set[str]] = {
     "language": {"Transformer", "LogitScore"},
     "static": {"StaticEmbedding", "Dense", "LayerNorm", "Dropout", "Normalize"},
     "dual": {CLIP_MODULE, "Transformer", "Normalize"},
+    "pages": {"Transformer", "Normalize", "MultiVectorMask"},
 }
 
 
@@ -114,7 +117,7 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
         raise ModelUnavailable(
             f"{files.checkpoint} is a static model: the mean of token vectors; leave out `pooling`"
         )
-    if kind == "dual" and settings.pooling is not None:
+    if kind in {"dual", "pages"} and settings.pooling is not None:
         raise ModelUnavailable(f"{files.checkpoint} has pooling of its own; leave out `pooling`")
     if files.own_modules and native_form(files.config) is None:
         raise ModelUnavailable(
@@ -160,9 +163,13 @@ def _require_pooling(files: CheckpointFiles, kind: ModelKind, settings: TaskSett
         )
 
 
+def _reads_media(files: CheckpointFiles) -> bool:
+    return dual_encoder(files) is not None or page_encoder(files) is not None
+
+
 def _refuse_architecture(files: CheckpointFiles) -> None:
     media = MEDIA_KEYS & files.config.keys()
-    if media and "auto_map" not in files.config and dual_encoder(files) is None:
+    if media and "auto_map" not in files.config and not _reads_media(files):
         raise ModelUnavailable(
             f"{files.checkpoint} reads images or sound as well as text ({', '.join(sorted(media))} in "
             "config.json), which the built-in engine does not serve"

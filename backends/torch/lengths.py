@@ -14,6 +14,7 @@ from backends.network_settings import processor_arguments
 from backends.static_models import find_static, max_tokens
 from backends.torch.dual_encoders import text_positions
 from backends.torch.files import CheckpointFiles
+from backends.torch.page_encoders import query_positions
 from backends.torch.recipe import LateInteraction
 
 # RoBERTa's family starts positions after the padding index, therefore two of its positions hold no token.
@@ -58,7 +59,7 @@ def longest_input(files: CheckpointFiles) -> int:
     if static is not None:
         return max_tokens(static, files.checkpoint)
     chosen = _chosen_length(files)
-    positions = text_positions(files)
+    positions = text_positions(files) or query_positions(files)
     if positions is not None:
         return min(_stated([positions, chosen or _tokenizer_length(files)]))
     limits = [_table_length(files), chosen] if chosen else [_positions(files), _tokenizer_length(files)]

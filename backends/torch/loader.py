@@ -16,7 +16,7 @@ from backends.errors import ModelUnavailable
 from backends.texts import SPECIAL_TOKENS
 from backends.tokens import TextTokenizer
 from backends.torch.chat import ChatRenderer
-from backends.torch.checkpoint import dense_width, outputs_of
+from backends.torch.checkpoint import MAIN_OUTPUTS, dense_width, outputs_of
 from backends.torch.files import CheckpointFiles
 from backends.torch.first_passes import run_first_passes, run_media_passes
 from backends.torch.int8 import require_int8
@@ -29,6 +29,7 @@ from backends.torch.loaded_model import (
     LoadedModel,
 )
 from backends.torch.media.features import open_image_reader, open_sound_reader
+from backends.torch.media.pages import open_page_reader
 from backends.torch.media.preparing import MediaPreparer, ReadsMedium
 from backends.torch.native_configs import read_config
 from backends.torch.networks import OpenedNetwork, open_network
@@ -100,7 +101,7 @@ def load(
         packed=network.packed,
         batch_tokens=_batch_tokens(recipe, device),
         reentrant=network.reentrant,
-        media=None if reader is None else MediaPreparer(reader, preparer),
+        media=None if reader is None else MediaPreparer(reader, preparer, MAIN_OUTPUTS[recipe.kind]),
     )
 
 
@@ -135,6 +136,8 @@ def _open_reader(checkpoint: Path, recipe: Recipe) -> ReadsMedium | None:
         return None
     with refuse_on_error(f"{checkpoint} could not be loaded"):
         config = read_config(checkpoint)
+    if recipe.kind == "pages":
+        return open_page_reader(checkpoint, config)
     return READER_OPENERS[recipe.medium](checkpoint, config)
 
 
@@ -169,7 +172,7 @@ def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
                 "`dtype: int8` does not serve models with code of their own, whose layers may differ from "
                 "transformers' layers; leave `dtype` out"
             )
-        if recognize(CheckpointFiles(checkpoint), options.settings) == "dual":
+        if recognize(CheckpointFiles(checkpoint), options.settings) in {"dual", "pages"}:
             raise ModelUnavailable(
                 "`dtype: int8` does not serve models of images or sound; leave `dtype` out"
             )
@@ -191,7 +194,7 @@ def _warm_up(network: OpenedNetwork, plan: LoadPlan, reader: ReadsMedium | None)
     """
     width = 0
     passes = run_first_passes(network.head, plan.tokenizer, plan.recipe.max_tokens, network.outputs)
-    media = () if reader is None else run_media_passes(network.head, reader.probe())
+    media = () if reader is None else run_media_passes(network.head, reader.probe(), network.outputs)
     for rows in chain(passes, media):
         if not all(row.is_finite() for row in rows):
             raise ModelUnavailable("its results are not finite numbers; set `dtype: float32`")
@@ -213,6 +216,7 @@ OPERATIONS: dict[ModelKind, set[Operation]] = {
     "language": {Operation.RERANK},
     "static": {Operation.EMBED, Operation.ENCODE},
     "dual": {Operation.EMBED, Operation.ENCODE},
+    "pages": {Operation.ENCODE},
 }
 SCORE_KINDS: dict[ModelKind, ScoreKind] = {
     "multivector": ScoreKind.COSINE,

@@ -25,6 +25,7 @@ from backends.torch.llama_bidirectional import (
     pooled_head,
     register,
 )
+from backends.torch.media.pages import PageHead
 from backends.torch.media.towers import DualHead
 from backends.torch.own_network import OwnNetwork, prove_own_network
 from backends.torch.packing import PackedEncoder, pack, padding_position
@@ -239,6 +240,13 @@ def _open_dual(model: Any, source: NetworkSource, placement: Placement) -> Opene
     return OpenedNetwork(head, packed=False, outputs=frozenset({Output.DENSE}))
 
 
+def _open_pages(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    del source
+    _refuse_compiled(model, placement)
+    head = PageHead(model, placement.device, placement.dtype)
+    return OpenedNetwork(head, packed=False, outputs=frozenset({Output.MULTIVECTOR}))
+
+
 OPENERS: dict[ModelKind, Callable[[Any, NetworkSource, Placement], OpenedNetwork]] = {
     "dense": _open_dense,
     "sparse": _open_sparse,
@@ -246,6 +254,7 @@ OPENERS: dict[ModelKind, Callable[[Any, NetworkSource, Placement], OpenedNetwork
     "classifier": _open_classifier,
     "language": _open_language,
     "dual": _open_dual,
+    "pages": _open_pages,
 }
 
 

@@ -28,6 +28,7 @@ from backends.errors import InvalidWork, UnsupportedWork, input_too_long
 from backends.texts import check_no_instruction, check_plain_texts, clip_text
 from backends.tokens import TextTokenizer, TokenSequences
 from backends.torch.chunks import prepare_chunks
+from backends.torch.page_queries import prepare_queries
 from backends.torch.pairs import Pair, PairEncoder
 from backends.torch.recipe import QueryExpansion, Recipe, takes_late_chunking
 from backends.torch.rerank_template import RerankTemplate
@@ -150,6 +151,8 @@ class Preparer:
             return self._prepare_role(self.prompted(work), work, outputs, is_query=is_query)
         texts = self.prompted(work) if work.chat is None else self._chats.render(work.inputs, work.chat)
         route = self._route(work)
+        if self._recipe.query is not None:
+            return prepare_queries(texts, work, outputs, self._recipe.query, self.tokenizer)
         if route in self._recipe.tables:
             return self._prepare_lookup(texts, work, outputs, route)
         encoded = self.tokenizer.encode(texts, work.truncate, work.max_tokens, special=work.special_tokens)

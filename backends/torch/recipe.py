@@ -10,8 +10,11 @@ import msgspec
 # dense: token vectors are pooled. sparse: a masked language model's weights for terms. multivector: a vector
 # per token. classifier: a sequence classifier; with one label it reranks. language: a causal language model
 # whose next word scores a pair. static: a table of token vectors; a text's vector is their mean. dual: an
-# encoder of texts next to one of pictures or recordings, with vectors in one space.
-ModelKind: TypeAlias = Literal["dense", "sparse", "multivector", "classifier", "language", "static", "dual"]
+# encoder of texts next to one of pictures or recordings, with vectors in one space. pages: a vector per token
+# of a query, and per patch of a page's picture.
+ModelKind: TypeAlias = Literal[
+    "dense", "sparse", "multivector", "classifier", "language", "static", "dual", "pages"
+]
 ProjectionKind: TypeAlias = Literal["Dense", "LayerNorm", "Normalize"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -71,6 +74,13 @@ class LateInteraction(msgspec.Struct, frozen=True):
         return min(query or max_tokens, max_tokens), min(self.document_tokens or max_tokens, max_tokens)
 
 
+class QueryForm(msgspec.Struct, frozen=True):
+    """Text before a query, and the tokens behind it, which no truncation removes."""
+
+    prefix: str
+    suffix: str
+
+
 class ChatTemplate(msgspec.Struct, frozen=True):
     """Chat template of a checkpoint, in Jinja's language. special_tokens: name → text, as its variables."""
 
@@ -92,7 +102,8 @@ class Recipe(msgspec.Struct, frozen=True):
     network, None for a model without routes. default_route: of inputs without a role, None if they need one.
     lexical, colbert: True if BGE-M3's weights for terms and for token vectors lie next to a dense model.
     chat: the template of conversations, None if the checkpoint has none.
-    padding: of each text of a dual encoder, None if none is padded. medium: what it reads next to texts.
+    padding: of each text of a dual encoder, None if none is padded. medium: what the network reads next to
+    texts. query: text around each query of pages, None for other kinds.
     """
 
     kind: ModelKind
@@ -118,6 +129,7 @@ class Recipe(msgspec.Struct, frozen=True):
     chat: ChatTemplate | None = None
     padding: QueryExpansion | None = None
     medium: Literal["image", "audio"] | None = None
+    query: QueryForm | None = None
 
 
 def takes_late_chunking(recipe: Recipe) -> bool:

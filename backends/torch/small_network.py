@@ -48,7 +48,7 @@ def try_network(source: NetworkSource) -> bool | None:
     It has two layers, or as many as it takes to have each type of layer. If that fails, all layers. None if
     only a load can tell. Raises: ModelUnavailable if a load would fail.
     """
-    if source.recipe.kind == "dual":
+    if source.recipe.kind in {"dual", "pages"}:
         # Its names and shapes were compared, and nothing of it is packed.
         return False
     config = read_config(source.checkpoint)

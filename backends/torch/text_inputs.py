@@ -57,7 +57,7 @@ def reads_type_ids(types: int | None) -> bool:
 
 def refuse_network(files: CheckpointFiles, recipe: Recipe) -> None:
     """Raise ModelUnavailable if texts alone give the network nothing that the engine can read."""
-    if recipe.kind == "dual":
+    if recipe.kind in {"dual", "pages"}:
         return
     model_type = recipe.model_type
     names = input_names(recipe.kind, model_type)
@@ -76,7 +76,7 @@ def type_id_notes(files: CheckpointFiles, recipe: Recipe, tokenizer: TextTokeniz
 
     Raises: ModelUnavailable if an id is beyond the network's types.
     """
-    if recipe.kind in {"static", "dual"}:
+    if recipe.kind in {"static", "dual", "pages"}:
         return
     type_ids, names = tokenizer.traits.type_ids, input_names(recipe.kind, recipe.model_type)
     # The inputs of a checkpoint's own code are not known here.

@@ -37,8 +37,8 @@ OTHER_TASKS = frozenset(
 )
 # ColBERT's projection, which has a reader of its own.
 PROJECTION = "linear."
-# BERT's next-sentence layer lies inside the head for masked words.
-OTHER_TASKS_INSIDE = ("cls.seq_relationship.",)
+# BERT's next-sentence layer lies inside the head for masked words, the next word's inside a model of pages.
+OTHER_TASKS_INSIDE = ("cls.seq_relationship.", "vlm.lm_head.", "vlm.language_model.lm_head.")
 # Tables that follow from the configuration; the network computes them itself.
 COMPUTED = ("position_ids", "token_type_ids", "inv_freq", "masked_bias", "relative_position_index")
 # Kinds whose readers take token vectors only, so that the encoder's own pooler is removed.

@@ -59,11 +59,14 @@ class LoadedNetwork(NamedTuple):
 MODEL_CLASSES: dict[ModelKind, Any] = {
     kind: getattr(transformers, name) for kind, name in AUTO_CLASSES.items()
 }
-# Classes of networks whose text encoder is one half: AutoModel builds both. By `model_type`.
+# Classes of networks of which AutoModel builds more, or nothing, by `model_type`: text encoders that are one
+# half, and encoders of pages.
 ENCODER_CLASSES: dict[str, Any] = {
     "t5": transformers.T5EncoderModel,
     "mt5": transformers.MT5EncoderModel,
     "umt5": transformers.UMT5EncoderModel,
+    "colpali": transformers.ColPaliForRetrieval,
+    "colqwen2": transformers.ColQwen2ForRetrieval,
 }
 REMEDY = "fetch its files again; if they are complete, this engine does not have the model"
 NUMBER_REMEDY = "fetch its files again; if they are those of a training of yours, the training diverged"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from backends.contract import Audio, Embed, EmbedParts, Image, Output, Part, Truncate, Work
+from backends.contract import Audio, Embed, EmbedParts, Encode, Image, Output, Part, Truncate, Work
 from backends.errors import InvalidWork, ReplicaFailed, UnsupportedWork
 from backends.torch.sequences import InputSequence, PreparedSequences, ReadPart
 
@@ -44,17 +44,19 @@ class PreparesTexts(Protocol):
 
 
 class MediaPreparer:
-    """Preparation for a network with one vector per text and per picture or recording."""
+    """Preparation for a network that reads one text, picture or recording per input.
 
-    def __init__(self, reader: ReadsMedium, texts: PreparesTexts) -> None:
+    output: the one that it gives.
+    """
+
+    def __init__(self, reader: ReadsMedium, texts: PreparesTexts, output: Output) -> None:
+        self._output = output
         self._reader = reader
         self._texts = texts
 
     async def prepare(self, work: EmbedParts) -> PreparedSequences:
         """Compute the features of all inputs; texts are tokenized. Raises: InvalidWork, UnsupportedWork."""
-        self._texts.check_dimensions(work.dimensions)
-        if work.output is not Output.DENSE:
-            raise UnsupportedWork(f"this model gives no {work.output.value} output; it gives: dense")
+        self._check_output(work)
         if work.chat is not None and work.chat.template is not None:
             raise UnsupportedWork("this model reads one text or picture at a time: it has no chat template")
         parts = [self._only_part(parts, index) for index, parts in enumerate(work.inputs)]
@@ -66,12 +68,23 @@ class MediaPreparer:
         prepared, found = await asyncio.gather(tokenizing, asyncio.gather(*reading))
         return _joined(prepared, texts, dict(zip(media, found, strict=True)))
 
+    def _check_output(self, work: EmbedParts) -> None:
+        """Raise InvalidWork or UnsupportedWork for an output that the model does not give."""
+        if work.output is not self._output:
+            raise UnsupportedWork(
+                f"this model gives no {work.output.value} output; it gives: {self._output.value}"
+            )
+        if self._output is Output.DENSE:
+            self._texts.check_dimensions(work.dimensions)
+        elif work.dimensions is not None:
+            raise UnsupportedWork("`dimensions` does not apply to multivector output; leave it out")
+
     def _only_part(self, parts: Sequence[Part], index: int) -> Part:
         """Return the only part of an input. Raises: InvalidWork, UnsupportedWork."""
         own = NAMES[self._reader.medium]
         if len(parts) != 1:
             raise InvalidWork(
-                f"this model has a vector for one text or one {own}, and input {index} has {len(parts)} "
+                f"this model reads one text or one {own} at a time, and input {index} has {len(parts)} "
                 "parts; send each as an input of its own",
                 input_index=index,
             )
@@ -85,9 +98,13 @@ class MediaPreparer:
     def _tokenize(self, work: EmbedParts, parts: Sequence[Part], places: Sequence[int]) -> PreparedSequences:
         """Prepare the texts. Raises: InvalidWork with the index of the input among all."""
         texts = tuple(str(parts[i]) for i in places)
+        outputs = frozenset({self._output})
         if not texts:
-            return PreparedSequences([], frozenset({Output.DENSE}), (), ())
-        embed = Embed(texts, prompt_name=work.prompt_name, truncate=work.truncate, max_tokens=work.max_tokens)
+            return PreparedSequences([], outputs, (), ())
+        prompt, truncate, most = work.prompt_name, work.truncate, work.max_tokens
+        embed: Embed | Encode = Embed(texts, prompt_name=prompt, truncate=truncate, max_tokens=most)
+        if self._output is not Output.DENSE:
+            embed = Encode(texts, outputs, prompt_name=prompt, truncate=truncate, max_tokens=most)
         try:
             return self._texts.prepare(embed)
         except InvalidWork as error:

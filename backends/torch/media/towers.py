@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from backends.contract import Output
 from backends.torch.heads import InputBuilder
+from backends.torch.media.stacking import stack_features
 from backends.torch.precision import Autocast
 from backends.torch.sequences import InputSequence, Row
 
@@ -58,12 +58,4 @@ class DualHead:
 
     def _tensors(self, sequences: Sequence[InputSequence]) -> dict[str, Tensor]:
         """Return the inputs of sequences that are all texts, or none of which is."""
-        features = [sequence.features for sequence in sequences if sequence.features is not None]
-        if not features:
-            return self._inputs.build(sequences)
-        return {
-            name: torch.from_numpy(np.concatenate([found.arrays[name] for found in features])).to(
-                self._device
-            )
-            for name in features[0].arrays
-        }
+        return stack_features(sequences, self._device) or self._inputs.build(sequences)

@@ -42,7 +42,6 @@ FAMILIES = (
             ]
         },
     ),
-    of_media("colpali", ("vidore/colpali-v1.3-hf",), "colpali", "ColPaliForRetrieval"),
     of_media(
         "qwen3-vl-embedding", ("Qwen/Qwen3-VL-Embedding-2B",), "qwen3_vl", "Qwen3VLForConditionalGeneration"
     ),

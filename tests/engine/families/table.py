@@ -11,6 +11,7 @@ from tests.engine.families import (
     look_alikes,
     modernbert,
     own_code,
+    pages,
     refused,
     rerankers,
     roberta,
@@ -35,6 +36,7 @@ GROUPS = (
     look_alikes,
     static,
     dual,
+    pages,
     own_code,
     refused,
 )

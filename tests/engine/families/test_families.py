@@ -60,7 +60,7 @@ async def test_a_served_family_computes_what_its_library_computes(
     family: Family, dtype: DTypeName, folders: Path
 ) -> None:
     assert isinstance(family.state, Served)
-    if family.kind == "dual":
+    if family.kind in {"dual", "pages"}:
         pytest.importorskip("PIL", reason="pictures need the extra `media`")
         pytest.importorskip("soxr", reason="sound needs the extra `media`")
     model = load_family(family, checkpoint_of(family.name, folders), dtype)

@@ -259,6 +259,13 @@ CLIP = Vocabulary(
 SIGLIP = Vocabulary(
     "unigram", ("<unk>", "</s>"), "$A </s>", "$A </s> $B </s>", _roles(eos="</s>", pad="</s>", unk="<unk>")
 )
+COLQWEN2 = Vocabulary(
+    "byte-level BPE, Qwen",
+    (*_QWEN_SPECIALS, "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
+    "$A",
+    "$A $B",
+    _roles(eos="<|im_end|>", pad="<|endoftext|>"),
+)
 _GEMMA_ROLES = _roles(bos="<bos>", eos="<eos>", pad="<pad>", unk="<unk>")
 GEMMA = Vocabulary(
     "metaspace BPE, Gemma",
@@ -273,6 +280,9 @@ SIGLIP2 = Vocabulary(
     "$A <eos>",
     "$A <eos> $B <eos>",
     _GEMMA_ROLES,
+)
+COLPALI = Vocabulary(
+    "metaspace BPE, Gemma", ("<pad>", "<eos>", "<bos>", "<unk>", "<image>"), "$A", "$A $B", _GEMMA_ROLES
 )
 EMBEDDING_GEMMA = Vocabulary(
     "metaspace BPE, Gemma",

@@ -1,0 +1,103 @@
+"""Pages of documents as pictures: their features, and the network that gives a vector per patch and token."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoImageProcessor, AutoTokenizer, ColPaliProcessor, ColQwen2Processor
+
+from backends.contract import Audio, Image, Output, Truncate
+from backends.torch.files import CheckpointFiles
+from backends.torch.media.images import blank_image, open_image, require_pillow
+from backends.torch.media.stacking import stack_features
+from backends.torch.page_encoders import PROCESSOR_FILE
+from backends.torch.precision import Autocast
+from backends.torch.refusals import refuse_on_error
+from backends.torch.sequences import Features, InputSequence, ReadPart, Row
+
+PROCESSORS: dict[str, Any] = {"colpali": ColPaliProcessor, "colqwen2": ColQwen2Processor}
+PREFIXES = ("visual_prompt_prefix", "query_prefix")
+# Of training only.
+LABELS = "labels"
+BLANK_SIDE = 64
+
+
+class PageReader:
+    """Conversion of pages to token ids and pixels, by the processor of transformers with Pillow."""
+
+    medium = Image
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+
+    def read(self, part: Image | Audio, truncate: Truncate) -> ReadPart:
+        """Return the features of a page, which is never cut. Raises: InvalidWork."""
+        del truncate
+        return ReadPart(self._sequence(open_image(part.data)))
+
+    def probe(self) -> InputSequence:
+        """Return the features of a blank page."""
+        return self._sequence(blank_image(BLANK_SIDE))
+
+    def _sequence(self, image: Any) -> InputSequence:
+        found = self._processor.process_images(images=[image])
+        arrays = {name: np.asarray(tensor) for name, tensor in found.items() if name != LABELS}
+        return InputSequence([], [], features=Features(arrays, int(arrays["input_ids"].shape[1])))
+
+
+def open_page_reader(checkpoint: Path, config: Any) -> PageReader:
+    """Return the reader of a checkpoint. config: of its network. Raises: ModelUnavailable."""
+    require_pillow()
+    options = {"local_files_only": True, "trust_remote_code": False}
+    stated = CheckpointFiles(checkpoint).read_json(PROCESSOR_FILE)
+    prefixes = {name: stated[name] for name in PREFIXES if stated.get(name)}
+    with refuse_on_error(f"the processor of {checkpoint} could not be read"):
+        pictures = AutoImageProcessor.from_pretrained(checkpoint, backend="pil", **options)
+        texts = AutoTokenizer.from_pretrained(checkpoint, **options)
+        return PageReader(PROCESSORS[config.model_type](pictures, texts, **prefixes))
+
+
+class PageHead:
+    """Head of a network of pages. Sequences of one shape are computed together, without padding."""
+
+    def __init__(self, network: Any, device: torch.device, dtype: torch.dtype) -> None:
+        self._network: nn.Module = Autocast(network, dtype)
+        self._device = device
+
+    @torch.inference_mode()
+    def run(self, sequences: Sequence[InputSequence], outputs: frozenset[Output]) -> list[Row]:
+        """Compute rows with (tokens, dim) vectors of length 1."""
+        del outputs
+        groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        for place, sequence in enumerate(sequences):
+            groups[_shape(sequence)].append(place)
+        rows: list[Row] = [Row()] * len(sequences)
+        for places in groups.values():
+            inputs = self._tensors([sequences[place] for place in places])
+            vectors = self._network(**inputs).embeddings.float()
+            scaled = nn.functional.normalize(vectors, dim=-1).cpu().numpy()
+            for place, row in zip(places, scaled, strict=True):
+                rows[place] = Row(multivector=row)
+        return rows
+
+    def _tensors(self, sequences: Sequence[InputSequence]) -> dict[str, Tensor]:
+        """Return the inputs of sequences of one shape."""
+        stacked = stack_features(sequences, self._device)
+        if stacked:
+            return stacked
+        ids = torch.tensor([sequence.ids for sequence in sequences], device=self._device)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _shape(sequence: InputSequence) -> tuple[Any, ...]:
+    """Return the shape of a sequence's inputs; pages of one grid only share it."""
+    if sequence.features is None:
+        return ("text", len(sequence.ids))
+    arrays = sequence.features.arrays
+    grid = arrays.get("image_grid_thw")
+    shapes = tuple(array.shape for array in arrays.values())
+    return ("page", shapes, None if grid is None else tuple(grid.ravel().tolist()))
