@@ -14,7 +14,9 @@ from backends.contract import (
     Detokenize,
     Embed,
     EmbedParts,
+    EmbedReply,
     Encode,
+    Image,
     Operation,
     Output,
     QueueDepth,
@@ -26,6 +28,7 @@ from backends.contract import (
     Tokenize,
     TokenizerSource,
     Truncate,
+    Vectors,
     Work,
     operation_of,
 )
@@ -40,12 +43,14 @@ from backends.errors import (
 from backends.http import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.infinity_wire import (
     InfinityServedModel,
+    check_parts,
     decode,
     decode_models,
     decode_predictions,
     decode_scores,
     encode,
     failure,
+    parts_body,
 )
 from backends.offers import OfferHistory
 from backends.openai_wire import UnequalWidths, choose_model, decode_embeddings
@@ -68,6 +73,7 @@ from backends.texts import (
     refused_parts,
 )
 from backends.tokens import TokenCount
+from backends.vectors import shape_vectors
 
 # Infinity refuses longer texts. A model of 8,192 tokens reads far less.
 CHARACTERS_MAX = 122_880
@@ -108,6 +114,7 @@ def _operations(model: InfinityServedModel, profile: InfinityProfile) -> frozens
     operations = {
         # Infinity lists "embed" for models with one vector per token, too; these have no width.
         Operation.EMBED: profile.width is not None,
+        Operation.EMBED_IMAGE: profile.width is not None and "image_embed" in model.capabilities,
         Operation.ENCODE: profile.multivector,
         Operation.RERANK: "rerank" in model.capabilities,
         Operation.CLASSIFY: bool(profile.labels),
@@ -250,7 +257,7 @@ class InfinityBackend:
         if isinstance(prompted, Tokenize | Detokenize):
             return await self._counter.run(prompted, remaining_s())
         if isinstance(prompted, EmbedParts):
-            raise refused_parts()
+            return await self._embed_parts(prompted, self._model, self._capabilities, remaining_s())
         check_supported(prompted, self._capabilities)
         ready = normalize_texts(prompted, self._counter.rules.max_tokens)
         count = await self._counter.count(ready, remaining_s())
@@ -261,6 +268,31 @@ class InfinityBackend:
             return await self._score(ready, self._model, count, remaining_s())
         response = await self._post(ready, self._model, remaining_s())
         return decode(ready, response, count, self._capabilities.labels)
+
+    async def _embed_parts(
+        self, work: EmbedParts, model: str, offered: Capabilities, timeout_s: float
+    ) -> EmbedReply:
+        """Embed texts and images in one request each, because a request has one modality."""
+        remaining_s = countdown(timeout_s)
+        if Operation.EMBED_IMAGE not in offered.operations:
+            raise refused_parts()
+        check_parts(work)
+        pictures = [i for i, (part,) in enumerate(work.inputs) if isinstance(part, Image)]
+        texts = [i for i in range(len(work.inputs)) if i not in set(pictures)]
+        vectors: dict[int, Vectors] = {}
+        tokens = 0
+        for places, modality in ((texts, "text"), (pictures, "image")):
+            if not places:
+                continue
+            body = msgspec.json.encode(parts_body([work.inputs[i][0] for i in places], modality, model))
+            response = await self._http.post("/embeddings", body, remaining_s(), rows=len(places))
+            if response.status != 200:
+                raise failure(response)
+            rows, counted = decode_embeddings(response.body, len(places))
+            vectors |= dict(zip(places, rows, strict=True))
+            tokens += max(counted or 0, len(places))
+        stacked = np.stack([vectors[i] for i in range(len(work.inputs))])
+        return EmbedReply(shape_vectors(stacked, dimensions=work.dimensions, normalize=True), tokens, None)
 
     async def _score(self, work: Score, model: str, count: TokenCount, timeout_s: float) -> RerankReply:
         """Score pairs with one rerank per query, sequentially, because the API has no pairs."""

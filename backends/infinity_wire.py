@@ -4,17 +4,21 @@ Source: michaelfeil/infinity 0.0.77 (infinity_server.py, fastapi_schemas), run a
 Rule: never send null, and never `dimensions`, because Infinity truncates without normalizing again.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from backends.contract import (
+    Audio,
     Classify,
     ClassifyReply,
     Embed,
+    EmbedParts,
     EmbedReply,
     Encode,
     EncodeReply,
+    Part,
     Reply,
     Rerank,
     RerankReply,
@@ -22,9 +26,12 @@ from backends.contract import (
 )
 from backends.errors import (
     BackendError,
+    InvalidWork,
     ReplicaFailed,
+    UnsupportedWork,
 )
 from backends.http import UpstreamResponse
+from backends.media_wire import check_dense, data_uri
 from backends.openai_envelope import error_of
 from backends.openai_wire import decode_embeddings
 from backends.replies import (
@@ -125,6 +132,25 @@ def encode(work: Embed | Encode | Rerank | Classify, model: str) -> tuple[str, B
             return "/rerank", name | documents | {"raw_scores": work.raw_scores}
         case Classify():
             return "/classify", name | {"input": work.inputs}
+
+
+def check_parts(work: EmbedParts) -> None:
+    """Check that Infinity would embed the inputs as requested. Raises: InvalidWork, UnsupportedWork."""
+    check_dense(work)
+    if not work.normalize:
+        raise UnsupportedWork("this upstream always normalizes its vectors")
+    for index, parts in enumerate(work.inputs):
+        if len(parts) != 1 or isinstance(parts[0], Audio):
+            raise InvalidWork(
+                f"this upstream has a vector for one text or one image; input {index} is more or other",
+                input_index=index,
+            )
+
+
+def parts_body(parts: Sequence[Part], modality: str, model: str) -> Body:
+    """Return the body of a request for texts, or for images."""
+    inputs = [part if isinstance(part, str) else data_uri(part) for part in parts]
+    return {"model": model, "input": inputs, "modality": modality, "encoding_format": "base64"}
 
 
 def decode(

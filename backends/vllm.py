@@ -5,6 +5,7 @@ Rule: request raw vectors if the server offers them, and truncate and normalize 
 normalization has had three names, and most models refuse `dimensions`.
 """
 
+import asyncio
 from contextlib import suppress
 
 import msgspec
@@ -12,6 +13,7 @@ import numpy as np
 
 from backends.contract import (
     Capabilities,
+    Chat,
     Classify,
     ClassifyReply,
     Detokenize,
@@ -70,8 +72,8 @@ from backends.texts import (
     clip_texts,
     refused_parts,
 )
-from backends.vectors import sigmoid
-from backends.vllm_inputs import explain_refusal, input_fields
+from backends.vectors import shape_vectors, sigmoid
+from backends.vllm_inputs import explain_refusal, input_fields, parts_body
 from backends.vllm_probe import VllmProfile, capabilities, labels_of, probe_features
 from backends.vllm_wire import (
     BASE64,
@@ -96,6 +98,8 @@ from backends.vllm_wire import (
 
 # Release whose /classify reads `add_special_tokens`; earlier ones ignore it.
 CLASSIFIES_BARE_TEXTS = (0, 12)
+# Requests with one input each that a piece of work sends at once.
+PARTS_IN_FLIGHT = 8
 
 
 def encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
@@ -328,7 +332,7 @@ class VllmBackend:
             case Tokenize() | Detokenize():
                 return await self._run_tokenizer(prompted, self._profile, remaining_s())
             case EmbedParts():
-                raise refused_parts()
+                return await self._embed_parts(prompted, self._profile, remaining_s())
             case Encode():
                 check_outputs(prompted, self._profile.outputs)
                 parts = split_outputs(prompted)
@@ -344,6 +348,31 @@ class VllmBackend:
             raise error_for(work, failure(response))
         check_reported_cuts(work, response)
         return decode(work, response, profile, self._labels(profile))
+
+    async def _embed_parts(self, work: EmbedParts, profile: VllmProfile, timeout_s: float) -> EmbedReply:
+        """Embed each input by a request with one message, some at a time."""
+        if not profile.images:
+            raise refused_parts()
+        bodies = [parts_body(work, parts, profile.raw_vectors) for parts in work.inputs]
+        free = asyncio.Semaphore(PARTS_IN_FLIGHT)
+
+        async def embed(body: Body) -> tuple[Vectors, int]:
+            async with free:
+                response = await self._post(EMBEDDINGS, body | {"model": profile.model}, timeout_s, 1)
+            if response.status != 200:
+                raise explain_refusal(failure(response), work.chat or Chat())
+            vectors, tokens = decode_embeddings(response.body, 1)
+            return vectors, tokens or 1
+
+        tasks = [asyncio.create_task(embed(body)) for body in bodies]
+        try:
+            found = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        vectors = np.concatenate([rows for rows, _ in found])
+        shaped = shape_vectors(vectors, dimensions=work.dimensions, normalize=work.normalize)
+        return EmbedReply(shaped, sum(tokens for _, tokens in found), None)
 
     async def _run_tokenizer(
         self, work: Tokenize | Detokenize, profile: VllmProfile, timeout_s: float

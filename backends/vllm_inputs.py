@@ -3,12 +3,15 @@
 Source: vLLM 0.33, entrypoints/pooling/base/protocol.py. Releases before 0.33 read one conversation a request.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
-from backends.contract import Chat, Classify, Embed, Encode
+from backends.contract import Chat, Classify, Embed, EmbedParts, Encode, Part
 from backends.errors import BackendError, InvalidWork, UnsupportedWork
+from backends.media_wire import check_dense, content_of
 from backends.openai_envelope import REFUSED_INPUT
-from backends.vllm_wire import Body
+from backends.vllm_wire import BASE64, Body
 
 
 def input_fields(work: Embed | Encode | Classify) -> Body:
@@ -21,6 +24,24 @@ def input_fields(work: Embed | Encode | Classify) -> Body:
     assert isinstance(conversation, str)
     messages = {"messages": msgspec.Raw(conversation.encode()), "add_special_tokens": work.special_tokens}
     return messages | _template_fields(work.chat)
+
+
+def parts_body(work: EmbedParts, parts: Sequence[Part], raw_switch: str | None) -> Body:
+    """Return the body of a request for one input with images.
+
+    raw_switch: turns the normalization off, if the server has one. Raises: UnsupportedWork.
+    """
+    check_dense(work)
+    if not work.normalize and raw_switch is None:
+        raise UnsupportedWork("this upstream always normalizes its vectors")
+    if work.max_tokens is not None:
+        raise UnsupportedWork("vLLM cuts no input with images: leave out `truncate_prompt_tokens`")
+    switch: Body = {raw_switch: False} if raw_switch else {}
+    fields: Body = {} if work.chat is None else _template_fields(work.chat)
+    if work.chat is None and len(parts) == 1 and isinstance(parts[0], str):
+        # As a request for texts alone, so that its vector does not depend on its company.
+        return {"input": parts[0]} | BASE64 | switch
+    return {"messages": [{"role": "user", "content": content_of(parts)}]} | fields | BASE64 | switch
 
 
 def _template_fields(chat: Chat) -> Body:

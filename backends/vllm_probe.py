@@ -14,6 +14,7 @@ import numpy as np
 from backends.contract import Capabilities, Operation, Output, Vectors
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
+from backends.media_wire import PROBE_PICTURE
 from backends.openai_wire import UnequalWidths, decode_embeddings
 from backends.torch.recipe import InputRules
 from backends.vectors import sigmoid
@@ -61,7 +62,7 @@ class VllmProfile(msgspec.Struct, frozen=True):
     specials: the number of special tokens before and after a text. special_ids: their ids.
     sparse: its vectors are term weights. token_width: of its token vectors; None if it has none.
     raw_tokens: a switch turns their normalization off. classes: their number; 0 if it is no classifier.
-    raw_classes: a switch returns their logits.
+    raw_classes: a switch returns their logits. images: a message may contain them.
     """
 
     model: str
@@ -78,6 +79,7 @@ class VllmProfile(msgspec.Struct, frozen=True):
     raw_tokens: bool = False
     classes: int = 0
     raw_classes: bool = False
+    images: bool = False
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -136,6 +138,7 @@ def _operations(profile: VllmProfile, *, has_tokenizer: bool) -> set[Operation]:
         operations |= {Operation.TOKENIZE, Operation.DETOKENIZE}
     model_operations = {
         Operation.EMBED: profile.width is not None,
+        Operation.EMBED_IMAGE: profile.images,
         Operation.ENCODE: bool(profile.outputs - {Output.DENSE}),
         Operation.RERANK: profile.scores is not None,
         Operation.CLASSIFY: profile.classes > 0,
@@ -156,6 +159,8 @@ def _notes(profile: VllmProfile) -> tuple[str, ...]:
         notes.append(f"raw vectors by {profile.raw_vectors}" if profile.raw_vectors else "no raw vectors")
     if profile.scores is not None:
         notes.append(f"scores: {profile.scores}")
+    if profile.images:
+        notes.append("images")
     if profile.instructed:
         notes.append("instructions")
     if profile.sparse:
@@ -211,7 +216,16 @@ async def _probe_vectors(profile: VllmProfile, vectors: Vectors, send: SendReque
         if raw is not None and not np.allclose(np.linalg.norm(raw, axis=1), 1.0, atol=0.01):
             switch = candidate
             break
-    return msgspec.structs.replace(profile, width=vectors.shape[1], raw_vectors=switch)
+    return msgspec.structs.replace(
+        profile, width=vectors.shape[1], raw_vectors=switch, images=await _takes_images(send)
+    )
+
+
+async def _takes_images(send: SendRequest) -> bool:
+    """Return whether a message with a picture gets a vector. Any refusal is a no: texts work without it."""
+    content = [{"type": "image_url", "image_url": {"url": PROBE_PICTURE}}]
+    response = await send(EMBEDDINGS, {"messages": [{"role": "user", "content": content}]} | BASE64)
+    return response.status == 200
 
 
 async def _probe_specials(profile: VllmProfile, send: SendRequest) -> VllmProfile:

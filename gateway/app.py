@@ -35,6 +35,7 @@ from gateway.api.dialects import (
     vllm,
     vllm_pooling,
     vllm_server,
+    voyage,
 )
 from gateway.api.operators import (
     added_models,
@@ -117,6 +118,7 @@ DIALECTS = (
     infinity,
     rerank,
     nim,
+    voyage,
     cohere,
     sie,
     ollama,

@@ -10,6 +10,7 @@ from backends.contract import (
     Classify,
     Detokenize,
     Embed,
+    EmbedParts,
     Encode,
     Operation,
     Rerank,
@@ -32,7 +33,7 @@ class Similarity(msgspec.Struct, frozen=True, tag="similarity"):
     prompt_name: str | None = None
 
 
-Work: TypeAlias = Embed | Encode | Rerank | Score | Classify | Similarity | Tokenize | Detokenize
+Work: TypeAlias = Embed | Encode | EmbedParts | Rerank | Score | Classify | Similarity | Tokenize | Detokenize
 
 
 class Call(msgspec.Struct, frozen=True):

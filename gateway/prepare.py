@@ -243,7 +243,7 @@ class TokenRoom:
 
 def _is_countable(work: BackendWork, capabilities: Capabilities) -> bool:
     """Return whether the model's tokenizer alone, with its special tokens, determines the tokens."""
-    if isinstance(work, Tokenize | Detokenize):
+    if isinstance(work, Tokenize | Detokenize | EmbedParts):
         return False
     if isinstance(work, Rerank | Score):
         # Such a reranker puts each pair into a template.
@@ -270,6 +270,8 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
     elif isinstance(work, Embed | Encode | Tokenize):
         configured = ChainMap(route.prompts, inputs.prompts)
         work = _with_prompt(work, call, configured, capabilities)
+    elif isinstance(work, EmbedParts):
+        work = _with_prompt_of_texts(work, call, ChainMap(route.prompts, inputs.prompts), capabilities)
     if capabilities is not None and not capabilities.pools_prompt:
         work = _with_prompt_lengths(work, plain)
     if not isinstance(work, Tokenize | Detokenize):
@@ -297,6 +299,21 @@ def _with_prompt(
         default = capabilities.default_prompt if capabilities else None
         return with_roles(work, ChainMap(*configured.maps, checkpoint_prompts), default)
     return with_prompt(work, call.role, configured, checkpoint_prompts)
+
+
+def _with_prompt_of_texts(
+    work: EmbedParts, call: Call, configured: Prompts, capabilities: Capabilities | None
+) -> EmbedParts:
+    """Return the work with a prompt before each input that is one text, as texts alone would have it."""
+    places = [i for i, parts in enumerate(work.inputs) if len(parts) == 1 and isinstance(parts[0], str)]
+    if not places:
+        return work
+    texts = Embed(tuple(str(work.inputs[i][0]) for i in places), prompt_name=work.prompt_name)
+    prompted = with_prompt(texts, call.role, configured, capabilities.prompts if capabilities else {})
+    inputs = list(work.inputs)
+    for place, text in zip(places, prompted.inputs, strict=True):
+        inputs[place] = (text,)
+    return msgspec.structs.replace(work, inputs=tuple(inputs), prompt_name=prompted.prompt_name)
 
 
 def _check_late_chunking(work: Work, capabilities: Capabilities | None) -> None:

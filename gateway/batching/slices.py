@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import (
+    Audio,
     Capabilities,
     Classify,
     ClassifyReply,
@@ -22,6 +23,7 @@ from backends.contract import (
     EmbedReply,
     Encode,
     EncodeReply,
+    Image,
     Reply,
     Rerank,
     RerankReply,
@@ -43,6 +45,12 @@ DEFAULT_BATCH_INPUTS = 32
 DEFAULT_BATCH_TOKENS = 16384
 # JSON escapes some one-byte characters as six bytes: \u0000.
 JSON_BYTES_PER_BYTE = 6
+# Of Qwen2-VL: 28 x 28. CLIP and SigLIP have a fixed number, usually below the least.
+PIXELS_PER_TOKEN = 784
+IMAGE_TOKENS_MIN = 256
+BYTES_PER_AUDIO_TOKEN = 256
+# JSON around a picture or recording.
+MEDIA_ENVELOPE = 128
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -123,7 +131,8 @@ def token_bounds(
         extra += len(work.query.encode())
     bounds = [_token_bound(work_input) + extra for work_input in inputs_of(work)]
     # Texts that are only tokenized are never cut.
-    if max_input_tokens is not None and not isinstance(work, Tokenize):
+    # The length of a model of images is that of its texts.
+    if max_input_tokens is not None and not isinstance(work, Tokenize | EmbedParts):
         bounds = [min(bound, max_input_tokens) for bound in bounds]
     if not isinstance(work, Rerank | Score):
         return bounds
@@ -140,7 +149,16 @@ def _token_bound(work_input: WorkInput) -> int:
     if isinstance(work_input, str):
         return token_upper_bound(work_input)
     # Token ids are converted back to text free of charge.
-    return sum(token_upper_bound(part) for part in work_input if isinstance(part, str))
+    return sum(_part_bound(part) for part in work_input)
+
+
+def _part_bound(part: str | int | Image | Audio) -> int:
+    if isinstance(part, str):
+        return token_upper_bound(part)
+    if isinstance(part, Image):
+        # How a network divides a picture is not known here: networks of pages have a token for this square.
+        return IMAGE_TOKENS_MIN + part.width * part.height // PIXELS_PER_TOKEN
+    return 0 if isinstance(part, int) else len(part.data) // BYTES_PER_AUDIO_TOKEN + 1
 
 
 def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = False) -> list[Slice]:
@@ -309,12 +327,20 @@ def _wire_sizes(work: Work, room: int | None) -> Sequence[int]:
     upper_bounds = [_byte_bound(work_input) for work_input in inputs]
     if sum(upper_bounds) <= room:
         return upper_bounds
-    return [len(msgspec.json.encode(work_input)) + 1 for work_input in inputs]
+    return upper_bounds if isinstance(work, EmbedParts) else [_json_bytes(item) for item in inputs]
+
+
+def _json_bytes(work_input: WorkInput) -> int:
+    return len(msgspec.json.encode(work_input)) + 1
 
 
 def _byte_bound(work_input: WorkInput) -> int:
     if isinstance(work_input, str):
         return len(work_input.encode()) * JSON_BYTES_PER_BYTE + 3
+    media = [part for part in work_input if isinstance(part, Image | Audio)]
+    if media:
+        texts = [part for part in work_input if isinstance(part, str)]
+        return sum(len(part.data) * 4 // 3 + MEDIA_ENVELOPE for part in media) + sum(map(_byte_bound, texts))
     return len(msgspec.json.encode(work_input)) + 1
 
 

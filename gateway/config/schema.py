@@ -39,6 +39,7 @@ OPERATION_SEGMENTS = frozenset(
         "health",
         "info",
         "multi-vector",
+        "multimodalembeddings",
         "pooling",
         "predict",
         "ranking",

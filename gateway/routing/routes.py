@@ -16,6 +16,7 @@ SUGGESTIONS_FROM = 200
 SUGGESTED_CHARACTERS_MAX = 64
 
 # An upstream's name → its operations; None while no replica of it has joined.
+MEDIA_VERBS = {Operation.EMBED_IMAGE: "embed images", Operation.EMBED_AUDIO: "embed sound"}
 # Status of what would serve a model that is not served now; None if nothing would.
 StatusOf = Callable[[str], str | None]
 OperationsOf = Callable[[str], frozenset[Operation] | None]
@@ -78,7 +79,9 @@ class Routes:
         if not tenant.may_use(model_name):
             raise ModelForbidden(f"this key may not use the model {model_name!r}", param="model")
         if not self._offers(model, operation):
-            raise OperationUnsupported(f"the model {model_name!r} does not {operation}", param="model")
+            raise OperationUnsupported(
+                f"the model {model_name!r} does not {MEDIA_VERBS.get(operation, operation)}", param="model"
+            )
         return Route(
             model=model_name,
             upstream=model.upstream,
@@ -144,7 +147,10 @@ class Routes:
         if len(capable) == 1:
             return capable[0]
         if not capable:
-            raise OperationUnsupported(f"no model here does {operation}", param="model")
+            verb = MEDIA_VERBS.get(operation)
+            raise OperationUnsupported(
+                f"no model here can {verb}" if verb else f"no model here does {operation}", param="model"
+            )
         raise InvalidInput(
             f"name a model: this gateway serves several, and its config sets no `defaults.{field}`",
             param="model",

@@ -22,6 +22,7 @@ from gateway.api.dialects import (
     tokenize,
     vllm,
     vllm_pooling,
+    voyage,
 )
 from gateway.api.document.complete import TAGS
 from gateway.api.document.examples import EXAMPLES
@@ -66,6 +67,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/classify": vllm.VllmClassifyRequest,
     "/pooling": vllm_pooling.PoolingRequest,
     "/infinity/embeddings": infinity.InfinityEmbeddingsRequest,
+    "/infinity/embeddings_image": infinity.InfinityEmbeddingsRequest,
     "/infinity/rerank": infinity.InfinityRerankRequest,
     "/infinity/classify": infinity.InfinityClassifyRequest,
     "/api/embed": ollama.OllamaEmbedRequest,
@@ -79,6 +81,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/models/{name}:countTokens": gemini.CountTokensRequest,
     "/v1beta/models/{name}:countTokens": gemini.CountTokensRequest,
     "/v1/ranking": nim.RankingRequest,
+    "/v1/multimodalembeddings": voyage.MultimodalRequest,
     "/v1beta/models/{name}:batchEmbedContents": gemini.BatchEmbedContentsRequest,
 }
 WITHOUT_BODY = [

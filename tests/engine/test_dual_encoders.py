@@ -37,7 +37,7 @@ from tests.engine.dual_checkpoints import (
     picture_vectors,
     text_vectors,
 )
-from tests.engine.pictures import encoded, noise, part_of, pictures, png_of_size
+from tests.pictures import encoded, noise, part_of, pictures, png_of_size
 
 TEXTS = [*PHRASES[:6], "a", "word " * 100]
 LEAST_COSINE: dict[DTypeName, float] = {"float32": 0.9999, "bfloat16": 0.9995}

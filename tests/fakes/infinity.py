@@ -17,7 +17,7 @@ ITEMS_MAX = 2048
 
 
 class FakeInfinity(FakeServer):
-    """Server of one or several models. late: a model with one vector per token (ColBERT)."""
+    """Server of one or several models. late: a model with one vector per token (ColBERT). images: CLIP's."""
 
     def __init__(
         self,
@@ -27,8 +27,10 @@ class FakeInfinity(FakeServer):
         max_tokens: int = 16,
         prefix: str = "",
         late: bool = False,
+        images: bool = False,
     ) -> None:
         super().__init__(prefix=prefix)
+        self.images = images
         self.late = late
         self.capability = capability
         self.models = models
@@ -53,12 +55,13 @@ class FakeInfinity(FakeServer):
             "batch_size": self.batch_size,
         }
         rest = {"object": "model", "owned_by": "infinity", "created": 1, "backend": "torch"}
-        data = [
-            {"id": name, "stats": stats, "capabilities": [self.capability]} | rest for name in self.models
-        ]
+        capabilities = [self.capability, *(["image_embed"] if self.images else [])]
+        data = [{"id": name, "stats": stats, "capabilities": capabilities} | rest for name in self.models]
         return {"data": data, "object": "list"}
 
     def _embeddings(self, body: dict[str, Any]) -> Any:
+        if body.get("modality", "text") == "image":
+            return self._pictures(body)
         texts = _strings(body, "input")
         width = body.get("dimensions", 0)
         if not isinstance(width, int):
@@ -73,6 +76,19 @@ class FakeInfinity(FakeServer):
             for i, row in enumerate(rows)
         ]
         return {"object": "list", "data": data} | self._rest(sum(map(len, texts)))
+
+    def _pictures(self, body: dict[str, Any]) -> Any:
+        sources = body["input"]
+        if not all(source.startswith("data:image/") for source in sources):
+            raise _invalid("value_error", "input")
+        if not self.images:
+            raise _error(400, "ModelNotDeployedError: model does not support `image_embed`.")
+        form = body.get("encoding_format", "float")
+        data = [
+            {"object": "embedding", "embedding": encode_vector(vector_of(source), form), "index": i}
+            for i, source in enumerate(sources)
+        ]
+        return {"object": "list", "data": data} | self._rest(len(sources))
 
     def _rerank(self, body: dict[str, Any]) -> Any:
         documents = _strings(body, "documents")

@@ -4,6 +4,7 @@ Source: vLLM 0.32.0, observed running; 0.20.2, 0.11.2 and 0.8.5 as cited in `bac
 Raw vectors have twice the length of normalized ones.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,8 +24,10 @@ VOCABULARY = 1000
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message."""
-    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
+    """Return the text of a message; that of a picture is its address."""
+    if isinstance(content, str):
+        return content
+    return " ".join(part["text"] if part["type"] == "text" else part["image_url"]["url"] for part in content)
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -45,6 +48,7 @@ class FakeVllm(FakeServer):
 
     task: embed, classify or token_embed. classes: those of a classifier; 1 is a cross-encoder. splade: its
     vectors are as wide as its vocabulary. instructed: its template puts an instruction before each query.
+    images: a message may contain them.
     """
 
     def __init__(
@@ -59,8 +63,10 @@ class FakeVllm(FakeServer):
         splade: bool = False,
         chunked: bool = False,
         instructed: bool = False,
+        images: bool = False,
     ) -> None:
         super().__init__()
+        self.images = images
         self.chunked = chunked
         self.instructed = instructed
         self.task = task
@@ -255,6 +261,9 @@ class FakeVllm(FakeServer):
 
     def _inputs(self, body: dict[str, Any]) -> list[str]:
         """Return the texts of a request, or its conversation as the template writes it."""
+        has_pictures = b"image_url" in json.dumps(body.get("messages", [])).encode()
+        if has_pictures and not self.images:
+            raise self._refused(400, "BadRequestError", "At most 0 image(s) may be provided in one prompt.")
         if "messages" not in body:
             marks = "" if body.get("add_special_tokens", True) else "bare "
             return [marks + text for text in self._texts(body, "input")]

@@ -39,9 +39,12 @@ class Recording(httpx.AsyncHTTPTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and record the exchange."""
-        response = await super().handle_async_request(request)
+        sent = await request.aread()
+        headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
+        whole = httpx.Request(request.method, request.url, headers=headers, content=sent)
+        response = await super().handle_async_request(whole)
         content = await response.aread()
-        body = json.loads(request.content) if request.content else None
+        body = json.loads(sent) if sent else None
         self.exchanges.append(exchange(request.method, request.url.path, body, response, content))
         return httpx.Response(response.status_code, headers=response.headers, content=content)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 
-from backends.contract import Embed, EmbedReply, Truncate
+from backends.contract import Embed, EmbedParts, EmbedReply, Truncate
 from gateway.api.server.body import INTEGER_MAX, Integer, ModelName
 from gateway.api.server.encoding import EmbeddingType, json_bytes, vector_items
 from gateway.api.server.endpoints import inference
@@ -16,9 +16,12 @@ from gateway.api.server.error_bodies import COHERE
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
+from gateway.api.wire.contents import ContentPart
 from gateway.api.wire.inputs import Dimensions
+from gateway.api.wire.media_parts import PartInput, VectorOptions, embed_parts, part_of
 from gateway.calls import Call
 from gateway.errors import InvalidInput
+from gateway.media.pictures import PictureSource
 from gateway.prompts import Role
 
 ROLE_OF: dict[str, Role] = {
@@ -36,17 +39,10 @@ TextTokens = Annotated[int, msgspec.Meta(ge=1, le=INTEGER_MAX)]
 EmbeddingTypes = Annotated[list[EmbeddingType], msgspec.Meta(max_length=16)]
 
 
-class CohereInputPart(msgspec.Struct):
-    """One part of an input. Its type is text, because images are refused."""
-
-    type: str
-    text: str | None = None
-
-
 class CohereInput(msgspec.Struct):
-    """An input in parts. The gateway takes exactly one text part."""
+    """An input in parts: one text, or texts and images for a model that reads them together."""
 
-    content: list[CohereInputPart]
+    content: list[ContentPart]
 
 
 class EmbedV1Request(msgspec.Struct, kw_only=True):
@@ -54,8 +50,8 @@ class EmbedV1Request(msgspec.Struct, kw_only=True):
 
     input_type: Cohere's, or the name of a prompt of the model, as for vLLM; without it the model's default
     prompt applies. Without embedding_types the reply contains plain vectors. output_dimension and max_tokens
-    are those of the second version: the most tokens of each text, which `truncate` cuts or refuses. images
-    are refused.
+    are those of the second version: the most tokens of each text, which `truncate` cuts or refuses. images:
+    `data:` URIs, instead of texts.
     """
 
     texts: list[str] | None = None
@@ -128,22 +124,53 @@ def decode_embed(data: EmbedV1Request, texts: list[str], name: str | None, api: 
 
     Raises: EmptyInput, InvalidInput.
     """
-    if data.images is not None or data.input_type == "image":
-        raise InvalidInput("images are not supported", param="images")
+    if data.input_type == "image":
+        raise InvalidInput("`input_type` image needs `images`", param="input_type")
+    prompt_name = None if data.input_type in ROLE_OF else data.input_type
+    whole = api.whole_texts(texts, "texts")
+    return _call_of(data, Embed(whole, dimensions=data.output_dimension, prompt_name=prompt_name), name)
+
+
+def _call_of(data: EmbedV1Request, work: Embed | EmbedParts, name: str | None) -> Call:
+    """Return the call of a body. Raises: InvalidInput."""
     if data.embedding_types == []:
         raise InvalidInput("`embedding_types` is an empty list", param="embedding_types")
+    if isinstance(work, EmbedParts) and data.max_tokens is not None:
+        raise InvalidInput("`max_tokens` is for texts: leave it out", param="max_tokens")
     return Call(
-        Embed(
-            api.whole_texts(texts, "texts"),
-            dimensions=data.output_dimension,
-            prompt_name=None if data.input_type in ROLE_OF else data.input_type,
-        ),
+        work,
         name or data.model,
         truncate=None if data.truncate is None else data.truncate != "NONE",
         side=None if data.truncate is None else SIDE_OF.get(data.truncate),
         role=ROLE_OF.get(data.input_type or ""),
         text_tokens=data.max_tokens,
     )
+
+
+async def decode_pictures(data: EmbedV1Request, name: str | None, api: InferenceApi) -> Call | None:
+    """Decode a body with pictures, None if it has none. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput.
+    """
+    inputs = data.inputs if isinstance(data, EmbedV2Request) else None
+    if data.images is not None:
+        if data.texts is not None or inputs is not None:
+            raise InvalidInput("send `images` or texts, one of them", param="images")
+        api.check_count(len(data.images), "images")
+        field = "images"
+        sources: list[list[PartInput]] = [[PictureSource(text)] for text in data.images]
+    elif inputs is not None and any(part.image_url is not None for item in inputs for part in item.content):
+        if data.texts is not None:
+            raise InvalidInput("send `texts` or `inputs`, one of them", param="texts")
+        api.check_count(len(inputs), "inputs")
+        field = "inputs"
+        sources = [[part_of(part, "inputs") for part in item.content] for item in inputs]
+    else:
+        return None
+    work = await embed_parts(sources, field, VectorOptions(dimensions=data.output_dimension))
+    if data.input_type not in {*ROLE_OF, "image", None}:
+        work = msgspec.structs.replace(work, prompt_name=data.input_type)
+    return _call_of(data, work, name)
 
 
 def texts_of(data: EmbedV2Request, api: InferenceApi) -> list[str]:
@@ -192,8 +219,7 @@ async def embed_v2(
 
     Send `texts`, or `inputs` of one text part each. Returns the vectors in each type of `embedding_types`.
     """
-    images = data.images is not None
-    call = decode_embed(data, [] if images else texts_of(data, api), name, api)
+    call = await decode_pictures(data, name, api) or decode_embed(data, texts_of(data, api), name, api)
     call = msgspec.structs.replace(call, bulk=bool(data.priority))
     served = await api.serve(context, call)
     reply: EmbedReply = expect_reply(served.reply, EmbedReply)
@@ -224,14 +250,15 @@ async def embed_v1(
 
     Returns plain vectors, or the vectors in each type of `embedding_types` if the request lists any.
     """
-    served = await api.serve(context, decode_embed(data, data.texts or [], name, api))
+    call = await decode_pictures(data, name, api) or decode_embed(data, data.texts or [], name, api)
+    served = await api.serve(context, call)
     reply: EmbedReply = expect_reply(served.reply, EmbedReply)
     kinds = data.embedding_types
     body = {
         "id": context.request_id,
         "response_type": "embeddings_by_type" if kinds else "embeddings_floats",
         "embeddings": encode_by_type(reply, kinds) if kinds else list(reply.vectors),
-        "texts": data.texts,
+        "texts": data.texts or [],
         "meta": meta_of(reply, "1"),
     }
     return respond(context, served, json_bytes(body))

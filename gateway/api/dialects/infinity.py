@@ -39,8 +39,10 @@ from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import NO_KEY, HttpReply
 from gateway.api.wire.embedding_replies import with_dimensions
 from gateway.api.wire.inputs import check_token_vectors
+from gateway.api.wire.media_parts import VectorOptions, embed_parts
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput, ModelNotFound
+from gateway.media.pictures import PictureSource
 from gateway.serve import Served
 
 # The value of `model` that its clients send by default.
@@ -189,13 +191,17 @@ def model_of(model: str) -> str | None:
     return None if model == ANY_MODEL else model
 
 
-def decode_embeddings(data: InfinityEmbeddingsRequest, api: InferenceApi) -> Call:
+async def decode_embeddings(data: InfinityEmbeddingsRequest, api: InferenceApi) -> Call:
     """Decode a body of /infinity/embeddings. A model that has only multi-vectors returns these.
 
     Raises: EmptyInput, InvalidInput.
     """
-    if data.modality != "text":
-        raise InvalidInput(f"`modality` {data.modality} is not supported; only text is", param="modality")
+    if data.modality == "audio":
+        raise InvalidInput("`modality` audio is not supported; send text or images", param="modality")
+    if data.modality == "image":
+        sources = [[PictureSource(text)] for text in api.texts(data.input, "input")]
+        options = VectorOptions(dimensions=width_of(data))
+        return Call(await embed_parts(sources, "input", options), model_of(data.model))
     texts, model = api.whole_texts(data.input, "input"), model_of(data.model)
     capabilities = _capabilities_of(model, api)
     if not is_late(capabilities):
@@ -307,17 +313,43 @@ async def embeddings(
     api: InferenceApi,
     name: str | None,  # noqa: ARG001 - every handler takes it
 ) -> HttpReply:
-    """Turn texts into vectors.
+    """Turn texts into vectors, or images with `modality`.
 
     Returns one vector for each input, in the order of the inputs.
     """
-    served = await api.serve(context, decode_embeddings(data, api))
+    return await _serve_embeddings(data, context, api)
+
+
+async def _serve_embeddings(
+    data: InfinityEmbeddingsRequest, context: RequestContext, api: InferenceApi
+) -> HttpReply:
+    served = await api.serve(context, await decode_embeddings(data, api))
     reply = expect_reply(served.reply, EmbedReply | EncodeReply)
     items = [
         {"object": "embedding", "embedding": item, "index": index}
         for index, item in enumerate(embedding_items(reply, data))
     ]
     return respond(context, served, encode_reply("list", {"data": items}, served))
+
+
+@inference(
+    "/infinity/embeddings_image",
+    dialect=INFINITY,
+    reply=ResponseSpec(InfinityEmbeddingsResponse, description="One vector for each image"),
+    tags=["Infinity"],
+    below_models=False,
+)
+async def embeddings_image(
+    data: InfinityEmbeddingsRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,  # noqa: ARG001 - every handler takes it
+) -> HttpReply:
+    """Turn images into vectors, at the older path.
+
+    The same as `/infinity/embeddings` with `modality: image`.
+    """
+    return await _serve_embeddings(msgspec.structs.replace(data, modality="image"), context, api)
 
 
 @inference(
@@ -365,7 +397,12 @@ async def classify(
 
 
 # Infinity has names for these operations only.
-CAPABILITY_NAMES = {Operation.EMBED: "embed", Operation.RERANK: "rerank", Operation.CLASSIFY: "classify"}
+CAPABILITY_NAMES = {
+    Operation.EMBED: "embed",
+    Operation.EMBED_IMAGE: "image_embed",
+    Operation.RERANK: "rerank",
+    Operation.CLASSIFY: "classify",
+}
 
 
 def model_item(name: str, api: InferenceApi) -> InfinityModelItem:
@@ -399,4 +436,4 @@ async def health() -> InfinityHealth:
     return InfinityHealth(time.time())
 
 
-HANDLERS = [embeddings, rerank, classify, models, health]
+HANDLERS = [embeddings, embeddings_image, rerank, classify, models, health]

@@ -39,6 +39,13 @@ from gateway.api.wire.embedding_replies import (
     with_dimensions,
 )
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
+from gateway.api.wire.media_parts import (
+    PartInput,
+    VectorOptions,
+    embed_parts,
+    have_pictures,
+    parts_of_messages,
+)
 from gateway.api.wire.vllm_options import (
     adds_special_tokens,
     chat_of,
@@ -51,17 +58,18 @@ from gateway.api.wire.vllm_options import (
 from gateway.api.wire.vllm_replies import OCTETS, check_metadata, encode_bytes, metadata_header
 from gateway.calls import Call
 from gateway.errors import InvalidInput
+from gateway.media.pictures import PictureSource
 
 # What prepares texts, and has no effect on a conversation.
 ONLY_OF_TEXTS = ("input_type", "task", "late_chunking")
-OTHER_KINDS = ("image", "pdf", "video", "audio", "content")
+OTHER_KINDS = ("pdf", "video", "audio", "content")
 
 
 class InputObject(msgspec.Struct):
-    """An input in Jina's form: `text`. image, pdf, video, audio and content are refused."""
+    """An input in Jina's form: `text`, or `image` as base64. pdf, video, audio and content are refused."""
 
     text: str | None = None
-    image: Any = None
+    image: str | None = None
     pdf: Any = None
     video: Any = None
     audio: Any = None
@@ -98,7 +106,7 @@ async def decode_embeddings(
 
     Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
     """
-    if _options_of(data) != _NO_OPTIONS:
+    if _options_of(data) != _NO_OPTIONS or _has_objects(data.input):
         return await _decode_options(data, name, context, api)
     model = name or data.model
     field = InputField("input", model, Operation.EMBED)
@@ -114,6 +122,8 @@ async def _decode_options(
     check_options(data, own=own_fields(data))
     check_embedding_options(data)
     model = name or data.model
+    if (pictures := _with_pictures(data, api)) is not None:
+        return await _decode_pictures(data, pictures, model)
     operation = Operation.ENCODE if data.return_multivector else Operation.EMBED
     field = InputField("input", model, operation)
     texts = await read_inputs(inputs_of(data.input, api), data.messages, field, context, api)
@@ -127,6 +137,62 @@ async def _decode_options(
     work = with_chat(work_of(data, texts), chat, special_tokens=adds_special_tokens(data))
     return Call(
         work,
+        model,
+        truncate,
+        side,
+        role=role_of(data),
+        instruction=instruction_of(data),
+        prompt_tokens=length_of(data),
+    )
+
+
+def _has_objects(inputs: object) -> bool:
+    """Return whether an input is in Jina's form."""
+    # In C, because every call is asked.
+    return (
+        InputObject in set(map(type, inputs)) if isinstance(inputs, list) else isinstance(inputs, InputObject)
+    )
+
+
+def _with_pictures(data: OpenAIEmbeddingsRequest, api: InferenceApi) -> list[list[PartInput]] | None:
+    """Return the inputs of a request if one of them is a picture. Raises: EmptyInput, InvalidInput."""
+    if data.messages is not None and have_pictures(data.messages):
+        if not isinstance(data.input, UnsetType):
+            raise InvalidInput("send `input` or `messages`, one of them", param="messages")
+        return [parts_of_messages(data.messages)]
+    items = data.input if isinstance(data.input, list) else [data.input]
+    if not any(isinstance(item, InputObject) and item.image is not None for item in items):
+        return None
+    api.check_count(len(items), "input")
+    return [[_part_of(item)] for item in items]
+
+
+def _part_of(item: Any) -> PartInput:
+    """Return the text or picture of an input of Jina's. Raises: InvalidInput."""
+    if isinstance(item, str):
+        return item
+    if isinstance(item, InputObject) and item.image is not None:
+        if item.text is not None or any(getattr(item, kind) is not None for kind in OTHER_KINDS):
+            raise InvalidInput("an input is one text or one image; send each as its own", param="input")
+        return PictureSource(item.image)
+    if isinstance(item, InputObject):
+        return _text_of(item)
+    raise InvalidInput("`input` mixes token ids with images", param="input")
+
+
+async def _decode_pictures(
+    data: OpenAIEmbeddingsRequest, inputs: list[list[PartInput]], model: str | None
+) -> Call:
+    """Return the call of inputs with pictures. Raises: EmptyInput, InvalidInput."""
+    if data.late_chunking:
+        raise InvalidInput("`late_chunking` is for texts: leave it out", param="late_chunking")
+    options = VectorOptions(normalizes(data), dimensions_of(data), bool(data.return_multivector))
+    work = await embed_parts(inputs, "input" if data.messages is None else "messages", options)
+    check_metadata(data.encoding_format, len(inputs))
+    chat = chat_of(data)
+    truncate, side = truncation_of(data)
+    return Call(
+        work if chat is None else msgspec.structs.replace(work, chat=chat),
         model,
         truncate,
         side,
@@ -183,7 +249,7 @@ def inputs_of(inputs: EmbeddingsInput | UnsetType, api: InferenceApi) -> Inputs 
 
 def _text_of(item: InputObject) -> str:
     if item.text is None or any(getattr(item, kind) is not None for kind in OTHER_KINDS):
-        raise InvalidInput("an input is a text, or an object with `text` alone", param="input")
+        raise InvalidInput("an input is a text, or an object with `text` or `image` alone", param="input")
     return item.text
 
 

@@ -31,6 +31,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "InfinityEmbeddingsRequest": {"model": "bge", "input": TEXTS},
     "InfinityRerankRequest": {"model": "reranker", "query": QUERY, "documents": TEXTS},
     "KeyRequest": {"tenant": "search"},
+    "MultimodalRequest": {"model": "clip", "inputs": [{"content": [{"type": "text", "text": TEXTS[0]}]}]},
     "OllamaEmbedRequest": {"model": "bge", "input": TEXTS},
     "OllamaEmbeddingsRequest": {"model": "bge", "prompt": TEXTS[0]},
     "OllamaShowRequest": {"model": "bge"},

@@ -1,6 +1,6 @@
-"""Texts in the form of a message's content, as vLLM accepts them next to plain strings. Pure.
+"""Texts and pictures in the form of a message's content, as vLLM and OpenAI have them. Pure.
 
-Source: vLLM 0.33, entrypoints/pooling/scoring.
+Source: vLLM 0.33, entrypoints/pooling/scoring, and its chat messages.
 """
 
 import msgspec
@@ -8,17 +8,30 @@ import msgspec
 from gateway.errors import InvalidInput
 
 
-class ContentPart(msgspec.Struct):
-    """A part of a message. Only text is accepted."""
+class MediaAddress(msgspec.Struct):
+    """Place of a picture: a `data:` URI. detail: OpenAI's; the model decides it."""
+
+    url: str
+    detail: str | None = None
+
+
+class ContentPart(msgspec.Struct, omit_defaults=True):
+    """A part of a message: a text, or a picture where the path takes pictures."""
 
     type: str
     text: str | None = None
+    image_url: MediaAddress | str | None = None
 
 
 class Content(msgspec.Struct):
     """A text in the form of a message's content."""
 
     content: list[ContentPart]
+
+
+def address_of(part: ContentPart) -> str | None:
+    """Return the address of a part's picture, None if it has none."""
+    return part.image_url.url if isinstance(part.image_url, MediaAddress) else part.image_url
 
 
 def text_of_parts(parts: list[ContentPart], field: str) -> str:

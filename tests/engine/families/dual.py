@@ -93,7 +93,7 @@ def text_config(vocabulary: Vocabulary, **values: Any) -> Json:
 @torch.inference_mode()
 def dual_vectors(folder: Path) -> Sequence[Answer]:
     """Embed texts and pictures with transformers, from the token ids of `ids_of`."""
-    from tests.engine.pictures import encoded, noise, part_of
+    from tests.pictures import encoded, noise, part_of
 
     network = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     config = json.loads((folder / "tokenizer_config.json").read_text())

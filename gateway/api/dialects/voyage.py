@@ -1,0 +1,138 @@
+"""Voyage: multimodal embeddings. Its other embeddings are at /v1/embeddings, its rerank at /v1/rerank.
+
+Source: Voyage's API reference, multimodal embeddings; voyageai 0.5.0.
+"""
+
+from typing import Literal
+
+import msgspec
+from litestar.openapi.datastructures import ResponseSpec
+
+from backends.contract import Embed, EmbedReply, Image
+from gateway.api.server.body import ModelName
+from gateway.api.server.encoding import json_bytes, vector_items
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import OPENAI
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import HttpReply
+from gateway.api.wire.inputs import Dimensions
+from gateway.api.wire.media_parts import PartInput, VectorOptions, embed_parts
+from gateway.calls import Call
+from gateway.errors import EmptyInput, InvalidInput
+from gateway.media.pictures import PictureSource
+from gateway.prompts import Role
+
+
+class VoyagePart(msgspec.Struct):
+    """A part of an input: a text, or an image as a `data:` URI. video_url and video_base64 are refused."""
+
+    type: str
+    text: str | None = None
+    image_base64: str | None = None
+    image_url: str | None = None
+
+
+class VoyageInput(msgspec.Struct):
+    """An input: texts and images in order."""
+
+    content: list[VoyagePart]
+
+
+class MultimodalRequest(msgspec.Struct, kw_only=True):
+    """Body of /v1/multimodalembeddings. output_encoding: `base64` packs each vector into one string."""
+
+    inputs: list[VoyageInput]
+    model: ModelName | None = None
+    input_type: Literal["query", "document"] | None = None
+    truncation: bool | None = None
+    output_encoding: Literal["base64"] | None = None
+    output_dimension: Dimensions | None = None
+
+
+class MultimodalEmbedding(msgspec.Struct):
+    """The vector of one input. index: its place in the request."""
+
+    embedding: list[float] | str
+    index: int
+    object: Literal["embedding"] = "embedding"
+
+
+class MultimodalUsage(msgspec.Struct):
+    """image_pixels: of all images. total_tokens: of the model, for texts and images."""
+
+    image_pixels: int
+    total_tokens: int
+
+
+class MultimodalResponse(msgspec.Struct):
+    """Vectors, in the order of the inputs."""
+
+    data: list[MultimodalEmbedding]
+    model: str
+    usage: MultimodalUsage
+    object: Literal["list"] = "list"
+
+
+async def decode_multimodal(data: MultimodalRequest, name: str | None, api: InferenceApi) -> Call:
+    """Decode a body. name: the model in the path. Raises: EmptyInput, InvalidInput."""
+    api.check_count(len(data.inputs), "inputs")
+    inputs = [[_part_of(part) for part in item.content] for item in data.inputs]
+    role: Role | None = data.input_type
+    if any(isinstance(part, PictureSource) for parts in inputs for part in parts):
+        work = await embed_parts(inputs, "inputs", VectorOptions(dimensions=data.output_dimension))
+        return Call(work, name or data.model, data.truncation, role=role)
+    if any(len(parts) != 1 or not parts[0] for parts in inputs):
+        raise EmptyInput("an input without images is one text, which is not empty", param="inputs")
+    texts = tuple(str(parts[0]) for parts in inputs)
+    return Call(
+        Embed(texts, dimensions=data.output_dimension), name or data.model, data.truncation, role=role
+    )
+
+
+def _part_of(part: VoyagePart) -> PartInput:
+    """Return a text or a picture. Raises: InvalidInput."""
+    if part.type == "text" and part.text is not None:
+        return part.text
+    source = {"image_base64": part.image_base64, "image_url": part.image_url}.get(part.type)
+    if source is None:
+        raise InvalidInput(
+            f"`inputs` has a part of type {part.type[:64]!r}; send text, or image_base64 with a `data:` URI",
+            param="inputs",
+        )
+    return PictureSource(source)
+
+
+@inference(
+    "/v1/multimodalembeddings",
+    dialect=OPENAI,
+    reply=ResponseSpec(MultimodalResponse, description="One vector for each input"),
+    tags=["Cohere and Jina"],
+)
+async def multimodal_embeddings(
+    data: MultimodalRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
+) -> HttpReply:
+    """Turn texts and images into vectors, using Voyage's API.
+
+    Returns one vector for each input, in the order of the inputs.
+    """
+    call = await decode_multimodal(data, name, api)
+    served = await api.serve(context, call)
+    reply = expect_reply(served.reply, EmbedReply)
+    items = vector_items(reply.vectors, "base64" if data.output_encoding else "float")
+    images = [part for item in call.work.inputs for part in item if isinstance(part, Image)]  # type: ignore[union-attr]
+    usage = {
+        "image_pixels": sum(image.width * image.height for image in images),
+        "total_tokens": reply.tokens,
+    }
+    embeddings = [
+        {"object": "embedding", "embedding": item, "index": index} for index, item in enumerate(items)
+    ]
+    body = {"object": "list", "data": embeddings, "model": served.route.model, "usage": usage}
+    return respond(context, served, json_bytes(body))
+
+
+HANDLERS = [multimodal_embeddings]

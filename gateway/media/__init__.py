@@ -1,0 +1,1 @@
+"""Pictures in requests: reading what callers send, before it is sent on."""

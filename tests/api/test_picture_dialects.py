@@ -1,0 +1,206 @@
+"""Pictures in every dialect, over servers that read them and servers that do not."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.tenants.keyring import key_digest
+from tests.conftest import KEY, Boots
+from tests.fakes.checkpoint import write_small_files
+from tests.fakes.infinity import FakeInfinity
+from tests.fakes.tei import FakeTei, vector_of
+from tests.fakes.vllm import FakeVllm
+from tests.pictures import encoded, noise
+
+CONFIG = """
+upstreams: {one: {backend: BACKEND, replicas: ["http://one"]OPTIONS}}
+models: {clip: {upstream: one}}
+"""
+PICTURES = [
+    f"data:image/png;base64,{base64.b64encode(encoded(noise(9, 7, seed))).decode()}" for seed in range(2)
+]
+FIRST, SECOND = PICTURES
+
+
+def servers() -> dict[str, Any]:
+    """Return a server of each kind that reads pictures."""
+    return {"infinity": FakeInfinity(images=True), "vllm": FakeVllm(images=True)}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the folder of a tokenizer, by which Infinity's tokens are counted."""
+    return write_small_files(tmp_path_factory.mktemp("tokenizer"))
+
+
+def config_of(backend: str, tokenizer: str) -> str:
+    options = f", tokenizer: {tokenizer}" if backend == "infinity" else ""
+    return CONFIG.replace("BACKEND", backend).replace("OPTIONS", options)
+
+
+def seen_by(backend: str, source: str) -> str:
+    """Return the text of which the fake makes a vector: vLLM's writes messages by its template."""
+    return f"user: {source}" if backend == "vllm" and source.startswith("data:") else source
+
+
+def message(*content: Any) -> dict[str, Any]:
+    """Return a body with one message of a user."""
+    return {"messages": [{"role": "user", "content": list(content)}]}
+
+
+def picture_part(source: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": source}}
+
+
+BODIES: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("/v1/embeddings", message(picture_part(FIRST)), [FIRST]),
+    ("/v1/embeddings", message({"type": "image_url", "image_url": FIRST}), [FIRST]),
+    (
+        "/v1/embeddings",
+        {"input": [{"image": FIRST}, {"text": "a b"}, {"image": SECOND}]},
+        [FIRST, "a b", SECOND],
+    ),
+    ("/v1/embeddings", {"input": ["a b", {"image": FIRST.partition(",")[2]}]}, ["a b", FIRST]),
+    ("/v1/embeddings", {"input": {"image": FIRST}, "dimensions": 4}, [FIRST]),
+    ("/infinity/embeddings", {"input": PICTURES, "modality": "image"}, PICTURES),
+    ("/infinity/embeddings", {"input": FIRST, "modality": "image"}, [FIRST]),
+    ("/infinity/embeddings_image", {"input": PICTURES}, PICTURES),
+    ("/v2/embed", {"images": PICTURES, "input_type": "image", "embedding_types": ["float"]}, PICTURES),
+    ("/v1/embed", {"images": [FIRST], "input_type": "image"}, [FIRST]),
+    (
+        "/v2/embed",
+        {
+            "inputs": [{"content": [{"type": "text", "text": "a b"}]}, {"content": [picture_part(SECOND)]}],
+            "input_type": "search_document",
+            "embedding_types": ["float"],
+        },
+        ["a b", SECOND],
+    ),
+    (
+        "/v1/multimodalembeddings",
+        {
+            "inputs": [
+                {"content": [{"type": "image_base64", "image_base64": FIRST}]},
+                {"content": [{"type": "text", "text": "a b"}]},
+            ],
+            "input_type": "document",
+        },
+        [FIRST, "a b"],
+    ),
+]
+
+
+def vectors_in(body: dict[str, Any]) -> list[list[float]]:
+    """Return the vectors of any dialect's reply."""
+    if "data" in body:
+        return [item["embedding"] for item in body["data"]]
+    found = body["embeddings"]
+    return found["float"] if isinstance(found, dict) else found
+
+
+@pytest.mark.parametrize("backend", ["infinity", "vllm"])
+@pytest.mark.parametrize(("path", "body", "sources"), BODIES)
+async def test_each_input_gets_its_own_vector(
+    boot: Boots, tokenizer: str, backend: str, path: str, body: dict[str, Any], sources: list[str]
+) -> None:
+    async with boot({"one": servers()[backend]}, config_of(backend, tokenizer)) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert 200 == reply.status_code, reply.text
+    width = body.get("dimensions", 8)
+    expected = np.array([vector_of(seen_by(backend, source))[:width] for source in sources])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(expected, np.array(vectors_in(reply.json())), atol=1e-6)
+
+
+async def test_vllm_reads_texts_and_pictures_together(boot: Boots) -> None:
+    body = message({"type": "text", "text": "a b"}, picture_part(FIRST))
+    async with boot({"one": FakeVllm(images=True)}, config_of("vllm", "")) as gateway:
+        reply = await gateway.post("/v1/embeddings", body)
+
+    np.testing.assert_allclose(vector_of(f"user: a b {FIRST}"), vectors_in(reply.json())[0], atol=1e-6)
+
+
+async def test_usage_of_voyage_counts_pixels(boot: Boots, tokenizer: str) -> None:
+    body = {
+        "inputs": [{"content": [{"type": "image_base64", "image_base64": source}]} for source in PICTURES]
+    }
+    async with boot({"one": FakeInfinity(images=True)}, config_of("infinity", tokenizer)) as gateway:
+        reply = await gateway.post("/v1/multimodalembeddings", body | {"output_encoding": "base64"})
+
+    assert {"image_pixels": 126, "total_tokens": 2} == reply.json()["usage"]
+    packed = [base64.b64decode(item["embedding"]) for item in reply.json()["data"]]
+    np.testing.assert_allclose(
+        [vector_of(source) for source in PICTURES], [np.frombuffer(row, "<f4") for row in packed], atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "server"), [("infinity", FakeInfinity()), ("vllm", FakeVllm()), ("tei", FakeTei())]
+)
+@pytest.mark.parametrize(("path", "body", "sources"), BODIES)
+async def test_a_model_of_texts_refuses_pictures(
+    boot: Boots,
+    tokenizer: str,
+    backend: str,
+    server: Any,
+    path: str,
+    body: dict[str, Any],
+    sources: list[str],
+) -> None:
+    async with boot({"one": server}, config_of(backend, tokenizer)) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert reply.status_code in {400, 422}, (reply.text, sources)
+    assert "no model here can embed images" in reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/embeddings", message(picture_part("https://example.org/a.png")), "not fetched"),
+        ("/v1/embeddings", message(picture_part("data:image/png;base64,AAAA")), "damaged"),
+        ("/v1/embeddings", message(picture_part(FIRST)) | {"input": "a"}, "one of them"),
+        ("/v1/embeddings", {"messages": [*message(picture_part(FIRST))["messages"]] * 2}, "one message"),
+        (
+            "/v1/embeddings",
+            message({"type": "input_audio", "text": None}, picture_part(FIRST)),
+            "input_audio",
+        ),
+        ("/v1/embeddings", message(picture_part(FIRST), {"type": "text", "text": ""}), "empty text"),
+        ("/v1/embeddings", {"input": [{"image": FIRST, "text": "a"}]}, "one text or one image"),
+        ("/v1/embeddings", {"input": [{"image": FIRST}], "late_chunking": True}, "late_chunking"),
+        ("/v1/embeddings", {"input": [{"image": FIRST}, [1, 2]]}, "token ids"),
+        ("/infinity/embeddings", {"input": ["x"], "modality": "audio"}, "audio"),
+        ("/v2/embed", {"images": [FIRST], "texts": ["a"], "input_type": "image"}, "one of them"),
+        ("/v2/embed", {"texts": ["a"], "input_type": "image"}, "needs `images`"),
+        ("/v2/embed", {"images": [], "input_type": "image"}, "empty list"),
+        ("/v1/multimodalembeddings", {"inputs": [{"content": []}]}, "empty"),
+        ("/v1/multimodalembeddings", {"inputs": [{"content": [{"type": "video_url"}]}]}, "video_url"),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_by_name(
+    boot: Boots, path: str, body: dict[str, Any], named: str
+) -> None:
+    async with boot({"one": FakeVllm(images=True)}, config_of("vllm", "")) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert reply.status_code in {400, 422}, reply.text
+    assert named in reply.text
+
+
+async def test_pictures_are_reserved_by_their_size_and_settled_by_the_reply(
+    boot: Boots, tokenizer: str
+) -> None:
+    tenants = f'tenants: {{t: {{keys: ["{key_digest(KEY)}"], limits: {{tokens_per_minute: 300}}}}}}\n'
+    config = config_of("infinity", tokenizer) + tenants
+    async with boot({"one": FakeInfinity(images=True)}, config) as gateway:
+        first = await gateway.post("/v1/embeddings", {"input": [{"image": FIRST}]})
+        both = await gateway.post("/v1/embeddings", {"input": [{"image": FIRST}, {"image": SECOND}]})
+
+    assert 200 == first.status_code, first.text
+    assert "299" == first.headers["x-ratelimit-remaining-tokens"]
+    assert 400 == both.status_code
+    assert "tokens" in both.json()["error"]["message"]

@@ -1,0 +1,83 @@
+"""Pictures as callers send them: read by their content, and refused with the reason."""
+
+import base64
+import io
+
+import pytest
+from PIL import Image
+
+from gateway.errors import InvalidInput
+from gateway.media.pictures import PIXELS_MAX, PictureSource, read_parts, read_picture
+from tests.pictures import encoded, noise, pictures, png_of_size
+
+PNG = encoded(noise(7, 5))
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def uri_of(data: bytes, media_type: str = "image/png") -> str:
+    return f"data:{media_type};base64,{base64_of(data)}"
+
+
+@pytest.mark.parametrize("name", sorted(pictures()))
+def test_a_picture_is_known_by_its_content(name: str) -> None:
+    data = pictures()[name]
+    image = read_picture(PictureSource(uri_of(data, "image/any")))
+
+    assert image.data == data
+    with Image.open(io.BytesIO(data)) as opened:
+        assert (f"image/{str(opened.format).lower()}", opened.size) == (
+            image.media_type,
+            (image.width, image.height),
+        )
+
+
+def test_base64_needs_no_uri() -> None:
+    assert (7, 5) == (read_picture(PictureSource(base64_of(PNG))).width, 5)
+    assert read_picture(PictureSource(uri_of(PNG, "image/png;charset=x"))).data == PNG
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("http://169.254.169.254/latest", "not fetched"),
+        ("HTTPS://example.org/a.png", "not fetched"),
+        ("file:///etc/passwd", "not fetched"),
+        ("s3://bucket/a.png", "not fetched"),
+        ("data:image/png,abc", "not base64"),
+        ("data:image/png;base64", "not base64"),
+        ("a.png", "no base64"),
+        ("", "none of these formats"),
+        (base64_of(b"%PDF-1.7 ..."), "a PDF"),
+        (base64_of(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "an SVG"),
+        (base64_of(b"  \n<SVG/>"), "an SVG"),
+        (base64_of(b"<html></html>"), "an HTML page"),
+        (base64_of(b"II*\0aaaa"), "a TIFF"),
+        (base64_of(b"BM" + bytes(60)), "none of these formats"),
+        (base64_of(PNG[:20]), "none of these formats, or damaged"),
+        (base64_of(b"\x89PNG\r\n\x1a\n" + b"x" * 50), "none of these formats, or damaged"),
+        (base64_of(png_of_size(20_000, 20_000)), "pixels; send it smaller"),
+        (base64_of(png_of_size(2**31 - 1, 2**31 - 1)), "pixels; send it smaller"),
+    ],
+)
+async def test_other_content_is_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason) as caught:
+        await read_parts([["a"], [PictureSource(text)]], "input")
+    assert "`input` 1" in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+def test_the_largest_picture_is_read() -> None:
+    side = int(PIXELS_MAX**0.5)
+    image = read_picture(PictureSource(base64_of(png_of_size(side, side))))
+
+    assert (side, side) == (image.width, image.height)
+
+
+async def test_large_pictures_are_read_on_a_thread_in_order() -> None:
+    large = encoded(noise(300, 200, 1))
+    parts = await read_parts([[PictureSource(uri_of(large))], ["b"], [PictureSource(uri_of(PNG))]], "input")
+
+    assert [300, None, 7] == [getattr(part, "width", None) for (part,) in parts]
