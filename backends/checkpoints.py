@@ -17,6 +17,7 @@ from backends.auto_map import ClassReference, missing_modules, missing_own_code
 from backends.errors import ModelUnavailable
 from backends.model_names import is_path
 from backends.needed_files import has_weights, missing_weights, needed_weights
+from backends.network_folder import network_folder
 from backends.static_models import find_static
 
 logger = logging.getLogger(__name__)
@@ -148,6 +149,7 @@ def missing_files(path: Path, *, with_code: bool) -> list[str]:
     static = find_static(path)
     if static is not None:
         return static.missing_files() + missing_weights(path)
+    path = network_folder(path)
     if not (path / "config.json").is_file():
         return ["config.json"]
     if not has_weights(path):

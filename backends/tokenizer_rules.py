@@ -23,6 +23,7 @@ CLASSES_OF_TYPES = {
     "bart": "BartTokenizer",
     "big_bird": "BigBirdTokenizer",
     "camembert": "CamembertTokenizer",
+    "clip": "CLIPTokenizer",
     "codegen": "CodeGenTokenizer",
     "deberta": "DebertaTokenizer",
     "distilbert": "DistilBertTokenizer",

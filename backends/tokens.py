@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from tokenizers import AddedToken, Encoding, Tokenizer
 
+from backends.clip_json import CLIP_CLASS, CLIP_MERGES, CLIP_VOCABULARY, clip_json
 from backends.contract import Token, TokenizerSettings, Truncate
 from backends.errors import InvalidWork, ModelUnavailable, input_too_long
 from backends.json_files import read_json_object
@@ -423,13 +424,20 @@ class TokenizerFile(NamedTuple):
     def read(self) -> EditedTokenizer:
         """Return the content of a tokenizer.json that follows the rules. Raises: ModelUnavailable."""
         try:
-            content = self.path.read_bytes()
-            is_list = self.path.name == VOCABULARY_FILE
-            return apply_rules(wordpiece_json(content, self.files) if is_list else content, self.rules)
+            return apply_rules(self._content(), self.rules)
         except OSError as error:
             raise ModelUnavailable(f"no readable {self.path.name} in {self.path.parent}") from error
         except ModelUnavailable as error:
             raise ModelUnavailable(f"{self.path.parent}: {error.message}") from error
+
+    def _content(self) -> bytes:
+        """Return the tokenizer.json, made of a vocabulary if there is none."""
+        content = self.path.read_bytes()
+        if self.path.name == VOCABULARY_FILE:
+            return wordpiece_json(content, self.files)
+        if self.path.name == CLIP_VOCABULARY:
+            return clip_json(content, (self.path.parent / CLIP_MERGES).read_bytes(), self.files)
+        return content
 
 
 # Tokenizers in use. Each takes several MB that the allocator hardly gives back, at every reload.
@@ -508,6 +516,10 @@ def find_tokenizer(checkpoint: Path, settings: TokenizerSettings) -> TokenizerFi
             files = _read_small_files(checkpoint)
             rules = msgspec.structs.replace(rules_of(files, settings), type_ids=find_type_ids(files))
             return TokenizerFile(checkpoint / name, files, rules)
+    if (checkpoint / CLIP_VOCABULARY).is_file() and (checkpoint / CLIP_MERGES).is_file():
+        files = _read_small_files(checkpoint)
+        if files.class_name == CLIP_CLASS:
+            return TokenizerFile(checkpoint / CLIP_VOCABULARY, files, rules_of(files, settings))
     found = next((name for name in OTHER_FILES if (checkpoint / name).is_file()), None)
     remedy = (
         f'; it has {found}. Write one: pip install sentencepiece protobuf, then python -c "from transformers '

@@ -10,8 +10,6 @@ from backends.torch.files import CheckpointFiles
 from backends.torch.recipe import QueryExpansion
 
 Medium: TypeAlias = Literal["image", "audio"]
-# Module of sentence-transformers that holds a whole CLIP in a folder of its own.
-CLIP_MODULE = "CLIPModel"
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 

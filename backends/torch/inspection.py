@@ -17,6 +17,7 @@ from backends.contract import Capabilities
 from backends.errors import ModelUnavailable
 from backends.model_names import is_path
 from backends.needed_files import has_weights
+from backends.network_folder import network_folder
 from backends.static_models import StaticModel, max_tokens
 from backends.tokens import open_tokenizer
 from backends.torch import wire
@@ -51,9 +52,9 @@ def inspect(boot: wire.ModelBoot) -> wire.Inspection:
 
 def inspect_folder(boot: wire.ModelBoot, folder: Path) -> wire.Inspection:
     """Inspect a model whose small files are in a folder."""
-    files = CheckpointFiles(folder)
     found = wire.Inspection(boot.model, str(folder))
     try:
+        files = CheckpointFiles(network_folder(folder))
         architectures = tuple(files.config.get("architectures") or ())
         found = msgspec.structs.replace(found, architectures=architectures)
         return _complete(found, boot, files)

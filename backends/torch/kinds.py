@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from backends.errors import ModelUnavailable
-from backends.torch.dual_encoders import CLIP_MODULE, dual_encoder
+from backends.torch.dual_encoders import dual_encoder
 from backends.torch.files import CheckpointFiles
 from backends.torch.module_order import check_order
 from backends.torch.native_forms import native_form
@@ -91,7 +91,7 @@ SUPPORTED_MODULES: dict[ModelKind, set[str]] = {
     "classifier": {"Transformer"},
     "language": {"Transformer", "LogitScore"},
     "static": {"StaticEmbedding", "Dense", "LayerNorm", "Dropout", "Normalize"},
-    "dual": {CLIP_MODULE, "Transformer", "Normalize"},
+    "dual": {"Transformer", "Normalize"},
     "pages": {"Transformer", "Normalize", "MultiVectorMask"},
 }
 

@@ -13,6 +13,7 @@ import torch
 from backends.checkpoints import locate_code
 from backends.contract import Capabilities, Operation, Output, ScoreKind
 from backends.errors import ModelUnavailable
+from backends.network_folder import network_folder
 from backends.texts import SPECIAL_TOKENS
 from backends.tokens import TextTokenizer
 from backends.torch.chat import ChatRenderer
@@ -65,6 +66,7 @@ def load(
     report: called with each step. run_on_device: runs the first batches where later batches run.
     Raises: ModelUnavailable.
     """
+    checkpoint = network_folder(checkpoint)
     plan = plan_load(checkpoint, options)
     recipe, template, tokenizer = plan.recipe, plan.template, plan.tokenizer
     device = best_device(options.device)
@@ -110,6 +112,7 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
 
     Raises: ModelUnavailable.
     """
+    checkpoint = network_folder(checkpoint)
     plan = plan_load(checkpoint, options)
     recipe = plan.recipe
     return msgspec.structs.replace(

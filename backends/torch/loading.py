@@ -13,6 +13,7 @@ import torch
 from backends.checkpoints import locate_checkpoint, locate_code, locate_tokenizer
 from backends.contract import Capabilities
 from backends.model_names import is_path
+from backends.network_folder import network_folder
 from backends.torch import wire
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
@@ -57,7 +58,7 @@ def describe_folder(boot: wire.ModelBoot, folder: Path) -> Capabilities:
 
 def own_code_of(boot: wire.ModelBoot, folder: Path) -> OwnCode | None:
     """Return the code of its own that a model runs, None if it runs none. Raises: ModelUnavailable."""
-    return permitted_code(folder, options_of(boot))
+    return permitted_code(network_folder(folder), options_of(boot))
 
 
 def settings_of(boot: wire.ModelBoot) -> TaskSettings:
@@ -68,11 +69,11 @@ def settings_of(boot: wire.ModelBoot) -> TaskSettings:
 def estimate_bytes(boot: wire.ModelBoot, folder: Path) -> int:
     """Return the bytes of a model's weights once they are loaded. Raises: ModelUnavailable."""
     with refuse_on_error(f"the sizes of the weights in {folder} could not be read"):
-        options, files = options_of(boot), CheckpointFiles(folder)
+        options, files = options_of(boot), CheckpointFiles(network_folder(folder))
         kind = recognize(files, options.settings)
         # Code of a checkpoint holds float32 before its layers are cast.
-        runs_code = permitted_code(folder, options) is not None
-        dtype = torch.float32 if runs_code else served_dtype(folder, options)
+        runs_code = permitted_code(files.checkpoint, options) is not None
+        dtype = torch.float32 if runs_code else served_dtype(files.checkpoint, options)
         sizes = sizes_of(files, kind, dtype)
         # Weights of 8 bits are made of those in the files, which are read first.
         held_first = sizes.file_bytes if dtype == torch.int8 else None

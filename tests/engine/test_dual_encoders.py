@@ -289,3 +289,39 @@ def test_texts_of_siglip_have_no_punctuation(checkpoints: Checkpoints, tmp_path:
 
     np.testing.assert_array_equal(reply.vectors[0], reply.vectors[1])
     assert read_recipe(folder, TaskSettings()).padding is not None
+
+
+@pytest.mark.parametrize(
+    ("modules", "files", "message"),
+    [
+        (["CLIPModel", "Dense"], {}, "has Dense next to the module CLIPModel"),
+        (["CLIPModel"], {"config_sentence_transformers.json": {"prompts": {"query": "q: "}}}, "has prompts"),
+    ],
+)
+def test_a_module_of_clip_with_more_behind_it_is_refused(
+    modules: list[str], files: dict[str, object], message: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    checkpoints.copy("clip", tmp_path / "0_CLIPModel")
+    listed = [{"idx": i, "path": f"{i}_{kind}", "type": f"x.{kind}"} for i, kind in enumerate(modules)]
+    for name, content in {"modules.json": listed, **files}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+
+    with pytest.raises(ModelUnavailable, match=message):
+        load(tmp_path, "tiny", LoadOptions("float32", "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "message"),
+    [(b"{", "is not a vocabulary"), (b'{"a": 0}', r"has no token <\|startoftext\|>")],
+)
+def test_a_vocabulary_that_is_not_clips_is_refused(
+    vocabulary: bytes, message: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    folder = checkpoints.copy("clip", tmp_path / "clip")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink()
+    (folder / "vocab.json").write_bytes(vocabulary)
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+
+    with pytest.raises(ModelUnavailable, match=message):
+        load(folder, "tiny", LoadOptions("float32", "cpu"))

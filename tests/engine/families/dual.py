@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from backends.contract import Audio, Embed, EmbedParts
 from tests.engine.families.family import Answer, Family, Json, Served
-from tests.engine.families.layout import SIZES
+from tests.engine.families.layout import PACKAGE, SIZES
 from tests.engine.families.references import TEXTS, auto_tokenizer_ids
 from tests.engine.families.vocabularies import CLIP, ROBERTA, SIGLIP, SIGLIP2, Vocabulary, vocabulary_size
 
@@ -185,33 +185,70 @@ def canonical(text: str) -> str:
     return re.sub(r"\s+", " ", plain).strip()
 
 
+CLIP_FOLDER = "0_CLIPModel"
+CLIP_CONFIG: Json = {
+    "architectures": ["CLIPModel"],
+    "model_type": "clip",
+    "projection_dim": 24,
+    "text_config": text_config(CLIP, bos_token_id=0, eos_token_id=1, max_position_embeddings=77),
+    "vision_config": PICTURES,
+}
+
+
+def into_module(folder: Path) -> None:
+    """Move all files into the folder of a module, with CLIP's vocabulary as its library writes it."""
+    inner = folder / CLIP_FOLDER
+    inner.mkdir()
+    for path in [path for path in folder.iterdir() if path.is_file() and path.name != "modules.json"]:
+        path.rename(inner / path.name)
+    tokenizer = json.loads((inner / "tokenizer.json").read_text())
+    (inner / "tokenizer.json").unlink()
+    (inner / "vocab.json").write_text(json.dumps(tokenizer["model"]["vocab"]))
+    merges = [" ".join(pair) for pair in tokenizer["model"]["merges"]]
+    (inner / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+
+
+def clip_family(name: str, checkpoints: tuple[str, ...], **fields: Any) -> Family:
+    """Return a family of CLIP. fields: that differ."""
+    return Family(
+        name=name,
+        checkpoints=checkpoints,
+        kind="dual",
+        state=Served(packed=False),
+        network="CLIPModel",
+        config=CLIP_CONFIG,
+        vocabulary=CLIP,
+        tokenizer_config={"model_max_length": 77, "tokenizer_class": "CLIPTokenizer"},
+        pooling="end token",
+        notes="texts and images",
+        **fields,
+    )
+
+
 FAMILIES = (
-    Family(
-        name="clip",
-        checkpoints=(
+    clip_family(
+        "clip",
+        (
             "openai/clip-vit-base-patch32",
             "openai/clip-vit-base-patch16",
             "openai/clip-vit-large-patch14",
             "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
             "patrickjohncyh/fashion-clip",
         ),
-        kind="dual",
-        state=Served(packed=False),
-        network="CLIPModel",
-        config={
-            "architectures": ["CLIPModel"],
-            "model_type": "clip",
-            "projection_dim": 24,
-            "text_config": text_config(CLIP, bos_token_id=0, eos_token_id=1, max_position_embeddings=77),
-            "vision_config": PICTURES,
-        },
-        vocabulary=CLIP,
-        tokenizer_config={"model_max_length": 77, "tokenizer_class": "CLIPTokenizer"},
         files={"preprocessor_config.json": CLIP_PROCESSOR},
         reference=dual_vectors,
         token_ids=ids_of,
-        pooling="end token",
-        notes="texts and images",
+    ),
+    clip_family(
+        "clip-module",
+        ("sentence-transformers/clip-ViT-B-32", "sentence-transformers/clip-ViT-L-14"),
+        files={
+            "preprocessor_config.json": CLIP_PROCESSOR,
+            "modules.json": [{"idx": 0, "name": "0", "path": CLIP_FOLDER, "type": f"{PACKAGE}.CLIPModel"}],
+        },
+        write=into_module,
+        reference=lambda folder: dual_vectors(folder / CLIP_FOLDER),
+        token_ids=ids_of,
     ),
     Family(
         name="siglip",

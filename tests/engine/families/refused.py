@@ -23,25 +23,6 @@ def of_media(name: str, checkpoints: tuple[str, ...], model_type: str, architect
 
 
 FAMILIES = (
-    Family(
-        name="clip-module",
-        checkpoints=("sentence-transformers/clip-ViT-B-32",),
-        kind="images",
-        state=Refused("reads images", "module CLIPModel"),
-        network="",
-        config={},
-        vocabulary=BERT,
-        files={
-            "modules.json": [
-                {
-                    "idx": 0,
-                    "name": "0",
-                    "path": "0_CLIPModel",
-                    "type": "sentence_transformers.models.CLIPModel",
-                }
-            ]
-        },
-    ),
     of_media(
         "qwen3-vl-embedding", ("Qwen/Qwen3-VL-Embedding-2B",), "qwen3_vl", "Qwen3VLForConditionalGeneration"
     ),

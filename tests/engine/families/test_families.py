@@ -10,6 +10,7 @@ import pytest
 
 from backends.contract import EmbedReply, EncodeReply, Reply, RerankReply, Truncate, Vectors
 from backends.errors import ModelUnavailable
+from backends.network_folder import network_folder
 from backends.tokens import open_tokenizer
 from backends.torch import wire
 from backends.torch.checkpoint import read_recipe
@@ -73,7 +74,7 @@ async def test_a_served_family_computes_what_its_library_computes(
 
 @pytest.mark.parametrize("family", SERVED, ids=lambda family: family.name)
 def test_a_served_family_has_the_token_ids_of_its_library(family: Family, folders: Path) -> None:
-    folder = checkpoint_of(family.name, folders)
+    folder = network_folder(checkpoint_of(family.name, folders))
     texts = [*TEXTS, "word " * 600]
     max_tokens = read_recipe(folder, family.settings).max_tokens
     reference = family.token_ids or auto_tokenizer_ids
