@@ -18,7 +18,7 @@ from tests.engine.families.pages import FAMILIES, QUERY_LENGTH
 
 pytest.importorskip("PIL", reason="pictures need the extra `media`")
 
-from tests.engine.pictures import encoded, noise, part_of
+from tests.pictures import encoded, noise, part_of
 
 NAMES = [family.name for family in FAMILIES]
 MULTIVECTOR = frozenset({Output.MULTIVECTOR})

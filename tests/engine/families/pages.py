@@ -73,7 +73,7 @@ def soften(folder: Path) -> None:
 @torch.inference_mode()
 def page_vectors(network: Any, processor: Any, folder: Path) -> Sequence[Answer]:
     """Embed queries and pages with transformers, one at a time."""
-    from tests.engine.pictures import encoded, noise, part_of
+    from tests.pictures import encoded, noise, part_of
 
     model = network.from_pretrained(folder, dtype=torch.float32).eval()
     reader = processor(
