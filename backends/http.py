@@ -54,6 +54,8 @@ REPLY_VALUES_MAX = 20_000_000
 # Of a reply that has one vector or one score for each input; the widest vectors in use have 16,384 numbers.
 ROW_LISTS_MAX = 16
 ROW_VALUES_MAX = 65_536
+# Of as many numbers with all their digits, and spaces between them. Base64 is shorter.
+ROW_BYTES_MAX = 32 * ROW_VALUES_MAX
 
 
 def secrets_of(headers: Mapping[str, str]) -> list[bytes]:
@@ -222,6 +224,8 @@ def _check_values(body: bytes, rows: int | None) -> None:
     if rows is not None:
         lists_max = min(lists_max, ROW_LISTS_MAX * (rows + 1))
         values_max = min(values_max, ROW_VALUES_MAX * (rows + 1))
+        if len(body) > ROW_BYTES_MAX * (rows + 1):
+            raise ReplicaFailed(f"the reply has more than {ROW_BYTES_MAX} bytes for each input")
     if body.count(b"[") + body.count(b"{") > lists_max:
         raise ReplicaFailed(f"the reply contains more than {lists_max} lists and objects")
     if body.count(b",") > values_max:

@@ -248,6 +248,8 @@ def check_reported_cuts(work: ModelWork, response: UpstreamResponse) -> None:
     if work.truncate is Truncate.LEFT:
         raise UnsupportedWork("this upstream cut the right end of an input, and the left end was to be cut")
     index = re.match(r"\d{1,9}", cut)
+    if index is not None and int(index[0]) >= len(inputs_of(work)):
+        raise ReplicaFailed("the upstream reports a cut of an input that it did not get")
     raise input_too_long(None, input_index=int(index[0]) if index else None)
 
 

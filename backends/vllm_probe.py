@@ -42,6 +42,8 @@ PROBE_PAIRS = ("how many people live in Berlin", ("Berlin has many people", "x",
 PROBE_INSTRUCTION = "a"
 # Statuses of a route that does not exist, or exists for a different kind of model.
 NOT_OFFERED = frozenset({400, 404, 405, 501})
+# More tokens than this for one letter are not believed, and not searched.
+SPECIALS_MAX = 256
 # Share of zeros above which a vector contains term weights; a dense vector has almost no zeros.
 SPARSE_SHARE = 0.5
 
@@ -186,6 +188,8 @@ def detect_score_support(raw: Vectors, activated: Vectors) -> ScoreSupport | Non
 
 def count_specials(whole: list[int], bare: list[int]) -> tuple[int, int] | None:
     """Count the tokens of `whole` before and after those of `bare`; None if they are not contained."""
+    if len(whole) > SPECIALS_MAX:
+        return None
     for before in range(len(whole) - len(bare) + 1):
         if whole[before : before + len(bare)] == bare:
             return before, len(whole) - len(bare) - before

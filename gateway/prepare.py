@@ -34,15 +34,15 @@ from gateway.tenants.keyring import Tenant
 from gateway.upstreams.fair_threads import Claim, FairThreads
 from gateway.upstreams.instructions import InstructedModel, with_pair_instruction, with_query_prompt
 from gateway.upstreams.model_inputs import ModelInputs
-from gateway.upstreams.text_cuts import CutCall, cut_call
+from gateway.upstreams.text_cuts import ASK_CHARACTERS, CutCall, cut_call
 from gateway.upstreams.token_counts import TokenCount, count_here
 from gateway.upstreams.token_ids import IdDecoder
 
 # Refuses a call of at least this cost if it does not fit now; returns how many tokens fit.
 Ask = Callable[[Tenant, Route, Cost], Awaitable[int]]
 
-# Text of this length takes as long to tokenize as a hundred trips to Redis: ask for room first.
-ASK_CHARACTERS = 64 * 1024
+# As many ids take as long to decode.
+ASK_IDS = 16 * 1024
 TOKENS_MAX = sys.maxsize
 ONE_REQUEST = Cost()
 
@@ -131,7 +131,7 @@ class Preparer:
         if call.text_tokens is None and call.query_tokens is None:
             prepared = _build(inputs, call, route)
         else:
-            cut = await self._cut(inputs, tenant, call, deadline)
+            cut = await self._cut(inputs, tenant, route, call, deadline)
             prepared = _build(inputs, cut.call, route)
             prepared.cut = cut
         # Tokenizing is free, whatever the limits.
@@ -164,16 +164,28 @@ class Preparer:
         return fresh
 
     async def decode_ids(
-        self, decoder: IdDecoder, tenant: Tenant, ids: Sequence[Sequence[int]], deadline: Deadline
+        self,
+        decoder: IdDecoder,
+        tenant: Tenant,
+        route: Route,
+        ids: Sequence[Sequence[int]],
+        deadline: Deadline,
     ) -> list[str]:
-        """Return the text of each list of token ids. Raises: as `IdDecoder.decode`."""
+        """Return the text of each list of token ids. Raises: as `IdDecoder.decode`, and as `ask` for many."""
+        if sum(map(len, ids)) > ASK_IDS:
+            # Each of the texts has a token at least.
+            await self._ask(tenant, route, Cost(inputs=len(ids), tokens=len(ids)))
         return await decoder.decode(ids, self._threads, self._claim(tenant, bulk=False), deadline)
 
-    async def _cut(self, inputs: ModelInputs, tenant: Tenant, call: Call, deadline: Deadline) -> CutCall:
+    async def _cut(
+        self, inputs: ModelInputs, tenant: Tenant, route: Route, call: Call, deadline: Deadline
+    ) -> CutCall:
+        count = len(inputs_of(call.work))
+        room = TokenRoom(lambda tokens: self._ask(tenant, route, Cost(inputs=count, tokens=tokens)), -1)
         try:
             async with asyncio.timeout_at(deadline.at_s):
                 claim = self._claim(tenant, bulk=call.bulk)
-                return await cut_call(call, inputs.open_counter, self._threads, claim)
+                return await cut_call(call, inputs.open_counter, self._threads, claim, room.require)
         except TimeoutError as error:
             raise deadline.error() from error
 

@@ -138,7 +138,8 @@ class Gateway:
         """
         route = self.routes.resolve(tenant, model, operation)
         decoder = self.upstreams[route.upstream].ids
-        return await self._preparer.decode_ids(decoder, tenant, ids, _deadline(route, Caller(tenant)))
+        deadline = _deadline(route, Caller(tenant))
+        return await self._preparer.decode_ids(decoder, tenant, route, ids, deadline)
 
 
 def _has_vectors(reply: Reply) -> bool:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from backends.tokens import TextCounter
 
 OpenCounter: TypeAlias = "Callable[[], Awaitable[TextCounter | None]]"
+# Text of this length takes as long to tokenize as a hundred trips to Redis: ask for room first.
+ASK_CHARACTERS = 64 * 1024
+# Called with the tokens that a call has at least; refuses what does not fit into its limits.
+RequireTokens: TypeAlias = Callable[[int], Awaitable[None]]
 
 
 class CutCall(msgspec.Struct, frozen=True):
@@ -35,12 +39,14 @@ class CutCall(msgspec.Struct, frozen=True):
     is_complete: bool = True
 
 
-async def cut_call(call: Call, open_counter: OpenCounter, threads: FairThreads, claim: Claim) -> CutCall:
+async def cut_call(
+    call: Call, open_counter: OpenCounter, threads: FairThreads, claim: Claim, require: RequireTokens
+) -> CutCall:
     """Return a call without the tokens of its texts beyond `text_tokens`, and of its queries `query_tokens`.
 
     A call that cuts at the left keeps the last ones. open_counter: returns the counter of the model's tokens,
-    None if it is not known. Raises: InvalidInput if the call refuses to be cut, or needs the counter;
-    Overloaded.
+    None if it is not known. require: asked before long texts are cut, and again as their tokens are known.
+    Raises: InvalidInput if the call refuses to be cut, or needs the counter; Overloaded; errors of `require`.
     """
     queries, texts = _queries_and_texts(call.work)
     long_queries, long_texts = _long(queries, call.query_tokens), _long(texts, call.text_tokens)
@@ -53,7 +59,8 @@ async def cut_call(call: Call, open_counter: OpenCounter, threads: FairThreads, 
             return CutCall(call, is_complete=False)
         raise _no_tokenizer(call.query_tokens if long_queries else call.text_tokens)
     with threads.hold(claim.tenant, sum(map(len, long_queries)) + sum(map(len, long_texts))):
-        cutter = Cutter(counter, call.side or Truncate.RIGHT, threads, claim)
+        cutter = Cutter(counter, call.side or Truncate.RIGHT, threads, claim, require)
+        cutter.at_least = len(inputs_of(call.work))
         cut = Cuts(
             await cutter.cut(long_queries, call.query_tokens or 0),
             await cutter.cut(long_texts, call.text_tokens or 0),
@@ -120,22 +127,39 @@ def _with_cuts(work: Work, cut: Cuts) -> Work:
 
 
 class Cutter:
-    """Cutter of a call's texts, on the threads that its tenant has a share of."""
+    """Cutter of a call's texts, on the threads that its tenant has a share of.
 
-    def __init__(self, counter: "TextCounter", side: Truncate, threads: FairThreads, claim: Claim) -> None:
+    at_least: tokens that the call has, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        counter: "TextCounter",
+        side: Truncate,
+        threads: FairThreads,
+        claim: Claim,
+        require: RequireTokens,
+    ) -> None:
         self._counter = counter
         self._side = side
         self._threads = threads
         self._claim = claim
+        self._require = require
+        self.at_least = 0
 
     async def cut(self, texts: Sequence[str], most: int) -> dict[str, str]:
         """Return what is left of each text that has more than `most` tokens."""
         shorter: dict[str, str] = {}
+        is_large = sum(map(len, texts)) > ASK_CHARACTERS
         for chunk in _chunks(texts):
+            if is_large:
+                await self._require(self.at_least)
             clipped = [clip_text(text, most, self._side) for text in chunk]
             cut = partial(self._counter.cut, clipped, most=most, side=self._side)
             parts = await self._threads.run(self._claim, sum(map(len, clipped)), cut)
-            shorter |= {text: part for text, part in zip(chunk, parts, strict=True) if part != text}
+            cut_here = {text: part for text, part in zip(chunk, parts, strict=True) if part != text}
+            self.at_least += len(cut_here) * (most - 1)
+            shorter |= cut_here
         return shorter
 
 

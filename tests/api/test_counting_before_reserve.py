@@ -88,6 +88,44 @@ async def test_nothing_large_is_tokenized_for_a_spent_limit(
     assert [] == counted
 
 
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Return the texts that are tokenized to be cut."""
+    texts: list[str] = []
+    original = TextCounter.cut
+
+    def record(self: TextCounter, given: Sequence[str], **options: Any) -> list[str]:
+        texts.extend(given)
+        return original(self, given, **options)
+
+    monkeypatch.setattr(TextCounter, "cut", record)
+    return texts
+
+
+async def test_nothing_large_is_cut_for_a_spent_limit(boot: Boots, tmp_path: Path, cut: list[str]) -> None:
+    now_us = 1_700_000_000_000_000
+    ledger = MemoryLedger(lambda: now_us)
+    async with boot(
+        {"tei": FakeTei()}, config_of(tmp_path, "requests_per_minute: 1"), ledger=ledger
+    ) as gateway:
+        await gateway.post(OPENAI, {"input": "a"})
+        body = {"texts": [f"{number} {LARGE}" for number in range(30)], "max_tokens": 4}
+        reply = await gateway.post("/v2/embed", body | {"input_type": "search_document"})
+
+    assert 429 == reply.status_code, reply.text
+    assert [] == cut
+
+
+async def test_cutting_stops_when_a_limit_is_exceeded(boot: Boots, tmp_path: Path, cut: list[str]) -> None:
+    async with boot({"tei": FakeTei()}, config_of(tmp_path, "tokens_per_minute: 200")) as gateway:
+        body = {"texts": [f"{number} {LARGE}" for number in range(60)], "max_tokens": 10}
+        reply = await gateway.post("/v2/embed", body | {"input_type": "search_document"})
+
+    assert 400 == reply.status_code, reply.text
+    assert "tokens_per_minute is 200" in reply.text
+    assert 10 < len(cut) < 20
+
+
 async def test_a_count_that_outlasts_the_deadline_costs_a_request(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,24 @@ async def test_reply_is_bounded_by_its_inputs(kind: BackendKind, server: Any, wo
         await backend.run(work, 30.0)
 
 
+async def test_one_long_string_is_no_vector() -> None:
+    """Base64 has neither brackets nor commas to count."""
+    server = FakeOpenAI()
+    joining = httpx.ASGITransport(server)
+    item = b'{"data":[{"index":0,"embedding":"' + b"A" * 6_000_000 + b'"}]}'
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if b"long" in await request.aread():
+            return httpx.Response(200, content=item)
+        return await joining.handle_async_request(request)
+
+    backend = remote_backend("openai", ReplicaSpec("http://hostile"), httpx.MockTransport(answer))
+    await backend.describe(30.0)
+
+    with pytest.raises(ReplicaFailed, match="bytes for each input"):
+        await backend.run(Embed(("long",)), 30.0)
+
+
 async def test_large_honest_reply_is_taken() -> None:
     body = b"[" + b",".join([b"[" + b",".join([b"0.123"] * 1024) + b"]"] * 2048) + b"]"
     response = await client_of(body).post("/embed", b"{}", 30.0)

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from backends.contract import Backend, Embed, QueueDepth, ReplicaSpec, ReportsQueueDepth, Rerank, Truncate
-from backends.errors import BackendError, InvalidWork, UnsupportedWork
+from backends.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
 from backends.http import UpstreamClient, UpstreamResponse
 from backends.openai_api import failure as openai_failure
 from backends.registry import BACKENDS, open_replica
@@ -71,6 +71,10 @@ def test_a_cut_that_was_forbidden_is_a_refusal(reported: str) -> None:
     with pytest.raises(UnsupportedWork, match="right end"):
         check_reported_cuts(Rerank("q", ("a",), truncate=Truncate.LEFT), response)
     check_reported_cuts(Embed(("a",), truncate=Truncate.RIGHT), response)
+    with pytest.raises(ReplicaFailed, match="did not get"):
+        check_reported_cuts(
+            Embed(("a",), truncate=Truncate.ERROR), UpstreamResponse(200, {"x-truncated-inputs": "1"}, b"")
+        )
     check_reported_cuts(Embed(("a",), truncate=Truncate.ERROR), UpstreamResponse(200, {}, b""))
 
 

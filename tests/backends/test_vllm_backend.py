@@ -265,6 +265,7 @@ async def test_local_tokenizer_adds_token_offsets(small_files: str) -> None:
         ([7], [7], (0, 0)),
         ([101, 8, 102], [7], None),
         ([], [7], None),
+        ([0] * 600_000, [0] * 300_000 + [1], None),
     ],
 )
 def test_counts_special_tokens_around_the_text(
