@@ -4,6 +4,7 @@ Each path has a form that sends a request to this gateway, and each with a body 
 that sends its example. Style and script are parts of the page, and its policy allows no others.
 """
 
+import asyncio
 import base64
 import hashlib
 import shlex
@@ -67,6 +68,15 @@ KEY_FIELD = (
 Schemas: TypeAlias = dict[str, dict[str, Any]]
 # Method, content and example of an operation → its paths.
 Articles: TypeAlias = dict[tuple[str, str, str], list[str]]
+
+
+_preparing = asyncio.Lock()
+
+
+async def prepare_document(request: Request[Any, Any, Any]) -> None:
+    """Build the document on a thread before it is first shown, because anybody may ask for it."""
+    async with _preparing:
+        await asyncio.to_thread(getattr, request.app, "openapi_schema")
 
 
 class CompleteJsonRenderPlugin(JsonRenderPlugin):

@@ -1,5 +1,6 @@
 """GET /, which people open in a browser and TEI's clients use as a health check, and TEI's OpenAPI path."""
 
+import asyncio
 from functools import lru_cache
 from typing import Any
 
@@ -9,6 +10,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.api.document.complete import complete
+from gateway.api.operators.docs_page import prepare_document
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -41,7 +43,8 @@ async def start(
 @get(["/api-doc/openapi.json", "/openapi.json"], responses={200: DOCUMENT}, tags=["TEI"], security=NO_KEY)
 async def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return the OpenAPI document of all dialects, where TEI, vLLM and Infinity have theirs."""
-    return Response(_document(request.app), media_type="application/json")
+    await prepare_document(request)
+    return Response(await asyncio.to_thread(_document, request.app), media_type="application/json")
 
 
 @lru_cache(maxsize=1)

@@ -21,7 +21,12 @@ from litestar.types.internal_types import PathParameterDefinition
 
 from gateway import __version__
 from gateway.api.document.complete import operation_id
-from gateway.api.operators.docs_page import DOCS_HEADERS, CompleteJsonRenderPlugin, ReferenceRenderPlugin
+from gateway.api.operators.docs_page import (
+    DOCS_HEADERS,
+    CompleteJsonRenderPlugin,
+    ReferenceRenderPlugin,
+    prepare_document,
+)
 from gateway.api.server.paths import options_of
 from gateway.api.server.request_context import context_of, context_of_request
 
@@ -80,7 +85,11 @@ def litestar_application(handlers: Sequence[HTTPRouteHandler], dependencies: Seq
             title="Embedding gateway",
             version=__version__,
             openapi_router=Router(
-                "/docs", route_handlers=[], include_in_schema=False, response_headers=DOCS_HEADERS
+                "/docs",
+                route_handlers=[],
+                include_in_schema=False,
+                response_headers=DOCS_HEADERS,
+                before_request=prepare_document,
             ),
             components=Components(security_schemes=dict(KEYS)),
             security=[{name: []} for name in KEYS],
