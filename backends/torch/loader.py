@@ -26,6 +26,7 @@ from backends.torch.load_plan import LoadOptions, LoadPlan, permitted_code, plan
 from backends.torch.loaded_model import (
     CPU_BATCH_TOKENS,
     GPU_BATCH_TOKENS,
+    MEDIA_CPU_BATCH_TOKENS,
     STATIC_BATCH_TOKENS,
     LoadedModel,
 )
@@ -187,7 +188,9 @@ def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
 def _batch_tokens(recipe: Recipe, device: torch.device) -> int:
     if recipe.kind == "static":
         return STATIC_BATCH_TOKENS
-    return CPU_BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
+    if device.type != "cpu":
+        return GPU_BATCH_TOKENS
+    return CPU_BATCH_TOKENS if recipe.medium is None else MEDIA_CPU_BATCH_TOKENS
 
 
 def _warm_up(network: OpenedNetwork, plan: LoadPlan, reader: ReadsMedium | None) -> int:
