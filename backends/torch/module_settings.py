@@ -74,17 +74,30 @@ TASKS: Mapping[ModelKind, tuple[str, str, str]] = {
 }
 
 
+# Kinds that read more than text, and the method of transformers for each medium.
+MEDIA_KINDS: frozenset[ModelKind] = frozenset({"dual", "pages"})
+MEDIA_METHODS = {
+    "text": "get_text_features",
+    "image": "get_image_features",
+    "audio": "get_audio_features",
+}
+
+
 def refuse_settings(files: CheckpointFiles, kind: ModelKind, settings: TaskSettings) -> None:
     """Raise ModelUnavailable if a setting of the modules changes results in a way the engine does not.
 
     settings: of the operator, who may have chosen another use of the network.
     """
-    if kind not in TASKS:
+    if kind not in TASKS and kind not in MEDIA_KINDS:
         return
     _refuse_chat(files, kind)
     is_configured = settings.pooling is not None or settings.task == "embed"
-    faults = chain(_network_faults(files, kind, is_configured=is_configured), _module_faults(files, kind))
-    fault = next(faults, None)
+    own = (
+        _media_faults(files)
+        if kind in MEDIA_KINDS
+        else _text_faults(files, kind, is_configured=is_configured)
+    )
+    fault = next(chain(_network_faults(files, kind), own, _module_faults(files, kind)), None)
     if fault is not None:
         raise ModelUnavailable(
             f"{files.checkpoint}: the built-in engine does not have {fault}; serve the model with Infinity "
@@ -103,9 +116,8 @@ def _refuse_chat(files: CheckpointFiles, kind: ModelKind) -> None:
         )
 
 
-def _network_faults(files: CheckpointFiles, kind: ModelKind, *, is_configured: bool) -> Iterator[str]:
-    settings = files.transformer_config
-    name = next((name for name in SETTINGS_FILES if files.has(name)), SETTINGS_FILES[0])
+def _network_faults(files: CheckpointFiles, kind: ModelKind) -> Iterator[str]:
+    settings, name = files.transformer_config, _settings_name(files)
     unknown = sorted(settings.keys() - KNOWN_KEYS)
     if unknown:
         yield f"the key `{unknown[0]}` of {name}"
@@ -113,9 +125,28 @@ def _network_faults(files: CheckpointFiles, kind: ModelKind, *, is_configured: b
         yield f"the tokenizer of `tokenizer_name_or_path` in {name}"
     for key in (*_lengths(settings, kind), *_arguments(files, settings), *_call_options(settings)):
         yield f"`{key}` of {name}"
+
+
+def _settings_name(files: CheckpointFiles) -> str:
+    return next((name for name in SETTINGS_FILES if files.has(name)), SETTINGS_FILES[0])
+
+
+def _text_faults(files: CheckpointFiles, kind: ModelKind, *, is_configured: bool) -> Iterator[str]:
+    """Yield the settings by which a text has another output than the engine's."""
+    settings, name = files.transformer_config, _settings_name(files)
     outputs = () if is_configured else _outputs(settings, kind)
     for key in (*_modalities(settings), *outputs):
         yield f"`{key}` of {name} for a model of the kind {kind}"
+
+
+def _media_faults(files: CheckpointFiles) -> Iterator[str]:
+    """Yield the settings by which a text, picture or recording is read in another way than the engine's."""
+    settings, name = files.transformer_config, _settings_name(files)
+    for group in sorted((settings.get("processing_kwargs") or {}).keys() - {"text", "common"}):
+        yield f"`processing_kwargs.{group}` of {name}"
+    for medium, entry in (settings.get("modality_config") or {}).items():
+        if entry.get("method") != MEDIA_METHODS.get(medium):
+            yield f"`modality_config.{medium}` of {name}"
 
 
 def _lengths(settings: Json, kind: ModelKind) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 
 from backends.contract import Audio, Chat, Embed, EmbedParts, EmbedReply, Image, Operation, Output, Truncate
 from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork
@@ -322,6 +324,45 @@ def test_a_vocabulary_that_is_not_clips_is_refused(
         (folder / name).unlink()
     (folder / "vocab.json").write_bytes(vocabulary)
     (folder / "merges.txt").write_text("#version: 0.2\n")
+
+    with pytest.raises(ModelUnavailable, match=message):
+        load(folder, "tiny", LoadOptions("float32", "cpu"))
+
+
+@pytest.fixture(scope="module")
+def sentence_clip(checkpoints: Checkpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a CLIP as sentence-transformers writes it."""
+    folder = tmp_path_factory.mktemp("sentence-clip")
+    SentenceTransformer(str(checkpoints.folder("clip")), device="cpu").save(
+        str(folder), create_model_card=False
+    )
+    return folder
+
+
+def test_a_clip_written_by_sentence_transformers_has_the_same_vectors(
+    sentence_clip: Path, checkpoints: Checkpoints
+) -> None:
+    engine = engine_on(load_tiny(sentence_clip))
+    work = EmbedParts(((TEXTS[0],), *parts()[:2]))
+
+    found = asyncio.run(run_work(engine, work, EmbedReply)).vectors
+
+    np.testing.assert_allclose(found, run(checkpoints, work).vectors, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"own_key": 1}, "the key `own_key`"),
+        ({"processing_kwargs": {"image": {"do_resize": False}}}, "`processing_kwargs.image`"),
+        ({"modality_config": {"text": {"method": "forward"}}}, "`modality_config.text`"),
+    ],
+)
+def test_settings_that_change_how_inputs_are_read_are_refused(
+    values: dict[str, object], message: str, sentence_clip: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(sentence_clip, tmp_path / "clip"))
+    _change_json(folder, "sentence_bert_config.json", **values)
 
     with pytest.raises(ModelUnavailable, match=message):
         load(folder, "tiny", LoadOptions("float32", "cpu"))
