@@ -40,6 +40,7 @@ REFUSED = {
     "smve": "send `output_types` multivector, and encode the vectors yourself",
 }
 UNSUPPORTED_KINDS = ("images", "audio", "video", "document")
+HALF_MAX = float(np.finfo(np.float16).max)
 
 
 class SieItem(msgspec.Struct):
@@ -274,7 +275,7 @@ def _dense(vectors: Any, dtype: OutputDtype) -> list[dict[str, Any]]:
 def _sparse(indices: Any, values: Any, dtype: OutputDtype) -> dict[str, Any]:
     # Weights are not quantized: for these types they stay float32.
     if dtype == "float16":
-        return {"dims": None, "dtype": dtype, "indices": indices, "values": values.astype(np.float16)}
+        return {"dims": None, "dtype": dtype, "indices": indices, "values": _halves(values)}
     return {"dims": None, "dtype": "float32", "indices": indices, "values": values}
 
 
@@ -285,8 +286,18 @@ def _multivector(rows: Any, dtype: OutputDtype) -> dict[str, Any]:
 
 def _as_dtype(rows: Any, dtype: OutputDtype) -> Any:
     if dtype == "float16":
-        return rows.astype(np.float16)
+        return _halves(rows)
     return rows if dtype == "float32" else quantize_rows(rows, dtype)
+
+
+def _halves(numbers: Any) -> Any:
+    """Return float16 numbers. Raises: InvalidInput if one of them is too large."""
+    if np.abs(numbers).max(initial=0) > HALF_MAX:
+        raise InvalidInput(
+            f"a number of this model is larger than {HALF_MAX:g}, the largest float16: ask for float32",
+            param="output_dtype",
+        )
+    return numbers.astype(np.float16)
 
 
 def score_items(reply: RerankReply, ids: Sequence[str | None]) -> list[dict[str, Any]]:

@@ -30,12 +30,15 @@ def take_request(rpc: Rpc, message: bytes, name: str) -> bytes:
 
 
 def take_target(rpc: Rpc, encoded: bytes | None) -> None:
-    """Make the target's model that of the RPC. All messages of a stream have the same target.
+    """Make the target's model that of the RPC. All messages of a stream have the target of the first.
 
-    encoded: None if it is absent. Raises: InvalidInput, MalformedBody, ModelNotFound, NoReplica.
+    encoded: None if it is absent, as it may be after the first.
+    Raises: InvalidInput, MalformedBody, ModelNotFound, NoReplica.
     """
-    if encoded is None:
+    if rpc.target is None and encoded is None:
         raise InvalidInput("Missing target", param="target")
+    if encoded is None:
+        return
     if rpc.target is not None:
         if encoded != rpc.target:
             raise InvalidInput(
