@@ -67,6 +67,7 @@ from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe
 from gateway.in_flight import InFlight
 from gateway.instances.table import InstanceTable
+from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
@@ -249,9 +250,9 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer))
     in_flight = InFlight(config.limits.in_flight_bytes)
     metrics.watch(sources_of(gateway.upstreams, in_flight))
-    api = InferenceApi(
-        gateway, Authenticator(gateway.keyring, config.trusted_proxies), config.limits.inputs, table
-    )
+    authenticator = Authenticator(gateway.keyring, config.trusted_proxies)
+    fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
+    api = InferenceApi(gateway, authenticator, config.limits.inputs, table, fetcher)
     follower = _key_follower(config, stores, api.authenticator, gateway.keyring)
     operators = Admin(config, stores.ledger, follower, api.authenticator, outside.reload)
     dependencies = {

@@ -21,6 +21,7 @@ from gateway.config.api_checks import (
 from gateway.config.command_checks import command_problems
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
+from gateway.config.media_checks import media_problems
 from gateway.config.problems import Problem, unknown_name
 from gateway.config.schema import OPERATION_SEGMENTS, OWN_VOCABULARY, Config, ModelSettings, UpstreamSettings
 
@@ -39,6 +40,7 @@ class EntryNames(msgspec.Struct, frozen=True):
 def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
     """Yield the problems that no value shows by itself."""
     yield from listener_problems(config)
+    yield from media_problems(config)
     yield from command_problems(config)
     yield from _quota_problems(config)
     for name, upstream in config.upstreams.items():

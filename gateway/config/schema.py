@@ -369,6 +369,32 @@ class EngineSettings(Section, frozen=True):
     idle_s: PositiveFloat | None = None
 
 
+class FetchSettings(Section, frozen=True):
+    """Addresses of pictures that the gateway fetches. Absent, it fetches none.
+
+    hosts: names, IP addresses, or *.example.org. ports: absent, those of the schemes. private: networks that
+    are not public and may be reached nevertheless. item_bytes, request_bytes: bounds on the bytes of one
+    picture and of all that one request fetches. timeout_s: for one picture, with its redirects. in_flight:
+    concurrent fetches of one worker.
+    """
+
+    hosts: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    schemes: Annotated[tuple[Literal["https", "http"], ...], msgspec.Meta(min_length=1)] = ("https",)
+    ports: tuple[Annotated[int, msgspec.Meta(ge=1, le=65535)], ...] = ()
+    private: tuple[str, ...] = ()
+    item_bytes: PositiveInt = 16 * 1024 * 1024
+    request_bytes: PositiveInt = 32 * 1024 * 1024
+    timeout_s: PositiveFloat = 10.0
+    in_flight: PositiveInt = 16
+    in_flight_per_tenant: PositiveInt = 4
+
+
+class MediaSettings(Section, frozen=True):
+    """Pictures in requests."""
+
+    fetch: FetchSettings | None = None
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole file. trusted_proxies: networks whose x-forwarded-for header is trusted.
 
@@ -393,6 +419,7 @@ class Config(Section, frozen=True, kw_only=True):
     limits: Limits = Limits()
     engine: EngineSettings = EngineSettings()
     registry: RegistrySettings = RegistrySettings()
+    media: MediaSettings = MediaSettings()
     upstreams: dict[str, UpstreamSettings]
     models: dict[str, ModelSettings]
     defaults: Defaults = Defaults()

@@ -50,6 +50,13 @@ FAULTS: dict[str, set[str]] = {
         "tenants.acme.limits.tokens_per_day",
         "tenants.acme.limits.requests_in_flight",
     },
+    "media_that_cannot_be_fetched": {
+        "media.fetch.hosts[0]",
+        "media.fetch.hosts[1]",
+        "media.fetch.private[1]",
+        "media.fetch.private[2]",
+        "media.fetch.request_bytes",
+    },
     "limits_of_models": {
         "models.bge.limits.tokens_per_day",
         "models.bge.limits.requests_per_fortnight",

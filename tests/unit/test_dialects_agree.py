@@ -75,7 +75,7 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
         body = decoded(
             {"input": texts, "model": "m", "dimensions": dimensions}, infinity.InfinityEmbeddingsRequest
         )
-        assert call == result_of(infinity.decode_embeddings(body, API_WITHOUT_CAPABILITIES))
+        assert call == result_of(infinity.decode_embeddings(body, UNUSED, API_WITHOUT_CAPABILITIES))
         body = decoded({"input": texts, "model": "m", "dimensions": dimensions}, ollama.OllamaEmbedRequest)
         assert call == ollama.decode_embed(body, API)
     tasks = {"query": "RETRIEVAL_QUERY", "document": "RETRIEVAL_DOCUMENT", None: None}

@@ -3,6 +3,7 @@
 Source: cohere-python 7.0.9, types `EmbedByTypeResponse` and `EmbedFloatsResponse`.
 """
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -147,7 +148,9 @@ def _call_of(data: EmbedV1Request, work: Embed | EmbedParts, name: str | None) -
     )
 
 
-async def decode_pictures(data: EmbedV1Request, name: str | None, api: InferenceApi) -> Call | None:
+async def decode_pictures(
+    data: EmbedV1Request, name: str | None, context: RequestContext, api: InferenceApi
+) -> Call | None:
     """Decode a body with pictures, None if it has none. name: the model in the path.
 
     Raises: EmptyInput, InvalidInput.
@@ -167,7 +170,10 @@ async def decode_pictures(data: EmbedV1Request, name: str | None, api: Inference
         sources = [[part_of(part, "inputs") for part in item.content] for item in inputs]
     else:
         return None
-    work = await embed_parts(sources, field, VectorOptions(dimensions=data.output_dimension))
+    options = VectorOptions(dimensions=data.output_dimension)
+    work = await embed_parts(
+        sources, field, options, partial(api.fetch_pictures, context, name or data.model)
+    )
     if data.input_type not in {*ROLE_OF, "image", None}:
         work = msgspec.structs.replace(work, prompt_name=data.input_type)
     return _call_of(data, work, name)
@@ -219,7 +225,9 @@ async def embed_v2(
 
     Send `texts`, or `inputs` of one text part each. Returns the vectors in each type of `embedding_types`.
     """
-    call = await decode_pictures(data, name, api) or decode_embed(data, texts_of(data, api), name, api)
+    call = await decode_pictures(data, name, context, api) or decode_embed(
+        data, texts_of(data, api), name, api
+    )
     call = msgspec.structs.replace(call, bulk=bool(data.priority))
     served = await api.serve(context, call)
     reply: EmbedReply = expect_reply(served.reply, EmbedReply)
@@ -250,7 +258,7 @@ async def embed_v1(
 
     Returns plain vectors, or the vectors in each type of `embedding_types` if the request lists any.
     """
-    call = await decode_pictures(data, name, api) or decode_embed(data, data.texts or [], name, api)
+    call = await decode_pictures(data, name, context, api) or decode_embed(data, data.texts or [], name, api)
     served = await api.serve(context, call)
     reply: EmbedReply = expect_reply(served.reply, EmbedReply)
     kinds = data.embedding_types

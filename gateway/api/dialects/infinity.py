@@ -8,6 +8,7 @@ Source: michaelfeil/infinity 0.0.77, fastapi_schemas/pymodels.py.
 import secrets
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -191,7 +192,9 @@ def model_of(model: str) -> str | None:
     return None if model == ANY_MODEL else model
 
 
-async def decode_embeddings(data: InfinityEmbeddingsRequest, api: InferenceApi) -> Call:
+async def decode_embeddings(
+    data: InfinityEmbeddingsRequest, context: RequestContext, api: InferenceApi
+) -> Call:
     """Decode a body of /infinity/embeddings. A model that has only multi-vectors returns these.
 
     Raises: EmptyInput, InvalidInput.
@@ -201,7 +204,9 @@ async def decode_embeddings(data: InfinityEmbeddingsRequest, api: InferenceApi) 
     if data.modality == "image":
         sources = [[PictureSource(text)] for text in api.texts(data.input, "input")]
         options = VectorOptions(dimensions=width_of(data))
-        return Call(await embed_parts(sources, "input", options), model_of(data.model))
+        model = model_of(data.model)
+        fetch = partial(api.fetch_pictures, context, model)
+        return Call(await embed_parts(sources, "input", options, fetch), model)
     texts, model = api.whole_texts(data.input, "input"), model_of(data.model)
     capabilities = _capabilities_of(model, api)
     if not is_late(capabilities):
@@ -323,7 +328,7 @@ async def embeddings(
 async def _serve_embeddings(
     data: InfinityEmbeddingsRequest, context: RequestContext, api: InferenceApi
 ) -> HttpReply:
-    served = await api.serve(context, await decode_embeddings(data, api))
+    served = await api.serve(context, await decode_embeddings(data, context, api))
     reply = expect_reply(served.reply, EmbedReply | EncodeReply)
     items = [
         {"object": "embedding", "embedding": item, "index": index}

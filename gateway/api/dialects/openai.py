@@ -5,6 +5,7 @@ OpenAI's reference 2024-10-21, whose body is the same in every `api-version`. Th
 Jina, NVIDIA NIM and Voyage are in `embedding_options.py`, those of vLLM in `vllm_options.py`.
 """
 
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -58,7 +59,7 @@ from gateway.api.wire.vllm_options import (
 from gateway.api.wire.vllm_replies import OCTETS, check_metadata, encode_bytes, metadata_header
 from gateway.calls import Call
 from gateway.errors import InvalidInput
-from gateway.media.pictures import PictureSource
+from gateway.media.pictures import Fetch, PictureSource
 
 # What prepares texts, and has no effect on a conversation.
 ONLY_OF_TEXTS = ("input_type", "task", "late_chunking")
@@ -123,7 +124,8 @@ async def _decode_options(
     check_embedding_options(data)
     model = name or data.model
     if (pictures := _with_pictures(data, api)) is not None:
-        return await _decode_pictures(data, pictures, model)
+        fetch = partial(api.fetch_pictures, context, model)
+        return await _decode_pictures(data, pictures, model, fetch)
     operation = Operation.ENCODE if data.return_multivector else Operation.EMBED
     field = InputField("input", model, operation)
     texts = await read_inputs(inputs_of(data.input, api), data.messages, field, context, api)
@@ -181,13 +183,13 @@ def _part_of(item: Any) -> PartInput:
 
 
 async def _decode_pictures(
-    data: OpenAIEmbeddingsRequest, inputs: list[list[PartInput]], model: str | None
+    data: OpenAIEmbeddingsRequest, inputs: list[list[PartInput]], model: str | None, fetch: Fetch
 ) -> Call:
     """Return the call of inputs with pictures. Raises: EmptyInput, InvalidInput."""
     if data.late_chunking:
         raise InvalidInput("`late_chunking` is for texts: leave it out", param="late_chunking")
     options = VectorOptions(normalizes(data), dimensions_of(data), bool(data.return_multivector))
-    work = await embed_parts(inputs, "input" if data.messages is None else "messages", options)
+    work = await embed_parts(inputs, "input" if data.messages is None else "messages", options, fetch)
     check_metadata(data.encoding_format, len(inputs))
     chat = chat_of(data)
     truncate, side = truncation_of(data)

@@ -3,6 +3,7 @@
 Source: Voyage's API reference, multimodal embeddings; voyageai 0.5.0.
 """
 
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -74,13 +75,17 @@ class MultimodalResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-async def decode_multimodal(data: MultimodalRequest, name: str | None, api: InferenceApi) -> Call:
+async def decode_multimodal(
+    data: MultimodalRequest, name: str | None, context: RequestContext, api: InferenceApi
+) -> Call:
     """Decode a body. name: the model in the path. Raises: EmptyInput, InvalidInput."""
     api.check_count(len(data.inputs), "inputs")
     inputs = [[_part_of(part) for part in item.content] for item in data.inputs]
     role: Role | None = data.input_type
     if any(isinstance(part, PictureSource) for parts in inputs for part in parts):
-        work = await embed_parts(inputs, "inputs", VectorOptions(dimensions=data.output_dimension))
+        options = VectorOptions(dimensions=data.output_dimension)
+        fetch = partial(api.fetch_pictures, context, name or data.model)
+        work = await embed_parts(inputs, "inputs", options, fetch)
         return Call(work, name or data.model, data.truncation, role=role)
     if any(len(parts) != 1 or not parts[0] for parts in inputs):
         raise EmptyInput("an input without images is one text, which is not empty", param="inputs")
@@ -119,7 +124,7 @@ async def multimodal_embeddings(
 
     Returns one vector for each input, in the order of the inputs.
     """
-    call = await decode_multimodal(data, name, api)
+    call = await decode_multimodal(data, name, context, api)
     served = await api.serve(context, call)
     reply = expect_reply(served.reply, EmbedReply)
     items = vector_items(reply.vectors, "base64" if data.output_encoding else "float")

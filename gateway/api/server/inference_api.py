@@ -25,6 +25,8 @@ from gateway.errors import (
     QuotaUnavailable,
 )
 from gateway.instances.table import InstanceTable
+from gateway.media.fetch import Fetcher
+from gateway.media.pictures import Fetched
 from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.limits import Cost
 from gateway.serve import Caller, Gateway, Served
@@ -35,7 +37,10 @@ UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
 
 
 class InferenceApi:
-    """Collaborators of inference handlers: gateway, authentication, bound on inputs, and instances."""
+    """Collaborators of inference handlers.
+
+    inputs_max: most inputs in one request. fetcher: of pictures; None fetches none.
+    """
 
     def __init__(
         self,
@@ -43,11 +48,13 @@ class InferenceApi:
         authenticator: Authenticator,
         inputs_max: int,
         instances: InstanceTable | None = None,
+        fetcher: Fetcher | None = None,
     ) -> None:
         self.gateway = gateway
         self.authenticator = authenticator
         self.inputs_max = inputs_max
         self.instances = InstanceTable() if instances is None else instances
+        self._fetcher = fetcher
 
     def admit_caller(self, context: RequestContext, least: Cost) -> None:
         """Check what the head of a request decides, before its body is read: key, known limits, size.
@@ -104,6 +111,19 @@ class InferenceApi:
         served = await self.gateway.serve(call, caller, context.timeline)
         context.tokens = served.reply.tokens
         return served
+
+    async def fetch_pictures(self, context: CallContext, model: str | None, urls: Sequence[str]) -> Fetched:
+        """Fetch the pictures of a request, once it is clear that its model takes them and no limit is spent.
+
+        Raises: QuotaExceeded, QuotaUnavailable, ScopeForbidden, and the errors of `Routes.resolve`.
+        """
+        if self._fetcher is None:
+            return {}
+        tenant = self.authenticator.authenticate(context)
+        tenant.require_operation(Operation.EMBED_IMAGE)
+        self.gateway.routes.resolve(tenant, model, Operation.EMBED_IMAGE)
+        self.gateway.refuse_if_spent(tenant, Cost(inputs=len(urls)))
+        return await self._fetcher.fetch_all(urls, tenant.name, context.timeout_s())
 
     async def decode_ids(
         self, context: CallContext, model: str | None, operation: Operation, ids: Sequence[list[int]]

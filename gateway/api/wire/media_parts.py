@@ -12,7 +12,7 @@ from backends.contract import EmbedParts, Output
 from gateway.api.wire.contents import ContentPart, address_of
 from gateway.api.wire.conversations import ChatMessage, Messages
 from gateway.errors import EmptyInput, InvalidInput
-from gateway.media.pictures import PictureSource, read_parts
+from gateway.media.pictures import Fetch, PictureSource, read_parts
 
 PartInput: TypeAlias = str | PictureSource
 
@@ -26,14 +26,17 @@ class VectorOptions(msgspec.Struct, frozen=True):
 
 
 async def embed_parts(
-    inputs: Sequence[Sequence[PartInput]], field: str, options: VectorOptions
+    inputs: Sequence[Sequence[PartInput]], field: str, options: VectorOptions, fetch: Fetch
 ) -> EmbedParts:
-    """Return the work of inputs with pictures. field: of the body. Raises: EmptyInput, InvalidInput."""
+    """Return the work of inputs with pictures. field: of the body. fetch: as in `read_parts`.
+
+    Raises: EmptyInput, InvalidInput, and the errors of `fetch`.
+    """
     for index, parts in enumerate(inputs):
         if not parts or "" in parts:
             raise EmptyInput(f"`{field}` {index} is empty, or has an empty text", param=field)
     return EmbedParts(
-        await read_parts(inputs, field),
+        await read_parts(inputs, field, fetch),
         Output.MULTIVECTOR if options.multivector else Output.DENSE,
         options.normalize,
         options.dimensions,

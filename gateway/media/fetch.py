@@ -1,0 +1,214 @@
+"""Fetching of pictures whose addresses callers send. A refusal is a ValueError with its reason.
+
+Rule: the connection goes to an IP address that was checked, never to a name that is resolved again. Requests
+have no credentials and no cookies, use no proxy, and accept no compression.
+"""
+
+import asyncio
+import math
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from backends.http import trusted_authorities
+from backends.responses import InvalidResponse, RawResponse, ResponseReader
+from gateway.config.schema import FetchSettings
+from gateway.media.addresses import Target, check_ips, redirected, rules_of, target_of
+from gateway.media.permits import Permits
+from gateway.media.pictures import Fetched
+
+# From a host's name to IP addresses. Raises: OSError.
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+# Opens a connection to an IP address. Raises: OSError.
+Connect = Callable[[str, Target], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+REDIRECTS_MAX = 3
+REDIRECTED = frozenset({301, 302, 303, 307, 308})
+# Of a host's addresses; each is tried until one accepts a connection.
+IPS_MAX = 4
+READ_BYTES = 64 * 1024
+# Head and chunk headers, in addition to the body.
+FRAMING_BYTES_MAX = 256 * 1024
+# A resolver that hangs keeps its thread: these are no other work's.
+RESOLVER_THREADS = 4
+
+
+class ByteBudget:
+    """Bytes that the fetches of one request may still read."""
+
+    def __init__(self, remaining: int) -> None:
+        self.remaining = remaining
+
+    def spend(self, size: int) -> None:
+        """Take bytes that were read. Raises: ValueError."""
+        self.remaining -= size
+        if self.remaining < 0:
+            raise ValueError(
+                "with it the request's pictures have more bytes than `media.fetch.request_bytes`"
+            )
+
+
+class Fetcher:
+    """Client for pictures at addresses that `media.fetch` allows; one per worker."""
+
+    def __init__(
+        self, settings: FetchSettings, resolve: Resolve | None = None, connect: Connect | None = None
+    ) -> None:
+        self._settings = settings
+        self._rules = rules_of(settings)
+        self._resolve = resolve or Resolver()
+        self._connect = connect or Connector()
+        self._permits = Permits(settings.in_flight, settings.in_flight_per_tenant)
+
+    async def fetch_all(self, urls: Sequence[str], tenant: str, timeout_s: float | None = None) -> Fetched:
+        """Return the bytes at each address of one request. timeout_s: the caller's own, if it has one."""
+        budget = self.budget()
+
+        async def outcome(url: str) -> bytes | ValueError:
+            try:
+                return await self.fetch(url, tenant, budget, timeout_s)
+            except ValueError as error:
+                return error
+
+        return dict(zip(urls, await asyncio.gather(*map(outcome, urls)), strict=True))
+
+    def budget(self) -> ByteBudget:
+        """Return the budget of one request."""
+        return ByteBudget(self._settings.request_bytes)
+
+    async def fetch(self, url: str, tenant: str, budget: ByteBudget, timeout_s: float | None = None) -> bytes:
+        """Return the body at an address. timeout_s: as in `fetch_all`. Raises: ValueError with the reason."""
+        target = target_of(url, self._rules)
+        timeout_s = min(timeout_s or math.inf, self._settings.timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s), self._permits.hold(tenant):
+                return await self._follow(target, budget)
+        except TimeoutError as error:
+            raise ValueError(f"it was not fetched within {timeout_s:g} s") from error
+
+    async def _follow(self, target: Target, budget: ByteBudget) -> bytes:
+        """Return the body behind some redirects. Raises: ValueError."""
+        for _ in range(REDIRECTS_MAX + 1):
+            response = await self._request(target, budget)
+            if response.status not in REDIRECTED:
+                return _body_of(response)
+            target = redirected(target, _header(response, b"location"), self._rules)
+        raise ValueError(f"it was moved more than {REDIRECTS_MAX} times")
+
+    async def _request(self, target: Target, budget: ByteBudget) -> RawResponse:
+        """Send one request and return the response. Raises: ValueError."""
+        reader, writer = await self._open(target)
+        try:
+            writer.write(_head_of(target))
+            return await self._read(reader, budget)
+        except InvalidResponse as error:
+            raise ValueError(f"its host sent no valid HTTP: {error}") from error
+        except OSError as error:
+            raise ValueError("the connection to its host broke") from error
+        finally:
+            # Neither a farewell of TLS nor unsent data is waited for.
+            writer.transport.abort()
+
+    async def _open(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection to a checked IP address of the host. Raises: ValueError."""
+        try:
+            found = await self._resolve(target.host)
+        except (OSError, UnicodeError) as error:
+            raise ValueError("its host is not known") from error
+        check_ips(found, self._rules.private)
+        failure: OSError | None = None
+        for ip in found[:IPS_MAX]:
+            try:
+                return await self._connect(ip, target)
+            except ssl.SSLError as error:
+                raise ValueError("its host has no certificate that is trusted") from error
+            except OSError as error:
+                failure = error
+        raise ValueError("its host accepts no connection") from failure
+
+    async def _read(self, reader: asyncio.StreamReader, budget: ByteBudget) -> RawResponse:
+        """Read one response. Raises: ValueError, InvalidResponse, OSError."""
+        limit = self._settings.item_bytes
+        parser, size = ResponseReader(), 0
+        try:
+            while data := await reader.read(READ_BYTES):
+                size += len(data)
+                budget.spend(len(data))
+                response = parser.feed(data)
+                if response is not None and len(response.body) <= limit:
+                    return response
+                if response is not None or size > limit + FRAMING_BYTES_MAX:
+                    raise ValueError(f"it has more bytes than `media.fetch.item_bytes`, {limit}")
+            return _checked_end(parser.finish(), limit)
+        finally:
+            parser.close()
+
+
+class Resolver:
+    """The system's resolver, on threads of its own."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(RESOLVER_THREADS, "media-resolver")
+
+    async def __call__(self, host: str) -> Sequence[str]:
+        """Return the addresses of a host. Raises: OSError."""
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, _resolved, host)
+        return list(dict.fromkeys(found))
+
+
+class Connector:
+    """Opener of TCP connections to IP addresses; TLS checks the certificate for the host's name."""
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self._context = context
+
+    async def __call__(self, ip: str, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection. Raises: OSError."""
+        if target.scheme == "http":
+            return await asyncio.open_connection(ip, target.port, limit=READ_BYTES)
+        if self._context is None:
+            # Reading the trust store takes tens of milliseconds.
+            self._context = await asyncio.to_thread(_trusting_context)
+        return await asyncio.open_connection(
+            ip, target.port, limit=READ_BYTES, ssl=self._context, server_hostname=target.host
+        )
+
+
+def _trusting_context() -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=trusted_authorities().decode())
+
+
+def _resolved(host: str) -> list[str]:
+    return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+
+
+def _head_of(target: Target) -> bytes:
+    return (
+        f"GET {target.path} HTTP/1.1\r\nhost: {target.authority}\r\naccept: image/*\r\n"
+        "accept-encoding: identity\r\nuser-agent: embedding-gateway\r\nconnection: close\r\n\r\n"
+    ).encode("ascii")
+
+
+def _body_of(response: RawResponse) -> bytes:
+    """Return the body of a complete response. Raises: ValueError."""
+    if response.status != 200:
+        raise ValueError(f"its host answered with status {response.status}")
+    if _header(response, b"content-encoding").strip().lower() not in ("", "identity"):
+        raise ValueError("its host sent it compressed, which was not asked for")
+    return response.body
+
+
+def _header(response: RawResponse, name: bytes) -> str:
+    """Return the first header of a name, or an empty text."""
+    values = [value for key, value in response.headers if key.lower() == name]
+    return values[0].decode("latin-1") if values else ""
+
+
+def _checked_end(response: RawResponse | None, limit: int) -> RawResponse:
+    """Return a response that ended with its connection. Raises: ValueError."""
+    if response is None:
+        raise ValueError("the connection to its host broke")
+    if len(response.body) > limit:
+        raise ValueError(f"it has more bytes than `media.fetch.item_bytes`, {limit}")
+    return response

@@ -1,0 +1,166 @@
+"""Pictures by their addresses, in every dialect: fetched where `media.fetch` allows it, else refused."""
+
+from typing import Any
+
+import pytest
+
+from gateway.tenants.keyring import key_digest
+from tests.api.test_picture_dialects import CONFIG, message, picture_part, vectors_in
+from tests.conftest import KEY, Boots
+from tests.fakes.picture_host import reply, serving
+from tests.fakes.vllm import FakeVllm
+from tests.pictures import encoded, noise
+
+PNG = encoded(noise(9, 7))
+VLLM = CONFIG.replace("BACKEND", "vllm").replace("OPTIONS", "")
+
+
+def config_of(port: int, host: str = "127.0.0.1") -> str:
+    fetch = f"hosts: [{host}], schemes: [http], ports: [{port}], private: [127.0.0.1]"
+    return f"{VLLM}media: {{fetch: {{{fetch}}}}}\n"
+
+
+def bodies(url: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return a request of each dialect with one picture at an address."""
+    return [
+        ("/v1/embeddings", message(picture_part(url))),
+        ("/v1/embeddings", {"input": [{"image": url}]}),
+        ("/infinity/embeddings", {"input": [url], "modality": "image"}),
+        ("/infinity/embeddings_image", {"input": [url]}),
+        ("/v2/embed", {"images": [url], "input_type": "image", "embedding_types": ["float"]}),
+        ("/v1/embed", {"images": [url], "input_type": "image"}),
+        (
+            "/v2/embed",
+            {
+                "inputs": [{"content": [picture_part(url)]}],
+                "input_type": "image",
+                "embedding_types": ["float"],
+            },
+        ),
+        ("/v1/multimodalembeddings", {"inputs": [{"content": [{"type": "image_url", "image_url": url}]}]}),
+    ]
+
+
+async def test_every_dialect_fetches_and_sends_on_only_bytes(boot: Boots) -> None:
+    server = FakeVllm(images=True)
+    async with serving(reply(PNG)) as host, boot({"one": server}, config_of(host.port)) as gateway:
+        url = f"http://127.0.0.1:{host.port}/a.png"
+        for path, body in bodies(url):
+            answer = await gateway.post(path, body)
+            assert 200 == answer.status_code, (path, answer.text)
+            assert 1 == len(vectors_in(answer.json()))
+    assert len(host.seen) == len(bodies(url))
+    assert all(KEY.encode() not in head for head in host.seen)
+
+
+async def test_one_address_is_fetched_once_for_one_request(boot: Boots) -> None:
+    async with (
+        serving(reply(PNG)) as host,
+        boot({"one": FakeVllm(images=True)}, config_of(host.port)) as gateway,
+    ):
+        url = f"http://127.0.0.1:{host.port}/a.png"
+        answer = await gateway.post("/v1/embeddings", {"input": [{"image": url}, {"image": url}]})
+    assert 200 == answer.status_code, answer.text
+    assert len(host.seen) == 1
+
+
+@pytest.mark.parametrize(("path", "body"), bodies("http://127.0.0.1:PORT/a.png"))
+async def test_nothing_is_fetched_without_the_key(boot: Boots, path: str, body: dict[str, Any]) -> None:
+    async with serving(reply(PNG)) as host, boot({"one": FakeVllm(images=True)}, VLLM) as gateway:
+        answer = await gateway.post(path, _with_port(body, host.port))
+    assert answer.status_code in {400, 422}
+    assert "media.fetch" in answer.text
+    assert host.seen == []
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://localhost:PORT/", "media.fetch.hosts"),
+        ("http://169.254.169.254:PORT/latest/meta-data/", "media.fetch.hosts"),
+        ("http://[::1]:PORT/", "media.fetch.hosts"),
+        ("http://[::ffff:127.0.0.1]:PORT/", "media.fetch.hosts"),
+        ("http://2130706433:PORT/", "unusual form"),
+        ("http://0177.0.0.1:PORT/", "unusual form"),
+        ("http://x@127.0.0.1:PORT/", "user name"),
+        ("http://127.0.0.1:1/", "media.fetch.ports"),
+        ("https://127.0.0.1:PORT/", "media.fetch.schemes"),
+        ("file:///etc/passwd", "not fetched"),
+        ("gopher://127.0.0.1:PORT/_x", "no base64"),
+    ],
+)
+async def test_an_address_that_is_not_allowed_is_not_reached(boot: Boots, url: str, reason: str) -> None:
+    async with (
+        serving(reply(PNG)) as host,
+        boot({"one": FakeVllm(images=True)}, config_of(host.port)) as gateway,
+    ):
+        answer = await gateway.post(
+            "/v1/embeddings", message(picture_part(url.replace("PORT", str(host.port))))
+        )
+    assert answer.status_code == 400
+    assert reason in answer.text
+    assert host.seen == []
+
+
+async def test_a_listed_name_of_a_private_address_is_not_reached(boot: Boots) -> None:
+    async with serving(reply(PNG)) as host:
+        config = config_of(host.port, "localhost").replace(", private: [127.0.0.1]", "")
+        async with boot({"one": FakeVllm(images=True)}, config) as gateway:
+            body = message(picture_part(f"http://localhost:{host.port}/"))
+            answer = await gateway.post("/v1/embeddings", body)
+    assert answer.status_code == 400
+    assert "media.fetch.private" in answer.text
+    assert host.seen == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "an SVG"),
+        (b"%PDF-1.7", "a PDF"),
+        (b"<html>169.254</html>", "an HTML page"),
+        (b"secret of an internal service", "none of these formats"),
+        (b"", "none of these formats"),
+        (PNG[:30], "none of these formats"),
+    ],
+)
+async def test_what_is_no_picture_is_not_sent_on(boot: Boots, content: bytes, reason: str) -> None:
+    async with (
+        serving(reply(content)) as host,
+        boot({"one": FakeVllm(images=True)}, config_of(host.port)) as gateway,
+    ):
+        url = f"http://127.0.0.1:{host.port}/a.png"
+        answer = await gateway.post("/v1/embeddings", message(picture_part(url)))
+    assert answer.status_code == 400
+    assert reason in answer.text
+    assert "secret" not in answer.text
+
+
+async def test_a_model_of_texts_fetches_nothing(boot: Boots) -> None:
+    async with serving(reply(PNG)) as host, boot({"one": FakeVllm()}, config_of(host.port)) as gateway:
+        url = f"http://127.0.0.1:{host.port}/a.png"
+        answer = await gateway.post("/v1/embeddings", message(picture_part(url)))
+    assert answer.status_code == 400
+    assert host.seen == []
+
+
+async def test_a_spent_tenant_fetches_nothing(boot: Boots) -> None:
+    tenants = f'tenants: {{t: {{keys: ["{key_digest(KEY)}"], limits: {{inputs_per_day: 1}}}}}}\n'
+    async with serving(reply(PNG)) as host:
+        config = config_of(host.port) + tenants
+        async with boot({"one": FakeVllm(images=True)}, config) as gateway:
+            body = message(picture_part(f"http://127.0.0.1:{host.port}/a.png"))
+            answers = [await gateway.post("/v1/embeddings", body) for _ in range(3)]
+    assert [200, 429, 429] == [answer.status_code for answer in answers]
+    assert len(host.seen) <= 2
+
+
+def _with_port(body: Any, port: int) -> Any:
+    """Return a body whose addresses have a port."""
+    if isinstance(body, str):
+        return body.replace("PORT", str(port))
+    if isinstance(body, list):
+        return [_with_port(item, port) for item in body]
+    if isinstance(body, dict):
+        return {name: _with_port(value, port) for name, value in body.items()}
+    return body
