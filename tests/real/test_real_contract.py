@@ -47,9 +47,8 @@ REFUSED = {
     ("infinity", "rerank", "long_cut_left"): "unsupported",
     ("vllm", "embed", "long_cut_left"): "unsupported",
     ("vllm", "rerank", "long_cut_left"): "unsupported",
-    # The engine classifies with a cross-encoder's only label, as TEI does.
+    # The engine and vLLM classify with a cross-encoder's only label, as TEI does.
     ("infinity", "rerank", "labels"): "unsupported",
-    ("vllm", "rerank", "labels"): "unsupported",
     ("infinity", "classify", "labels_of_pairs"): "unsupported",
     ("infinity", "classify", "raw_labels"): "unsupported",
     ("vllm", "classify", "labels_of_pairs"): "unsupported",
