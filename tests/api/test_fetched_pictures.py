@@ -1,5 +1,6 @@
 """Pictures by their addresses, in every dialect: fetched where `media.fetch` allows it, else refused."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,6 +154,22 @@ async def test_a_spent_tenant_fetches_nothing(boot: Boots) -> None:
             answers = [await gateway.post("/v1/embeddings", body) for _ in range(3)]
     assert [200, 429, 429] == [answer.status_code for answer in answers]
     assert len(host.seen) <= 2
+
+
+async def test_fetched_bytes_count_as_a_body_does(boot: Boots) -> None:
+    async with serving(reply(bytes(200_000))) as host:
+        config = config_of(host.port) + "limits: {in_flight_bytes: 100000}\n"
+        async with boot({"one": FakeVllm(images=True)}, config) as gateway:
+            in_flight = gateway.application.in_flight
+            # A single body always fits.
+            other: Any = SimpleNamespace(tenant="other", held_bytes=0)
+            in_flight.hold(other, 1000)
+            body = message(picture_part(f"http://127.0.0.1:{host.port}/a.png"))
+            answer = await gateway.post("/v1/embeddings", body)
+            in_flight.release(other)
+            assert 0 == in_flight.bytes
+    assert answer.status_code == 503, answer.text
+    assert "limits.in_flight_bytes" in answer.text
 
 
 def _with_port(body: Any, port: int) -> Any:

@@ -112,10 +112,14 @@ class InferenceApi:
         context.tokens = served.reply.tokens
         return served
 
-    async def fetch_pictures(self, context: CallContext, model: str | None, urls: Sequence[str]) -> Fetched:
+    async def fetch_pictures(
+        self, context: RequestContext, model: str | None, urls: Sequence[str]
+    ) -> Fetched:
         """Fetch the pictures of a request, once it is clear that its model takes them and no limit is spent.
 
-        Raises: QuotaExceeded, QuotaUnavailable, ScopeForbidden, and the errors of `Routes.resolve`.
+        Their bytes count as the request's body does.
+
+        Raises: GatewayFull, QuotaExceeded, QuotaUnavailable, ScopeForbidden, the errors of `Routes.resolve`.
         """
         if self._fetcher is None:
             return {}
@@ -123,7 +127,10 @@ class InferenceApi:
         tenant.require_operation(Operation.EMBED_IMAGE)
         self.gateway.routes.resolve(tenant, model, Operation.EMBED_IMAGE)
         self.gateway.refuse_if_spent(tenant, Cost(inputs=len(urls)))
-        return await self._fetcher.fetch_all(urls, tenant.name, context.timeout_s())
+        fetched = await self._fetcher.fetch_all(urls, tenant.name, context.timeout_s())
+        size = sum(len(data) for data in fetched.values() if isinstance(data, bytes))
+        context.io.hold_decoded(context.io.held_bytes + size)
+        return fetched
 
     async def decode_ids(
         self, context: CallContext, model: str | None, operation: Operation, ids: Sequence[list[int]]
