@@ -3,6 +3,7 @@
 Only this module imports huggingface_hub.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -118,11 +119,14 @@ def cached_models() -> list[CachedModel]:
     )
 
 
-def remove_cached(commits: Sequence[str]) -> None:
-    """Remove snapshots from the Hub's cache, and the files that no other snapshot has."""
+def remove_cached(repository: str, commits: Sequence[str]) -> None:
+    """Remove snapshots of a model from the Hub's cache, and the files that no other snapshot has."""
     from huggingface_hub import constants, scan_cache_dir
 
-    scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*commits).execute()
+    # A copy of a repository may have the same commits, which are removed wherever they are found.
+    found = scan_cache_dir(constants.HF_HUB_CACHE)
+    own = (repo for repo in found.repos if repo.repo_type == "model" and repo.repo_id == repository)
+    dataclasses.replace(found, repos=frozenset(own)).delete_revisions(*commits).execute()
 
 
 def cache_folder(repository: str) -> Path:

@@ -104,8 +104,12 @@ class InstancePool:
         return instance
 
     async def add(self, settings: CreateInstance, kind: str) -> Instance:
-        """Store a new instance, which is not started. Raises: Refused, with nothing changed."""
+        """Store a new instance, which is not started. Raises: Refused, with nothing changed.
+
+        The caller holds its lock, and releases it once it is started: requests know it from now on.
+        """
         instance = Instance(Record(settings, kind, time.time()), self._on_change)
+        await instance.lock.acquire()
         self._instances[settings.name] = instance
         try:
             await self._write()

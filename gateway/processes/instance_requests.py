@@ -14,6 +14,7 @@ from gateway.instances.records import (
     Refused,
     Result,
     invalid,
+    unknown,
 )
 from gateway.instances.validation import check_create
 from gateway.processes.instance import Instance
@@ -61,9 +62,11 @@ class InstanceRequests:
                 return self._result(await self._create(command))
             case Act(name, action):
                 self._require_running_gateway()
-                async with self._pool.find(name).lock:
-                    # It may have been deleted meanwhile.
-                    instance = self._pool.find(name)
+                instance = self._pool.find(name)
+                async with instance.lock:
+                    # It may have been deleted meanwhile, and another created under its name.
+                    if self._pool.find(name) is not instance:
+                        raise unknown(name)
                     await self._actions[action](instance)
                     return self._result(instance)
 
@@ -82,8 +85,10 @@ class InstanceRequests:
         # Others may have been created while files were read.
         check_create(settings, kind, config, self._pool.records)
         instance = await self._pool.add(settings, kind)
-        async with instance.lock:
+        try:
             await self._pool.launch(instance)
+        finally:
+            instance.lock.release()
         self._created += 1
         return instance
 

@@ -129,7 +129,7 @@ class Registry:
         needed = max(0, (total or 0) - present)
         for old in models_to_remove(cached, used, needed, self._bound_bytes):
             with self._records.working_on(old.repository):
-                hub.remove_cached(old.commits)
+                hub.remove_cached(old.repository, old.commits)
                 self._records.write(old.repository, None)
         return total
 
@@ -208,7 +208,7 @@ class Registry:
             if cached is None and model not in self._records.read():
                 raise RegistryError(f"{model} is not in the cache")
             if cached is not None:
-                hub.remove_cached(cached.commits)
+                hub.remove_cached(cached.repository, cached.commits)
             self._records.write(model, None)
         return 0 if cached is None else cached.stored_bytes
 

@@ -144,6 +144,15 @@ def test_a_dictionary_of_views_is_read() -> None:
     assert (["a", LONG, "a"], (0, 2, 3)) == (list(texts), tuple(rows.texts))
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), *TEXT_TYPES[3:]], ids=str)
+def test_texts_of_several_batches_count_together(kind: pa.DataType) -> None:
+    """A dictionary is in each batch again, and its texts become objects each time."""
+    body = stream(*[["x" * 60_000]] * 20, kind=kind, codec="zstd")
+    assert len(body) < 100_000
+    with pytest.raises(InvalidInput, match=r"bytes together|once it is decompressed"):
+        read_texts(body, 100, 1_000_000)
+
+
 def test_views_of_a_dictionary_that_share_their_bytes_count_each_time() -> None:
     word = b"x" * 60_000
     view = len(word).to_bytes(4, "little") + word[:4] + bytes(8)

@@ -224,6 +224,27 @@ async def test_an_instance_runs_once_the_workers_send_it_calls(
     assert ("running", True) == (info.status, info.joined)
 
 
+async def test_an_instance_that_is_deleted_while_it_is_created_leaves_no_process(
+    gateway: Running, parent: InstanceParent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = parent.pool._write
+
+    async def slow_write() -> None:
+        await asyncio.sleep(0)
+        await write()
+
+    monkeypatch.setattr(parent.pool, "_write", slow_write)
+    delete = f"{MANAGER}/instances/a"
+    replies = await asyncio.gather(
+        create(gateway, name="a"), *[gateway.client.delete(delete) for _ in range(20)]
+    )
+
+    assert 201 == replies[0].status_code
+    listed = (await gateway.client.get(f"{MANAGER}/instances")).json()
+    running = [name for name, child in parent.children.items() if not child.is_stopped]
+    assert [instance["name"] for instance in listed] == running
+
+
 async def test_calls_to_a_stopped_instance_may_be_sent_again_later(
     gateway: Running, parent: InstanceParent
 ) -> None:

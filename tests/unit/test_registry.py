@@ -231,6 +231,17 @@ def test_tokenizers_of_remote_upstreams_are_in_use() -> None:
     assert {"org/tok": ("a", "c"), "org/own": ("b",)} == used_models(upstreams)
 
 
+def test_a_copy_with_the_same_commit_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.fakes.hub.commit_of", lambda _: "a" * 40)
+    for name in ("org/used", "fork/copy"):
+        write_cache(cache, name, FILES)
+    commits = {found.repository: found.commits for found in hub.cached_models()}
+    assert commits["org/used"] == commits["fork/copy"]
+    hub.remove_cached("fork/copy", commits["fork/copy"])
+
+    assert ["org/used"] == [found.repository for found in hub.cached_models()]
+
+
 def test_a_size_that_is_not_known_is_refused_below_a_bound(
     tmp_path: Path, fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

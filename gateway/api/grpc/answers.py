@@ -1,5 +1,6 @@
 """Answers to TEI's RPCs that have one reply: Info, one message, RerankStream."""
 
+from contextlib import ExitStack
 from typing import Any
 
 from backends.tei_protos import tei_pb2 as pb
@@ -40,8 +41,7 @@ async def answer_unary(rpc: Rpc, operation: Operation) -> None:
     try:
         api.admit(context, operation.least)
         with rpc.hold(await rpc.read_only()) as message:
-            request = parse_request(rpc, operation, message.content)
-        await _reply(rpc, operation, request)
+            await _reply(rpc, operation, parse_request(rpc, operation, message.content))
     except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
         raise await api.charge_failure(context, error, operation.least) from None
 
@@ -51,8 +51,9 @@ async def answer_rerank_stream(rpc: Rpc, *, enveloped: str | None = None) -> Non
     context, api = rpc.context, rpc.parts.api
     try:
         api.admit(context, LEAST)
-        request = join_rerank(await _collect(rpc, enveloped))
-        await _reply(rpc, RERANK, request)
+        with ExitStack() as held:
+            request = join_rerank(await _collect(rpc, enveloped, held))
+            await _reply(rpc, RERANK, request)
     except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
         failure = await api.charge_failure(context, error, LEAST)
         # grpc's Python client loses a status without metadata before it if it is still sending.
@@ -60,11 +61,15 @@ async def answer_rerank_stream(rpc: Rpc, *, enveloped: str | None = None) -> Non
         raise failure from None
 
 
-async def _collect(rpc: Rpc, enveloped: str | None) -> list[pb.RerankStreamRequest]:
-    """Return all messages. Raises: BodyTooLarge, InvalidInput, and the errors of `Rpc.read` and `parse`."""
+async def _collect(rpc: Rpc, enveloped: str | None, held: ExitStack) -> list[pb.RerankStreamRequest]:
+    """Return all messages, each of which is counted as held until `held` is closed.
+
+    Raises: BodyTooLarge, GatewayFull, InvalidInput, and the errors of `Rpc.read` and `parse`.
+    """
     requests: list[pb.RerankStreamRequest] = []
     size, inputs_max = 0, rpc.parts.api.inputs_max
     while (message := await rpc.read()) is not None:
+        held.enter_context(rpc.hold(message))
         size += len(message)
         if size > rpc.parts.body_bytes_max:
             raise BodyTooLarge(f"the messages are larger than {rpc.parts.body_bytes_max} bytes together")

@@ -3,13 +3,15 @@
 Source: grpc.health.v1, and grpc.reflection.v1alpha, whose messages v1 repeats under another name.
 """
 
+import asyncio
+
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from backends.tei_protos import tei_multiplexer_pb2, tei_pb2
 from gateway.api.grpc.rpc import Rpc
-from gateway.errors import GatewayError, MalformedBody, NotFound
+from gateway.errors import GatewayError, GatewayFull, MalformedBody, NotFound
 
 SERVICES = tuple(
     service.full_name
@@ -22,18 +24,33 @@ REFLECTION = (
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     f"/{reflection.SERVICE_NAME}/ServerReflectionInfo",
 )
+# Without a key, so many RPCs wait for a message at once, and so long.
+OPEN_RPCS_MAX = 16
+OPEN_READ_S = 5.0
 _REFLECTION = reflection.ReflectionServicer((*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME))
 
 
 async def answer_health(rpc: Rpc) -> None:
-    """Report whether the model, or the one of root paths, has a usable replica."""
-    content = await rpc.read_only()
+    """Report whether the model, or the one of root paths, has a usable replica.
+
+    While many wait, the question is not read: probes of the process itself ask none.
+    """
+    if rpc.parts.open_rpcs.waiting >= OPEN_RPCS_MAX:
+        await _write_health(rpc)
+        return
+    with rpc.parts.open_rpcs.entered():
+        async with asyncio.timeout(OPEN_READ_S):
+            content = await rpc.read_only()
     try:
         request = health_pb2.HealthCheckRequest.FromString(content)
     except DecodeError:
         raise MalformedBody("the message is no valid protobuf HealthCheckRequest") from None
     if request.service not in ("", HEALTH_SERVICE, *SERVICES):
         raise NotFound("service not registered")
+    await _write_health(rpc)
+
+
+async def _write_health(rpc: Rpc) -> None:
     await rpc.begin({})
     await rpc.write(health_pb2.HealthCheckResponse(status=_health_of(rpc)).SerializeToString())
 
@@ -48,12 +65,25 @@ def _health_of(rpc: Rpc) -> health_pb2.HealthCheckResponse.ServingStatus:
 
 
 async def answer_reflection(rpc: Rpc) -> None:
-    """Answer each question about the services and their messages."""
+    """Answer each question about the services and their messages. Raises: GatewayFull while many wait."""
+    if rpc.parts.open_rpcs.waiting >= OPEN_RPCS_MAX:
+        raise GatewayFull("many calls without a key are open; try again later")
     await rpc.begin({})
-    while (content := await rpc.read()) is not None:
+    with rpc.parts.open_rpcs.entered():
+        await _answer_questions(rpc)
+
+
+async def _answer_questions(rpc: Rpc) -> None:
+    """Answer until the caller has no more questions. Raises: MalformedBody, TimeoutError."""
+    while (content := await _next_question(rpc)) is not None:
         try:
             request = reflection_pb2.ServerReflectionRequest.FromString(content)
         except DecodeError:
             raise MalformedBody("the message is no valid protobuf ServerReflectionRequest") from None
         for reply in _REFLECTION.ServerReflectionInfo(iter((request,)), None):
             await rpc.write(reply.SerializeToString())
+
+
+async def _next_question(rpc: Rpc) -> bytes | None:
+    async with asyncio.timeout(OPEN_READ_S):
+        return await rpc.read()

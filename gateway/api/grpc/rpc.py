@@ -6,7 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
@@ -37,13 +37,29 @@ Servicer: TypeAlias = Any
 logger = logging.getLogger("gateway")
 
 
+class OpenRpcs:
+    """Number of RPCs without a key that wait for a message, or hold one."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Count one."""
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+
+
 @dataclass(frozen=True, slots=True)
 class RpcParts:
     """Collaborators of every RPC, which HTTP requests of the same process share.
 
     api: the `InferenceApi`, whose module has a long chain of imports. body_bytes_max: `limits.body_bytes`.
     reply_headers: of a served call. describe_model: returns the facts of /info. traces: None if the
-    configuration has no such section.
+    configuration has no such section. open_rpcs: those without a key.
     """
 
     api: Any
@@ -53,6 +69,7 @@ class RpcParts:
     reply_headers: Callable[..., dict[str, str]]
     describe_model: Callable[[Any, Tenant, str | None], Any]
     traces: "CallTraces | None" = None
+    open_rpcs: OpenRpcs = field(default_factory=OpenRpcs)
 
 
 class RpcContext(CallContext):

@@ -80,7 +80,7 @@ def read_texts(stream: bytes | bytearray, rows_max: int, bytes_max: int) -> tupl
         batches = list(_columns(pa, stream))
         for column in batches:
             column.validate(full=True)
-        texts = [text for column in batches for text in _texts(pa, column, bytes_max)]
+        texts = _all_texts(pa, batches, bytes_max)
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
         raise MalformedBody(f"the body is no valid Arrow IPC stream: {str(error)[:200]}") from error
     rows = Rows(
@@ -152,33 +152,55 @@ def _place(pa: Any, schema: Any) -> int:
     return place
 
 
-def _texts(pa: Any, column: Any, bytes_max: int) -> list[str | None]:
-    """Return the texts of a column, None for null. Raises: InvalidInput, Arrow's errors."""
+def _all_texts(pa: Any, batches: Sequence[Any], bytes_max: int) -> list[str | None]:
+    """Return the texts of all batches, None for null. Raises: InvalidInput, Arrow's errors.
+
+    bytes_max: of all texts, however often they share their bytes. It is checked before they become objects.
+    """
+    texts: list[str | None] = []
+    remaining = bytes_max
+    for batch in batches:
+        column = batch
+        if pa.types.is_dictionary(column.type) and pa.types.is_string_view(column.dictionary.type):
+            # Arrow takes no elements out of views. The values that no row has are bounded, too.
+            if _view_lengths(column.dictionary).sum() > remaining:
+                raise _too_long(bytes_max)
+            values = column.dictionary.cast(pa.large_string())
+            column = pa.DictionaryArray.from_arrays(column.indices, values)
+        remaining -= _text_bytes(pa, column)
+        if remaining < 0:
+            raise _too_long(bytes_max)
+        texts += _texts(pa, column)
+    return texts
+
+
+def _text_bytes(pa: Any, column: Any) -> int:
+    """Return the bytes of the texts of all rows together."""
+    if pa.types.is_string_view(column.type):
+        return int(_view_lengths(column).sum())
     if not pa.types.is_dictionary(column.type):
-        if pa.types.is_string_view(column.type):
-            _check_views(column, bytes_max)
+        return int(pa.compute.binary_length(column).sum().as_py() or 0)
+    lengths = pa.compute.binary_length(column.dictionary).cast(pa.int64())
+    return int(lengths.take(column.indices.drop_null()).sum().as_py() or 0)
+
+
+def _texts(pa: Any, column: Any) -> list[str | None]:
+    if not pa.types.is_dictionary(column.type):
         texts: list[str | None] = column.to_pylist()
         return texts
     # Only the values in use become objects, each of them once.
     used = column.indices.drop_null().unique()
-    dictionary = column.dictionary
-    if pa.types.is_string_view(dictionary.type):
-        # Arrow takes no elements out of views.
-        _check_views(dictionary, bytes_max)
-        dictionary = dictionary.cast(pa.large_string())
-    values = _texts(pa, dictionary.take(used), bytes_max)
-    by_index = dict(zip(used.to_pylist(), values, strict=True))
+    by_index = dict(zip(used.to_pylist(), column.dictionary.take(used).to_pylist(), strict=True))
     return [by_index.get(index) for index in column.indices.to_pylist()]
 
 
-def _check_views(column: Any, bytes_max: int) -> None:
-    """Check the length of all texts, which may share their bytes. Raises: InvalidInput."""
+def _view_lengths(column: Any) -> Any:
+    """Return the lengths of all views, (n,) int64. They may share their bytes."""
     views = column.buffers()[1]
     if views is None:
-        return
+        return np.zeros(0, np.int64)
     raw = np.frombuffer(views, "<i4", count=len(column) * VIEW_BYTES // 4, offset=column.offset * VIEW_BYTES)
-    if int(raw[:: VIEW_BYTES // 4].astype(np.int64).sum()) > bytes_max:
-        raise _too_long(bytes_max)
+    return raw[:: VIEW_BYTES // 4].astype(np.int64)
 
 
 def _check_texts(texts: Sequence[str | None], bytes_max: int) -> None:
@@ -272,6 +294,7 @@ def _stream(pa: Any, field: Any, column: Any, rows: Rows, form: Form) -> memoryv
 @cache
 def _pyarrow() -> Any:
     import pyarrow as pa
+    import pyarrow.compute
     import pyarrow.ipc
 
     return pa
