@@ -111,7 +111,7 @@ def has_local_code(checkpoint: Path, classes: Sequence[ClassReference]) -> bool:
 
 def downloaded_bytes(model: str, revision: str | None = None) -> int:
     """Return the bytes of all files that a download would fetch. Raises: ModelUnavailable."""
-    sizes = hub.file_sizes(model, revision)
+    sizes = hub.file_sizes(model, revision, are_needed=True)
     patterns = _small_files(with_code=False)
     small = [
         name

@@ -12,8 +12,12 @@ READ_BYTES = 1024 * 1024
 
 
 def damaged_files(snapshot: Path) -> list[str]:
-    """Return the files of a snapshot whose content is not that of the Hub, or that are missing, by path."""
-    return [str(path.relative_to(snapshot)) for path in _files(snapshot) if not _is_whole(path)]
+    """Return the files of a snapshot whose content is not that of the Hub, or that are missing, by path.
+
+    A link that leads out of the repository's folder in the cache is none of the Hub's.
+    """
+    repository = snapshot.parent.parent.resolve()
+    return [str(path.relative_to(snapshot)) for path in _files(snapshot) if not _is_whole(path, repository)]
 
 
 def _files(snapshot: Path) -> Iterator[Path]:
@@ -23,8 +27,8 @@ def _files(snapshot: Path) -> Iterator[Path]:
             yield path
 
 
-def _is_whole(path: Path) -> bool:
-    if not path.is_file():
+def _is_whole(path: Path, repository: Path) -> bool:
+    if not path.is_file() or (path.is_symlink() and repository not in path.resolve().parents):
         return False
     name = path.resolve().name
     # On a disk without links the cache has the files themselves, without their hashes.

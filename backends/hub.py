@@ -61,21 +61,27 @@ def fetch(
         )
     except HFValidationError as error:
         raise _not_an_id(repository) from error
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:
+        # Its transport raises errors of its own, which have no common base with the others.
         raise _fetch_failure(repository, error) from error
     return Path(folder)
 
 
-def file_sizes(repository: str, revision: str | None) -> dict[str, int]:
-    """Return the bytes of a repository's files by path. Raises: ModelUnavailable."""
+def file_sizes(repository: str, revision: str | None, *, are_needed: bool = False) -> dict[str, int]:
+    """Return the bytes of a repository's files by path, 0 for a size that the Hub does not report.
+
+    are_needed: refuse that. Raises: ModelUnavailable.
+    """
     from huggingface_hub import HfApi
 
     try:
         info = HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
     except Exception as error:
-        # Its transport raises errors of its own, which have no common base with those of a download.
         raise _fetch_failure(repository, error) from error
-    return {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    files = info.siblings or ()
+    if are_needed and (unknown := [file.rfilename for file in files if file.size is None]):
+        raise ModelUnavailable(f"the Hub reports no size of {unknown[0]!r} in {repository}")
+    return {file.rfilename: file.size or 0 for file in files}
 
 
 class CachedModel(NamedTuple):

@@ -15,10 +15,10 @@ from gateway.tenants.keyring import Tenant, model_scope
 SUGGESTIONS_FROM = 200
 SUGGESTED_CHARACTERS_MAX = 64
 
-# An upstream's name → its operations; None while no replica of it has joined.
 MEDIA_VERBS = {Operation.EMBED_IMAGE: "embed images", Operation.EMBED_AUDIO: "embed sound"}
 # Status of what would serve a model that is not served now; None if nothing would.
 StatusOf = Callable[[str], str | None]
+# An upstream's name → its operations; None while no replica of it has joined.
 OperationsOf = Callable[[str], frozenset[Operation] | None]
 
 

@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from backends.tei_protos import tei_pb2 as pb
+from gateway.api.grpc import open_services
 from gateway.api.grpc.messages import check_fields, field, parse, varint, vector_field
-from gateway.api.grpc.open_services import OPEN_RPCS_MAX
 from gateway.api.grpc.rpc import address_of
 from gateway.api.grpc.statuses import STATUSES
 from gateway.api.server.paths import OTHER
@@ -412,19 +412,23 @@ async def test_connections_over_the_bound_are_closed() -> None:
         assert Code.OK == code
 
 
-async def test_health_is_answered_while_calls_without_a_key_wait() -> None:
+async def test_health_is_answered_while_calls_without_a_key_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_services, "OPEN_READ_S", 2.0)
+
     async def nothing() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()
         yield b""
 
     async with grpc_gateway() as client:
         open_rpcs = client.channel.stream_unary("/grpc.health.v1.Health/Check")
-        waiting = [open_rpcs(nothing()) for _ in range(OPEN_RPCS_MAX + 4)]
+        waiting = [open_rpcs(nothing()) for _ in range(open_services.OPEN_RPCS_MAX + 4)]
         check = client.channel.unary_unary("/grpc.health.v1.Health/Check")
         answered = [await check(b"", timeout=20) for _ in range(3)]
-        for call in waiting:
+        for call in waiting[1:]:
             call.cancel()
+        late = await waiting[0].code()
 
+    assert Code.DEADLINE_EXCEEDED == late
     expected = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
     assert [expected.SerializeToString()] * 3 == answered
 

@@ -231,6 +231,15 @@ def test_tokenizers_of_remote_upstreams_are_in_use() -> None:
     assert {"org/tok": ("a", "c"), "org/own": ("b",)} == used_models(upstreams)
 
 
+def test_a_link_out_of_the_cache_is_no_file_of_the_hub(tmp_path: Path, cache: Path) -> None:
+    snapshot = write_cache(cache, "org/model", FILES)
+    assert [] == damaged_files(snapshot)
+    (tmp_path / "outside").write_text("{}")
+    (snapshot / "more.json").symlink_to(tmp_path / "outside")
+
+    assert ["more.json"] == damaged_files(snapshot)
+
+
 def test_a_copy_with_the_same_commit_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fakes.hub.commit_of", lambda _: "a" * 40)
     for name in ("org/used", "fork/copy"):

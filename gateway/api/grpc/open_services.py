@@ -3,8 +3,6 @@
 Source: grpc.health.v1, and grpc.reflection.v1alpha, whose messages v1 repeats under another name.
 """
 
-import asyncio
-
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -26,7 +24,7 @@ REFLECTION = (
 )
 # Without a key, so many RPCs wait for a message at once, and so long.
 OPEN_RPCS_MAX = 16
-OPEN_READ_S = 5.0
+OPEN_READ_S = 10.0
 _REFLECTION = reflection.ReflectionServicer((*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME))
 
 
@@ -39,8 +37,7 @@ async def answer_health(rpc: Rpc) -> None:
         await _write_health(rpc)
         return
     with rpc.parts.open_rpcs.entered():
-        async with asyncio.timeout(OPEN_READ_S):
-            content = await rpc.read_only()
+        content = await rpc.read_only(OPEN_READ_S)
     try:
         request = health_pb2.HealthCheckRequest.FromString(content)
     except DecodeError:
@@ -74,16 +71,11 @@ async def answer_reflection(rpc: Rpc) -> None:
 
 
 async def _answer_questions(rpc: Rpc) -> None:
-    """Answer until the caller has no more questions. Raises: MalformedBody, TimeoutError."""
-    while (content := await _next_question(rpc)) is not None:
+    """Answer until the caller has no more questions. Raises: MalformedBody, DeadlineExceeded."""
+    while (content := await rpc.read(OPEN_READ_S)) is not None:
         try:
             request = reflection_pb2.ServerReflectionRequest.FromString(content)
         except DecodeError:
             raise MalformedBody("the message is no valid protobuf ServerReflectionRequest") from None
         for reply in _REFLECTION.ServerReflectionInfo(iter((request,)), None):
             await rpc.write(reply.SerializeToString())
-
-
-async def _next_question(rpc: Rpc) -> bytes | None:
-    async with asyncio.timeout(OPEN_READ_S):
-        return await rpc.read()

@@ -137,20 +137,20 @@ class Rpc:
         metadata = {"x-request-id": self.context.request_id} | dict(headers)
         await self._servicer.send_initial_metadata(tuple(metadata.items()))
 
-    async def read(self) -> bytes | None:
+    async def read(self, wait_s: float = MESSAGE_WAIT_S) -> bytes | None:
         """Return the next message, None at the end of them. Raises: DeadlineExceeded."""
         try:
-            async with asyncio.timeout(MESSAGE_WAIT_S):
+            async with asyncio.timeout(wait_s):
                 message = await self._servicer.read()
         except TimeoutError:
             raise DeadlineExceeded(
-                f"no message came for {MESSAGE_WAIT_S:g} s; close a stream that has no more"
+                f"no message came for {wait_s:g} s; close a stream that has no more"
             ) from None
         return None if message is grpc.aio.EOF else message
 
-    async def read_only(self) -> bytes:
+    async def read_only(self, wait_s: float = MESSAGE_WAIT_S) -> bytes:
         """Return the message of a unary RPC. Raises: DeadlineExceeded, MalformedBody."""
-        message = await self.read()
+        message = await self.read(wait_s)
         if message is None:
             raise MalformedBody("the RPC has no message; a unary RPC has one")
         return message
