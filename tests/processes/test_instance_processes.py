@@ -100,7 +100,7 @@ def test_instances_start_restart_stop_and_fail(manager: Manager) -> None:
     assert "serving org/x" == manager.run("logs", "a", "--lines", "1").strip()
     assert "stopped" in manager.run("stop", "a")
     assert not alive(second)
-    assert 404 == manager.embed("a")
+    assert 503 == manager.embed("a")
     assert 200 == manager.send("POST", "/a/start").status_code
     third = manager.wait_for("a")
     assert wait_until(lambda: manager.send("GET", "/e").json()["status"] == "failed", 60)
