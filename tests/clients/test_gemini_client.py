@@ -78,6 +78,8 @@ def test_a_title_is_refused_with_the_reason(gateway: Gateway) -> None:
 
 
 def test_counts_tokens(gateway: Gateway) -> None:
-    reply = client_of(gateway).models.count_tokens(model=gateway.model, contents=TEXTS)
+    client = client_of(gateway)
+    contents = [types.UserContent(text) for text in TEXTS]
 
-    assert 12 == reply.total_tokens
+    assert 12 == client.models.count_tokens(model=gateway.model, contents=contents).total_tokens
+    assert 4 == client.models.count_tokens(model=gateway.model, contents=TEXTS[0]).total_tokens
