@@ -185,7 +185,7 @@ async def pooling(
         headers = metadata_header(context, served, places) if data.encoding_format == "bytes" else None
         return respond(context, served, packed, headers, OCTETS)
     items = pooling_items(rows, numbers if data.encoding_format == "base64" else None)
-    body = encode_reply("pool", context, served, items, data.request_id)
+    body = encode_reply("pooling", context, served, items, data.request_id)
     return respond(context, served, body)
 
 
