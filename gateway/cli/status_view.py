@@ -8,11 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gateway.telemetry.snapshot import Rates, ReplicaStatus, Snapshot, StoreStatus
+from gateway.telemetry.snapshot import CheckpointStatus, Rates, ReplicaStatus, Snapshot, StoreStatus
 
 STYLES = {
     "up": "green",
     "running": "green",
+    "verified": "green",
+    "downloaded": "green",
     "failed": "bold red",
     "ready": "green",
     "down": "bold red",
@@ -20,8 +22,11 @@ STYLES = {
     "unavailable": "bold red",
 }
 GOOD = frozenset(("up", "ready"))
+# States of models on the host that an operator looks for first; others follow by name.
+FIRST = {"failed": 0, "downloading": 1, "loading": 1}
 CHANGES_SHOWN = 8
 PROBLEMS_SHOWN = 8
+CHECKPOINTS_SHOWN = 12
 # Below this width tables have only the columns that a person looks at first.
 WIDE_FROM = 110
 NONE = "–"
@@ -66,6 +71,8 @@ def _body(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Iterator
     yield from _titled("models", _models(snapshot, is_wide=is_wide))
     if snapshot.instances:
         yield from _titled("instances", _instances(snapshot, is_wide=is_wide))
+    if snapshot.registry:
+        yield from _titled("models on this host", _registry(snapshot, is_wide=is_wide))
     yield from _titled("tenants", _tenants(snapshot, rates, is_wide=is_wide))
     if snapshot.changes:
         yield from _titled("changes", _changes(snapshot))
@@ -82,9 +89,17 @@ def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
     for model in snapshot.models:
         if model.state not in GOOD:
             yield f"model {model.name}", model.state, f"upstream {model.upstream}"
+    yield from _failures(snapshot)
+
+
+def _failures(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
+    """Yield the instances and downloads that failed."""
     for instance in snapshot.instances:
         if instance.status == "failed":
             yield f"instance {instance.name}", instance.status, instance.reason or NONE
+    for checkpoint in snapshot.registry:
+        if checkpoint.state == "failed":
+            yield checkpoint.model, checkpoint.state, checkpoint.error or NONE
 
 
 def _problem_table(problems: Sequence[tuple[str, str, str]]) -> Table:
@@ -187,6 +202,36 @@ def _instances(snapshot: Snapshot, *, is_wide: bool) -> Table:
     return _table(columns, rows, () if is_wide else ("kind", "upstream", "device"))
 
 
+def _registry(snapshot: Snapshot, *, is_wide: bool) -> Table:
+    """Return the models of the Hub on this host, those that need attention first."""
+    found = sorted(
+        snapshot.registry, key=lambda checkpoint: (FIRST.get(checkpoint.state, 2), checkpoint.model)
+    )
+    rows: list[Row] = [
+        (
+            checkpoint.model,
+            _state(checkpoint.state),
+            _progress(checkpoint),
+            size(checkpoint.stored_bytes),
+            ", ".join(checkpoint.upstreams) or NONE,
+        )
+        for checkpoint in found[:CHECKPOINTS_SHOWN]
+    ]
+    if len(found) > len(rows):
+        rows.append((f"and {len(found) - len(rows)} more", "", "", "", ""))
+    return _table(
+        ("model", "state", "#download", "#on disk", "upstreams"), rows, () if is_wide else ("upstreams",)
+    )
+
+
+def _progress(checkpoint: CheckpointStatus) -> str:
+    if checkpoint.state != "downloading":
+        return NONE
+    done, total = checkpoint.done_bytes or 0, checkpoint.total_bytes
+    share = size(done) if not total else f"{100 * done / total:.0f} % of {size(total)}"
+    return f"{share}, {size(checkpoint.bytes_per_s or 0)}/s"
+
+
 def _tenants(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Table:
     rows = []
     for tenant in snapshot.tenants:
@@ -240,6 +285,11 @@ def short(value: float | None) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:,.0f} {unit}"
     return f"{value:.3g}"
+
+
+def size(number: float) -> str:
+    """Format a number of bytes with about three digits."""
+    return f"{short(number / 1e9)} GB" if number >= 1e9 else f"{short(number / 1e6)} MB"
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -119,8 +119,29 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     reason: str | None
 
 
+class CheckpointStatus(msgspec.Struct, frozen=True):
+    """Model of the Hub on the gateway's host.
+
+    state: available, downloading, downloaded, loading, verified or failed. done_bytes, total_bytes,
+    bytes_per_s: of a download. upstreams: that serve it. error: why the last download or check failed.
+    """
+
+    model: str
+    state: str
+    stored_bytes: int
+    done_bytes: int | None
+    total_bytes: int | None
+    bytes_per_s: float | None
+    upstreams: tuple[str, ...]
+    error: str | None
+
+
 class Snapshot(msgspec.Struct, frozen=True):
-    """Status of the gateway. at_s: seconds since 1970. uptime_s, worker: of the worker that answers."""
+    """Status of the gateway.
+
+    at_s: seconds since 1970. uptime_s, worker: of the worker that answers. registry: at most
+    `REGISTRY_REFRESH_S` old; empty without `manager`.
+    """
 
     version: str
     at_s: float
@@ -137,6 +158,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     tenants: tuple[TenantStatus, ...]
     changes: tuple[StatusChange, ...]
     instances: tuple[InstanceStatus, ...] = ()
+    registry: tuple[CheckpointStatus, ...] = ()
 
 
 class TenantRates(msgspec.Struct, frozen=True):

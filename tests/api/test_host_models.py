@@ -1,6 +1,7 @@
 """TEI Manager's API for models: shapes, errors, downloads from a fake Hub, access."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import pytest
 from huggingface_hub import constants
 
 from backends.torch.wire import ModelBoot, SmokeLoad
+from gateway.api.operators import host_models
 from gateway.config.load import parse_config
 from gateway.processes import model_requests
 from gateway.processes.model_requests import ModelRequests
-from gateway.registry.models import Registry
+from gateway.registry.models import ListedModel, Registry
 from tests.conftest import MANAGER_PORT, Running, running_gateway
 from tests.fakes.hub import FakeHub, write_cache
 from tests.fakes.threaded import serve_in_thread
@@ -140,3 +142,40 @@ async def test_operators_alone_use_the_registry(gateway: Running, monkeypatch: p
         assert 401 == reply.status_code
     # Callers' /models/{name} is TEI's.
     assert "code" not in (await gateway.client.get("/models/org%2Fmodel/info")).json()
+
+
+async def test_the_status_lists_models_of_the_host(gateway: Running) -> None:
+    await gateway.client.post(f"{MANAGER}/models", json={"model_id": "org/model"})
+    snapshot = (await gateway.client.get("/admin/status")).json()
+    assert [("org/model", "available", []), ("org/used", "available", ["one"])] == [
+        (model["model"], model["state"], model["upstreams"]) for model in snapshot["registry"]
+    ]
+
+
+async def test_the_status_reads_the_registry_every_few_seconds(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = 0
+    models = Registry.models
+
+    def counted(registry: Registry) -> list[ListedModel]:
+        nonlocal lists
+        lists += 1
+        return models(registry)
+
+    monkeypatch.setattr(Registry, "models", counted)
+    for _ in range(5):
+        assert 2 > len((await gateway.client.get("/admin/status")).json()["registry"])
+    assert 1 == lists
+
+
+async def test_the_status_does_not_wait_for_a_slow_registry(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_models, "RECENT_TIMEOUT_S", 0.01)
+    released = threading.Event()
+    monkeypatch.setattr(Registry, "models", lambda _: released.wait(30) and [])
+    try:
+        assert [] == (await gateway.client.get("/admin/status")).json()["registry"]
+    finally:
+        released.set()

@@ -18,6 +18,8 @@ from tests.processes.conftest import KEY, Served
 MARKUP = "<img src=x onerror=document.title=1>"
 CONFIG = """
 listen: 127.0.0.1:0
+manager: {{listen: "127.0.0.1:0"}}
+state_dir: {state}
 upstreams:
   wide: {{backend: tei, replicas: ["{wide}", "http://127.0.0.1:1"]}}
   narrow: {{backend: tei, replicas: ["{narrow}"]}}
@@ -47,7 +49,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with ExitStack() as fakes:
         servers = {"wide": FakeTei(), "narrow": NarrowTei(), "cross": FakeTei(model_type=RERANKER)}
         urls = {name: fakes.enter_context(serve_in_thread(server)) for name, server in servers.items()}
-        path.write_text(CONFIG.format(**urls, markup=MARKUP, digest=key_digest(KEY)))
+        path.write_text(CONFIG.format(**urls, state=path.parent, markup=MARKUP, digest=key_digest(KEY)))
         process = Served(path).wait_until_up()
         yield process
         process.stop()

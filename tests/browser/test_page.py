@@ -37,6 +37,17 @@ def test_shows_the_status_without_console_errors(watched: ObservedPage) -> None:
     assert [] == watched.complaints
 
 
+def test_shows_the_models_of_the_host(watched: ObservedPage, gateway: Served) -> None:
+    with gateway.client() as client:
+        added = client.post("/admin/registry", json={"model_id": "org/listed"})
+    watched.page.wait_for_selector("#registry tbody tr")
+    rows = [row.split("\t") for row in text_of(watched.page, "#registry tbody").splitlines()]
+
+    assert added.status_code in (200, 201)
+    assert ["org/listed", "available", "–"] in [row[:3] for row in rows]
+    assert [] == watched.complaints
+
+
 def test_loads_everything_from_the_gateway(ready: ObservedPage, gateway: Served) -> None:
     ready.page.wait_for_selector("#replicas tbody tr")
 

@@ -9,6 +9,7 @@ from rich.live import Live
 from gateway.cli.status import StatusDisplay
 from gateway.telemetry.snapshot import (
     CallsStatus,
+    CheckpointStatus,
     Durations,
     InstanceStatus,
     LaneStatus,
@@ -61,6 +62,11 @@ def display() -> StatusDisplay:
                 InstanceStatus("a", "engine", "org/a", "a", "running", 4711, 2, "cpu", None),
                 InstanceStatus("b", "tei", "org/b", "b", "failed", None, 0, None, "port 8080 is in use"),
             ),
+            registry=(
+                CheckpointStatus("org/a", "verified", 88_000_000, None, None, None, ("a",), None),
+                CheckpointStatus("org/c", "downloading", 0, 400_000_000, 1_600_000_000, 2e7, (), None),
+                CheckpointStatus("org/d", "failed", 0, None, None, None, (), "the Hub has no org/d"),
+            ),
         )
     )
     return shown
@@ -79,6 +85,18 @@ def test_shows_instances_and_why_one_failed() -> None:
 
     assert ["a", "engine", "org/a", "a", "running", "4711", "2", "cpu"] == row.split()
     assert "port 8080 is in use" in " ".join(lines[of_problem : lines.index("lanes")])
+
+
+def test_shows_models_on_the_host_and_why_one_failed() -> None:
+    lines = lines_of(160)
+    rows = [line.split() for line in lines[lines.index("models on this host") :]]
+
+    assert [
+        ["org/d", "failed", "–", "0", "MB", "–"],
+        ["org/c", "downloading", "25", "%", "of", "1.6", "GB,", "20", "MB/s", "0", "MB", "–"],
+    ] == rows[2:4]
+    assert ["org/a", "verified", "–", "88", "MB", "a"] == rows[4]
+    assert "the Hub has no org/d" in " ".join(lines[lines.index("problems") : lines.index("lanes")])
 
 
 def test_shows_what_is_wrong_first() -> None:

@@ -3,7 +3,10 @@
 The parent process downloads and loads; these endpoints send it requests. API keys need the scope admin.
 """
 
+import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -40,6 +43,10 @@ ERRORS: dict[str, type[GatewayError]] = {
 }
 # Asks the parent process to carry out a request. Raises: TimeoutError.
 AskAboutModels = Callable[[ModelCommand], Awaitable[ModelResult]]
+# Age at which a list of the models is read again for the status, which pages request every second: reading it
+# goes through the files of the cache. Longest time that the status waits for it.
+REGISTRY_REFRESH_S = 5.0
+RECENT_TIMEOUT_S = 1.0
 
 
 class RegisterModel(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,6 +60,21 @@ class RegistryApi:
 
     def __init__(self, ask: AskAboutModels | None) -> None:
         self._ask = ask
+        self._recent: tuple[ModelInfo, ...] = ()
+        self._read_at_s = -REGISTRY_REFRESH_S
+
+    async def recent(self) -> tuple[ModelInfo, ...]:
+        """Return the models as of the last few seconds; none without `manager`.
+
+        If the parent process does not answer in time, they are those of the last answer.
+        """
+        now_s = time.monotonic()
+        if self._ask is not None and now_s - self._read_at_s >= REGISTRY_REFRESH_S:
+            self._read_at_s = now_s
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RECENT_TIMEOUT_S):
+                    self._recent = (await self._ask(ListModels())).models
+        return self._recent
 
     async def run(self, command: ModelCommand) -> ModelResult:
         """Return the result of a request. Raises: GatewayError."""

@@ -4,22 +4,25 @@ Counts and loads are sums over all workers. States and changes are those of the 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from litestar import get
 from litestar.di import NamedDependency
 
 from gateway import __version__
+from gateway.api.operators.host_models import RegistryApi
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import route_options
 from gateway.config.schema import Config
 from gateway.instances.records import InstanceInfo
 from gateway.instances.table import InstanceTable
+from gateway.registry.requests import ModelInfo
 from gateway.serve import Gateway
 from gateway.telemetry.change_history import ChangeHistory
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.snapshot import (
+    CheckpointStatus,
     InstanceStatus,
     LaneStatus,
     ModelStatus,
@@ -47,8 +50,8 @@ class StatusSource(msgspec.Struct, frozen=True):
     started_s: float
     instances: InstanceTable
 
-    def snapshot(self) -> Snapshot:
-        """Return the state of the gateway now."""
+    def snapshot(self, registry: Sequence[ModelInfo] = ()) -> Snapshot:
+        """Return the state of the gateway now. registry: the models of this host."""
         totals = Totals(self.exporter.collected())
         now_s = time.time()
         return Snapshot(
@@ -67,6 +70,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             tenants=totals.tenants(),
             changes=self.recent.changes(),
             instances=tuple(map(_instance, self.instances)),
+            registry=tuple(map(_checkpoint, registry)),
         )
 
     def _store(self, totals: Totals) -> StoreStatus:
@@ -129,6 +133,19 @@ def _instance(info: InstanceInfo) -> InstanceStatus:
     )
 
 
+def _checkpoint(info: ModelInfo) -> CheckpointStatus:
+    return CheckpointStatus(
+        info.model_id,
+        info.status,
+        info.stored_bytes,
+        info.done_bytes,
+        info.total_bytes,
+        info.bytes_per_s,
+        info.upstreams,
+        info.error,
+    )
+
+
 def _lane(upstream: str, totals: Totals) -> LaneStatus:
     return LaneStatus(
         upstream,
@@ -142,12 +159,12 @@ def _lane(upstream: str, totals: Totals) -> LaneStatus:
 
 
 @get("/admin/status", responses=FAILURES, tags=["Operators"], opt=STATUS)
-async def status(watched: NamedDependency[StatusSource]) -> Snapshot:
+async def status(watched: NamedDependency[StatusSource], registry: NamedDependency[RegistryApi]) -> Snapshot:
     """Return the gateway's current status.
 
     Counters count since the start. The difference of two replies gives a rate.
     """
-    return watched.snapshot()
+    return watched.snapshot(await registry.recent())
 
 
 HANDLERS = [status]

@@ -90,7 +90,7 @@ function createTable(columns, rows, emptyText = "None yet.") {
   return table;
 }
 
-const GOOD = ["up", "ready", "running"];
+const GOOD = ["up", "ready", "running", "downloaded", "verified"];
 const BAD = ["down", "refused", "unavailable", "failed"];
 const STATES = Object.fromEntries([...GOOD.map((state) => [state, "good"]), ...BAD.map((state) => [state, "bad"])]);
 
@@ -262,6 +262,32 @@ function showInstances(snapshot) {
   $("instances").replaceChildren(createTable(columns, rows));
 }
 
+const bytesFormat = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const bytes = (value) => (value >= 1e9 ? `${bytesFormat.format(value / 1e9)} GB` : `${bytesFormat.format(value / 1e6)} MB`);
+
+function downloadOf(checkpoint) {
+  if (checkpoint.state !== "downloading") return "–";
+  const done = checkpoint.done_bytes ?? 0;
+  const total = checkpoint.total_bytes;
+  const share = total ? `${Math.round((100 * done) / total)} % of ${bytes(total)}` : bytes(done);
+  return `${share}, ${bytes(checkpoint.bytes_per_s ?? 0)}/s`;
+}
+
+function showRegistry(snapshot) {
+  const columns = [["model", "text"], ["state"], ["download", "number"], ["on disk", "number"], ["upstreams", "text"]];
+  columns.push(["why", "text"]);
+  const rows = snapshot.registry.map((checkpoint) => [
+    checkpoint.model,
+    stateCell(checkpoint.state),
+    downloadOf(checkpoint),
+    bytes(checkpoint.stored_bytes),
+    checkpoint.upstreams.join(", ") || "–",
+    checkpoint.error ?? "",
+  ]);
+  $("registry-part").hidden = !rows.length;
+  $("registry").replaceChildren(createTable(columns, rows));
+}
+
 function showTenants(snapshot, rates) {
   const columns = [["tenant", "text"], ["calls/s", "number"], ["tokens/s", "number"], ["refused/s", "number"]];
   columns.push(["calls", "number"], ["tokens", "number"], ["refused", "number"]);
@@ -307,6 +333,7 @@ function showStatus(snapshot) {
   showReplicas(snapshot);
   showModels(snapshot);
   showInstances(snapshot);
+  showRegistry(snapshot);
   showTenants(snapshot, rates);
   showChanges(snapshot);
   $("status-body").hidden = false;
