@@ -16,7 +16,6 @@ from backends.contract import (
     EmbedParts,
     EmbedReply,
     Encode,
-    Image,
     Operation,
     Output,
     QueueDepth,
@@ -51,7 +50,9 @@ from backends.infinity_wire import (
     encode,
     failure,
     parts_body,
+    places_by_modality,
 )
+from backends.media_wire import check_media
 from backends.offers import OfferHistory
 from backends.openai_wire import UnequalWidths, choose_model, decode_embeddings
 from backends.outputs import check_outputs
@@ -70,7 +71,6 @@ from backends.texts import (
     clip_text,
     group_by_query,
     map_texts,
-    refused_parts,
 )
 from backends.tokens import TokenCount
 from backends.vectors import shape_vectors
@@ -115,6 +115,7 @@ def _operations(model: InfinityServedModel, profile: InfinityProfile) -> frozens
         # Infinity lists "embed" for models with one vector per token, too; these have no width.
         Operation.EMBED: profile.width is not None,
         Operation.EMBED_IMAGE: profile.width is not None and "image_embed" in model.capabilities,
+        Operation.EMBED_AUDIO: profile.width is not None and "audio_embed" in model.capabilities,
         Operation.ENCODE: profile.multivector,
         Operation.RERANK: "rerank" in model.capabilities,
         Operation.CLASSIFY: bool(profile.labels),
@@ -272,18 +273,13 @@ class InfinityBackend:
     async def _embed_parts(
         self, work: EmbedParts, model: str, offered: Capabilities, timeout_s: float
     ) -> EmbedReply:
-        """Embed texts and images in one request each, because a request has one modality."""
+        """Embed texts, images and sound in one request each, because a request has one modality."""
         remaining_s = countdown(timeout_s)
-        if Operation.EMBED_IMAGE not in offered.operations:
-            raise refused_parts()
+        check_media(work, offered.operations)
         check_parts(work)
-        pictures = [i for i, (part,) in enumerate(work.inputs) if isinstance(part, Image)]
-        texts = [i for i in range(len(work.inputs)) if i not in set(pictures)]
         vectors: dict[int, Vectors] = {}
         tokens = 0
-        for places, modality in ((texts, "text"), (pictures, "image")):
-            if not places:
-                continue
+        for modality, places in places_by_modality(work).items():
             body = msgspec.json.encode(parts_body([work.inputs[i][0] for i in places], modality, model))
             response = await self._http.post("/embeddings", body, remaining_s(), rows=len(places))
             if response.status != 200:

@@ -18,6 +18,7 @@ from backends.contract import (
     EmbedReply,
     Encode,
     EncodeReply,
+    Image,
     Part,
     Reply,
     Rerank,
@@ -45,6 +46,7 @@ from backends.replies import (
 from backends.tokens import TokenCount
 
 Body = dict[str, Any]
+MODALITIES: dict[type, str] = {str: "text", Image: "image", Audio: "audio"}
 
 
 class InfinityStats(msgspec.Struct, frozen=True):
@@ -140,15 +142,23 @@ def check_parts(work: EmbedParts) -> None:
     if not work.normalize:
         raise UnsupportedWork("this upstream always normalizes its vectors")
     for index, parts in enumerate(work.inputs):
-        if len(parts) != 1 or isinstance(parts[0], Audio):
+        if len(parts) != 1:
             raise InvalidWork(
-                f"this upstream has a vector for one text or one image; input {index} is more or other",
+                f"this upstream has a vector for one text, image or recording; input {index} is more",
                 input_index=index,
             )
 
 
+def places_by_modality(work: EmbedParts) -> dict[str, list[int]]:
+    """Return the places of the inputs of each modality, of which a request has one."""
+    places: dict[str, list[int]] = {}
+    for index, (part,) in enumerate(work.inputs):
+        places.setdefault(MODALITIES[type(part)], []).append(index)
+    return places
+
+
 def parts_body(parts: Sequence[Part], modality: str, model: str) -> Body:
-    """Return the body of a request for texts, or for images."""
+    """Return the body of a request for texts, images or sound."""
     inputs = [part if isinstance(part, str) else data_uri(part) for part in parts]
     return {"model": model, "input": inputs, "modality": modality, "encoding_format": "base64"}
 

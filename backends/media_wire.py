@@ -1,17 +1,24 @@
-"""Pictures in requests to other servers: as `data:` URIs, and as parts of a message in OpenAI's form."""
+"""Media in requests to other servers: as `data:` URIs, and as parts of a message in OpenAI's form."""
 
 import base64
-from collections.abc import Sequence
+import struct
+from collections.abc import Container, Sequence
 from typing import Any
 
-from backends.contract import Audio, EmbedParts, Image, Output, Part
+from backends.contract import Audio, EmbedParts, Image, Operation, Output, Part
 from backends.errors import UnsupportedWork
 
+MEDIA_OPERATIONS: dict[type, Operation] = {Image: Operation.EMBED_IMAGE, Audio: Operation.EMBED_AUDIO}
 # A grey PNG of 32 x 32 pixels, to ask whether a server takes pictures.
 PROBE_PICTURE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAAAAABWESUoAAAAGElEQVR42mNs"
     "YMAPmBhGFYwqGFUwQhUAAJe+AMD8WknZAAAAAElFTkSuQmCC"
 )
+
+
+# A WAV of a tenth of a second of silence at 16 kHz, to ask whether a server takes sound.
+PROBE_SECONDS = 0.1
+PROBE_RATE = 16_000
 
 
 def data_uri(part: Image | Audio) -> str:
@@ -20,19 +27,37 @@ def data_uri(part: Image | Audio) -> str:
 
 
 def content_of(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """Return parts as the content of a message. Raises: UnsupportedWork for sound."""
+    """Return parts as the content of a message."""
     return [_content_part(part) for part in parts]
 
 
 def _content_part(part: Part) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    if isinstance(part, Audio):
-        raise UnsupportedWork("this upstream reads texts and images, and no sound")
-    return {"type": "image_url", "image_url": {"url": data_uri(part)}}
+    kind = "audio_url" if isinstance(part, Audio) else "image_url"
+    return {"type": kind, kind: {"url": data_uri(part)}}
+
+
+def probe_recording() -> Audio:
+    """Return a short silence."""
+    samples = bytes(2 * int(PROBE_SECONDS * PROBE_RATE))
+    form = struct.pack("<HHIIHH", 1, 1, PROBE_RATE, 2 * PROBE_RATE, 2, 16)
+    chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(samples))
+    riff = b"RIFF" + struct.pack("<I", len(chunks) + len(samples))
+    return Audio(riff + chunks + samples, "audio/wav", PROBE_SECONDS)
+
+
+def check_media(work: EmbedParts, offered: Container[Operation]) -> None:
+    """Check that a server reads the media of a request. Raises: UnsupportedWork."""
+    kinds = {type(part) for parts in work.inputs for part in parts}
+    for kind, operation in MEDIA_OPERATIONS.items():
+        if kind in kinds and operation not in offered:
+            raise UnsupportedWork(f"this upstream's model does not {operation}")
 
 
 def check_dense(work: EmbedParts) -> None:
     """Check that a request asks for one vector per input. Raises: UnsupportedWork."""
     if work.output is not Output.DENSE:
-        raise UnsupportedWork("this upstream gives one vector for an input with images, and no others")
+        raise UnsupportedWork(
+            "this upstream gives one vector for an input with images or sound, and no others"
+        )

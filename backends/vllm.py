@@ -50,6 +50,7 @@ from backends.errors import (
     UnsupportedWork,
 )
 from backends.http import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
+from backends.media_wire import check_media
 from backends.offers import OfferHistory
 from backends.openai_wire import choose_model, decode_embeddings, decode_models
 from backends.outputs import check_outputs, merge_replies, single_output, split_outputs
@@ -70,11 +71,10 @@ from backends.texts import (
     check_no_instruction,
     check_no_late_chunking,
     clip_texts,
-    refused_parts,
 )
 from backends.vectors import shape_vectors, sigmoid
 from backends.vllm_inputs import explain_refusal, input_fields, parts_body
-from backends.vllm_probe import VllmProfile, capabilities, labels_of, probe_features
+from backends.vllm_probe import VllmProfile, capabilities, labels_of, media_operations, probe_features
 from backends.vllm_wire import (
     BASE64,
     CLASSIFY,
@@ -351,8 +351,7 @@ class VllmBackend:
 
     async def _embed_parts(self, work: EmbedParts, profile: VllmProfile, timeout_s: float) -> EmbedReply:
         """Embed each input by a request with one message, some at a time."""
-        if not profile.images:
-            raise refused_parts()
+        check_media(work, media_operations(profile))
         bodies = [parts_body(work, parts, profile.raw_vectors) for parts in work.inputs]
         free = asyncio.Semaphore(PARTS_IN_FLIGHT)
 

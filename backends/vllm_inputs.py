@@ -27,7 +27,7 @@ def input_fields(work: Embed | Encode | Classify) -> Body:
 
 
 def parts_body(work: EmbedParts, parts: Sequence[Part], raw_switch: str | None) -> Body:
-    """Return the body of a request for one input with images.
+    """Return the body of a request for one input with images or sound.
 
     raw_switch: turns the normalization off, if the server has one. Raises: UnsupportedWork.
     """
@@ -35,7 +35,7 @@ def parts_body(work: EmbedParts, parts: Sequence[Part], raw_switch: str | None) 
     if not work.normalize and raw_switch is None:
         raise UnsupportedWork("this upstream always normalizes its vectors")
     if work.max_tokens is not None:
-        raise UnsupportedWork("vLLM cuts no input with images: leave out `truncate_prompt_tokens`")
+        raise UnsupportedWork("vLLM cuts no input with images or sound: leave out `truncate_prompt_tokens`")
     switch: Body = {raw_switch: False} if raw_switch else {}
     fields: Body = {} if work.chat is None else _template_fields(work.chat)
     if work.chat is None and len(parts) == 1 and isinstance(parts[0], str):

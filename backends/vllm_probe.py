@@ -14,7 +14,7 @@ import numpy as np
 from backends.contract import Capabilities, Operation, Output, Vectors
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
-from backends.media_wire import PROBE_PICTURE
+from backends.media_wire import PROBE_PICTURE, content_of, probe_recording
 from backends.openai_wire import UnequalWidths, decode_embeddings
 from backends.torch.recipe import InputRules
 from backends.vectors import sigmoid
@@ -64,7 +64,7 @@ class VllmProfile(msgspec.Struct, frozen=True):
     specials: the number of special tokens before and after a text. special_ids: their ids.
     sparse: its vectors are term weights. token_width: of its token vectors; None if it has none.
     raw_tokens: a switch turns their normalization off. classes: their number; 0 if it is no classifier.
-    raw_classes: a switch returns their logits. images: a message may contain them.
+    raw_classes: a switch returns their logits. images, sound: a message may contain them.
     """
 
     model: str
@@ -82,6 +82,7 @@ class VllmProfile(msgspec.Struct, frozen=True):
     classes: int = 0
     raw_classes: bool = False
     images: bool = False
+    sound: bool = False
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -140,12 +141,18 @@ def _operations(profile: VllmProfile, *, has_tokenizer: bool) -> set[Operation]:
         operations |= {Operation.TOKENIZE, Operation.DETOKENIZE}
     model_operations = {
         Operation.EMBED: profile.width is not None,
-        Operation.EMBED_IMAGE: profile.images,
         Operation.ENCODE: bool(profile.outputs - {Output.DENSE}),
         Operation.RERANK: profile.scores is not None,
         Operation.CLASSIFY: profile.classes > 0,
     }
+    operations |= media_operations(profile)
     return operations | {operation for operation, is_offered in model_operations.items() if is_offered}
+
+
+def media_operations(profile: VllmProfile) -> set[Operation]:
+    """Return the operations with media that a server offers."""
+    offered = {Operation.EMBED_IMAGE: profile.images, Operation.EMBED_AUDIO: profile.sound}
+    return {operation for operation, is_offered in offered.items() if is_offered}
 
 
 def labels_of(profile: VllmProfile, checkpoint_labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -161,17 +168,15 @@ def _notes(profile: VllmProfile) -> tuple[str, ...]:
         notes.append(f"raw vectors by {profile.raw_vectors}" if profile.raw_vectors else "no raw vectors")
     if profile.scores is not None:
         notes.append(f"scores: {profile.scores}")
-    if profile.images:
-        notes.append("images")
-    if profile.instructed:
-        notes.append("instructions")
-    if profile.sparse:
-        notes.append("term weights")
-    if profile.token_width is not None:
-        notes.append("token vectors")
-    if profile.classes:
-        notes.append(f"{profile.classes} classes")
-    return tuple(notes)
+    features = {
+        "images": profile.images,
+        "sound": profile.sound,
+        "instructions": profile.instructed,
+        "term weights": profile.sparse,
+        "token vectors": profile.token_width is not None,
+        f"{profile.classes} classes": profile.classes > 0,
+    }
+    return (*notes, *(name for name, is_offered in features.items() if is_offered))
 
 
 def detect_score_support(raw: Vectors, activated: Vectors) -> ScoreSupport | None:
@@ -221,13 +226,17 @@ async def _probe_vectors(profile: VllmProfile, vectors: Vectors, send: SendReque
             switch = candidate
             break
     return msgspec.structs.replace(
-        profile, width=vectors.shape[1], raw_vectors=switch, images=await _takes_images(send)
+        profile,
+        width=vectors.shape[1],
+        raw_vectors=switch,
+        images=await _takes(send, {"type": "image_url", "image_url": {"url": PROBE_PICTURE}}),
+        sound=await _takes(send, content_of([probe_recording()])[0]),
     )
 
 
-async def _takes_images(send: SendRequest) -> bool:
-    """Return whether a message with a picture gets a vector. Any refusal is a no: texts work without it."""
-    content = [{"type": "image_url", "image_url": {"url": PROBE_PICTURE}}]
+async def _takes(send: SendRequest, part: Body) -> bool:
+    """Return whether a message with a part gets a vector. Any refusal is a no: texts work without it."""
+    content = [part]
     response = await send(EMBEDDINGS, {"messages": [{"role": "user", "content": content}]} | BASE64)
     return response.status == 200
 

@@ -31,6 +31,7 @@ PLAIN_PATHS = frozenset(
         "/infinity/classify",
         "/infinity/embeddings",
         "/infinity/embeddings_image",
+        "/infinity/embeddings_audio",
         "/infinity/health",
         "/infinity/models",
         "/infinity/rerank",

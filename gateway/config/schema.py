@@ -370,11 +370,11 @@ class EngineSettings(Section, frozen=True):
 
 
 class FetchSettings(Section, frozen=True):
-    """Addresses of pictures that the gateway fetches. Absent, it fetches none.
+    """Addresses of pictures and recordings that the gateway fetches. Absent, it fetches none.
 
     hosts: names, IP addresses, or *.example.org. ports: absent, those of the schemes. private: networks that
-    are not public and may be reached nevertheless. item_bytes, request_bytes: bounds on the bytes of one
-    picture and of all that one request fetches. timeout_s: for one picture, with its redirects. in_flight:
+    are not public and may be reached nevertheless. item_bytes, request_bytes: bounds on the bytes of
+    one and of all that one request fetches. timeout_s: for one, with its redirects. in_flight:
     concurrent fetches of one worker.
     """
 
@@ -390,7 +390,7 @@ class FetchSettings(Section, frozen=True):
 
 
 class MediaSettings(Section, frozen=True):
-    """Pictures in requests."""
+    """Pictures and recordings in requests."""
 
     fetch: FetchSettings | None = None
 

@@ -1,1 +1,1 @@
-"""Pictures in requests: reading what callers send, before it is sent on."""
+"""Pictures and recordings in requests: reading what callers send, before it is sent on."""

@@ -1,4 +1,4 @@
-"""Fetching of pictures whose addresses callers send. A refusal is a ValueError with its reason.
+"""Fetching of media whose addresses callers send. A refusal is a ValueError with its reason.
 
 Rule: the connection goes to an IP address that was checked, never to a name that is resolved again. Requests
 have no credentials and no cookies, use no proxy, and accept no compression.
@@ -16,7 +16,7 @@ from backends.responses import InvalidResponse, RawResponse, ResponseReader
 from gateway.config.schema import FetchSettings
 from gateway.media.addresses import Target, check_ips, redirected, rules_of, target_of
 from gateway.media.permits import Permits
-from gateway.media.pictures import Fetched
+from gateway.media.sources import Fetched
 
 # From a host's name to IP addresses. Raises: OSError.
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
@@ -44,13 +44,11 @@ class ByteBudget:
         """Take bytes that were read. Raises: ValueError."""
         self.remaining -= size
         if self.remaining < 0:
-            raise ValueError(
-                "with it the request's pictures have more bytes than `media.fetch.request_bytes`"
-            )
+            raise ValueError("with it the request's media have more bytes than `media.fetch.request_bytes`")
 
 
 class Fetcher:
-    """Client for pictures at addresses that `media.fetch` allows; one per worker."""
+    """Client for media at addresses that `media.fetch` allows; one per worker."""
 
     def __init__(
         self, settings: FetchSettings, resolve: Resolve | None = None, connect: Connect | None = None
@@ -185,7 +183,7 @@ def _resolved(host: str) -> list[str]:
 
 def _head_of(target: Target) -> bytes:
     return (
-        f"GET {target.path} HTTP/1.1\r\nhost: {target.authority}\r\naccept: image/*\r\n"
+        f"GET {target.path} HTTP/1.1\r\nhost: {target.authority}\r\naccept: image/*, audio/*\r\n"
         "accept-encoding: identity\r\nuser-agent: embedding-gateway\r\nconnection: close\r\n\r\n"
     ).encode("ascii")
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from backends.media_wire import probe_recording
 from gateway.tenants.keyring import key_digest
 from tests.api.test_picture_dialects import CONFIG, message, picture_part, vectors_in
 from tests.conftest import KEY, Boots
@@ -52,6 +53,27 @@ async def test_every_dialect_fetches_and_sends_on_only_bytes(boot: Boots) -> Non
             assert 1 == len(vectors_in(answer.json()))
     assert len(host.seen) == len(bodies(url))
     assert all(KEY.encode() not in head for head in host.seen)
+
+
+async def test_recordings_are_fetched_as_pictures_are(boot: Boots) -> None:
+    def sent(url: str) -> list[tuple[str, dict[str, Any]]]:
+        return [
+            ("/v1/embeddings", message({"type": "audio_url", "audio_url": {"url": url}})),
+            ("/v1/embeddings", {"input": [{"audio": url}]}),
+            ("/infinity/embeddings", {"input": url, "modality": "audio"}),
+        ]
+
+    async with (
+        serving(reply(probe_recording().data)) as host,
+        boot({"one": FakeVllm(sound=True)}, config_of(host.port)) as gateway,
+        boot({"one": FakeVllm(images=True)}, config_of(host.port)) as other,
+    ):
+        for path, body in sent(f"http://127.0.0.1:{host.port}/a.wav"):
+            answer = await gateway.post(path, body)
+            assert 200 == answer.status_code, (path, answer.text)
+            # A model without sound fetches nothing.
+            assert (await other.post(path, body)).status_code in {400, 422}
+    assert len(host.seen) == len(sent(""))
 
 
 async def test_one_address_is_fetched_once_for_one_request(boot: Boots) -> None:

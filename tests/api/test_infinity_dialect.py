@@ -145,7 +145,7 @@ async def test_health_needs_no_key(boot: Boots) -> None:
         ("embeddings", {"input": ["a"], "dimensions": None}, "dimensions"),
         ("embeddings", {"input": ["a"], "dimensions": -1}, "dimensions"),
         ("embeddings", {"input": ["a"], "dimensions": 2, "output_dimension": 3}, "output_dimension"),
-        ("embeddings", {"input": ["a"], "modality": "audio"}, "modality"),
+        ("embeddings", {"input": ["a"], "modality": "audio"}, "input"),
         ("embeddings", {"input": ["a"], "modality": "smell"}, "modality"),
         ("embeddings", {"input": ["a"] * 2049}, "input"),
         ("rerank", {"query": "q", "documents": []}, "documents"),

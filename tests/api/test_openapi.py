@@ -67,6 +67,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/classify": vllm.VllmClassifyRequest,
     "/pooling": vllm_pooling.PoolingRequest,
     "/infinity/embeddings": infinity.InfinityEmbeddingsRequest,
+    "/infinity/embeddings_audio": infinity.InfinityEmbeddingsRequest,
     "/infinity/embeddings_image": infinity.InfinityEmbeddingsRequest,
     "/infinity/rerank": infinity.InfinityRerankRequest,
     "/infinity/classify": infinity.InfinityClassifyRequest,

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.media_wire import probe_recording
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots
 from tests.fakes.checkpoint import write_small_files
@@ -173,7 +174,7 @@ async def test_a_model_of_texts_refuses_pictures(
         ("/v1/embeddings", {"input": [{"image": FIRST, "text": "a"}]}, "one text or one image"),
         ("/v1/embeddings", {"input": [{"image": FIRST}], "late_chunking": True}, "late_chunking"),
         ("/v1/embeddings", {"input": [{"image": FIRST}, [1, 2]]}, "token ids"),
-        ("/infinity/embeddings", {"input": ["x"], "modality": "audio"}, "audio"),
+        ("/infinity/embeddings", {"input": ["x"], "modality": "audio"}, "base64"),
         ("/v2/embed", {"images": [FIRST], "texts": ["a"], "input_type": "image"}, "one of them"),
         ("/v2/embed", {"texts": ["a"], "input_type": "image"}, "needs `images`"),
         ("/v2/embed", {"images": [], "input_type": "image"}, "empty list"),
@@ -204,3 +205,72 @@ async def test_pictures_are_reserved_by_their_size_and_settled_by_the_reply(
     assert "299" == first.headers["x-ratelimit-remaining-tokens"]
     assert 400 == both.status_code
     assert "tokens" in both.json()["error"]["message"]
+
+
+SOUNDS = [
+    f"data:audio/wav;base64,{base64.b64encode(probe_recording().data + bytes(2 * extra)).decode()}"
+    for extra in range(2)
+]
+SOUND = SOUNDS[0]
+SOUND_BODIES: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("/v1/embeddings", message({"type": "audio_url", "audio_url": {"url": SOUND}}), [SOUND]),
+    ("/v1/embeddings", message({"type": "audio_url", "audio_url": SOUND}), [SOUND]),
+    (
+        "/v1/embeddings",
+        message({"type": "input_audio", "input_audio": {"data": SOUND.partition(",")[2], "format": "wav"}}),
+        [SOUND],
+    ),
+    ("/v1/embeddings", {"input": [{"audio": SOUND}, "a b", {"audio": SOUNDS[1]}]}, [SOUND, "a b", SOUNDS[1]]),
+    ("/infinity/embeddings", {"input": SOUNDS, "modality": "audio"}, SOUNDS),
+    ("/infinity/embeddings_audio", {"input": SOUND}, [SOUND]),
+]
+
+
+@pytest.mark.parametrize("backend", ["infinity", "vllm"])
+@pytest.mark.parametrize(("path", "body", "sources"), SOUND_BODIES)
+async def test_each_recording_gets_its_own_vector(
+    boot: Boots, tokenizer: str, backend: str, path: str, body: dict[str, Any], sources: list[str]
+) -> None:
+    server: Any = FakeInfinity(sound=True) if backend == "infinity" else FakeVllm(sound=True)
+    async with boot({"one": server}, config_of(backend, tokenizer)) as gateway:
+        reply = await gateway.post(path, body)
+        models = (await gateway.client.get("/infinity/models")).json()["data"]
+
+    assert 200 == reply.status_code, reply.text
+    np.testing.assert_allclose(
+        [vector_of(seen_by(backend, source)) for source in sources], vectors_in(reply.json()), atol=1e-6
+    )
+    assert {"embed", "audio_embed"} <= set(models[0]["capabilities"])
+    assert "image_embed" not in models[0]["capabilities"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "server"),
+    [("infinity", FakeInfinity(images=True)), ("vllm", FakeVllm(images=True)), ("tei", FakeTei())],
+)
+@pytest.mark.parametrize(("path", "body", "sources"), SOUND_BODIES)
+async def test_a_model_without_sound_refuses_recordings(
+    boot: Boots,
+    tokenizer: str,
+    backend: str,
+    server: Any,
+    path: str,
+    body: dict[str, Any],
+    sources: list[str],
+) -> None:
+    async with boot({"one": server}, config_of(backend, tokenizer)) as gateway:
+        reply = await gateway.post(path, body)
+
+    assert reply.status_code in {400, 422}, (reply.text, sources)
+    assert "no model here can embed sound" in reply.text
+
+
+async def test_a_model_of_one_medium_refuses_the_other(boot: Boots, tokenizer: str) -> None:
+    body = {"input": [{"image": FIRST}, {"audio": SOUND}]}
+    for server in (FakeInfinity(sound=True), FakeVllm(sound=True)):
+        backend = "infinity" if isinstance(server, FakeInfinity) else "vllm"
+        async with boot({"one": server}, config_of(backend, tokenizer)) as gateway:
+            reply = await gateway.post("/v1/embeddings", body)
+
+        assert 400 == reply.status_code
+        assert "does not embed_image" in reply.text

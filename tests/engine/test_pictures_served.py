@@ -1,4 +1,4 @@
-"""Pictures from a request to the engine and back, in every dialect, and the example that searches them."""
+"""Pictures and sound from a request to the engine and back, and the example that searches pictures."""
 
 import base64
 import contextlib
@@ -15,6 +15,7 @@ from examples import search_pictures
 from tests.conftest import Running, running_gateway
 from tests.engine.dual_checkpoints import make_dual
 from tests.engine.engines import EngineInProcess, load_tiny
+from tests.engine.sounds import recordings
 from tests.pictures import encoded, noise, pictures
 
 CONFIG = """
@@ -99,6 +100,52 @@ async def test_every_kind_of_picture_is_served(gateway: Running) -> None:
 
     assert len(kinds) == len(found) >= 50
     assert np.isfinite(found).all()
+
+
+@pytest.fixture(scope="module")
+def sound_engine(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineInProcess:
+    """Return the engine of a small CLAP."""
+    folder = tmp_path_factory.mktemp("served") / "clap"
+    make_dual("clap", minilm, folder)
+    return EngineInProcess(load_tiny(folder))
+
+
+async def test_every_dialect_of_sound_gets_the_same_vectors(sound_engine: EngineInProcess) -> None:
+    kinds = list(recordings().values())[::6]
+    encodings = [base64.b64encode(data).decode() for data in kinds]
+    uris = [f"data:audio/any;base64,{text}" for text in encodings]
+    config = CONFIG.replace("model: clip", "model: clap")
+    async with running_gateway({}, config, engines={"clip": sound_engine}) as gateway:
+        expected = await vectors(gateway, "/v1/embeddings", {"input": [{"audio": uri} for uri in uris]})
+        infinity = await vectors(gateway, "/infinity/embeddings", {"input": uris, "modality": "audio"})
+        older = await vectors(gateway, "/infinity/embeddings_audio", {"input": encodings})
+        mixed = await vectors(gateway, "/v1/embeddings", {"input": ["rain", {"audio": uris[0]}]})
+        text = await vectors(gateway, "/v1/embeddings", {"input": "rain"})
+        parts: list[dict[str, Any]] = [
+            {"type": "audio_url", "audio_url": {"url": uris[0]}},
+            {"type": "input_audio", "input_audio": {"data": encodings[0], "format": "wav"}},
+        ]
+        for part in parts:
+            body = {"messages": [{"role": "user", "content": [part]}]}
+            np.testing.assert_allclose(
+                expected[:1], await vectors(gateway, "/v1/embeddings", body), atol=1e-6
+            )
+        picture = await gateway.post("/v1/embeddings", {"input": [{"image": URIS[0]}]})
+
+    np.testing.assert_allclose(expected, infinity, atol=1e-6)
+    np.testing.assert_allclose(expected, older, atol=1e-6)
+    np.testing.assert_allclose([text[0], expected[0]], mixed, atol=1e-5)
+    assert np.linalg.norm(expected[0] - expected[1]) > 1e-3
+    assert 400 == picture.status_code
+    assert "no model here can embed images" in picture.text
+
+
+async def test_a_model_of_images_refuses_sound(gateway: Running) -> None:
+    sound = base64.b64encode(next(iter(recordings().values()))).decode()
+    reply = await gateway.post("/v1/embeddings", {"model": "clip", "input": [{"audio": sound}]})
+
+    assert 400 == reply.status_code
+    assert "does not embed sound" in reply.json()["error"]["message"]
 
 
 async def test_the_model_is_listed_as_one_of_images(gateway: Running) -> None:

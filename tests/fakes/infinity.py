@@ -17,7 +17,10 @@ ITEMS_MAX = 2048
 
 
 class FakeInfinity(FakeServer):
-    """Server of one or several models. late: a model with one vector per token (ColBERT). images: CLIP's."""
+    """Server of one or several models.
+
+    late: a model with one vector per token (ColBERT). images: CLIP's. sound: CLAP's.
+    """
 
     def __init__(
         self,
@@ -28,9 +31,11 @@ class FakeInfinity(FakeServer):
         prefix: str = "",
         late: bool = False,
         images: bool = False,
+        sound: bool = False,
     ) -> None:
         super().__init__(prefix=prefix)
         self.images = images
+        self.sound = sound
         self.late = late
         self.capability = capability
         self.models = models
@@ -55,13 +60,18 @@ class FakeInfinity(FakeServer):
             "batch_size": self.batch_size,
         }
         rest = {"object": "model", "owned_by": "infinity", "created": 1, "backend": "torch"}
-        capabilities = [self.capability, *(["image_embed"] if self.images else [])]
+        capabilities = [self.capability, *self._media()]
         data = [{"id": name, "stats": stats, "capabilities": capabilities} | rest for name in self.models]
         return {"data": data, "object": "list"}
 
+    def _media(self) -> list[str]:
+        offered = {"image_embed": self.images, "audio_embed": self.sound}
+        return [name for name, is_offered in offered.items() if is_offered]
+
     def _embeddings(self, body: dict[str, Any]) -> Any:
-        if body.get("modality", "text") == "image":
-            return self._pictures(body)
+        modality = body.get("modality", "text")
+        if modality != "text":
+            return self._encoded(body, modality)
         texts = _strings(body, "input")
         width = body.get("dimensions", 0)
         if not isinstance(width, int):
@@ -77,12 +87,12 @@ class FakeInfinity(FakeServer):
         ]
         return {"object": "list", "data": data} | self._rest(sum(map(len, texts)))
 
-    def _pictures(self, body: dict[str, Any]) -> Any:
+    def _encoded(self, body: dict[str, Any], modality: str) -> Any:
         sources = body["input"]
-        if not all(source.startswith("data:image/") for source in sources):
+        if not all(source.startswith(f"data:{modality}/") for source in sources):
             raise _invalid("value_error", "input")
-        if not self.images:
-            raise _error(400, "ModelNotDeployedError: model does not support `image_embed`.")
+        if f"{modality}_embed" not in self._media():
+            raise _error(400, f"ModelNotDeployedError: model does not support `{modality}_embed`.")
         form = body.get("encoding_format", "float")
         data = [
             {"object": "embedding", "embedding": encode_vector(vector_of(source), form), "index": i}

@@ -24,10 +24,10 @@ VOCABULARY = 1000
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message; that of a picture is its address."""
+    """Return the text of a message; that of a picture or recording is its address."""
     if isinstance(content, str):
         return content
-    return " ".join(part["text"] if part["type"] == "text" else part["image_url"]["url"] for part in content)
+    return " ".join(part["text"] if part["type"] == "text" else part[part["type"]]["url"] for part in content)
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ class FakeVllm(FakeServer):
 
     task: embed, classify or token_embed. classes: those of a classifier; 1 is a cross-encoder. splade: its
     vectors are as wide as its vocabulary. instructed: its template puts an instruction before each query.
-    images: a message may contain them.
+    images, sound: a message may contain them.
     """
 
     def __init__(
@@ -64,9 +64,11 @@ class FakeVllm(FakeServer):
         chunked: bool = False,
         instructed: bool = False,
         images: bool = False,
+        sound: bool = False,
     ) -> None:
         super().__init__()
         self.images = images
+        self.sound = sound
         self.chunked = chunked
         self.instructed = instructed
         self.task = task
@@ -261,9 +263,11 @@ class FakeVllm(FakeServer):
 
     def _inputs(self, body: dict[str, Any]) -> list[str]:
         """Return the texts of a request, or its conversation as the template writes it."""
-        has_pictures = b"image_url" in json.dumps(body.get("messages", [])).encode()
-        if has_pictures and not self.images:
-            raise self._refused(400, "BadRequestError", "At most 0 image(s) may be provided in one prompt.")
+        written = json.dumps(body.get("messages", []))
+        for kind, is_offered in {"image": self.images, "audio": self.sound}.items():
+            if f'"{kind}_url"' in written and not is_offered:
+                message = f"At most 0 {kind}(s) may be provided in one prompt."
+                raise self._refused(400, "BadRequestError", message)
         if "messages" not in body:
             marks = "" if body.get("add_special_tokens", True) else "bare "
             return [marks + text for text in self._texts(body, "input")]

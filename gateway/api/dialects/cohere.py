@@ -19,10 +19,10 @@ from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.contents import ContentPart
 from gateway.api.wire.inputs import Dimensions
-from gateway.api.wire.media_parts import PartInput, VectorOptions, embed_parts, part_of
+from gateway.api.wire.media_parts import VectorOptions, embed_parts, part_of
 from gateway.calls import Call
 from gateway.errors import InvalidInput
-from gateway.media.pictures import PictureSource
+from gateway.media.sources import PictureSource, SourcePart
 from gateway.prompts import Role
 
 ROLE_OF: dict[str, Role] = {
@@ -161,7 +161,7 @@ async def decode_pictures(
             raise InvalidInput("send `images` or texts, one of them", param="images")
         api.check_count(len(data.images), "images")
         field = "images"
-        sources: list[list[PartInput]] = [[PictureSource(text)] for text in data.images]
+        sources: list[list[SourcePart]] = [[PictureSource(text)] for text in data.images]
     elif inputs is not None and any(part.image_url is not None for item in inputs for part in item.content):
         if data.texts is not None:
             raise InvalidInput("send `texts` or `inputs`, one of them", param="texts")
@@ -171,9 +171,7 @@ async def decode_pictures(
     else:
         return None
     options = VectorOptions(dimensions=data.output_dimension)
-    work = await embed_parts(
-        sources, field, options, partial(api.fetch_pictures, context, name or data.model)
-    )
+    work = await embed_parts(sources, field, options, partial(api.fetch_media, context, name or data.model))
     if data.input_type not in {*ROLE_OF, "image", None}:
         work = msgspec.structs.replace(work, prompt_name=data.input_type)
     return _call_of(data, work, name)

@@ -43,7 +43,7 @@ from gateway.api.wire.inputs import check_token_vectors
 from gateway.api.wire.media_parts import VectorOptions, embed_parts
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput, ModelNotFound
-from gateway.media.pictures import PictureSource
+from gateway.media.sources import PictureSource, SoundSource
 from gateway.serve import Served
 
 # The value of `model` that its clients send by default.
@@ -52,6 +52,7 @@ ANY_MODEL = "default/not-specified"
 QUEUE_SIZE = 32_000
 CREATED = 1_700_000_000
 
+SOURCES: dict[str, type[PictureSource | SoundSource]] = {"image": PictureSource, "audio": SoundSource}
 # Unlike in the other dialects, 0 is allowed and means all dimensions.
 DimensionsOrAll = Annotated[int, msgspec.Meta(ge=0, le=65536)]
 
@@ -199,13 +200,12 @@ async def decode_embeddings(
 
     Raises: EmptyInput, InvalidInput.
     """
-    if data.modality == "audio":
-        raise InvalidInput("`modality` audio is not supported; send text or images", param="modality")
-    if data.modality == "image":
-        sources = [[PictureSource(text)] for text in api.texts(data.input, "input")]
+    if data.modality != "text":
+        source = SOURCES[data.modality]
+        sources = [[source(text)] for text in api.texts(data.input, "input")]
         options = VectorOptions(dimensions=width_of(data))
         model = model_of(data.model)
-        fetch = partial(api.fetch_pictures, context, model)
+        fetch = partial(api.fetch_media, context, model)
         return Call(await embed_parts(sources, "input", options, fetch), model)
     texts, model = api.whole_texts(data.input, "input"), model_of(data.model)
     capabilities = _capabilities_of(model, api)
@@ -318,7 +318,7 @@ async def embeddings(
     api: InferenceApi,
     name: str | None,  # noqa: ARG001 - every handler takes it
 ) -> HttpReply:
-    """Turn texts into vectors, or images with `modality`.
+    """Turn texts into vectors, or images or sound with `modality`.
 
     Returns one vector for each input, in the order of the inputs.
     """
@@ -355,6 +355,26 @@ async def embeddings_image(
     The same as `/infinity/embeddings` with `modality: image`.
     """
     return await _serve_embeddings(msgspec.structs.replace(data, modality="image"), context, api)
+
+
+@inference(
+    "/infinity/embeddings_audio",
+    dialect=INFINITY,
+    reply=ResponseSpec(InfinityEmbeddingsResponse, description="One vector for each recording"),
+    tags=["Infinity"],
+    below_models=False,
+)
+async def embeddings_audio(
+    data: InfinityEmbeddingsRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,  # noqa: ARG001 - every handler takes it
+) -> HttpReply:
+    """Turn recordings into vectors, at the older path.
+
+    The same as `/infinity/embeddings` with `modality: audio`.
+    """
+    return await _serve_embeddings(msgspec.structs.replace(data, modality="audio"), context, api)
 
 
 @inference(
@@ -405,6 +425,7 @@ async def classify(
 CAPABILITY_NAMES = {
     Operation.EMBED: "embed",
     Operation.EMBED_IMAGE: "image_embed",
+    Operation.EMBED_AUDIO: "audio_embed",
     Operation.RERANK: "rerank",
     Operation.CLASSIFY: "classify",
 }
@@ -441,4 +462,4 @@ async def health() -> InfinityHealth:
     return InfinityHealth(time.time())
 
 
-HANDLERS = [embeddings, embeddings_image, rerank, classify, models, health]
+HANDLERS = [embeddings, embeddings_image, embeddings_audio, rerank, classify, models, health]

@@ -41,10 +41,9 @@ from gateway.api.wire.embedding_replies import (
 )
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
 from gateway.api.wire.media_parts import (
-    PartInput,
     VectorOptions,
     embed_parts,
-    have_pictures,
+    have_media,
     parts_of_messages,
 )
 from gateway.api.wire.vllm_options import (
@@ -59,21 +58,22 @@ from gateway.api.wire.vllm_options import (
 from gateway.api.wire.vllm_replies import OCTETS, check_metadata, encode_bytes, metadata_header
 from gateway.calls import Call
 from gateway.errors import InvalidInput
-from gateway.media.pictures import Fetch, PictureSource
+from gateway.media.sources import Fetch, PictureSource, SoundSource, SourcePart
 
 # What prepares texts, and has no effect on a conversation.
 ONLY_OF_TEXTS = ("input_type", "task", "late_chunking")
-OTHER_KINDS = ("pdf", "video", "audio", "content")
+MEDIA_KINDS = ("image", "audio")
+OTHER_KINDS = ("pdf", "video", "content")
 
 
 class InputObject(msgspec.Struct):
-    """An input in Jina's form: `text`, or `image` as base64. pdf, video, audio and content are refused."""
+    """An input in Jina's form: `text`, or `image` or `audio` as base64. pdf, video, content are refused."""
 
     text: str | None = None
     image: str | None = None
+    audio: str | None = None
     pdf: Any = None
     video: Any = None
-    audio: Any = None
     content: Any = None
 
 
@@ -123,9 +123,9 @@ async def _decode_options(
     check_options(data, own=own_fields(data))
     check_embedding_options(data)
     model = name or data.model
-    if (pictures := _with_pictures(data, api)) is not None:
-        fetch = partial(api.fetch_pictures, context, model)
-        return await _decode_pictures(data, pictures, model, fetch)
+    if (inputs := _with_media(data, api)) is not None:
+        fetch = partial(api.fetch_media, context, model)
+        return await _decode_media(data, inputs, model, fetch)
     operation = Operation.ENCODE if data.return_multivector else Operation.EMBED
     field = InputField("input", model, operation)
     texts = await read_inputs(inputs_of(data.input, api), data.messages, field, context, api)
@@ -156,36 +156,43 @@ def _has_objects(inputs: object) -> bool:
     )
 
 
-def _with_pictures(data: OpenAIEmbeddingsRequest, api: InferenceApi) -> list[list[PartInput]] | None:
-    """Return the inputs of a request if one of them is a picture. Raises: EmptyInput, InvalidInput."""
-    if data.messages is not None and have_pictures(data.messages):
+def _with_media(data: OpenAIEmbeddingsRequest, api: InferenceApi) -> list[list[SourcePart]] | None:
+    """Return the inputs of a request if one is a picture or a recording. Raises: EmptyInput, InvalidInput."""
+    if data.messages is not None and have_media(data.messages):
         if not isinstance(data.input, UnsetType):
             raise InvalidInput("send `input` or `messages`, one of them", param="messages")
         return [parts_of_messages(data.messages)]
     items = data.input if isinstance(data.input, list) else [data.input]
-    if not any(isinstance(item, InputObject) and item.image is not None for item in items):
+    if not any(isinstance(item, InputObject) and _is_medium(item) for item in items):
         return None
     api.check_count(len(items), "input")
     return [[_part_of(item)] for item in items]
 
 
-def _part_of(item: Any) -> PartInput:
-    """Return the text or picture of an input of Jina's. Raises: InvalidInput."""
+def _is_medium(item: InputObject) -> bool:
+    """Return whether an input is a picture or a recording."""
+    return item.image is not None or item.audio is not None
+
+
+def _part_of(item: Any) -> SourcePart:
+    """Return the text, picture or recording of an input of Jina's. Raises: InvalidInput."""
     if isinstance(item, str):
         return item
-    if isinstance(item, InputObject) and item.image is not None:
-        if item.text is not None or any(getattr(item, kind) is not None for kind in OTHER_KINDS):
-            raise InvalidInput("an input is one text or one image; send each as its own", param="input")
-        return PictureSource(item.image)
-    if isinstance(item, InputObject):
+    if not isinstance(item, InputObject):
+        raise InvalidInput("`input` mixes token ids with images or sound", param="input")
+    if not _is_medium(item):
         return _text_of(item)
-    raise InvalidInput("`input` mixes token ids with images", param="input")
+    if sum(getattr(item, kind) is not None for kind in ("text", *MEDIA_KINDS, *OTHER_KINDS)) > 1:
+        raise InvalidInput(
+            "an input is one text or one image, or one `audio`; send each as its own", param="input"
+        )
+    return PictureSource(item.image) if item.image is not None else SoundSource(str(item.audio))
 
 
-async def _decode_pictures(
-    data: OpenAIEmbeddingsRequest, inputs: list[list[PartInput]], model: str | None, fetch: Fetch
+async def _decode_media(
+    data: OpenAIEmbeddingsRequest, inputs: list[list[SourcePart]], model: str | None, fetch: Fetch
 ) -> Call:
-    """Return the call of inputs with pictures. Raises: EmptyInput, InvalidInput."""
+    """Return the call of inputs with pictures or sound. Raises: EmptyInput, InvalidInput."""
     if data.late_chunking:
         raise InvalidInput("`late_chunking` is for texts: leave it out", param="late_chunking")
     options = VectorOptions(normalizes(data), dimensions_of(data), bool(data.return_multivector))
@@ -251,7 +258,9 @@ def inputs_of(inputs: EmbeddingsInput | UnsetType, api: InferenceApi) -> Inputs 
 
 def _text_of(item: InputObject) -> str:
     if item.text is None or any(getattr(item, kind) is not None for kind in OTHER_KINDS):
-        raise InvalidInput("an input is a text, or an object with `text` or `image` alone", param="input")
+        raise InvalidInput(
+            "an input is a text, or an object with `text`, `image` or `audio` alone", param="input"
+        )
     return item.text
 
 

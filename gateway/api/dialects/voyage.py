@@ -18,10 +18,10 @@ from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions
-from gateway.api.wire.media_parts import PartInput, VectorOptions, embed_parts
+from gateway.api.wire.media_parts import VectorOptions, embed_parts
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
-from gateway.media.pictures import PictureSource
+from gateway.media.sources import PictureSource, SourcePart
 from gateway.prompts import Role
 
 
@@ -84,7 +84,7 @@ async def decode_multimodal(
     role: Role | None = data.input_type
     if any(isinstance(part, PictureSource) for parts in inputs for part in parts):
         options = VectorOptions(dimensions=data.output_dimension)
-        fetch = partial(api.fetch_pictures, context, name or data.model)
+        fetch = partial(api.fetch_media, context, name or data.model)
         work = await embed_parts(inputs, "inputs", options, fetch)
         return Call(work, name or data.model, data.truncation, role=role)
     if any(len(parts) != 1 or not parts[0] for parts in inputs):
@@ -95,7 +95,7 @@ async def decode_multimodal(
     )
 
 
-def _part_of(part: VoyagePart) -> PartInput:
+def _part_of(part: VoyagePart) -> SourcePart:
     """Return a text or a picture. Raises: InvalidInput."""
     if part.type == "text" and part.text is not None:
         return part.text

@@ -62,7 +62,7 @@ FIELDS: Final[dict[str, str]] = {
         "each into one text."
     ),
     "mm_processor_kwargs": UNSUPPORTED,
-    "modality": "Kind of the inputs: `text`, and `image` in the dialect of Infinity.",
+    "modality": "Kind of the inputs: `text`, and `image` or `audio` in the dialect of Infinity.",
     "model": "Public name of the model. It may be left out if the config has a default or the path has it.",
     "name": "Older name of `model`.",
     "models": "Models that the key may call. By default all models of its tenant.",

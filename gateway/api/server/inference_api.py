@@ -26,7 +26,7 @@ from gateway.errors import (
 )
 from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
-from gateway.media.pictures import Fetched
+from gateway.media.sources import Fetched
 from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.limits import Cost
 from gateway.serve import Caller, Gateway, Served
@@ -39,7 +39,7 @@ UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
 class InferenceApi:
     """Collaborators of inference handlers.
 
-    inputs_max: most inputs in one request. fetcher: of pictures; None fetches none.
+    inputs_max: most inputs in one request. fetcher: of pictures and recordings; None fetches none.
     """
 
     def __init__(
@@ -112,20 +112,20 @@ class InferenceApi:
         context.tokens = served.reply.tokens
         return served
 
-    async def fetch_pictures(
-        self, context: RequestContext, model: str | None, urls: Sequence[str]
+    async def fetch_media(
+        self, context: RequestContext, model: str | None, operation: Operation, urls: Sequence[str]
     ) -> Fetched:
-        """Fetch the pictures of a request, once it is clear that its model takes them and no limit is spent.
+        """Fetch the media of a request, once it is clear that its model takes them and no limit is spent.
 
-        Their bytes count as the request's body does.
+        operation: that needs them. Their bytes count as the request's body does.
 
         Raises: GatewayFull, QuotaExceeded, QuotaUnavailable, ScopeForbidden, the errors of `Routes.resolve`.
         """
         if self._fetcher is None:
             return {}
         tenant = self.authenticator.authenticate(context)
-        tenant.require_operation(Operation.EMBED_IMAGE)
-        self.gateway.routes.resolve(tenant, model, Operation.EMBED_IMAGE)
+        tenant.require_operation(operation)
+        self.gateway.routes.resolve(tenant, model, operation)
         self.gateway.refuse_if_spent(tenant, Cost(inputs=len(urls)))
         fetched = await self._fetcher.fetch_all(urls, tenant.name, context.timeout_s())
         size = sum(len(data) for data in fetched.values() if isinstance(data, bytes))

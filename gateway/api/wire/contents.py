@@ -1,4 +1,4 @@
-"""Texts and pictures in the form of a message's content, as vLLM and OpenAI have them. Pure.
+"""Texts, pictures and sound in the form of a message's content, as vLLM and OpenAI have them. Pure.
 
 Source: vLLM 0.33, entrypoints/pooling/scoring, and its chat messages.
 """
@@ -9,18 +9,27 @@ from gateway.errors import InvalidInput
 
 
 class MediaAddress(msgspec.Struct):
-    """Place of a picture: a `data:` URI. detail: OpenAI's; the model decides it."""
+    """Place of a picture or recording: a `data:` URI. detail: OpenAI's; the model decides it."""
 
     url: str
     detail: str | None = None
 
 
+class InputAudio(msgspec.Struct):
+    """A recording in base64. format: OpenAI's; the content decides it."""
+
+    data: str
+    format: str | None = None
+
+
 class ContentPart(msgspec.Struct, omit_defaults=True):
-    """A part of a message: a text, or a picture where the path takes pictures."""
+    """A part of a message: a text, or a picture or recording where the path takes them."""
 
     type: str
     text: str | None = None
     image_url: MediaAddress | str | None = None
+    audio_url: MediaAddress | str | None = None
+    input_audio: InputAudio | None = None
 
 
 class Content(msgspec.Struct):
@@ -29,9 +38,9 @@ class Content(msgspec.Struct):
     content: list[ContentPart]
 
 
-def address_of(part: ContentPart) -> str | None:
-    """Return the address of a part's picture, None if it has none."""
-    return part.image_url.url if isinstance(part.image_url, MediaAddress) else part.image_url
+def address_of(place: MediaAddress | str | None) -> str | None:
+    """Return the address of a picture or recording, None if there is none."""
+    return place.url if isinstance(place, MediaAddress) else place
 
 
 def text_of_parts(parts: list[ContentPart], field: str) -> str:

@@ -71,7 +71,7 @@ def _conversation(messages: list[ChatMessage]) -> str:
 def _check_parts(parts: list[ContentPart]) -> None:
     if not parts or any(part.type != "text" or part.text is None for part in parts):
         raise InvalidInput(
-            "`messages` has content other than text, and images, sound and video are not served: send parts "
+            "`messages` has content other than text, which this path does not take here: send parts "
             'as {"type": "text", "text": …}',
             param="messages",
         )

@@ -1,10 +1,9 @@
-"""Inputs with pictures in the forms that dialects share, and the call that they become.
+"""Inputs with pictures or sound in the forms that dialects share, and the call that they become.
 
 Source: vLLM 0.33, multimodal inputs of pooling models; Jina's OpenAPI document 2026.04.02; Cohere's API v2.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import msgspec
 
@@ -12,9 +11,7 @@ from backends.contract import EmbedParts, Output
 from gateway.api.wire.contents import ContentPart, address_of
 from gateway.api.wire.conversations import ChatMessage, Messages
 from gateway.errors import EmptyInput, InvalidInput
-from gateway.media.pictures import Fetch, PictureSource, read_parts
-
-PartInput: TypeAlias = str | PictureSource
+from gateway.media.sources import Fetch, PictureSource, SoundSource, SourcePart, read_parts
 
 
 class VectorOptions(msgspec.Struct, frozen=True):
@@ -26,9 +23,9 @@ class VectorOptions(msgspec.Struct, frozen=True):
 
 
 async def embed_parts(
-    inputs: Sequence[Sequence[PartInput]], field: str, options: VectorOptions, fetch: Fetch
+    inputs: Sequence[Sequence[SourcePart]], field: str, options: VectorOptions, fetch: Fetch
 ) -> EmbedParts:
-    """Return the work of inputs with pictures. field: of the body. fetch: as in `read_parts`.
+    """Return the work of inputs with pictures or sound. field: of the body. fetch: as in `read_parts`.
 
     Raises: EmptyInput, InvalidInput, and the errors of `fetch`.
     """
@@ -43,35 +40,45 @@ async def embed_parts(
     )
 
 
-def have_pictures(messages: Messages | None) -> bool:
-    """Return whether a part of some messages is a picture."""
+def have_media(messages: Messages | None) -> bool:
+    """Return whether a part of some messages is a picture or a recording."""
     flat = [
         item for message in messages or () for item in (message if isinstance(message, list) else [message])
     ]
     return any(
-        part.image_url is not None
+        part.image_url is not None or part.audio_url is not None or part.input_audio is not None
         for message in flat
         if isinstance(message.content, list)
         for part in message.content
     )
 
 
-def parts_of_messages(messages: Messages) -> list[PartInput]:
-    """Return the parts of the one message that an input with pictures is. Raises: InvalidInput."""
+def parts_of_messages(messages: Messages) -> list[SourcePart]:
+    """Return the parts of the one message that an input with media is. Raises: InvalidInput."""
     if len(messages) != 1 or not isinstance(messages[0], ChatMessage) or messages[0].role != "user":
-        raise InvalidInput("`messages` with pictures are one message of the role `user`", param="messages")
+        raise InvalidInput(
+            "`messages` with images or sound are one message of the role `user`", param="messages"
+        )
     content = messages[0].content
     return [content] if isinstance(content, str) else [part_of(part, "messages") for part in content]
 
 
-def part_of(part: ContentPart, field: str) -> PartInput:
+def part_of(part: ContentPart, field: str) -> SourcePart:
     """Return a part of a content in OpenAI's form. Raises: InvalidInput."""
-    if part.type == "text" and part.text is not None:
-        return part.text
-    address = address_of(part)
-    if part.type == "image_url" and address is not None:
-        return PictureSource(address)
-    raise InvalidInput(
-        f"`{field}` has a part of type {part.type[:64]!r}; send text, or image_url with a `data:` URI",
-        param=field,
-    )
+    found: SourcePart | None = None
+    match part.type:
+        case "text":
+            found = part.text
+        case "image_url" if (address := address_of(part.image_url)) is not None:
+            found = PictureSource(address)
+        case "audio_url" if (address := address_of(part.audio_url)) is not None:
+            found = SoundSource(address)
+        case "input_audio" if part.input_audio is not None:
+            found = SoundSource(part.input_audio.data)
+    if found is None:
+        raise InvalidInput(
+            f"`{field}` has a part of type {part.type[:64]!r}; send text, image_url or audio_url with a "
+            "`data:` URI, or input_audio, in the field of that name",
+            param=field,
+        )
+    return found
