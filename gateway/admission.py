@@ -71,7 +71,7 @@ class Grant:
             # The caller chose a size for which the model's time was too short. Nothing computed is a fault of
             # ours, and so is a replica that hangs.
             is_charged = self._tokens > 0 and not isinstance(error, ReplicaTimedOut)
-            return Cost(reserved.requests, self._tokens, reserved.inputs) if is_charged else NOTHING
+            return _with_tokens(reserved, self._tokens) if is_charged else NOTHING
         if error is not None and not _is_charged(error):
             return NOTHING
         unanswered = self._unanswered_tokens
@@ -81,7 +81,11 @@ class Grant:
         tokens = self._tokens + unanswered
         if tokens == reserved.tokens:
             return reserved
-        return Cost(reserved.requests, tokens, reserved.inputs)
+        return _with_tokens(reserved, tokens)
+
+
+def _with_tokens(cost: Cost, tokens: int) -> Cost:
+    return Cost(cost.requests, tokens, cost.inputs, cost.images)
 
 
 class Admission:

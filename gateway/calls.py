@@ -12,6 +12,7 @@ from backends.contract import (
     Embed,
     EmbedParts,
     Encode,
+    Image,
     Operation,
     Rerank,
     Score,
@@ -111,6 +112,11 @@ def operation_of(work: Work) -> Operation:
 def inputs_of(work: Work) -> Sequence[WorkInput]:
     """Return the inputs that a call pays for; the query of a rerank is paid with each document."""
     return (work.source, *work.sentences) if isinstance(work, Similarity) else backend_inputs_of(work)
+
+
+def pictures_in(work: EmbedParts) -> int:
+    """Return the number of pictures in the inputs of a call."""
+    return sum(isinstance(part, Image) for parts in work.inputs for part in parts)
 
 
 def characters_of(work: Work) -> int:

@@ -12,6 +12,7 @@ from backends import errors
 from backends.contract import Detokenize, EmbedReply, EncodeReply, Reply, RerankReply, Score, Tokenize
 from backends.vectors import pair_cosines
 from gateway.admission import Grant
+from gateway.batching.duplicates import with_duplicates
 from gateway.batching.fair_queue import Priority
 from gateway.batching.lane import Lane, SliceReply
 from gateway.batching.slices import Slice, cut, cut_again, is_indivisible, join, request_bytes
@@ -67,10 +68,14 @@ class Dispatcher:
             reply = join([piece for piece, _ in replies], [own.reply for _, own in replies])
         except errors.BackendError as error:
             failure = translated(error, _place_of(error, prepared))
-            failure.input_index = error.input_index
+            failure.input_index = _index_in_call(error, prepared)
             raise failure from error
         timeline.lap("upstream")
         timeline.move("upstream", "queue", max(own.queued_s for _, own in replies))
+        if prepared.places is not None:
+            reply = with_duplicates(reply, prepared.places)
+            if isinstance(reply, EncodeReply):
+                _check_numbers(_numbers_of(reply))
         return cosine_scores(prepared.call.work, reply) if prepared.by_cosine else reply
 
     def _owner(self, grant: Grant, timeline: Timeline) -> Owner:
@@ -92,6 +97,14 @@ def _numbers_of(reply: EncodeReply) -> int:
     """Return the size of outputs that are larger than one vector for an input."""
     vectors = sum(rows.size for rows in (*(reply.multivector or ()), *(reply.token_vectors or ())))
     return vectors + sum(2 * len(terms.indices) for terms in reply.sparse or ())
+
+
+def _check_numbers(numbers: int) -> None:
+    """Check the size of a call's output. Raises: InvalidInput."""
+    if numbers > REPLY_NUMBERS_MAX:
+        raise InvalidInput(
+            f"the output has more than {REPLY_NUMBERS_MAX} numbers; send fewer or shorter inputs"
+        )
 
 
 class _Submission:
@@ -143,10 +156,7 @@ class _Submission:
     def _check_size(self, reply: EncodeReply) -> None:
         """Count the numbers of a slice's reply. Raises: InvalidInput if those of the call are too many."""
         self._numbers += _numbers_of(reply)
-        if self._numbers > REPLY_NUMBERS_MAX:
-            raise InvalidInput(
-                f"the output has more than {REPLY_NUMBERS_MAX} numbers; send fewer or shorter texts"
-            )
+        _check_numbers(self._numbers)
 
     def _count_unanswered(self, piece: Slice) -> None:
         # Tokenizing is free.
@@ -190,9 +200,16 @@ def _of_call(error: errors.InvalidWork, piece: Slice) -> errors.InvalidWork:
     return errors.InvalidWork(error.message, empty=error.empty, input_index=piece.start + error.input_index)
 
 
+def _index_in_call(error: errors.BackendError, prepared: PreparedWork) -> int | None:
+    """Return the first input at fault, as an index into the call's inputs; None if no input is at fault."""
+    if prepared.places is None or error.input_index is None:
+        return error.input_index
+    return prepared.places.index(error.input_index)
+
+
 def _place_of(error: errors.BackendError, prepared: PreparedWork) -> str:
     """Return the input at fault as its caller counts inputs, as the beginning of a message."""
-    index, work = error.input_index, prepared.call.work
+    index, work = _index_in_call(error, prepared), prepared.call.work
     if index is None:
         return ""
     if prepared.by_cosine and isinstance(work, Score):

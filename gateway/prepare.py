@@ -24,8 +24,18 @@ from backends.contract import (
 )
 from backends.contract import Work as BackendWork
 from backends.texts import INLINE_CHARACTERS_MAX, is_written_plainly, model_inputs_of
+from gateway.batching.duplicates import without_duplicates
 from gateway.batching.slices import token_bounds
-from gateway.calls import Call, Deadline, Similarity, Work, default_truncation, inputs_of, truncation
+from gateway.calls import (
+    Call,
+    Deadline,
+    Similarity,
+    Work,
+    default_truncation,
+    inputs_of,
+    pictures_in,
+    truncation,
+)
 from gateway.errors import InvalidInput, OperationUnsupported
 from gateway.prompts import Prompts, with_prompt, with_prompt_lengths, with_roles
 from gateway.quotas.limits import Cost
@@ -53,6 +63,7 @@ class PreparedWork:
     capabilities: of the replicas when it was prepared, None if none had joined.
     by_cosine: the work embeds texts whose cosines are the scores that the caller asked for.
     input_tokens: exact tokens of each input, None if they were not counted.
+    places: for each input of the call, its index among those of the work; None if the work has them all.
     cut: the inputs that were cut to the call's `text_tokens` and `query_tokens`.
     cost: the most that the call can cost; its tokens are 0 unless a limit counts tokens.
     """
@@ -65,6 +76,7 @@ class PreparedWork:
         "cost",
         "cut",
         "input_tokens",
+        "places",
         "route",
         "work",
     )
@@ -80,7 +92,7 @@ class PreparedWork:
     ) -> None:
         self.call = call
         self.route = route
-        self.work = work
+        self.work, self.places = without_duplicates(work)
         self.capabilities = capabilities
         self.by_cosine = by_cosine
         self.input_tokens: list[int] | None = None
@@ -140,7 +152,8 @@ class Preparer:
         if is_limited or inputs.always_counts:
             prepared.input_tokens = await self._count(inputs, prepared, tenant, deadline)
         tokens = sum(prepared.most_tokens()) if is_limited else 0
-        prepared.cost = Cost(inputs=len(inputs_of(call.work)), tokens=tokens)
+        images = pictures_in(call.work) if isinstance(call.work, EmbedParts) else 0
+        prepared.cost = Cost(1, tokens, len(inputs_of(call.work)), images)
         return prepared
 
     async def refresh(

@@ -22,8 +22,10 @@ Cosine = Annotated[float, msgspec.Meta(gt=0, le=1)]
 # Redis counts in doubles, which are exact up to 2^53. Sums of limits stay far below that.
 LimitAmount = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
 
-LIMIT_NAME = re.compile(r"(requests|tokens|inputs)_per_(second|minute|hour|day|month)|requests_in_flight")
-LIMITS_ALLOWED = "<requests|tokens|inputs>_per_<second|minute|hour|day|month>, or requests_in_flight"
+LIMIT_NAME = re.compile(
+    r"(requests|tokens|inputs|images)_per_(second|minute|hour|day|month)|requests_in_flight"
+)
+LIMITS_ALLOWED = "<requests|tokens|inputs|images>_per_<second|minute|hour|day|month>, or requests_in_flight"
 KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 # The last segment of /models/{name}/{operation}. A model's own name may not end in one of these.

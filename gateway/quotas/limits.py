@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-Unit = Literal["requests", "tokens", "inputs"]
+Unit = Literal["requests", "tokens", "inputs", "images"]
 Period = Literal["second", "minute", "hour", "day", "month", "in_flight"]
 
 # The scripts compute with doubles, which are whole numbers up to here.
@@ -27,7 +27,7 @@ AMOUNT_MAX = 2**52
 
 logger = logging.getLogger("gateway")
 
-UNITS: tuple[Unit, ...] = ("requests", "tokens", "inputs")
+UNITS: tuple[Unit, ...] = ("requests", "tokens", "inputs", "images")
 SECOND_US = 1_000_000
 WINDOWS_US: dict[Period, int] = {
     "second": SECOND_US,
@@ -55,15 +55,20 @@ class Limit(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Cost of a request in each unit: never negative, because that would be a credit."""
+    """Cost of a request in each unit: never negative, because that would be a credit.
+
+    images: pictures, of which an input may have several.
+    """
 
     requests: int = 1
     tokens: int = 0
     inputs: int = 0
+    images: int = 0
 
     def __post_init__(self) -> None:
         """Replace an amount that no request can have."""
-        if 0 <= self.tokens <= AMOUNT_MAX and 0 <= self.inputs <= AMOUNT_MAX and self.requests >= 0:
+        counts_fit = 0 <= self.inputs <= AMOUNT_MAX and 0 <= self.images <= AMOUNT_MAX
+        if 0 <= self.tokens <= AMOUNT_MAX and counts_fit and self.requests >= 0:
             return
         for unit in UNITS:
             msgspec.structs.force_setattr(self, unit, bounded_amount(self.of(unit), unit))

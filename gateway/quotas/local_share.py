@@ -112,7 +112,10 @@ class LocalShare:
             key = (request.tenant, calendars, request.model, day)
             used = self._usage.get(key, NOTHING)
             self._usage[key] = Cost(
-                used.requests + actual.requests, used.tokens + actual.tokens, used.inputs + actual.inputs
+                used.requests + actual.requests,
+                used.tokens + actual.tokens,
+                used.inputs + actual.inputs,
+                used.images + actual.images,
             )
             for limit in request.limits:
                 if limit.period in WINDOWS_US:

@@ -10,7 +10,7 @@ import msgspec
 from gateway.errors import InvalidInput
 
 DAYS_MAX = 400
-USAGE_COLUMNS = ("tenant", "day", "model", "requests", "tokens", "inputs")
+USAGE_COLUMNS = ("tenant", "day", "model", "requests", "tokens", "inputs", "images")
 
 
 class UsageRow(msgspec.Struct, frozen=True):
@@ -22,6 +22,7 @@ class UsageRow(msgspec.Struct, frozen=True):
     requests: int = 0
     tokens: int = 0
     inputs: int = 0
+    images: int = 0
 
 
 def days_between(since: date | None, until: date | None) -> list[str]:

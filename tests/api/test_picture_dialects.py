@@ -207,6 +207,7 @@ async def test_pictures_are_reserved_by_their_size_and_settled_by_the_reply(
     assert "tokens" in both.json()["error"]["message"]
 
 
+<<<<<<< HEAD
 SOUNDS = [
     f"data:audio/wav;base64,{base64.b64encode(probe_recording().data + bytes(2 * extra)).decode()}"
     for extra in range(2)
@@ -274,3 +275,37 @@ async def test_a_model_of_one_medium_refuses_the_other(boot: Boots, tokenizer: s
 
         assert 400 == reply.status_code
         assert "does not embed_image" in reply.text
+=======
+@pytest.mark.parametrize("backend", ["infinity", "vllm"])
+async def test_equal_pictures_are_computed_once(boot: Boots, tokenizer: str, backend: str) -> None:
+    server = servers()[backend]
+    async with boot({"one": server}, config_of(backend, tokenizer)) as gateway:
+        body = {"input": [{"image": source} for source in (FIRST, SECOND, FIRST, FIRST)]}
+        server.requests.clear()
+        reply = await gateway.post("/v1/embeddings", body)
+        sent = sum(str(seen).count("data:image") for seen in server.requests)
+
+    vectors = vectors_in(reply.json())
+    assert 2 == sent
+    assert [vectors[0], vectors[1], vectors[0], vectors[0]] == vectors
+    assert vectors[0] != vectors[1]
+
+
+LIMITED = f'tenants: {{t: {{keys: ["{key_digest(KEY)}"], limits: {{images_per_day: 3}}}}}}\n'
+
+
+async def test_a_limit_counts_every_picture(boot: Boots, tokenizer: str) -> None:
+    config = config_of("infinity", tokenizer) + LIMITED
+    pair = {"input": [{"image": FIRST}, {"image": FIRST}]}
+    async with boot({"one": servers()["infinity"]}, config) as gateway:
+        first = await gateway.post("/v1/embeddings", pair)
+        text = await gateway.post("/v1/embeddings", {"input": ["a", "b", "c", "d"]})
+        refused = await gateway.post("/v1/embeddings", pair)
+        last = await gateway.post("/v1/embeddings", {"input": {"image": SECOND}})
+        never = await gateway.post("/v1/embeddings", {"input": [{"image": FIRST}] * 4})
+
+    assert [200, 200, 429, 200, 400] == [reply.status_code for reply in (first, text, refused, last, never)]
+    assert ["1", "0"] == [reply.headers["x-ratelimit-remaining-images"] for reply in (first, last)]
+    assert "images_per_day (3): 1 is left, and this call costs 2 images" in refused.text
+    assert "this call costs 4 images, and images_per_day is 3" in never.text
+>>>>>>> 26d3034 (Limit pictures by images_per_<period> and compute equal ones once)

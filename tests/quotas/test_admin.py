@@ -61,9 +61,17 @@ async def test_usage_is_the_settled_cost(boot: Boots, own_redis: RedisServer, sh
         sheet = (await gateway.client.get("/admin/usage", params={"tenant": "ops", "form": "csv"})).text
 
     day = datetime.now(UTC).date().isoformat()
-    expected = {"tenant": "ops", "day": day, "model": "bge", "requests": 3, "tokens": 12, "inputs": 3}
+    expected = {
+        "tenant": "ops",
+        "day": day,
+        "model": "bge",
+        "requests": 3,
+        "tokens": 12,
+        "inputs": 3,
+        "images": 0,
+    }
     assert [expected] == usage["data"]
-    assert ["tenant,day,model,requests,tokens,inputs", f"ops,{day},bge,3,12,3"] == sheet.split()
+    assert ["tenant,day,model,requests,tokens,inputs,images", f"ops,{day},bge,3,12,3,0"] == sheet.split()
 
 
 @pytest.mark.parametrize(("scopes", "status"), [("[embed, admin]", 200), ("[embed]", 403)])

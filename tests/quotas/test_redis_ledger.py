@@ -15,6 +15,7 @@ from gateway.events import Event
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, MemoryLedger, QuotaRequest, Reservation
 from gateway.quotas.limits import (
     SECOND_US,
+    UNITS,
     Cost,
     Limit,
     Period,
@@ -163,13 +164,13 @@ def test_scripts_take_no_negative_amount(redis: RedisServer) -> None:
     assert {b"m|tokens": b"400"} == recorded
 
 
-units: st.SearchStrategy[Unit] = st.sampled_from(("requests", "tokens", "inputs"))
+units: st.SearchStrategy[Unit] = st.sampled_from(UNITS)
 periods: st.SearchStrategy[Period] = st.sampled_from(("second", "minute", "hour", "day", "month"))
 limits = st.one_of(
     st.builds(Limit, units, periods, st.sampled_from((1, 3, 7, 60, 1000, 999_983, 2_000_000_000))),
     st.builds(Limit, st.just("requests"), st.just("in_flight"), st.integers(1, 4)),
 )
-costs = st.builds(Cost, st.integers(0, 3), st.integers(0, 1200), st.integers(0, 40))
+costs = st.builds(Cost, st.integers(0, 3), st.integers(0, 1200), st.integers(0, 40), st.integers(0, 9))
 steps = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from((1, 999, SECOND_US, 7 * SECOND_US, 61 * SECOND_US, LEASE_US))),
     st.tuples(st.just("reserve"), st.sampled_from(TENANTS), costs, st.booleans()),

@@ -48,9 +48,9 @@ def use(server: RedisServer, day: datetime, model: str, cost: Cost, tenant: str 
 
 
 ROWS = [
-    {"tenant": "acme", "day": "2026-02-28", "model": "bge", "requests": 1, "tokens": 7, "inputs": 2},
-    {"tenant": "acme", "day": "2026-02-28", "model": "org/a|b", "requests": 1, "tokens": 5, "inputs": 1},
-    {"tenant": "acme", "day": "2026-03-01", "model": "bge", "requests": 1, "tokens": 9, "inputs": 3},
+    {"tenant": "acme", "day": "2026-02-28", "model": "bge", "requests": 1, "tokens": 7, "inputs": 2, "images": 0},
+    {"tenant": "acme", "day": "2026-02-28", "model": "org/a|b", "requests": 1, "tokens": 5, "inputs": 1, "images": 4},
+    {"tenant": "acme", "day": "2026-03-01", "model": "bge", "requests": 1, "tokens": 9, "inputs": 3, "images": 0},
 ]
 
 
@@ -58,7 +58,7 @@ ROWS = [
 def used(own_redis: RedisServer) -> None:
     """Record three requests on two days, and one on a day outside of the queries."""
     use(own_redis, DAY, "bge", Cost(tokens=7, inputs=2))
-    use(own_redis, DAY, "org/a|b", Cost(tokens=5, inputs=1))
+    use(own_redis, DAY, "org/a|b", Cost(tokens=5, inputs=1, images=4))
     use(own_redis, DAY + timedelta(days=1), "bge", Cost(tokens=9, inputs=3))
     use(own_redis, DAY + timedelta(days=2), "bge", Cost(tokens=100))
 

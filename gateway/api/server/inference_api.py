@@ -126,7 +126,9 @@ class InferenceApi:
         tenant = self.authenticator.authenticate(context)
         tenant.require_operation(operation)
         self.gateway.routes.resolve(tenant, model, operation)
-        self.gateway.refuse_if_spent(tenant, Cost(inputs=len(urls)))
+        # With recordings, how many of the addresses are pictures is only known from what is fetched.
+        images = len(urls) if operation is Operation.EMBED_IMAGE else 0
+        self.gateway.refuse_if_spent(tenant, Cost(inputs=1, images=images))
         fetched = await self._fetcher.fetch_all(urls, tenant.name, context.timeout_s())
         size = sum(len(data) for data in fetched.values() if isinstance(data, bytes))
         context.io.hold_decoded(context.io.held_bytes + size)
