@@ -207,7 +207,6 @@ async def test_pictures_are_reserved_by_their_size_and_settled_by_the_reply(
     assert "tokens" in both.json()["error"]["message"]
 
 
-<<<<<<< HEAD
 SOUNDS = [
     f"data:audio/wav;base64,{base64.b64encode(probe_recording().data + bytes(2 * extra)).decode()}"
     for extra in range(2)
@@ -275,7 +274,8 @@ async def test_a_model_of_one_medium_refuses_the_other(boot: Boots, tokenizer: s
 
         assert 400 == reply.status_code
         assert "does not embed_image" in reply.text
-=======
+
+
 @pytest.mark.parametrize("backend", ["infinity", "vllm"])
 async def test_equal_pictures_are_computed_once(boot: Boots, tokenizer: str, backend: str) -> None:
     server = servers()[backend]
@@ -308,4 +308,3 @@ async def test_a_limit_counts_every_picture(boot: Boots, tokenizer: str) -> None
     assert ["1", "0"] == [reply.headers["x-ratelimit-remaining-images"] for reply in (first, last)]
     assert "images_per_day (3): 1 is left, and this call costs 2 images" in refused.text
     assert "this call costs 4 images, and images_per_day is 3" in never.text
->>>>>>> 26d3034 (Limit pictures by images_per_<period> and compute equal ones once)

@@ -48,9 +48,33 @@ def use(server: RedisServer, day: datetime, model: str, cost: Cost, tenant: str 
 
 
 ROWS = [
-    {"tenant": "acme", "day": "2026-02-28", "model": "bge", "requests": 1, "tokens": 7, "inputs": 2, "images": 0},
-    {"tenant": "acme", "day": "2026-02-28", "model": "org/a|b", "requests": 1, "tokens": 5, "inputs": 1, "images": 4},
-    {"tenant": "acme", "day": "2026-03-01", "model": "bge", "requests": 1, "tokens": 9, "inputs": 3, "images": 0},
+    {
+        "tenant": "acme",
+        "day": "2026-02-28",
+        "model": "bge",
+        "requests": 1,
+        "tokens": 7,
+        "inputs": 2,
+        "images": 0,
+    },
+    {
+        "tenant": "acme",
+        "day": "2026-02-28",
+        "model": "org/a|b",
+        "requests": 1,
+        "tokens": 5,
+        "inputs": 1,
+        "images": 4,
+    },
+    {
+        "tenant": "acme",
+        "day": "2026-03-01",
+        "model": "bge",
+        "requests": 1,
+        "tokens": 9,
+        "inputs": 3,
+        "images": 0,
+    },
 ]
 
 
