@@ -38,6 +38,7 @@ class Operation(StrEnum):
     EMBED_AUDIO = "embed_audio"
     ENCODE = "encode"
     RERANK = "rerank"
+    RERANK_IMAGE = "rerank_image"
     CLASSIFY = "classify"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"

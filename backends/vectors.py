@@ -1,5 +1,7 @@
 """Truncation, normalization, cosines and activations of vectors and scores, in pure numpy."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from backends.contract import Vectors
@@ -28,6 +30,18 @@ def pair_cosines(first: Vectors, second: Vectors) -> Vectors:
     b = shape_vectors(second, dimensions=None, normalize=True)
     scores: Vectors = np.clip(np.einsum("nd,nd->n", a, b), -1.0, 1.0)
     return scores
+
+
+def max_similarity(query: Vectors, documents: Sequence[Vectors]) -> Vectors:
+    """Return, for each document, the sum over the query's vectors of the best product with a document vector.
+
+    query: (its tokens, dim), documents: each (its tokens, dim), at least one. Returns (n_documents,) float32.
+    Source: ColBERT (Khattab and Zaharia, 2020), MaxSim.
+    """
+    products = query @ np.concatenate(documents).T
+    starts = np.cumsum([0, *(len(vectors) for vectors in documents[:-1])])
+    best: Vectors = np.maximum.reduceat(products, starts, axis=1).sum(axis=0, dtype=np.float32)
+    return best
 
 
 def sigmoid(logits: Vectors) -> Vectors:

@@ -14,6 +14,7 @@ from backends.contract import (
     Encode,
     Image,
     Operation,
+    Part,
     Rerank,
     Score,
     Tokenize,
@@ -34,7 +35,19 @@ class Similarity(msgspec.Struct, frozen=True, tag="similarity"):
     prompt_name: str | None = None
 
 
-Work: TypeAlias = Embed | Encode | EmbedParts | Rerank | Score | Classify | Similarity | Tokenize | Detokenize
+class ScoreParts(msgspec.Struct, frozen=True, tag="score_parts"):
+    """Score of each pair of a query and a document of which one has images; a model of images serves it.
+
+    pairs: the parts of both. raw_scores: as in `Rerank`.
+    """
+
+    pairs: tuple[tuple[tuple[Part, ...], tuple[Part, ...]], ...]
+    raw_scores: bool = False
+
+
+Work: TypeAlias = (
+    Embed | Encode | EmbedParts | Rerank | Score | ScoreParts | Classify | Similarity | Tokenize | Detokenize
+)
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -106,17 +119,27 @@ class Deadline(msgspec.Struct, frozen=True):
 
 def operation_of(work: Work) -> Operation:
     """Return the operation that a model must offer for this work; similarity needs embedding."""
+    if isinstance(work, ScoreParts):
+        return Operation.RERANK_IMAGE
     return Operation.EMBED if isinstance(work, Similarity) else backend_operation_of(work)
 
 
 def inputs_of(work: Work) -> Sequence[WorkInput]:
     """Return the inputs that a call pays for; the query of a rerank is paid with each document."""
+    if isinstance(work, ScoreParts):
+        return [document for _, document in work.pairs]
     return (work.source, *work.sentences) if isinstance(work, Similarity) else backend_inputs_of(work)
 
 
-def pictures_in(work: EmbedParts) -> int:
-    """Return the number of pictures in the inputs of a call."""
-    return sum(isinstance(part, Image) for parts in work.inputs for part in parts)
+def pictures_in(work: EmbedParts | ScoreParts) -> int:
+    """Return the number of pictures in the inputs of a call; those of a query count once."""
+    inputs = work.inputs if isinstance(work, EmbedParts) else _inputs_of_pairs(work)
+    return sum(isinstance(part, Image) for parts in inputs for part in parts)
+
+
+def _inputs_of_pairs(work: ScoreParts) -> list[tuple[Part, ...]]:
+    """Return each query once, and the document of each pair."""
+    return [*dict.fromkeys(query for query, _ in work.pairs), *(document for _, document in work.pairs)]
 
 
 def characters_of(work: Work) -> int:

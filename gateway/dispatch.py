@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from backends import errors
-from backends.contract import Detokenize, EmbedReply, EncodeReply, Reply, RerankReply, Score, Tokenize
-from backends.vectors import pair_cosines
+from backends.contract import Detokenize, EncodeReply, Reply, Tokenize
 from gateway.admission import Grant
 from gateway.batching.duplicates import with_duplicates
 from gateway.batching.fair_queue import Priority
@@ -30,10 +29,11 @@ from gateway.errors import (
     ReplicaTimedOut,
     UpstreamFailed,
 )
-from gateway.prepare import PreparedWork, Preparer, texts_of_pairs
+from gateway.prepare import PreparedWork, Preparer
 from gateway.routing.refusals import REFUSED_BYTES_MIN
 from gateway.timeline import Timeline
 from gateway.upstreams.model_inputs import ModelInputs
+from gateway.upstreams.vector_scores import place_of_input, vector_scores
 
 # A replica that is full does not report when it will have room.
 OVERLOADED_RETRY_S = 2
@@ -76,7 +76,7 @@ class Dispatcher:
             reply = with_duplicates(reply, prepared.places)
             if isinstance(reply, EncodeReply):
                 _check_numbers(_numbers_of(reply))
-        return cosine_scores(prepared.call.work, reply) if prepared.by_cosine else reply
+        return await _scored(prepared.call.work, reply) if prepared.by_cosine else reply
 
     def _owner(self, grant: Grant, timeline: Timeline) -> Owner:
         tenant = grant.tenant
@@ -91,6 +91,13 @@ class Dispatcher:
             tenant.join,
             timeline.trace,
         )
+
+
+async def _scored(work: Work, reply: Reply) -> Reply:
+    """Return the scores of a reply. Many vectors of each input are compared on a thread."""
+    if isinstance(reply, EncodeReply):
+        return await asyncio.to_thread(vector_scores, work, reply)
+    return vector_scores(work, reply)
 
 
 def _numbers_of(reply: EncodeReply) -> int:
@@ -173,26 +180,6 @@ def _refusal_of(piece: Slice, error: errors.BackendError) -> errors.BackendError
     return errors.InvalidWork(message, input_index=piece.start)
 
 
-def cosine_scores(work: Work, reply: Reply) -> Reply:
-    """Return cosines as scores: of each pair, or of the first vector with each other vector.
-
-    A score counts as truncated if either of its two texts was cut.
-    """
-    assert isinstance(reply, EmbedReply)
-    if isinstance(work, Score):
-        place = {text: index for index, text in enumerate(texts_of_pairs(work))}
-        pairs = [(place[query], place[document]) for query, document in work.pairs]
-    else:
-        pairs = [(0, index) for index in range(1, len(reply.vectors))]
-    firsts, seconds = zip(*pairs, strict=True) if pairs else ((), ())
-    scores = pair_cosines(reply.vectors[list(firsts)], reply.vectors[list(seconds)])
-    truncated = reply.truncated
-    if truncated is not None:
-        cut = set(truncated)
-        truncated = tuple(index for index, pair in enumerate(pairs) if cut.intersection(pair))
-    return RerankReply(scores, reply.tokens, truncated)
-
-
 def _of_call(error: errors.InvalidWork, piece: Slice) -> errors.InvalidWork:
     """Return the error of a slice with the input's place in the whole work."""
     if error.input_index is None:
@@ -212,15 +199,7 @@ def _place_of(error: errors.BackendError, prepared: PreparedWork) -> str:
     index, work = _index_in_call(error, prepared), prepared.call.work
     if index is None:
         return ""
-    if prepared.by_cosine and isinstance(work, Score):
-        text = texts_of_pairs(work)[index]
-        index = next(place for place, pair in enumerate(work.pairs) if text in pair)
-    elif prepared.by_cosine:
-        # The first of the embedded texts is the query.
-        if index == 0:
-            return "the query: "
-        index -= 1
-    return f"input {index}: "
+    return place_of_input(work, index) if prepared.by_cosine else f"input {index}: "
 
 
 def translated(error: errors.BackendError, place: str = "") -> GatewayError:

@@ -17,7 +17,6 @@ from backends.contract import (
     Embed,
     EmbedParts,
     Encode,
-    Operation,
     Rerank,
     Score,
     Tokenize,
@@ -29,7 +28,7 @@ from gateway.batching.slices import token_bounds
 from gateway.calls import (
     Call,
     Deadline,
-    Similarity,
+    ScoreParts,
     Work,
     default_truncation,
     inputs_of,
@@ -37,7 +36,7 @@ from gateway.calls import (
     truncation,
 )
 from gateway.errors import InvalidInput, OperationUnsupported
-from gateway.prompts import Prompts, with_prompt, with_prompt_lengths, with_roles
+from gateway.prompts import Prompts, role_prompts, with_prompt, with_prompt_lengths, with_roles
 from gateway.quotas.limits import Cost
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
@@ -47,6 +46,7 @@ from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.text_cuts import ASK_CHARACTERS, CutCall, cut_call
 from gateway.upstreams.token_counts import TokenCount, count_here
 from gateway.upstreams.token_ids import IdDecoder
+from gateway.upstreams.vector_scores import neutral_work, scores_by_cosine, sides_of_pairs
 
 # Refuses a call of at least this cost if it does not fit now; returns how many tokens fit.
 Ask = Callable[[Tenant, Route, Cost], Awaitable[int]]
@@ -61,7 +61,7 @@ class PreparedWork:
     """One call as its upstream receives it.
 
     capabilities: of the replicas when it was prepared, None if none had joined.
-    by_cosine: the work embeds texts whose cosines are the scores that the caller asked for.
+    by_cosine: the work embeds inputs whose vectors give the scores that the caller asked for.
     input_tokens: exact tokens of each input, None if they were not counted.
     places: for each input of the call, its index among those of the work; None if the work has them all.
     cut: the inputs that were cut to the call's `text_tokens` and `query_tokens`.
@@ -152,7 +152,7 @@ class Preparer:
         if is_limited or inputs.always_counts:
             prepared.input_tokens = await self._count(inputs, prepared, tenant, deadline)
         tokens = sum(prepared.most_tokens()) if is_limited else 0
-        images = pictures_in(call.work) if isinstance(call.work, EmbedParts) else 0
+        images = pictures_in(call.work) if isinstance(call.work, EmbedParts | ScoreParts) else 0
         prepared.cost = Cost(1, tokens, len(inputs_of(call.work)), images)
         return prepared
 
@@ -283,18 +283,25 @@ def _is_short(work: Embed, prompt: str) -> bool:
 def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
     capabilities = inputs.capabilities()
     by_cosine = scores_by_cosine(call.work, capabilities)
-    if by_cosine and isinstance(call.work, Rerank) and capabilities is not None and capabilities.typed_inputs:
+    if (
+        by_cosine
+        and isinstance(call.work, Rerank | ScoreParts)
+        and capabilities is not None
+        and capabilities.typed_inputs
+    ):
         raise OperationUnsupported(
             f"the model {route.model!r} does not rerank, and its server embeds a query and its documents in "
             "separate requests only: name a reranker"
         )
     _check_late_chunking(call.work, capabilities)
-    work = plain = neutral_work(call.work, by_cosine=by_cosine)
+    work = plain = neutral_work(call.work, capabilities, by_cosine=by_cosine)
     if call.instruction is not None:
         work = _with_instruction(work, call, _instructed_model(inputs, route), call.instruction)
     elif isinstance(work, Embed | Encode | Tokenize):
         configured = ChainMap(route.prompts, inputs.prompts)
         work = _with_prompt(work, call, configured, capabilities)
+    elif isinstance(call.work, ScoreParts) and isinstance(work, EmbedParts):
+        work = _with_prompts_of_pairs(work, call.work, ChainMap(route.prompts, inputs.prompts), capabilities)
     elif isinstance(work, EmbedParts):
         work = _with_prompt_of_texts(work, call, ChainMap(route.prompts, inputs.prompts), capabilities)
     if capabilities is not None and not capabilities.pools_prompt:
@@ -341,6 +348,24 @@ def _with_prompt_of_texts(
     return msgspec.structs.replace(work, inputs=tuple(inputs), prompt_name=prompted.prompt_name)
 
 
+def _with_prompts_of_pairs(
+    work: EmbedParts, pairs: ScoreParts, configured: Prompts, capabilities: Capabilities | None
+) -> EmbedParts:
+    """Return the work with the prompt of its role before each input that is one text."""
+    default = capabilities.default_prompt if capabilities else None
+    prompts = role_prompts(ChainMap(*configured.maps, capabilities.prompts if capabilities else {}), default)
+    if prompts is None:
+        return work
+    query, document = prompts
+    inputs = tuple(
+        ((query if is_query else document) + parts[0],)
+        if len(parts) == 1 and isinstance(parts[0], str)
+        else parts
+        for is_query, parts in sides_of_pairs(pairs)
+    )
+    return msgspec.structs.replace(work, inputs=inputs, prompt_name="")
+
+
 def _check_late_chunking(work: Work, capabilities: Capabilities | None) -> None:
     """Check that the model can read its inputs as one text, if they are. Raises: InvalidInput."""
     if not isinstance(work, Embed) or not work.late_chunking or capabilities is None:
@@ -385,31 +410,6 @@ def _with_instruction(work: BackendWork, call: Call, model: InstructedModel, ins
     raise InvalidInput(
         "this operation takes no `instruction` with this model: embed or rerank with it", param="instruction"
     )
-
-
-def scores_by_cosine(work: Work, capabilities: Capabilities | None) -> bool:
-    """Return whether the scores of this work are cosines of embeddings, as no replica scores pairs."""
-    if not isinstance(work, Rerank | Score):
-        return isinstance(work, Similarity)
-    operations = capabilities.operations if capabilities else frozenset()
-    return Operation.RERANK not in operations and Operation.EMBED in operations
-
-
-def neutral_work(work: Work, *, by_cosine: bool) -> BackendWork:
-    """Return the work for replicas: for scores by cosine, embed each text, a query first."""
-    match work:
-        case Similarity():
-            return Embed((work.source, *work.sentences), prompt_name=work.prompt_name)
-        case Rerank() if by_cosine:
-            return Embed((work.query, *work.documents))
-        case Score() if by_cosine:
-            return Embed(texts_of_pairs(work))
-    return work
-
-
-def texts_of_pairs(work: Score) -> tuple[str, ...]:
-    """Return each text of some pairs once, in the order of first appearance."""
-    return tuple(dict.fromkeys(text for pair in work.pairs for text in pair))
 
 
 def _has_token_limit(tenant: Tenant, route: Route) -> bool:

@@ -67,6 +67,20 @@ def with_prompt_lengths(work: Promptable, plain: Promptable) -> Promptable:
     return msgspec.structs.replace(work, prompt_characters=lengths)
 
 
+def role_prompts(prompts: Prompts, default: str | None) -> tuple[str, str] | None:
+    """Return the prompts of queries and of documents, None if a model has neither.
+
+    prompts: all prompts of the model. default: name of the prompt for a role that has none of its own.
+    """
+    names = prompt_of("query", *prompts.maps), prompt_of("document", *prompts.maps)
+    return None if names == (None, None) else _texts_of(names, prompts, default)
+
+
+def _texts_of(names: tuple[str | None, str | None], prompts: Prompts, default: str | None) -> tuple[str, str]:
+    query, document = (prompts.get(name or default or "", "") for name in names)
+    return query, document
+
+
 def with_roles(work: Embed, prompts: Prompts, default: str | None, instructed: str | None = None) -> Embed:
     """Return a rerank's texts, the query first, each with the prompt of its role written into it.
 
@@ -74,10 +88,10 @@ def with_roles(work: Embed, prompts: Prompts, default: str | None, instructed: s
     own. instructed: prompt that the call brings for its query. Without it, a model that has prompts for
     neither role gets the work unchanged.
     """
-    names = prompt_of("query", *prompts.maps), prompt_of("document", *prompts.maps)
-    if names == (None, None) and instructed is None:
+    found = role_prompts(prompts, default)
+    if found is None and instructed is None:
         return work
-    query_prompt, document_prompt = (prompts.get(name or default or "", "") for name in names)
+    query_prompt, document_prompt = found or _texts_of((None, None), prompts, default)
     query_prompt = query_prompt if instructed is None else instructed
     query, *documents = work.inputs
     inputs = (query_prompt + query, *(document_prompt + document for document in documents))

@@ -26,7 +26,7 @@ from backends.contract import (
 from backends.errors import UnsupportedWork
 from backends.torch.recipe import Recipe
 from backends.torch.sequences import PreparedSequences, Row
-from backends.vectors import shape_vectors, sigmoid, softmax
+from backends.vectors import max_similarity, shape_vectors, sigmoid, softmax
 
 
 def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequence[Row]) -> Reply:
@@ -54,18 +54,6 @@ def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequen
             scores = logits if work.raw_scores else _label_scores(recipe, logits)
             return ClassifyReply(recipe.labels, scores, tokens, truncated)
     raise UnsupportedWork("this engine does not do that")
-
-
-def max_similarity(query: Vectors, documents: Sequence[Vectors]) -> Vectors:
-    """Return, for each document, the sum over the query's vectors of the best product with a document vector.
-
-    query: (its tokens, dim), documents: each (its tokens, dim), at least one. Returns (n_documents,) float32.
-    Source: ColBERT (Khattab and Zaharia, 2020), MaxSim.
-    """
-    products = query @ np.concatenate(documents).T
-    starts = np.cumsum([0, *(len(vectors) for vectors in documents[:-1])])
-    best: Vectors = np.maximum.reduceat(products, starts, axis=1).sum(axis=0, dtype=np.float32)
-    return best
 
 
 def _late_scores(compared: Sequence[tuple[int, int]], rows: Sequence[Row], *, raw: bool) -> Vectors:

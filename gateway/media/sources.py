@@ -51,26 +51,38 @@ SourcePart: TypeAlias = str | PictureSource | SoundSource
 
 
 async def read_parts(
-    inputs: Sequence[Sequence[SourcePart]], field: str, fetch: Fetch | None = None
+    inputs: Sequence[Sequence[SourcePart]], field: str, fetched: Fetched = NOTHING
 ) -> tuple[tuple[Part, ...], ...]:
     """Return the parts of each input, with its pictures and recordings read. field: of the body.
 
-    fetch: of addresses; None refuses them. Raises: InvalidInput, and the errors of `fetch`.
+    fetched: as `fetch_sources` returns it. Raises: InvalidInput.
     """
-    sources = [part for parts in inputs for part in parts if isinstance(part, MediaSource)]
-    fetched = NOTHING if fetch is None else await _fetched(sources, fetch)
+    sources = _media_of(inputs)
     if not fetched and sum(len(source.content) for source in sources) <= INLINE_CHARACTERS:
         return _read_all(inputs, field, fetched)
     return await asyncio.to_thread(_read_all, inputs, field, fetched)
 
 
-async def _fetched(sources: Sequence[MediaSource], fetch: Fetch) -> Fetched:
-    """Return the bytes at the addresses of one request."""
-    addresses = tuple(dict.fromkeys(source.address for source in sources if source.address is not None))
-    if not addresses:
-        return NOTHING
-    has_sound = any(isinstance(source, SoundSource) for source in sources)
-    return await fetch(Operation.EMBED_AUDIO if has_sound else Operation.EMBED_IMAGE, addresses)
+async def fetch_sources(
+    inputs: Sequence[Sequence[SourcePart]], operation: Operation, fetch: Fetch | None
+) -> Fetched:
+    """Return the bytes at the addresses of one request. operation: that needs them.
+
+    fetch: None fetches nothing. Raises: the errors of `fetch`.
+    """
+    found = [source.address for source in _media_of(inputs)]
+    addresses = tuple(dict.fromkeys(address for address in found if address is not None))
+    return await fetch(operation, addresses) if addresses and fetch is not None else NOTHING
+
+
+def embed_operation(inputs: Sequence[Sequence[SourcePart]]) -> Operation:
+    """Return the operation that inputs need to be embedded."""
+    has_sound = any(isinstance(source, SoundSource) for source in _media_of(inputs))
+    return Operation.EMBED_AUDIO if has_sound else Operation.EMBED_IMAGE
+
+
+def _media_of(inputs: Sequence[Sequence[SourcePart]]) -> list[MediaSource]:
+    return [part for parts in inputs for part in parts if isinstance(part, MediaSource)]
 
 
 def _read_all(

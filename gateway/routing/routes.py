@@ -15,7 +15,11 @@ from gateway.tenants.keyring import Tenant, model_scope
 SUGGESTIONS_FROM = 200
 SUGGESTED_CHARACTERS_MAX = 64
 
-MEDIA_VERBS = {Operation.EMBED_IMAGE: "embed images", Operation.EMBED_AUDIO: "embed sound"}
+MEDIA_VERBS = {
+    Operation.EMBED_IMAGE: "embed images",
+    Operation.EMBED_AUDIO: "embed sound",
+    Operation.RERANK_IMAGE: "rank images",
+}
 # Status of what would serve a model that is not served now; None if nothing would.
 StatusOf = Callable[[str], str | None]
 # An upstream's name → its operations; None while no replica of it has joined.
@@ -135,6 +139,7 @@ class Routes:
         defaults = self._defaults
         special = {
             Operation.RERANK: ("rerank", defaults.rerank),
+            Operation.RERANK_IMAGE: ("rerank", defaults.rerank),
             Operation.CLASSIFY: ("classify", defaults.classify),
         }
         field, preferred = special.get(operation, ("embed", defaults.embed))
@@ -192,6 +197,8 @@ class Routes:
         if operation is Operation.RERANK:
             ranks_pairs = Operation.RERANK in operations
             return ranks_pairs or (model.rerank and Operation.EMBED in operations)
+        if operation is Operation.RERANK_IMAGE:
+            return model.rerank and Operation.EMBED_IMAGE in operations
         return operation in operations
 
 

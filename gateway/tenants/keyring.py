@@ -31,6 +31,7 @@ COVERED_BY = {
     Operation.ENCODE: Operation.EMBED,
     Operation.EMBED_IMAGE: Operation.EMBED,
     Operation.EMBED_AUDIO: Operation.EMBED,
+    Operation.RERANK_IMAGE: Operation.RERANK,
     Operation.DETOKENIZE: Operation.TOKENIZE,
 }
 OPERATIONS: frozenset[str] = frozenset(

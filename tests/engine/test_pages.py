@@ -8,10 +8,10 @@ import pytest
 
 from backends.contract import EmbedParts, Encode, EncodeReply, Operation, Output, Rerank, Truncate
 from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork
-from backends.torch.answering import max_similarity
 from backends.torch.engine import Engine
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loader import load
+from backends.vectors import max_similarity
 from tests.engine.engines import engine_on, load_tiny, run_work
 from tests.engine.families.checkpoint import write_checkpoint
 from tests.engine.families.pages import FAMILIES, QUERY_LENGTH

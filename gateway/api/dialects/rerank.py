@@ -3,6 +3,7 @@
 Source: as in `rerank_bodies.py`.
 """
 
+from functools import partial
 from typing import Any
 
 from litestar.openapi.datastructures import ResponseSpec
@@ -16,6 +17,7 @@ from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.rerank_bodies import (
+    Documents,
     EitherRerankRequest,
     RerankOptions,
     RerankRequest,
@@ -24,9 +26,11 @@ from gateway.api.wire.rerank_bodies import (
     VoyageRerankResponse,
     count_of,
     decode_documents,
+    decode_images,
     is_voyages,
     meta_of,
     rank_documents,
+    shown_documents,
     with_documents,
 )
 from gateway.api.wire.tei_bodies import (
@@ -45,30 +49,46 @@ EITHER_RESPONSE: Any = RerankResponse | VoyageRerankResponse
 ANY_RESPONSE: Any = list[TeiRank] | RerankResponse | VoyageRerankResponse
 
 
-def _documents_of(call: Call) -> tuple[str, ...]:
-    assert isinstance(call.work, Rerank)
-    return call.work.documents
+async def decode_call(
+    data: RerankOptions, documents: Documents, name: str | None, context: RequestContext, api: InferenceApi
+) -> Call:
+    """Decode a body with `documents`, texts or images. Raises: as `decode_images`."""
+    fetch = partial(api.fetch_media, context, name or data.model)
+    call = await decode_images(data, documents, name, fetch, api)
+    return call or decode_documents(data, documents, name, api)
 
 
-async def _serve_v1(data: RerankOptions, call: Call, context: RequestContext, api: InferenceApi) -> HttpReply:
-    """Serve a call and reply as Voyage, or with the fields of both Cohere and Jina."""
+def _shown(call: Call, documents: Documents) -> list[Any]:
+    """Return the documents as a reply shows them."""
+    if isinstance(call.work, Rerank):
+        return [{"text": text} for text in call.work.documents]
+    return shown_documents(documents)
+
+
+async def _serve_v1(
+    data: RerankOptions, documents: Documents, name: str | None, context: RequestContext, api: InferenceApi
+) -> HttpReply:
+    """Serve a body and reply as Voyage, or with the fields of both Cohere and Jina."""
+    call = await decode_call(data, documents, name, context, api)
     count = count_of(data)
     served = await api.serve(context, call)
-    texts, results = _documents_of(call), rank_documents(expect_reply(served.reply, RerankReply), count)
+    shown, results = _shown(call, documents), rank_documents(expect_reply(served.reply, RerankReply), count)
     if is_voyages(data):
+        texts = [document["text"] for document in shown]
         results = with_documents(results, texts) if data.return_documents else results
         usage = {"total_tokens": served.reply.tokens}
         body = {"object": "list", "data": results, "model": served.route.model, "usage": usage}
         return respond(context, served, json_bytes(body))
-    if data.return_documents is not False:
-        results = with_documents(results, [{"text": text} for text in texts])
+    # Images are large: without a word from the caller they are not sent back.
+    if data.return_documents or (data.return_documents is None and isinstance(call.work, Rerank)):
+        results = with_documents(results, shown)
     body = {
         "id": data.request_id or context.request_id,
         "object": "list",
         "model": served.route.model,
         "results": results,
         "usage": {"prompt_tokens": served.reply.tokens, "total_tokens": served.reply.tokens},
-        "meta": meta_of(served, len(texts), "1"),
+        "meta": meta_of(served, len(shown), "1"),
     }
     return respond(context, served, json_bytes(body))
 
@@ -90,7 +110,7 @@ async def rerank_v1(
     Returns the best `top_n` documents, best first, with the fields that Cohere's and Jina's clients read. The
     reply to a body with `top_k` is Voyage's.
     """
-    return await _serve_v1(data, decode_documents(data, data.documents, name, api), context, api)
+    return await _serve_v1(data, data.documents, name, context, api)
 
 
 @inference(
@@ -109,13 +129,13 @@ async def rerank_v2(
 
     Returns the best `top_n` documents by index, best first.
     """
-    call = decode_documents(data, data.documents, name, api)
+    call = await decode_call(data, data.documents, name, context, api)
     served = await api.serve(context, call)
-    texts = _documents_of(call)
+    shown = _shown(call, data.documents)
     results = rank_documents(expect_reply(served.reply, RerankReply), count_of(data))
     if data.return_documents:
-        results = with_documents(results, [{"text": text} for text in texts])
-    meta = meta_of(served, len(texts), "2")
+        results = with_documents(results, shown)
+    meta = meta_of(served, len(shown), "2")
     body = {"id": data.request_id or context.request_id, "results": results, "meta": meta}
     return respond(context, served, json_bytes(body))
 
@@ -144,7 +164,7 @@ async def rerank(
                 "`raw_scores` belongs to `texts`: with `documents` send `use_activation: false`",
                 param="raw_scores",
             )
-        return await _serve_v1(data, decode_documents(data, data.documents, name, api), context, api)
+        return await _serve_v1(data, data.documents, name, context, api)
     assert not isinstance(data.texts, UnsetType)
     call = decode_rerank(_tei_request(data, data.texts), name, api)
     served: Served = await api.serve(context, call)

@@ -3,6 +3,7 @@
 Source: vLLM 0.33, entrypoints/pooling; older names of the same fields are accepted too.
 """
 
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -15,8 +16,10 @@ from gateway.api.server.error_bodies import VLLM
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.contents import Content, text_of_parts
+from gateway.api.wire.contents import Content, is_media, text_of_parts
 from gateway.api.wire.inputs import InputField, Inputs, read_inputs
+from gateway.api.wire.media_parts import part_of
+from gateway.api.wire.ranked_media import score_parts
 from gateway.api.wire.vllm_options import (
     TextTokens,
     VllmOptions,
@@ -31,6 +34,7 @@ from gateway.api.wire.vllm_options import (
 from gateway.api.wire.vllm_replies import VllmReply, encode_reply
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
+from gateway.media.sources import SourcePart
 
 Side: TypeAlias = str | Content | list[str | Content]
 
@@ -92,8 +96,12 @@ class VllmClassifyResponse(VllmReply):
     object: str = "list"
 
 
-def sides_of(data: VllmScoreRequest, api: InferenceApi) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the texts of both sides, of which the longer one is the number of pairs.
+# A field of one side, and its inputs.
+NamedSide: TypeAlias = tuple[str, list[str | Content]]
+
+
+def sides_of(data: VllmScoreRequest, api: InferenceApi) -> tuple[NamedSide, NamedSide]:
+    """Return both sides, of which the longer one is the number of pairs.
 
     Raises: InvalidInput, EmptyInput.
     """
@@ -105,14 +113,26 @@ def sides_of(data: VllmScoreRequest, api: InferenceApi) -> tuple[tuple[str, ...]
     )
     for first_field, first, second_field, second in pairs:
         if first is not None and second is not None:
-            return _texts(first, first_field, api), _texts(second, second_field, api)
+            return _items(first, first_field, api), _items(second, second_field, api)
     raise InvalidInput("send `queries` and `documents`, `data_1` and `data_2`, or `text_1` and `text_2`")
 
 
-def _texts(side: Side, field: str, api: InferenceApi) -> tuple[str, ...]:
+def _items(side: Side, field: str, api: InferenceApi) -> NamedSide:
     items = side if isinstance(side, list) else [side]
     api.check_count(len(items), field)
+    return field, items
+
+
+def _texts(side: NamedSide) -> tuple[str, ...]:
+    field, items = side
     return tuple(item if isinstance(item, str) else text_of_parts(item.content, field) for item in items)
+
+
+def _parts(side: NamedSide) -> tuple[str, list[list[SourcePart]]]:
+    field, items = side
+    return field, [
+        [item] if isinstance(item, str) else [part_of(part, field) for part in item.content] for item in items
+    ]
 
 
 def pairs_of(firsts: tuple[str, ...], seconds: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -129,14 +149,24 @@ def pairs_of(firsts: tuple[str, ...], seconds: tuple[str, ...]) -> tuple[tuple[s
     return tuple(zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True))
 
 
-def decode_score(data: VllmScoreRequest, name: str | None, api: InferenceApi) -> Call:
+async def decode_score(
+    data: VllmScoreRequest, name: str | None, context: RequestContext, api: InferenceApi
+) -> Call:
     """Decode a body of /score. name: the model in the path.
 
     Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`.
     """
     check_options(data)
-    pairs = pairs_of(*sides_of(data, api))
+    first, second = sides_of(data, api)
     model = name or data.model
+    if any(isinstance(item, Content) and is_media(item.content) for item in (*first[1], *second[1])):
+        if data.max_tokens_per_query or data.max_tokens_per_doc:
+            field = "max_tokens_per_query" if data.max_tokens_per_query else "max_tokens_per_doc"
+            raise InvalidInput(f"`{field}` is for texts: leave it out of a request with images", param=field)
+        fetch = partial(api.fetch_media, context, model)
+        work = await score_parts(_parts(first), _parts(second), fetch, raw=is_raw(data))
+        return call_of(data, work, model)
+    pairs = pairs_of(_texts(first), _texts(second))
     call = call_of(data, Score(pairs, raw_scores=is_raw(data)), model)
     if not data.max_tokens_per_query and not data.max_tokens_per_doc:
         return call
@@ -186,11 +216,11 @@ async def score(
     api: InferenceApi,
     name: str | None,
 ) -> HttpReply:
-    """Score pairs of texts.
+    """Score pairs of texts or images.
 
     Returns one score for each pair, in the order of the pairs.
     """
-    served = await api.serve(context, decode_score(data, name, api))
+    served = await api.serve(context, await decode_score(data, name, context, api))
     scores = expect_reply(served.reply, RerankReply).scores
     items = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     return respond(context, served, encode_reply("score", context, served, items, data.request_id))

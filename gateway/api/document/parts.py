@@ -12,7 +12,7 @@ PARTS: Final[dict[str, str]] = {
     "ChatMessage.content": "A text, or parts with a text each.",
     "ChatMessage.name": "Name of the one who says it, for templates that read it.",
     "CohereInput.content": "One text, or texts and images that the model reads together.",
-    "Content.content": "Parts of one text.",
+    "Content.content": "Parts: one text, or texts and images where the path takes them.",
     "ContentPart.type": (
         "`text`; `image_url`, `audio_url` or `input_audio` where the path takes them; others are refused."
     ),
@@ -21,8 +21,8 @@ PARTS: Final[dict[str, str]] = {
     "ContentPart.audio_url": "The recording as a `data:` URI, or an object with it as `url`.",
     "ContentPart.input_audio": "The recording in base64, as `data` of an object.",
     "Document.text": "The document.",
-    "Document.content": "The document as parts with a text each.",
-    "Document.image": REFUSED,
+    "Document.content": "The document as parts: a text, or images.",
+    "Document.image": "The document as an image: base64 or a `data:` URI.",
     "EmbedContentConfig.taskType": "Purpose of the input, which selects the prompt put before it.",
     "EmbedContentConfig.title": "Refused unless it is null: no prompt here has a place for a title.",
     "EmbedContentConfig.outputDimensionality": "Width to which the vector is cut.",

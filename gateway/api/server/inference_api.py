@@ -127,7 +127,7 @@ class InferenceApi:
         tenant.require_operation(operation)
         self.gateway.routes.resolve(tenant, model, operation)
         # With recordings, how many of the addresses are pictures is only known from what is fetched.
-        images = len(urls) if operation is Operation.EMBED_IMAGE else 0
+        images = 0 if operation is Operation.EMBED_AUDIO else len(urls)
         self.gateway.refuse_if_spent(tenant, Cost(inputs=1, images=images))
         fetched = await self._fetcher.fetch_all(urls, tenant.name, context.timeout_s())
         size = sum(len(data) for data in fetched.values() if isinstance(data, bytes))

@@ -8,14 +8,14 @@ import msgspec
 from gateway.errors import InvalidInput
 
 
-class MediaAddress(msgspec.Struct):
+class MediaAddress(msgspec.Struct, omit_defaults=True):
     """Place of a picture or recording: a `data:` URI. detail: OpenAI's; the model decides it."""
 
     url: str
     detail: str | None = None
 
 
-class InputAudio(msgspec.Struct):
+class InputAudio(msgspec.Struct, omit_defaults=True):
     """A recording in base64. format: OpenAI's; the content decides it."""
 
     data: str
@@ -41,6 +41,14 @@ class Content(msgspec.Struct):
 def address_of(place: MediaAddress | str | None) -> str | None:
     """Return the address of a picture or recording, None if there is none."""
     return place.url if isinstance(place, MediaAddress) else place
+
+
+def is_media(parts: list[ContentPart]) -> bool:
+    """Return whether a part of a content is a picture or a recording."""
+    return any(
+        part.image_url is not None or part.audio_url is not None or part.input_audio is not None
+        for part in parts
+    )
 
 
 def text_of_parts(parts: list[ContentPart], field: str) -> str:

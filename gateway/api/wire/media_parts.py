@@ -8,10 +8,18 @@ from collections.abc import Sequence
 import msgspec
 
 from backends.contract import EmbedParts, Output
-from gateway.api.wire.contents import ContentPart, address_of
+from gateway.api.wire.contents import ContentPart, address_of, is_media
 from gateway.api.wire.conversations import ChatMessage, Messages
 from gateway.errors import EmptyInput, InvalidInput
-from gateway.media.sources import Fetch, PictureSource, SoundSource, SourcePart, read_parts
+from gateway.media.sources import (
+    Fetch,
+    PictureSource,
+    SoundSource,
+    SourcePart,
+    embed_operation,
+    fetch_sources,
+    read_parts,
+)
 
 
 class VectorOptions(msgspec.Struct, frozen=True):
@@ -23,17 +31,18 @@ class VectorOptions(msgspec.Struct, frozen=True):
 
 
 async def embed_parts(
-    inputs: Sequence[Sequence[SourcePart]], field: str, options: VectorOptions, fetch: Fetch
+    inputs: Sequence[Sequence[SourcePart]], field: str, options: VectorOptions, fetch: Fetch | None
 ) -> EmbedParts:
-    """Return the work of inputs with pictures or sound. field: of the body. fetch: as in `read_parts`.
+    """Return the work of inputs with pictures or sound. field: of the body. fetch: as in `fetch_sources`.
 
     Raises: EmptyInput, InvalidInput, and the errors of `fetch`.
     """
     for index, parts in enumerate(inputs):
         if not parts or "" in parts:
             raise EmptyInput(f"`{field}` {index} is empty, or has an empty text", param=field)
+    fetched = await fetch_sources(inputs, embed_operation(inputs), fetch)
     return EmbedParts(
-        await read_parts(inputs, field, fetch),
+        await read_parts(inputs, field, fetched),
         Output.MULTIVECTOR if options.multivector else Output.DENSE,
         options.normalize,
         options.dimensions,
@@ -45,12 +54,7 @@ def have_media(messages: Messages | None) -> bool:
     flat = [
         item for message in messages or () for item in (message if isinstance(message, list) else [message])
     ]
-    return any(
-        part.image_url is not None or part.audio_url is not None or part.input_audio is not None
-        for message in flat
-        if isinstance(message.content, list)
-        for part in message.content
-    )
+    return any(isinstance(message.content, list) and is_media(message.content) for message in flat)
 
 
 def parts_of_messages(messages: Messages) -> list[SourcePart]:

@@ -13,8 +13,10 @@ from msgspec import UNSET, UnsetType
 
 from backends.contract import Rerank, RerankReply
 from gateway.api.server.body import INTEGER_MAX, Integer, ModelName
-from gateway.api.wire.contents import Content, ContentPart, text_of_parts
+from gateway.api.wire.contents import ContentPart, is_media, text_of_parts
 from gateway.api.wire.inputs import InputReader
+from gateway.api.wire.media_parts import part_of
+from gateway.api.wire.ranked_media import score_parts
 from gateway.api.wire.tei_truncation import Direction
 from gateway.api.wire.vllm_options import (
     TextTokens,
@@ -26,8 +28,9 @@ from gateway.api.wire.vllm_options import (
     truncate_of,
     truncation_side,
 )
-from gateway.calls import Call
+from gateway.calls import Call, ScoreParts
 from gateway.errors import EmptyInput, InvalidInput
+from gateway.media.sources import Fetch, PictureSource, SourcePart
 from gateway.serve import Served
 
 # 0 means all documents for vLLM's clients. Cohere's and Jina's never send it.
@@ -49,11 +52,11 @@ REFUSED = {
 
 
 class Document(msgspec.Struct):
-    """A document as an object. Other keys are ignored. content: vLLM's form. image: Jina's; refused."""
+    """A document or query as an object. Other keys are ignored. content: vLLM's form. image: Jina's."""
 
     text: str | UnsetType = UNSET
     content: list[ContentPart] | UnsetType = UNSET
-    image: Any = UNSET
+    image: str | UnsetType = UNSET
 
 
 # A single document is vLLM's.
@@ -69,7 +72,7 @@ class RerankOptions(VllmOptions, kw_only=True):
     `REFUSED` are refused.
     """
 
-    query: str | Content
+    query: str | Document
     model: ModelName | None = None
     top_n: TopN | None = None
     top_k: TopN | UnsetType | None = UNSET
@@ -100,10 +103,18 @@ class EitherRerankRequest(RerankOptions, kw_only=True):
     return_text: bool = False
 
 
-class DocumentText(msgspec.Struct):
-    """A document in the reply."""
+class RankedContent(msgspec.Struct):
+    """The parts of a document."""
 
-    text: str
+    content: list[ContentPart]
+
+
+class ShownDocument(msgspec.Struct, omit_defaults=True):
+    """A document in the reply, in the form of the request."""
+
+    text: str | None = None
+    image: str | None = None
+    multi_modal: RankedContent | None = None
 
 
 class RankedDocument(msgspec.Struct, omit_defaults=True):
@@ -111,7 +122,7 @@ class RankedDocument(msgspec.Struct, omit_defaults=True):
 
     index: int
     relevance_score: float
-    document: DocumentText | None = None
+    document: ShownDocument | None = None
 
 
 class RerankUsage(msgspec.Struct):
@@ -178,23 +189,90 @@ def decode_documents(data: RerankOptions, documents: Documents, name: str | None
     An empty document is scored like any other. An empty query is an error.
     Raises: EmptyInput, InvalidInput.
     """
+    _check_refused(data)
+    query = _text_of(data.query, "query")
+    if not query:
+        raise EmptyInput("`query` is an empty string", param="query")
+    items = items_of(documents)
+    api.check_count(len(items), "documents")
+    texts = [_text_of(document, f"documents` {index}") for index, document in enumerate(items)]
+    return _call_of(data, Rerank(query, api.texts(texts, "documents"), raw_scores=is_raw(data)), name)
+
+
+async def decode_images(
+    data: RerankOptions, documents: Documents, name: str | None, fetch: Fetch, api: InputReader
+) -> Call | None:
+    """Decode a body whose query or documents have images, None if none has. fetch: as in `fetch_sources`.
+
+    Raises: EmptyInput, InvalidInput, and the errors of `fetch`.
+    """
+    items = items_of(documents)
+    if not any(isinstance(item, Document) and _has_image(item) for item in (data.query, *items)):
+        return None
+    _check_refused(data)
+    for field in ("max_tokens_per_doc", "max_doc_length", "max_tokens_per_query", "top_k"):
+        if getattr(data, field) not in (None, 0, UNSET):
+            raise InvalidInput(f"`{field}` is for texts: leave it out of a request with images", param=field)
+    api.check_count(len(items), "documents")
+    query = parts_of_side(data.query, "query")
+    sides = [parts_of_side(item, "documents") for item in items]
+    work = await score_parts(("query", [query]), ("documents", sides), fetch, raw=is_raw(data))
+    return _call_of(data, work, name)
+
+
+def items_of(documents: Documents) -> Sequence[str | Document]:
+    """Return the documents of a body, which may have one without a list."""
+    return documents if isinstance(documents, list) else [documents]
+
+
+def _has_image(item: Document) -> bool:
+    """Return whether a document is an image, or has parts other than texts."""
+    return item.image is not UNSET or (not isinstance(item.content, UnsetType) and is_media(item.content))
+
+
+def parts_of_side(item: str | Document, field: str) -> list[SourcePart]:
+    """Return the parts of a query or a document. Raises: InvalidInput."""
+    if isinstance(item, str):
+        return [item]
+    present = [part for part in (item.text, item.image, item.content) if part is not UNSET]
+    if len(present) != 1:
+        raise InvalidInput(f"an object in `{field}` has one of `text`, `image`, `content`", param=field)
+    if not isinstance(item.image, UnsetType):
+        return [PictureSource(item.image)]
+    if not isinstance(item.content, UnsetType):
+        return [part_of(part, field) for part in item.content]
+    return [str(item.text)]
+
+
+def shown_documents(documents: Documents) -> list[Any]:
+    """Return the documents of a request with images as a reply shows them."""
+    return [_shown(item) for item in items_of(documents)]
+
+
+def _shown(item: str | Document) -> dict[str, Any]:
+    if isinstance(item, str):
+        return {"text": item}
+    if not isinstance(item.content, UnsetType):
+        return {"multi_modal": {"content": msgspec.to_builtins(item.content)}}
+    return {"text": item.text} if item.image is UNSET else {"image": item.image}
+
+
+def _check_refused(data: RerankOptions) -> None:
+    """Check that a body has no field that the gateway does not serve. Raises: InvalidInput."""
     for field, way_out in REFUSED.items():
         if getattr(data, field):
             raise InvalidInput(f"`{field}` is not supported: {way_out}", param=field)
     check_options(data, own={"priority"})
-    query = data.query if isinstance(data.query, str) else text_of_parts(data.query.content, "query")
-    if not query:
-        raise EmptyInput("`query` is an empty string", param="query")
-    items = documents if isinstance(documents, list) else [documents]
-    api.check_count(len(items), "documents")
-    texts = api.texts([_text_of(document, index) for index, document in enumerate(items)], "documents")
-    model = name or data.model
+
+
+def _call_of(data: RerankOptions, work: Rerank | ScoreParts, name: str | None) -> Call:
+    """Return the call of a body. Raises: InvalidInput."""
     truncate = data.truncation
     if data.truncate_prompt_tokens is not None:
         truncate = truncate_of(data)
     return Call(
-        Rerank(query, texts, raw_scores=is_raw(data)),
-        model,
+        work,
+        name or data.model,
         truncate,
         truncation_side(data),
         bulk=bool(data.priority),
@@ -205,15 +283,16 @@ def decode_documents(data: RerankOptions, documents: Documents, name: str | None
     )
 
 
-def _text_of(document: str | Document, index: int) -> str:
+def _text_of(document: str | Document, place: str) -> str:
+    """Return the text of a query or document. place: its field, with its index. Raises: InvalidInput."""
     if isinstance(document, str):
         return document
-    if document.image is not UNSET:
-        raise InvalidInput(f"`documents` {index} is an image; texts are ranked here", param="documents")
+    field = place.partition("`")[0]
     if not isinstance(document.content, UnsetType) and isinstance(document.text, UnsetType):
-        return text_of_parts(document.content, "documents")
+        return text_of_parts(document.content, field)
     if isinstance(document.text, UnsetType):
-        raise InvalidInput(f"`documents` {index} is an object without `text`", param="documents")
+        closed = place if "`" in place else f"{place}`"
+        raise InvalidInput(f"`{closed} is an object without `text`", param=field)
     return document.text
 
 

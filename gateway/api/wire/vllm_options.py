@@ -15,7 +15,7 @@ from backends.contract import Chat, Classify, Embed, Encode, Score, Truncate
 from gateway.api.server.body import INTEGER_MAX, Integer
 from gateway.api.wire.conversations import Messages, chat_with, template_checked, variables_of
 from gateway.api.wire.instructions import check_instruction
-from gateway.calls import Call
+from gateway.calls import Call, ScoreParts
 from gateway.errors import InvalidInput
 
 ChatWork = TypeVar("ChatWork", bound=Embed | Encode | Classify)
@@ -202,7 +202,9 @@ def is_raw(options: VllmOptions) -> bool:
     return False in stated
 
 
-def call_of(options: VllmOptions, work: Embed | Encode | Score | Classify, model: str | None) -> Call:
+def call_of(
+    options: VllmOptions, work: Embed | Encode | Score | ScoreParts | Classify, model: str | None
+) -> Call:
     """Return the call of a request at vLLM's own paths. Raises: InvalidInput."""
     return Call(
         work,
