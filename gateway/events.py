@@ -11,7 +11,7 @@ import msgspec
 from backends.contract import ConnectionFaultKind, UnloadReason
 
 # Stages of a call, in the order of `server-timing`.
-Stage = Literal["parse", "auth", "quota", "queue", "upstream", "encode"]
+Stage = Literal["parse", "fetch", "auth", "quota", "queue", "upstream", "encode"]
 
 
 class CallFinished(msgspec.Struct, frozen=True):

@@ -26,6 +26,8 @@ def file_problems(config: Config) -> Iterator[Problem]:
         yield from _pem_problems(listener.certificate, listener.private_key, listener.client_ca, "tls")
     for name, upstream in config.upstreams.items():
         yield from upstream_tls_problems(upstream.tls, f"upstreams.{name}.tls")
+    if config.media.fetch is not None:
+        yield from _pem_problems(None, None, config.media.fetch.ca, "media.fetch")
     yield from missing_exporter(config)
     yield from missing_grpc(config)
 

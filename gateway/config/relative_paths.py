@@ -6,7 +6,14 @@ from typing import TypeVar
 import msgspec
 
 from backends.model_names import is_path
-from gateway.config.schema import OWN_VOCABULARY, Config, ListenerTls, UpstreamSettings, UpstreamTls
+from gateway.config.schema import (
+    OWN_VOCABULARY,
+    Config,
+    ListenerTls,
+    MediaSettings,
+    UpstreamSettings,
+    UpstreamTls,
+)
 
 _Tls = TypeVar("_Tls", ListenerTls, UpstreamTls)
 
@@ -18,7 +25,10 @@ def resolve_paths(config: Config, base: Path) -> Config:
     files = None if config.admin.files is None else str(base / config.admin.files)
     state_dir = None if config.state_dir is None else str(base / config.state_dir)
     admin = msgspec.structs.replace(config.admin, files=files)
-    return msgspec.structs.replace(config, upstreams=upstreams, tls=tls, admin=admin, state_dir=state_dir)
+    media = _resolve_media_paths(config.media, base)
+    return msgspec.structs.replace(
+        config, upstreams=upstreams, tls=tls, admin=admin, state_dir=state_dir, media=media
+    )
 
 
 def resolve_upstream_paths(upstream: UpstreamSettings, base: Path) -> UpstreamSettings:
@@ -43,6 +53,13 @@ def resolve_model(name: str, base: Path) -> str:
     if name.startswith(("/", "~")):
         return name
     return str((base / name).resolve()) if is_path(name) or (base / name).is_dir() else name
+
+
+def _resolve_media_paths(media: MediaSettings, base: Path) -> MediaSettings:
+    if media.fetch is None or media.fetch.ca is None:
+        return media
+    fetch = msgspec.structs.replace(media.fetch, ca=str(base / media.fetch.ca))
+    return msgspec.structs.replace(media, fetch=fetch)
 
 
 def _resolve_tls_paths(tls: _Tls, base: Path) -> _Tls:

@@ -56,7 +56,7 @@ class Fetcher:
         self._settings = settings
         self._rules = rules_of(settings)
         self._resolve = resolve or Resolver()
-        self._connect = connect or Connector()
+        self._connect = connect or Connector(ca=settings.ca)
         self._permits = Permits(settings.in_flight, settings.in_flight_per_tenant)
 
     async def fetch_all(self, urls: Sequence[str], tenant: str, timeout_s: float | None = None) -> Fetched:
@@ -156,10 +156,14 @@ class Resolver:
 
 
 class Connector:
-    """Opener of TCP connections to IP addresses; TLS checks the certificate for the host's name."""
+    """Opener of TCP connections to IP addresses; TLS checks the certificate for the host's name.
 
-    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+    ca: path of trusted authorities in PEM format; None trusts those of upstreams.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None = None, ca: str | None = None) -> None:
         self._context = context
+        self._ca = ca
 
     async def __call__(self, ip: str, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection. Raises: OSError."""
@@ -167,13 +171,15 @@ class Connector:
             return await asyncio.open_connection(ip, target.port, limit=READ_BYTES)
         if self._context is None:
             # Reading the trust store takes tens of milliseconds.
-            self._context = await asyncio.to_thread(_trusting_context)
+            self._context = await asyncio.to_thread(_trusting_context, self._ca)
         return await asyncio.open_connection(
             ip, target.port, limit=READ_BYTES, ssl=self._context, server_hostname=target.host
         )
 
 
-def _trusting_context() -> ssl.SSLContext:
+def _trusting_context(ca: str | None) -> ssl.SSLContext:
+    if ca is not None:
+        return ssl.create_default_context(cafile=ca)
     return ssl.create_default_context(cadata=trusted_authorities().decode())
 
 

@@ -1,5 +1,6 @@
 """Pictures by their addresses, in every dialect: fetched where `media.fetch` allows it, else refused."""
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,6 +86,7 @@ async def test_one_address_is_fetched_once_for_one_request(boot: Boots) -> None:
         answer = await gateway.post("/v1/embeddings", {"input": [{"image": url}, {"image": url}]})
     assert 200 == answer.status_code, answer.text
     assert len(host.seen) == 1
+    assert ["parse", "fetch", "auth"] == re.findall(r"(\w+);", answer.headers["server-timing"])[:3]
 
 
 @pytest.mark.parametrize(("path", "body"), bodies("http://127.0.0.1:PORT/a.png"))

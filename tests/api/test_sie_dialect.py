@@ -159,12 +159,12 @@ async def test_rejects_unsupported_requests_with_a_code_and_a_message(
     assert detail["message"]
 
 
-def test_requests_several_kinds_of_output_in_one_call() -> None:
+async def test_requests_several_kinds_of_output_in_one_call() -> None:
     unused: Any = None
     data = SieEncodeRequest(items=[SieItem(text="a")], params=EncodeParams(output_types=["sparse", "dense"]))
 
-    work = decode_encode(data, "bge", InferenceApi(unused, unused, 10)).work
-    assert Encode(("a",), frozenset({Output.SPARSE, Output.DENSE})) == work
+    call = await decode_encode(data, "bge", InferenceApi(unused, unused, 10))
+    assert Encode(("a",), frozenset({Output.SPARSE, Output.DENSE})) == call.work
 
 
 def encoded() -> EncodeReply:

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from backends.contract import EmbedParts, EncodeReply, Output
+from backends.media_wire import probe_recording
 from backends.vectors import max_similarity
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Running, running_gateway
@@ -31,6 +33,8 @@ models: {pages: {upstream: pages}, clip: {upstream: clip}, unranked: {upstream: 
 DATA = [encoded(noise(90 - 9 * seed, 60 + seed, seed)) for seed in range(3)]
 URIS = [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in DATA]
 QUERY = "what is the sum?"
+SILENCE = base64.b64encode(probe_recording().data).decode()
+IMAGE = base64.b64encode(DATA[0]).decode()
 IMAGES = [{"image": uri} for uri in URIS]
 CONTENTS = [{"content": [{"type": "image_url", "image_url": {"url": uri}}]} for uri in URIS]
 
@@ -125,6 +129,77 @@ async def test_models_of_one_vector_rank_by_cosine(gateway: Running) -> None:
     np.testing.assert_allclose(in_order(await ok(gateway, "/v1/rerank", body)), documents @ query, atol=1e-5)
     by_image = await ok(gateway, "/v1/rerank", body | {"query": IMAGES[0]})
     np.testing.assert_allclose(in_order(by_image), documents @ documents[0], atol=1e-5)
+
+
+async def sie(gateway: Running, path: str, body: dict[str, Any], *, packed: bool = False) -> Any:
+    """Return the reply of SIE to a body, sent in JSON or msgpack."""
+    if not packed:
+        return await ok(gateway, path, body)
+    headers = {"content-type": "application/msgpack", "accept": "application/json"}
+    reply = await gateway.client.post(path, content=msgspec.msgpack.encode(body), headers=headers)
+    assert 200 == reply.status_code, reply.text
+    return reply.json()
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["JSON", "msgpack"])
+async def test_items_of_sie_have_images(gateway: Running, page_scores: Any, packed: bool) -> None:
+    items = [
+        {"id": str(index), "images": [{"data": data if packed else base64.b64encode(data).decode()}]}
+        for index, data in enumerate(DATA)
+    ]
+    sums, count = page_scores
+    late = {"output_types": ["multivector"], "options": {"is_query": False}}
+    pages = await sie(gateway, "/v1/encode/pages", {"items": items, "params": late}, packed=packed)
+    query = await sie(gateway, "/v1/encode/pages", {"items": [{"text": QUERY}], "params": late})
+    dense = await sie(gateway, "/v1/encode/clip", {"items": [*items, {"text": "a dog"}]}, packed=packed)
+    plain = await ok(gateway, "/v1/embeddings", {"model": "clip", "input": [*IMAGES, "a dog"]})
+    scores = await sie(gateway, "/v1/score/pages", {"query": {"text": QUERY}, "items": items}, packed=packed)
+
+    vectors = [np.array(item["multivector"]["values"]) for item in (*query["items"], *pages["items"])]
+    np.testing.assert_allclose(max_similarity(vectors[0], vectors[1:]), sums, rtol=1e-4)
+    np.testing.assert_allclose(
+        [item["dense"]["values"] for item in dense["items"]],
+        [item["embedding"] for item in plain["data"]],
+        atol=1e-5,
+    )
+    found = {item["item_id"]: item["score"] for item in scores["scores"]}
+    np.testing.assert_allclose([found[str(index)] for index in range(3)], sums / count, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        ("encode/clip", {"items": [{"images": [{"data": "AAAA"}]}]}, "the picture of `items` 0"),
+        ("encode/clip", {"items": [{"images": [{"data": "?"}]}]}, "images"),
+        ("encode/clip", {"items": [{"audio": {"data": "AAAA"}}]}, "the recording of `items` 0"),
+        ("encode/clip", {"items": [{"audio": {"data": SILENCE}}]}, "does not embed sound"),
+        ("encode/clip", {"items": [{"images": [{"data": IMAGE}]}, {}]}, "`items` 1 has no"),
+        ("encode/clip", {"items": [{"images": [{"data": IMAGE}], "text": "a"}]}, "2 parts"),
+        ("encode/clip", {"items": [{"images": [{"data": IMAGE}], "video": {}}]}, "`video`"),
+        (
+            "encode/clip",
+            {"items": [{"images": [{"data": IMAGE}]}], "params": {"output_types": ["dense", "multivector"]}},
+            "one of them",
+        ),
+        (
+            "encode/pages",
+            {
+                "items": [{"images": [{"data": IMAGE}]}],
+                "params": {"output_types": ["multivector"], "options": {"normalize": False}},
+            },
+            "`normalize`",
+        ),
+        ("score/clip", {"query": {"audio": {"data": "AAAA"}}, "items": [{"text": "a"}]}, "is sound"),
+        ("score/unranked", {"query": {"images": [{"data": IMAGE}]}, "items": [{"text": "a"}]}, "rank images"),
+    ],
+)
+async def test_items_of_sie_are_refused_by_name(
+    gateway: Running, path: str, body: dict[str, Any], reason: str
+) -> None:
+    reply = await gateway.post(f"/v1/{path}", body)
+
+    assert 400 == reply.status_code, reply.text
+    assert reason in reply.json()["detail"]["message"]
 
 
 @pytest.mark.parametrize(

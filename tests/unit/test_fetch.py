@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import trustme
@@ -248,6 +249,21 @@ async def test_tls_is_checked_for_the_name_and_not_for_the_address() -> None:
             with pytest.raises(ValueError, match="no certificate that is trusted"):
                 await fetched(fetcher, f"https://{name}:{server.port}/")
     assert len(server.seen) == 1
+
+
+async def test_an_authority_of_an_internal_host_is_trusted_alone(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("a.example").configure_cert(server_context)
+    own, other = tmp_path / "own.pem", tmp_path / "other.pem"
+    authority.cert_pem.write_to_path(own)
+    trustme.CA().cert_pem.write_to_path(other)
+    async with serving(reply(), server_context) as server:
+        url = f"https://a.example:{server.port}/"
+        trusting = fetcher_of(server, schemes=("https",), ca=str(own), timeout_s=30)
+        assert BODY == await fetched(trusting, url)
+        with pytest.raises(ValueError, match="no certificate that is trusted"):
+            await fetched(fetcher_of(server, schemes=("https",), ca=str(other), timeout_s=30), url)
 
 
 async def test_the_environment_names_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,17 @@ import numpy as np
 from litestar.openapi.datastructures import ResponseSpec
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Operation, Output, Rerank, RerankReply
+from backends.contract import (
+    Embed,
+    EmbedParts,
+    EmbedReply,
+    Encode,
+    EncodeReply,
+    Operation,
+    Output,
+    Rerank,
+    RerankReply,
+)
 from gateway.api.server.encoding import json_bytes, msgpack_bytes
 from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import SIE
@@ -22,6 +32,9 @@ from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import check_token_vectors
 from gateway.api.wire.instructions import check_instruction
+from gateway.api.wire.media_parts import VectorOptions, embed_parts
+from gateway.api.wire.ranked_media import score_parts
+from gateway.api.wire.sie_items import SieItem, parts_of_item, text_of_item
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.prompts import Role
@@ -39,19 +52,7 @@ REFUSED = {
     "muvera": "send `output_types` multivector, and encode the vectors yourself",
     "smve": "send `output_types` multivector, and encode the vectors yourself",
 }
-UNSUPPORTED_KINDS = ("images", "audio", "video", "document")
 HALF_MAX = float(np.finfo(np.float16).max)
-
-
-class SieItem(msgspec.Struct):
-    """One input. id: returned with its output. images, audio, video and document are refused."""
-
-    id: str | None = None
-    text: str | None = None
-    images: Any = None
-    audio: Any = None
-    video: Any = None
-    document: Any = None
 
 
 class SieOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -166,7 +167,7 @@ class SieScoreResponse(msgspec.Struct):
     scores: list[ItemScore]
 
 
-def decode_encode(data: SieEncodeRequest, name: str | None, api: InferenceApi) -> Call:
+async def decode_encode(data: SieEncodeRequest, name: str | None, api: InferenceApi) -> Call:
     """Decode a body of /v1/encode. name: the model in the path.
 
     A request for dense output only is an embedding; anything else is an encoding.
@@ -176,16 +177,36 @@ def decode_encode(data: SieEncodeRequest, name: str | None, api: InferenceApi) -
     check_options(params.options)
     items = items_of(data)
     api.check_count(len(items), "items")
-    texts = api.whole_texts([_text_of(item, "items", index) for index, item in enumerate(items)], "items")
     outputs = frozenset(Output(kind) for kind in params.output_types or ["dense"])
+    instruction = check_instruction(params.instruction, param="params.instruction")
+    if any(item.has_media for item in items):
+        work = await _media_work(items, outputs, params.options)
+        return Call(work, name, role=_role(params.options), instruction=instruction)
+    texts = api.whole_texts([text_of_item(item, "items", index) for index, item in enumerate(items)], "items")
     if Output.MULTIVECTOR in outputs:
         check_token_vectors(texts, "items", api.capabilities_of(name, Operation.ENCODE))
     normalize = params.options is None or params.options.normalize is not False
     if not normalize and outputs != {Output.DENSE}:
         raise InvalidInput("`normalize` false is for dense output alone", param="params.options")
-    work = Embed(texts, normalize) if outputs == {Output.DENSE} else Encode(texts, outputs)
-    instruction = check_instruction(params.instruction, param="params.instruction")
-    return Call(work, name, role=_role(params.options), instruction=instruction)
+    texts_work = Embed(texts, normalize) if outputs == {Output.DENSE} else Encode(texts, outputs)
+    return Call(texts_work, name, role=_role(params.options), instruction=instruction)
+
+
+async def _media_work(
+    items: list[SieItem], outputs: frozenset[Output], options: SieOptions | None
+) -> EmbedParts:
+    """Return the work of items of which one has media. Raises: EmptyInput, InvalidInput."""
+    if outputs not in ({Output.DENSE}, {Output.MULTIVECTOR}):
+        raise InvalidInput(
+            "`output_types` of items with media is dense or multivector, one of them",
+            param="params.output_types",
+        )
+    normalize = options is None or options.normalize is not False
+    is_late = outputs == {Output.MULTIVECTOR}
+    if is_late and not normalize:
+        raise InvalidInput("`normalize` false is for dense output alone", param="params.options")
+    parts = [parts_of_item(item, "items", index) for index, item in enumerate(items)]
+    return await embed_parts(parts, "items", VectorOptions(normalize, multivector=is_late), None)
 
 
 def _role(options: SieOptions | None) -> Role | None:
@@ -194,7 +215,7 @@ def _role(options: SieOptions | None) -> Role | None:
     return "query" if options.is_query else "document"
 
 
-def decode_score(data: SieScoreRequest, name: str | None, api: InferenceApi) -> Call:
+async def decode_score(data: SieScoreRequest, name: str | None, api: InferenceApi) -> Call:
     """Decode a body of /v1/score. name: the model in the path.
 
     Raises: EmptyInput, InvalidInput.
@@ -202,12 +223,18 @@ def decode_score(data: SieScoreRequest, name: str | None, api: InferenceApi) -> 
     check_options(data.options)
     if data.options is not None and data.options.normalize is not None:
         raise InvalidInput("`normalize` is for dense vectors; scores have none", param="options")
-    query = _text_of(data.query, "query", 0)
+    api.check_count(len(data.items), "items")
+    instruction = check_instruction(data.instruction)
+    if any(item.has_media for item in (data.query, *data.items)):
+        query_parts = [parts_of_item(data.query, "query", 0)]
+        parts = [parts_of_item(item, "items", index) for index, item in enumerate(data.items)]
+        work = await score_parts(("query", query_parts), ("items", parts), None, raw=False)
+        return Call(work, name, instruction=instruction)
+    query = text_of_item(data.query, "query", 0)
     if not query:
         raise EmptyInput("`query` is an empty string", param="query")
-    api.check_count(len(data.items), "items")
-    texts = api.texts([_text_of(item, "items", index) for index, item in enumerate(data.items)], "items")
-    return Call(Rerank(query, texts), name, instruction=check_instruction(data.instruction))
+    texts = api.texts([text_of_item(item, "items", index) for index, item in enumerate(data.items)], "items")
+    return Call(Rerank(query, texts), name, instruction=instruction)
 
 
 def items_of(data: SieEncodeRequest) -> list[SieItem]:
@@ -219,15 +246,6 @@ def items_of(data: SieEncodeRequest) -> list[SieItem]:
     if len(lists) != 1:
         raise InvalidInput("send `items`", param="items")
     return lists[0]
-
-
-def _text_of(item: SieItem, field: str, index: int) -> str:
-    for kind in UNSUPPORTED_KINDS:
-        if getattr(item, kind) is not None:
-            raise InvalidInput(f"`{field}` {index} has `{kind}`; only texts are taken", param=field)
-    if item.text is None:
-        raise InvalidInput(f"`{field}` {index} has no `text`", param=field)
-    return item.text
 
 
 def check_options(options: SieOptions | None) -> None:
@@ -336,7 +354,7 @@ async def encode(
 
     Returns the requested outputs of each item, in the request's order. Bodies are JSON or msgpack.
     """
-    served = await api.serve(context, decode_encode(data, name, api))
+    served = await api.serve(context, await decode_encode(data, name, api))
     dtype = (data.params.output_dtype if data.params else None) or "float32"
     reply = expect_reply(served.reply, EmbedReply | EncodeReply)
     body = {
@@ -374,7 +392,7 @@ async def score(
 
     Returns the score and rank of each item, best first. Bodies are JSON or msgpack.
     """
-    served = await api.serve(context, decode_score(data, name, api))
+    served = await api.serve(context, await decode_score(data, name, api))
     scores = score_items(expect_reply(served.reply, RerankReply), [item.id for item in data.items])
     return _respond(
         context, served, {"model": served.route.model, "query_id": data.query.id, "scores": scores}

@@ -129,7 +129,11 @@ class InferenceApi:
         # With recordings, how many of the addresses are pictures is only known from what is fetched.
         images = 0 if operation is Operation.EMBED_AUDIO else len(urls)
         self.gateway.refuse_if_spent(tenant, Cost(inputs=1, images=images))
-        fetched = await self._fetcher.fetch_all(urls, tenant.name, context.timeout_s())
+        context.timeline.lap("parse")
+        try:
+            fetched = await self._fetcher.fetch_all(urls, tenant.name, context.timeout_s())
+        finally:
+            context.timeline.lap("fetch")
         size = sum(len(data) for data in fetched.values() if isinstance(data, bytes))
         context.io.hold_decoded(context.io.held_bytes + size)
         return fetched
