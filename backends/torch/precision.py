@@ -5,12 +5,15 @@ layers cast their inputs themselves, so that autocast does not have to intercept
 """
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import activations
+
+from backends.torch.measuring import fastest
 
 # Rows for which oneDNN lays out weights; it computes any other number with the same layout.
 TYPICAL_TOKENS = 1024
@@ -26,6 +29,8 @@ FUSED_ACTIVATIONS: dict[type[nn.Module], tuple[str, str]] = {
     nn.Tanh: ("tanh", ""),
 }
 NO_ACTIVATION = ("none", "")
+# Rows, inputs and outputs of the product with which activations are measured: 50 ms at 30 GFLOP/s.
+PROBE_PRODUCT = (128, 256, 1024)
 
 
 class WideLinear(nn.Linear):
@@ -83,15 +88,15 @@ class CastLinear(nn.Module):
 class PrepackedLinear(nn.Module):
     """Linear layer that casts its inputs, with weights in the order in which oneDNN reads them.
 
-    1.1 times as fast as `CastLinear` for many tokens, three times for a few (bfloat16 on AVX-512).
+    1.1 times as fast as `CastLinear` for many tokens, three times for a few (bfloat16 on AVX-512). An
+    activation is computed inside the product, unless oneDNN is slower at it than torch. In other formats than
+    float32 it always is, because the product's result would be rounded before it.
     """
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
         activation = getattr(layer, "activation", None)
-        self._fused = (
-            NO_ACTIVATION if activation is None else FUSED_ACTIVATIONS.get(type(activation), NO_ACTIVATION)
-        )
+        self._fused = NO_ACTIVATION if activation is None else inner_activation(type(activation), dtype)
         self._activation = activation if self._fused is NO_ACTIVATION else None
         self._dtype = dtype
         weight = layer.weight.detach().to(dtype)
@@ -105,6 +110,29 @@ class PrepackedLinear(nn.Module):
             inputs.to(self._dtype), self._weight, self._bias, algorithm, [], variant
         )
         return out if self._activation is None else self._activation(out)
+
+
+def inner_activation(activation: type[nn.Module], dtype: torch.dtype) -> tuple[str, str]:
+    """Return oneDNN's algorithm and variant of an activation, or none if torch is to compute it."""
+    form = FUSED_ACTIVATIONS.get(activation, NO_ACTIVATION)
+    is_inside = form is NO_ACTIVATION or dtype != torch.float32 or is_faster_inside(form)
+    return form if is_inside else NO_ACTIVATION
+
+
+@cache
+def is_faster_inside(form: tuple[str, str]) -> bool:
+    """Measure once per process whether oneDNN computes an activation faster than torch after the product.
+
+    form: one of `FUSED_ACTIVATIONS`. On an AVX2 processor GELU takes oneDNN three times as long as torch.
+    """
+    rows, inputs, outputs = PROBE_PRODUCT
+    x, bias = torch.randn(rows, inputs), torch.zeros(outputs)
+    apply = next(kind for kind, other in FUSED_ACTIVATIONS.items() if other == form)()
+    weight = torch.ops.mkldnn._reorder_linear_weight(torch.randn(outputs, inputs), rows)  # noqa: SLF001
+    multiply = partial(torch.ops.mkldnn._linear_pointwise, x, weight, bias)  # noqa: SLF001
+    algorithm, variant = form
+    inside = partial(multiply, algorithm, [], variant)
+    return fastest({True: inside, False: lambda: apply(multiply("none", [], ""))})
 
 
 def replace_linears(

@@ -6,6 +6,7 @@ import transformers
 from torch import nn
 from transformers.activations import ACT2FN
 
+from backends.torch import precision
 from backends.torch.fusing import FusedLayer, fuse
 from backends.torch.packing import pack, padding_position
 from backends.torch.precision import (
@@ -94,6 +95,36 @@ def test_activation_inside_a_product_equals_a_separate_one(name: str, kind: type
 
     assert type(network[0]) is kind
     torch.testing.assert_close(network(rows), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+@pytest.mark.parametrize("name", ["gelu", "gelu_new", "relu"])
+@torch.inference_mode()
+def test_an_activation_is_the_same_inside_and_after_the_product(
+    name: str, is_inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "is_faster_inside", lambda _: is_inside)
+    linear, activation = nn.Linear(24, 40), ACT2FN[name]
+    rows = torch.randn(7, 24) * 3
+
+    computed = PrepackedLinear(ActivatedLinear(linear, activation), torch.float32)
+
+    assert (computed._activation is None) is is_inside
+    torch.testing.assert_close(computed(rows), activation(linear(rows)), atol=1e-5, rtol=1e-5)
+
+
+def test_an_activation_of_a_rounded_product_is_computed_before_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(precision, "is_faster_inside", lambda _: False)
+
+    assert precision.inner_activation(nn.Tanh, torch.bfloat16) == FUSED_ACTIVATIONS[nn.Tanh]
+    assert precision.inner_activation(nn.Tanh, torch.float32) == precision.NO_ACTIVATION
+
+
+@pytest.mark.parametrize("form", sorted(set(FUSED_ACTIVATIONS.values())))
+def test_each_activation_is_measured(form: tuple[str, str]) -> None:
+    assert precision.is_faster_inside(form) in {True, False}
 
 
 def test_every_fused_activation_is_covered() -> None:
