@@ -5,7 +5,7 @@ only what differs in requests and vectors; errors, scores and token counts are r
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -30,7 +30,9 @@ class ApiShape(msgspec.Struct, frozen=True):
     typed_reply: replies have the vectors under the name of their type. truncation, rerank_truncation: fields
     for each treatment of inputs that are too long; empty if the API has no such field, otherwise a missing
     treatment is not offered. rerank_fields: constant fields of a rerank. metered: every request costs money,
-    so that few probes are sent. embed_inputs, rerank_inputs: the most inputs of one request.
+    so that few probes are sent. media: form of inputs with images, None without them: `objects` (Jina),
+    `cohere`, or `content` (Voyage), which texts have, too. embed_inputs, rerank_inputs: the most inputs of
+    one request.
     """
 
     version: str = "OpenAI API"
@@ -48,6 +50,7 @@ class ApiShape(msgspec.Struct, frozen=True):
     rerank_truncation: Treatments = {}
     rerank_fields: Fields = NO_FIELDS
     metered: bool = False
+    media: Literal["objects", "cohere", "content"] | None = None
     embed_inputs: int | None = None
     rerank_inputs: int | None = None
 
@@ -88,6 +91,7 @@ SHAPES: dict[ApiKind, ApiShape] = {
         # Its rerank always cuts documents.
         rerank_truncation={Truncate.RIGHT: {}},
         metered=True,
+        media="cohere",
         embed_inputs=96,
         rerank_inputs=1000,
     ),
@@ -107,6 +111,7 @@ SHAPES: dict[ApiKind, ApiShape] = {
         # By default it sends every document back.
         rerank_fields={"return_documents": False},
         metered=True,
+        media="objects",
     ),
     "voyage": ApiShape(
         version="Voyage API",
@@ -122,9 +127,22 @@ SHAPES: dict[ApiKind, ApiShape] = {
 }
 
 
-def shape_of(settings: ApiSettings) -> ApiShape:
-    """Return the shape of a kind with the settings of an upstream in place of its own."""
+# Voyage's models with images have a path and a form of inputs of their own, also for texts.
+VOYAGE_MULTIMODAL = "voyage-multimodal"
+
+
+def shape_of(settings: ApiSettings, model: str | None = None) -> ApiShape:
+    """Return the shape of a kind with the settings of an upstream in place of its own. model: its name."""
     shape = SHAPES[settings.kind]
+    if settings.kind == "voyage" and model is not None and model.startswith(VOYAGE_MULTIMODAL):
+        shape = msgspec.structs.replace(
+            shape,
+            embeddings="multimodalembeddings",
+            rerank=None,
+            inputs="inputs",
+            base64={"output_encoding": "base64"},
+            media="content",
+        )
     types = shape.input_type if settings.input_type is None else settings.input_type
     return msgspec.structs.replace(
         shape,

@@ -32,7 +32,7 @@ from backends.errors import (
     UnsupportedWork,
 )
 from backends.http import UpstreamResponse
-from backends.media_wire import check_dense, data_uri
+from backends.media_wire import check_dense, check_no_template, data_uri
 from backends.openai_envelope import error_of
 from backends.openai_wire import decode_embeddings
 from backends.replies import (
@@ -139,6 +139,7 @@ def encode(work: Embed | Encode | Rerank | Classify, model: str) -> tuple[str, B
 def check_parts(work: EmbedParts) -> None:
     """Check that Infinity would embed the inputs as requested. Raises: InvalidWork, UnsupportedWork."""
     check_dense(work)
+    check_no_template(work)
     if not work.normalize:
         raise UnsupportedWork("this upstream always normalizes its vectors")
     for index, parts in enumerate(work.inputs):

@@ -9,6 +9,7 @@ from backends.contract import Audio, EmbedParts, Image, Operation, Output, Part
 from backends.errors import UnsupportedWork
 
 MEDIA_OPERATIONS: dict[type, Operation] = {Image: Operation.EMBED_IMAGE, Audio: Operation.EMBED_AUDIO}
+PROBE_SIDE = 32
 # A grey PNG of 32 x 32 pixels, to ask whether a server takes pictures.
 PROBE_PICTURE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAAAAABWESUoAAAAGElEQVR42mNs"
@@ -21,9 +22,14 @@ PROBE_SECONDS = 0.1
 PROBE_RATE = 16_000
 
 
+def base64_of(part: Image | Audio) -> str:
+    """Return a picture or recording in base64."""
+    return base64.b64encode(part.data).decode()
+
+
 def data_uri(part: Image | Audio) -> str:
     """Return a picture or recording as a `data:` URI."""
-    return f"data:{part.media_type};base64,{base64.b64encode(part.data).decode()}"
+    return f"data:{part.media_type};base64,{base64_of(part)}"
 
 
 def content_of(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -38,6 +44,11 @@ def _content_part(part: Part) -> dict[str, Any]:
     return {"type": kind, kind: {"url": data_uri(part)}}
 
 
+def probe_image() -> Image:
+    """Return a small grey picture."""
+    return Image(base64.b64decode(PROBE_PICTURE.partition(",")[2]), "image/png", PROBE_SIDE, PROBE_SIDE)
+
+
 def probe_recording() -> Audio:
     """Return a short silence."""
     samples = bytes(2 * int(PROBE_SECONDS * PROBE_RATE))
@@ -45,6 +56,17 @@ def probe_recording() -> Audio:
     chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(samples))
     riff = b"RIFF" + struct.pack("<I", len(chunks) + len(samples))
     return Audio(riff + chunks + samples, "audio/wav", PROBE_SECONDS)
+
+
+def check_no_template(work: EmbedParts) -> None:
+    """Check that a request brings nothing for a chat template, for wires without one.
+
+    Raises: UnsupportedWork.
+    """
+    if work.chat is not None and (work.chat.template is not None or work.chat.variables != "{}"):
+        raise UnsupportedWork(
+            "this upstream applies no chat template: leave out `chat_template` and `chat_template_kwargs`"
+        )
 
 
 def check_media(work: EmbedParts, offered: Container[Operation]) -> None:

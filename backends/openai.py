@@ -11,6 +11,7 @@ from backends.contract import (
     Capabilities,
     Detokenize,
     Embed,
+    EmbedParts,
     EmbedReply,
     Operation,
     Output,
@@ -33,10 +34,17 @@ from backends.errors import (
 from backends.http import IDLE_S, SHORT_IDLE_S, UpstreamClient, countdown, open_client
 from backends.offers import check_numbers
 from backends.openai_api import OpenAIApi, OpenAIProfile, decode, failure
+from backends.openai_media import embed_media
 from backends.openai_probe import ModelProbe
 from backends.replies import check_reported_cuts
 from backends.rerank_wire import decode_rerank
-from backends.texts import check_no_instruction, check_no_max_tokens, check_plain_texts, group_by_query
+from backends.texts import (
+    check_no_instruction,
+    check_no_max_tokens,
+    check_plain_texts,
+    group_by_query,
+    refused_parts,
+)
 from backends.tokens import TokenCount
 
 
@@ -63,6 +71,7 @@ def capabilities(profile: OpenAIProfile, counter: TokenCounter | None, shape: Ap
 def _operations(profile: OpenAIProfile, *, has_tokenizer: bool) -> frozenset[Operation]:
     operations = {
         Operation.EMBED: profile.embeds,
+        Operation.EMBED_IMAGE: profile.embeds and profile.images,
         Operation.RERANK: profile.scores is not None,
         Operation.TOKENIZE: has_tokenizer,
         Operation.DETOKENIZE: has_tokenizer,
@@ -75,7 +84,7 @@ def typed_work(work: Work, shape: ApiShape) -> Work:
 
     Raises: InvalidWork.
     """
-    if not isinstance(work, Embed | Tokenize) or not work.prompt_name:
+    if not isinstance(work, Embed | EmbedParts | Tokenize) or not work.prompt_name:
         return work
     if work.prompt_name not in shape.input_type or work.prompt_name == DEFAULT_TYPE:
         names = ", ".join(sorted(set(shape.input_type) - {DEFAULT_TYPE})) or "none"
@@ -88,7 +97,7 @@ class OpenAIBackend:
 
     def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
         self._http = http
-        self._api = OpenAIApi(http, spec.address, spec.api)
+        self._api = OpenAIApi(http, spec)
         self._probe = ModelProbe(self._api, spec)
         self._tokenizer = spec.tokenizer
         self._profile: OpenAIProfile | None = None
@@ -120,6 +129,8 @@ class OpenAIBackend:
         check_no_max_tokens(work)
         check_plain_texts(work, "OpenAI's API")
         prompted = self._prompted(work)
+        if isinstance(prompted, EmbedParts):
+            return await self._embed_parts(prompted, profile, remaining_s())
         match prompted:
             case Tokenize() | Detokenize() if self._counter is not None:
                 return await self._counter.run(prompted, remaining_s())
@@ -146,6 +157,11 @@ class OpenAIBackend:
             raise failure(response)
         check_reported_cuts(work, response)
         return decode(work, response, profile, count, typed=self._api.shape.typed_reply)
+
+    async def _embed_parts(self, work: EmbedParts, profile: OpenAIProfile, timeout_s: float) -> EmbedReply:
+        if not profile.images:
+            raise refused_parts()
+        return await embed_media(self._api, work, profile, timeout_s)
 
     async def _rerank(
         self, work: Rerank, profile: OpenAIProfile, scale: ScoreKind, timeout_s: float

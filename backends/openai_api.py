@@ -6,12 +6,13 @@ Rule: only fields that every such server knows are sent. The vectors are truncat
 normalized here, in the way that OpenAI's own models define.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from backends.api_shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fields, path_of, shape_of
-from backends.contract import ApiSettings, Embed, EmbedReply, Rerank, ScoreKind, Work
+from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, ScoreKind, Work
 from backends.errors import BackendError, ReplicaFailed, UnsupportedWork, input_too_long
 from backends.http import UpstreamClient, UpstreamResponse
 from backends.openai_envelope import context_length_in, error_of, refused_input
@@ -43,7 +44,8 @@ class OpenAIProfile(msgspec.Struct, frozen=True):
     """Properties of a server, determined when it joins.
 
     model: None for a server that needs no model name. base64: the server accepts that encoding_format.
-    embeds: it has embeddings. scores: the scale of its rerank scores, None if it does not rerank.
+    embeds: it has embeddings. images: also of pictures. scores: the scale of its rerank scores, None if it
+    does not rerank.
     """
 
     model: str | None = None
@@ -52,6 +54,7 @@ class OpenAIProfile(msgspec.Struct, frozen=True):
     base64: bool = True
     notes: tuple[str, ...] = ()
     embeds: bool = True
+    images: bool = False
     scores: ScoreKind | None = None
 
 
@@ -68,7 +71,14 @@ def encode(work: Embed, profile: OpenAIProfile, shape: ApiShape = OPENAI, extra:
     kind = shape.input_type.get(work.prompt_name or DEFAULT_TYPE)
     type_: Body = {} if kind is None else {shape.type_field: kind}
     cut = shape.truncation.get(work.truncate, {})
-    return {**extra, **_named(profile), shape.inputs: work.inputs, **form, **type_, **cut}
+    return {**extra, **_named(profile), shape.inputs: _written(work, shape), **form, **type_, **cut}
+
+
+def _written(work: Embed, shape: ApiShape) -> Sequence[Any]:
+    """Return the texts as the API takes them."""
+    if shape.media != "content":
+        return work.inputs
+    return [{"content": [{"type": "text", "text": text}]} for text in work.inputs]
 
 
 def encode_rerank(
@@ -132,12 +142,13 @@ def failure(response: UpstreamResponse) -> BackendError:
 
 
 class OpenAIApi:
-    """Requests and replies of one server in the shape of its API. address: the configured base URL."""
+    """Requests and replies of one server in the shape of its API. spec: with the configured base URL."""
 
-    def __init__(self, http: UpstreamClient, address: str, settings: ApiSettings) -> None:
+    def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
+        address, settings = spec.address, spec.api
         self._http = http
         self._extra = settings.extra_body
-        self.shape = shape = shape_of(settings)
+        self.shape = shape = shape_of(settings, spec.model)
         self._embeddings = path_of(address, shape.embeddings, shape.prefix)
         self._rerank = None if shape.rerank is None else path_of(address, shape.rerank, shape.prefix)
         self._models = path_of(address, shape.models, shape.prefix)
@@ -150,6 +161,18 @@ class OpenAIApi:
         """Send texts to embed and return the response of any status. Raises: BackendError."""
         body = encode(work, profile, self.shape, self._extra)
         return await self._post(self._embeddings, body, work, timeout_s)
+
+    async def send(
+        self, fields: Body, profile: OpenAIProfile, rows: int, timeout_s: float
+    ) -> UpstreamResponse:
+        """Send inputs to embed and return the response of any status. fields: with the inputs.
+
+        Raises: BackendError.
+        """
+        shape = self.shape
+        form = shape.base64 if profile.base64 and shape.base64 is not None else shape.numbers
+        body = msgspec.json.encode({**self._extra, **_named(profile), **form, **fields})
+        return await self._http.post(self._embeddings, body, timeout_s, rows=rows)
 
     async def rerank(self, work: Rerank, profile: OpenAIProfile, timeout_s: float) -> UpstreamResponse:
         """Send documents to score and return the response of any status. Raises: BackendError."""

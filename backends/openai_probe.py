@@ -11,6 +11,8 @@ from backends.counting import TokenCounter
 from backends.errors import AttemptTimedOut, BackendError, ReplicaFailed, ReplicaOverloaded
 from backends.http import UpstreamResponse, countdown
 from backends.openai_api import OpenAIApi, OpenAIProfile, failure
+from backends.openai_media import PROBE as IMAGE_PROBE
+from backends.openai_media import media_requests
 from backends.openai_wire import choose_model, decode_embeddings, decode_models, decode_typed_embeddings
 from backends.replies import status_error
 from backends.rerank_wire import PROBE as RERANK_PROBE
@@ -147,7 +149,23 @@ class ModelProbe:
         vectors, tokens = decode_body(response.body, 1)
         if tokens is None and not counted:
             raise ReplicaFailed("its replies contain no usage: name the model's `tokenizer`")
-        return msgspec.structs.replace(profile, width=vectors.shape[1])
+        profile = msgspec.structs.replace(profile, width=vectors.shape[1])
+        return await self._probe_image(profile, remaining_s())
+
+    async def _probe_image(self, profile: OpenAIProfile, timeout_s: float) -> OpenAIProfile:
+        """Embed one small picture, if the API has a form for it.
+
+        Raises: BackendError, unless the model refuses pictures.
+        """
+        if self._api.shape.media is None:
+            return profile
+        (request,) = media_requests(IMAGE_PROBE, self._api.shape)
+        response = await self._api.send(request.fields, profile, 1, timeout_s)
+        if response.status in NOT_OFFERED:
+            return profile
+        if response.status != 200:
+            raise failure(response)
+        return msgspec.structs.replace(profile, images=True, notes=(*profile.notes, "images"))
 
     async def _probe_scores(
         self, profile: OpenAIProfile, timeout_s: float, *, counted: bool

@@ -1,5 +1,6 @@
 """Upstreams of OpenAI's API and its relatives as callers see them: roles, reranks, keys, and a gateway."""
 
+import base64
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from tests.fakes.hooks import RERANKER
 from tests.fakes.hosted_api import FakeHostedApi
 from tests.fakes.openai import FIELDS, FakeOpenAI, scores_of
 from tests.fakes.tei import FakeTei, score_of, vector_of
+from tests.fakes.vllm import FakeVllm
+from tests.pictures import encoded, noise
 from tests.socket_gateway import socket_gateway
 
 KINDS: tuple[ApiKind, ...] = ("cohere", "jina", "voyage")
@@ -132,3 +135,85 @@ async def test_gateway_behind_a_gateway(boot: Boots, does: str) -> None:
         np.testing.assert_allclose([vector_of(text) for text in DOCUMENTS], vectors, rtol=1e-5)
         cosines = {i: float(vector_of("q") @ vector_of(d)) for i, d in enumerate(DOCUMENTS)}
         assert cosines == pytest.approx(scores, abs=1e-6)
+
+
+PICTURES = [
+    f"data:image/png;base64,{base64.b64encode(encoded(noise(9, 7, seed))).decode()}" for seed in range(2)
+]
+MIXED = {"input": [{"image": PICTURES[0]}, "a b", {"image": PICTURES[1]}, "c"]}
+
+
+def with_images(kind: ApiKind) -> str:
+    model = "voyage-multimodal-3" if kind == "voyage" else "embed-1"
+    return hosted(kind).replace("embed-1", model)
+
+
+def seen(kind: ApiKind, picture: str) -> str:
+    """Return the text of which a provider makes the vector of a picture."""
+    return picture.partition(",")[2] if kind == "jina" else picture
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_pictures_reach_hosted_apis_in_their_own_forms(boot: Boots, kind: ApiKind) -> None:
+    server = FakeHostedApi(kind, images=True)
+    async with boot({"api": server}, with_images(kind)) as gateway:
+        mixed = await gateway.post("/v1/embeddings", MIXED)
+        texts = await gateway.post("/v1/embeddings", {"input": ["a b", "c"]})
+        models = (await gateway.client.get("/v1/models")).json()["data"]
+
+    assert 200 == mixed.status_code, mixed.text
+    sources = [seen(kind, PICTURES[0]), "a b", seen(kind, PICTURES[1]), "c"]
+    found = [item["embedding"] for item in mixed.json()["data"]]
+    np.testing.assert_allclose([vector_of(source) for source in sources], found, atol=1e-6)
+    np.testing.assert_allclose(
+        [found[1], found[3]], [i["embedding"] for i in texts.json()["data"]], atol=1e-6
+    )
+    assert "embed_image" in models[0]["operations"]
+    assert mixed.json()["usage"]["total_tokens"] >= 4
+
+
+@pytest.mark.parametrize(("kind", "joins"), [("cohere", True), ("voyage", True), ("jina", False)])
+async def test_texts_and_pictures_of_one_input_reach_apis_that_read_them(
+    boot: Boots, kind: ApiKind, joins: bool
+) -> None:
+    content = [{"type": "text", "text": "a b"}, {"type": "image_url", "image_url": {"url": PICTURES[0]}}]
+    body = {"messages": [{"role": "user", "content": content}]}
+    async with boot({"api": FakeHostedApi(kind, images=True)}, with_images(kind)) as gateway:
+        reply = await gateway.post("/v1/embeddings", body)
+        templated = await gateway.post("/v1/embeddings", body | {"chat_template_kwargs": {"a": "b"}})
+
+    assert (200 if joins else 400) == reply.status_code, reply.text
+    if joins:
+        (item,) = reply.json()["data"]
+        np.testing.assert_allclose(vector_of(f"a b {PICTURES[0]}"), item["embedding"], atol=1e-6)
+    else:
+        assert "input 0 is more" in reply.text
+    assert 400 == templated.status_code
+    assert "chat_template_kwargs" in templated.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_hosted_models_of_texts_refuse_pictures(boot: Boots, kind: ApiKind) -> None:
+    server = FakeHostedApi(kind)
+    async with boot({"api": server}, hosted(kind)) as gateway:
+        before = len(server.requests)
+        reply = await gateway.post("/v1/embeddings", MIXED)
+
+    assert 400 == reply.status_code
+    assert "no model here can embed images" in reply.text
+    assert before == len(server.requests)
+
+
+@pytest.mark.parametrize("backend", ["jina", "vllm"])
+async def test_a_gateway_behind_a_gateway_embeds_pictures(boot: Boots, backend: str) -> None:
+    inner_config = INNER.replace("backend: tei", "backend: vllm").replace("http://tei-0", "http://vllm-0")
+    async with socket_gateway(FakeVllm(images=True), inner_config) as inner:
+        url = f"http://127.0.0.1:{inner.port}"
+        settings = f'backend: {backend}, model: bge, replicas: ["{url}"], api_key: {KEY}'
+        async with boot({}, config_of(settings), sockets=True) as gateway:
+            reply = await gateway.post("/v1/embeddings", MIXED)
+
+    assert 200 == reply.status_code, reply.text
+    sources = [f"user: {PICTURES[0]}", "a b", f"user: {PICTURES[1]}", "c"]
+    found = [item["embedding"] for item in reply.json()["data"]]
+    np.testing.assert_allclose([vector_of(source) for source in sources], found, atol=1e-6)

@@ -60,24 +60,35 @@ PROVIDERS: dict[str, Provider] = {
 
 
 class FakeHostedApi(FakeServer):
-    """One provider's API. embeds: its model has embeddings. usage_of_rerank: a rerank reports tokens."""
+    """One provider's API.
 
-    def __init__(self, kind: ApiKind, *, embeds: bool = True, usage_of_rerank: bool | None = None) -> None:
+    embeds: its model has embeddings. images: also of pictures. usage_of_rerank: a rerank reports tokens.
+    """
+
+    def __init__(
+        self, kind: ApiKind, *, embeds: bool = True, images: bool = False, usage_of_rerank: bool | None = None
+    ) -> None:
         self.kind = kind
         self.provider = PROVIDERS[kind]
         super().__init__(prefix=self.provider.prefix)
         self.embeds = embeds
+        self.images = images
         self.usage_of_rerank = kind != "cohere" or embeds if usage_of_rerank is None else usage_of_rerank
 
     def routes(self) -> Mapping[str, Route]:
         """Return the routes by path without the prefix."""
-        return {self.provider.embeddings: self._embed, "/rerank": self._rerank}
+        routes: dict[str, Route] = {self.provider.embeddings: self._embed, "/rerank": self._rerank}
+        return routes | ({"/multimodalembeddings": self._embed_contents} if self.kind == "voyage" else {})
 
     def _embed(self, body: dict[str, Any]) -> Any:
         provider = self.provider
         if not self.embeds:
             raise self._error(400, "model does not support the embed endpoint")
+        if self.kind == "cohere" and not {"images", "inputs"}.isdisjoint(body):
+            return self._embed_pictures(body)
         self._check(body, provider.required, provider.optional)
+        if self.kind == "jina":
+            body = body | {"input": [self._source(item) for item in body["input"]]}
         kind = body.get("task" if self.kind == "jina" else "input_type")
         if kind is not None and kind not in provider.types:
             raise self._error(422, "invalid type of the inputs")
@@ -98,6 +109,44 @@ class FakeHostedApi(FakeServer):
         form = body.get("encoding_format", "float")
         data = [{"index": i, "embedding": encode_vector(row, form)} for i, row in enumerate(rows)]
         return {"object": "list", "data": data, "model": body["model"], "usage": {"total_tokens": tokens}}
+
+    def _source(self, item: Any) -> str:
+        """Return the text of an input of Jina's; that of a picture is its base64."""
+        if isinstance(item, str):
+            return item
+        if "image" in item and not self.images:
+            raise self._error(422, "this model takes text only")
+        return str(item.get("text") or item["image"])
+
+    def _embed_pictures(self, body: dict[str, Any]) -> Any:
+        """Embed one image, or texts and images together, as Cohere's older and newer models do."""
+        required = frozenset({"model", "input_type", "embedding_types"})
+        if not self.images:
+            raise self._error(400, "model does not support images")
+        if "images" in body:
+            self._check(body, required | {"images"}, frozenset({"truncate"}))
+            if body["input_type"] != "image" or len(body["images"]) != 1:
+                raise self._error(400, "one image of the input type image")
+            sources = body["images"]
+        else:
+            self._check(body, required | {"inputs"}, frozenset({"truncate"}))
+            sources = [_source_of(item["content"]) for item in body["inputs"]]
+        vectors = [vector_of(source).tolist() for source in sources]
+        meta = {"api_version": {"version": "2"}, "billed_units": {"images": 1}}
+        return {"id": "1", "embeddings": {"float": vectors}, "images": [], "meta": meta}
+
+    def _embed_contents(self, body: dict[str, Any]) -> Any:
+        """Embed the inputs of Voyage's multimodal models, texts or images."""
+        optional = frozenset({"input_type", "truncation", "output_encoding"})
+        self._check(body, frozenset({"model", "inputs"}), optional)
+        sources = [_source_of(item["content"]) for item in body["inputs"]]
+        form = "base64" if body.get("output_encoding") else "float"
+        data = [
+            {"object": "embedding", "index": i, "embedding": encode_vector(vector_of(source), form)}
+            for i, source in enumerate(sources)
+        ]
+        usage = {"text_tokens": 3, "image_pixels": 9, "total_tokens": 3 * len(data)}
+        return {"object": "list", "data": data, "model": body["model"], "usage": usage}
 
     def _cuts(self, body: dict[str, Any]) -> bool:
         """Return whether long inputs are cut; the providers have different defaults."""
@@ -128,3 +177,12 @@ class FakeHostedApi(FakeServer):
 
     def _error(self, status: int, message: str) -> ErrorReply:
         return ErrorReply(status, {"message" if self.kind == "cohere" else "detail": message})
+
+
+def _source_of(content: list[dict[str, Any]]) -> str:
+    """Return the parts of an input as one text; that of a picture is its address."""
+    sources = []
+    for part in content:
+        source = part[part["type"]]
+        sources.append(source["url"] if isinstance(source, dict) else source)
+    return " ".join(sources)
