@@ -3,12 +3,11 @@
 Registered with transformers under `PACKED`. A model calls it with query, key and value of all tokens at once,
 (1, heads, tokens, dim), and with `cu_seq_lens_q`, the start of each sequence and the end of the last, as in
 FlashAttention. If some tokens are not attended to (a query's fillers), `attended` holds the indices of the
-others, and `cu_seq_lens_k` the starts of the sequences among them. Rule: a sequence is computed in the same
-way next to any other, so that its vector does not depend on its batch.
+others, and `cu_seq_lens_k` the starts of the sequences among them. Rule: a sequence attends to no other, so
+that its vector does not depend on its batch, but for the rounding of sums.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
+
+from backends.torch.blocks import Piece, Visibility, cut_blocks, fastest_block, group_runs
 
 PACKED = "packed"
 HALF = (torch.float16, torch.bfloat16)
@@ -111,14 +112,15 @@ def attend(
         )
         assert isinstance(out, Tensor)
         return out
-    runs = group_runs(starts.tolist(), key_starts.tolist())
-    tokens = [run.sequences * run.length for run in runs]
-    keys = [run.sequences * run.key_length for run in runs]
-    pieces = zip(runs, q.split(tokens), k.split(keys), v.split(keys), strict=True)
-    qkv_of_runs = (
-        tuple(tensor.view(run.sequences, -1, *tensor.shape[1:]) for tensor in qkv) for run, *qkv in pieces
+    options = AttentionOptions(scale, causal, window)
+    pieces = _pieces(q, starts.tolist(), key_starts.tolist(), options)
+    keys = [piece.sequences * piece.key_length for piece in pieces]
+    tensors = zip(pieces, q.split(_tokens(pieces)), k.split(keys), v.split(keys), strict=True)
+    qkv_of_pieces = (
+        tuple(tensor.view(piece.sequences, -1, *tensor.shape[1:]) for tensor in qkv)
+        for piece, *qkv in tensors
     )
-    return _compute_runs(q.new_empty(q.shape), tokens, qkv_of_runs, AttentionOptions(scale, causal, window))
+    return _compute_pieces(q.new_empty(q.shape), pieces, qkv_of_pieces, options)
 
 
 def attend_joined(joined: Tensor, starts: Tensor, longest: int, scale: float) -> Tensor:
@@ -129,29 +131,44 @@ def attend_joined(joined: Tensor, starts: Tensor, longest: int, scale: float) ->
     if joined.device.type != "cpu":
         q, k, v = joined.unbind(1)
         return attend(q, k, v, starts, starts, longest, scale, causal=False, window=0)
-    sequence_starts = starts.tolist()
-    runs = group_runs(sequence_starts, sequence_starts)
-    tokens = [run.sequences * run.length for run in runs]
+    options, sequence_starts = AttentionOptions(scale), starts.tolist()
+    pieces = _pieces(joined, sequence_starts, sequence_starts, options)
     dtype = _fastest_dtype(joined)
-    pieces = zip(runs, joined.split(tokens), strict=True)
-    qkv_of_runs = (
-        piece.to(dtype).view(run.sequences, -1, *piece.shape[1:]).unbind(2) for run, piece in pieces
+    tensors = zip(pieces, joined.split(_tokens(pieces)), strict=True)
+    qkv_of_pieces = (
+        tensor.to(dtype).view(piece.sequences, -1, *tensor.shape[1:]).unbind(2) for piece, tensor in tensors
     )
-    out = joined.new_empty(joined.shape[0], *joined.shape[2:])
-    return _compute_runs(out, tokens, qkv_of_runs, AttentionOptions(scale))
+    return _compute_pieces(
+        joined.new_empty(joined.shape[0], *joined.shape[2:]), pieces, qkv_of_pieces, options
+    )
 
 
-def _compute_runs(
+def _pieces(
+    tensor: Tensor, starts: list[int], key_starts: list[int], options: AttentionOptions
+) -> Sequence[Piece]:
+    """Cut the tokens into pieces, each for one kernel call. starts, key_starts: as in `attend`."""
+    if tensor.device.type != "cpu" or starts != key_starts:
+        return group_runs(starts, key_starts)
+    dtype = _fastest_dtype(tensor)
+    visibility = Visibility(options.causal, options.window)
+    return cut_blocks(tuple(starts), fastest_block(dtype), dtype, visibility)
+
+
+def _tokens(pieces: Sequence[Piece]) -> list[int]:
+    return [piece.sequences * piece.length for piece in pieces]
+
+
+def _compute_pieces(
     out: Tensor,
-    tokens: Sequence[int],
-    qkv_of_runs: Iterable[tuple[Tensor, ...]],
+    pieces: Sequence[Piece],
+    qkv_of_pieces: Iterable[tuple[Tensor, ...]],
     options: AttentionOptions,
 ) -> Tensor:
-    """Fill `out` run by run: the tensors of one run stay in the processor's caches."""
+    """Fill `out` piece by piece: the tensors of one piece stay in the processor's caches."""
     dtype = _fastest_dtype(out)
-    for run_out, qkv in zip(out.split(tokens), qkv_of_runs, strict=True):
+    for piece, part, qkv in zip(pieces, out.split(_tokens(pieces)), qkv_of_pieces, strict=True):
         q, k, v = (tensor.to(dtype) for tensor in qkv)
-        run_out.copy_(_attend_run(q, k, v, options))
+        part.copy_(_attend_piece(q, k, v, piece.mask, options))
     return out
 
 
@@ -164,28 +181,14 @@ def _fastest_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if is_fast else torch.float32
 
 
-class SequenceRun(NamedTuple):
-    """Neighboring sequences of equal lengths, which one kernel call computes."""
-
-    length: int
-    key_length: int
-    sequences: int
-
-
-def group_runs(starts: list[int], key_starts: list[int]) -> list[SequenceRun]:
-    """Group the sequences into runs, in order. starts, key_starts: as in `attend`."""
-    pairs = zip(pairwise(starts), pairwise(key_starts), strict=True)
-    lengths = ((end - start, key_end - key_start) for (start, end), (key_start, key_end) in pairs)
-    return [SequenceRun(*both, sum(1 for _ in equals)) for both, equals in groupby(lengths)]
-
-
-def _attend_run(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
-    """Compute attention of one run. q, k, v: (sequences, length, heads, dim).
+def _attend_piece(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: AttentionOptions) -> Tensor:
+    """Compute attention of one piece. q, k, v: (sequences, length, heads, dim).
 
     Returns (sequences · length of q, heads, dim).
     """
     length = q.shape[1]
-    mask = _band(length, k.shape[1], options, q.device) if 0 < options.window < length else None
+    if mask is None and 0 < options.window < length:
+        mask = _band(length, k.shape[1], options, q.device)
     out = scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),

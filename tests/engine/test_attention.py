@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.torch.attention import SequenceRun, attend, attend_joined, group_runs
+from backends.torch import attention
+from backends.torch.attention import attend, attend_joined
+from backends.torch.blocks import BLOCK_TOKENS, Piece, Visibility, cut_blocks, fastest_block, group_runs
 
 LENGTHS = (3, 7, 7, 1, 9)
 
@@ -24,7 +26,11 @@ def attend_plainly(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [0, 1, 3, 100])
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_every_sequence_attends_only_to_itself(causal: bool, window: int, key_heads: int) -> None:
+@pytest.mark.parametrize("block_tokens", [0, 16, 64])
+def test_every_sequence_attends_only_to_itself(
+    causal: bool, window: int, key_heads: int, block_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "fastest_block", lambda _: block_tokens)
     torch.manual_seed(0)
     tokens = sum(LENGTHS)
     q, k, v = (torch.randn(tokens, heads, 8) for heads in (4, key_heads, key_heads))
@@ -41,11 +47,41 @@ def test_groups_neighbors_of_equal_lengths_into_one_run() -> None:
     runs = group_runs([0, 3, 10, 17, 18, 27], [0, 3, 8, 13, 14, 20])
 
     assert runs == [
-        SequenceRun(3, 3, 1),
-        SequenceRun(7, 5, 2),
-        SequenceRun(1, 1, 1),
-        SequenceRun(9, 6, 1),
+        Piece(3, 3, 1),
+        Piece(7, 5, 2),
+        Piece(1, 1, 1),
+        Piece(9, 6, 1),
     ]
+
+
+def test_puts_short_neighbors_into_blocks() -> None:
+    pieces = cut_blocks((0, 40, 43, 50, 57, 58, 67, 69), 20, torch.float32, Visibility())
+
+    lengths = [(piece.length, piece.sequences, piece.mask is None) for piece in pieces]
+    assert lengths == [(40, 1, True), (18, 1, False), (11, 1, False)]
+
+
+def test_a_run_above_the_bound_is_no_block() -> None:
+    pieces = cut_blocks((0, 7, 14, 21), 14, torch.float32, Visibility())
+
+    assert pieces == (Piece(7, 7, 3),)
+
+
+def test_a_token_of_a_block_sees_its_own_sequence() -> None:
+    (piece,) = cut_blocks((0, 1, 4), 4, torch.float32, Visibility(causal=True, window=2))
+
+    assert piece.mask is not None
+    assert (piece.mask == 0).tolist() == [
+        [True, False, False, False],
+        [False, True, False, False],
+        [False, True, True, False],
+        [False, False, True, True],
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_finds_the_fastest_blocks_of_this_processor(dtype: torch.dtype) -> None:
+    assert fastest_block(dtype) in BLOCK_TOKENS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
