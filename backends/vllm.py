@@ -349,19 +349,30 @@ class VllmBackend:
         check_reported_cuts(work, response)
         return decode(work, response, profile, self._labels(profile))
 
-    async def _embed_parts(self, work: EmbedParts, profile: VllmProfile, timeout_s: float) -> EmbedReply:
+    async def _embed_parts(
+        self, work: EmbedParts, profile: VllmProfile, timeout_s: float
+    ) -> EmbedReply | EncodeReply:
         """Embed each input by a request with one message, some at a time."""
         check_media(work, media_operations(profile))
+        if work.output not in profile.outputs:
+            raise UnsupportedWork(f"this upstream gives no {work.output} output of images or sound")
+        is_dense = work.output is Output.DENSE
+        if not is_dense and work.dimensions is not None:
+            raise UnsupportedWork("`dimensions` does not apply to multivector output; leave it out")
+        path = EMBEDDINGS if is_dense else POOLING
         bodies = [parts_body(work, parts, profile.raw_vectors) for parts in work.inputs]
         free = asyncio.Semaphore(PARTS_IN_FLIGHT)
 
         async def embed(body: Body) -> tuple[Vectors, int]:
             async with free:
-                response = await self._post(EMBEDDINGS, body | {"model": profile.model}, timeout_s, 1)
+                response = await self._post(path, body | {"model": profile.model}, timeout_s, 1)
             if response.status != 200:
                 raise explain_refusal(failure(response), work.chat or Chat())
-            vectors, tokens = decode_embeddings(response.body, 1)
-            return vectors, tokens or 1
+            if is_dense:
+                vectors, tokens = decode_embeddings(response.body, 1)
+                return vectors, tokens or 1
+            (rows,), tokens = decode_token_vectors(response, 1, None)
+            return rows, tokens or len(rows)
 
         tasks = [asyncio.create_task(embed(body)) for body in bodies]
         try:
@@ -369,9 +380,12 @@ class VllmBackend:
         finally:
             for task in tasks:
                 task.cancel()
+        counted = sum(tokens for _, tokens in found)
+        if not is_dense:
+            return EncodeReply(counted, multivector=tuple(rows for rows, _ in found), truncated=None)
         vectors = np.concatenate([rows for rows, _ in found])
         shaped = shape_vectors(vectors, dimensions=work.dimensions, normalize=work.normalize)
-        return EmbedReply(shaped, sum(tokens for _, tokens in found), None)
+        return EmbedReply(shaped, counted, None)
 
     async def _run_tokenizer(
         self, work: Tokenize | Detokenize, profile: VllmProfile, timeout_s: float

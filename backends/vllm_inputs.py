@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import Chat, Classify, Embed, EmbedParts, Encode, Part
+from backends.contract import Chat, Classify, Embed, EmbedParts, Encode, Output, Part
 from backends.errors import BackendError, InvalidWork, UnsupportedWork
-from backends.media_wire import check_dense, content_of
+from backends.media_wire import content_of
 from backends.openai_envelope import REFUSED_INPUT
 from backends.vllm_wire import BASE64, Body
 
@@ -31,17 +31,17 @@ def parts_body(work: EmbedParts, parts: Sequence[Part], raw_switch: str | None) 
 
     raw_switch: turns the normalization off, if the server has one. Raises: UnsupportedWork.
     """
-    check_dense(work)
     if not work.normalize and raw_switch is None:
         raise UnsupportedWork("this upstream always normalizes its vectors")
     if work.max_tokens is not None:
         raise UnsupportedWork("vLLM cuts no input with images or sound: leave out `truncate_prompt_tokens`")
     switch: Body = {raw_switch: False} if raw_switch else {}
+    form: Body = BASE64 if work.output is Output.DENSE else {"task": "token_embed"}
     fields: Body = {} if work.chat is None else _template_fields(work.chat)
     if work.chat is None and len(parts) == 1 and isinstance(parts[0], str):
         # As a request for texts alone, so that its vector does not depend on its company.
-        return {"input": parts[0]} | BASE64 | switch
-    return {"messages": [{"role": "user", "content": content_of(parts)}]} | fields | BASE64 | switch
+        return {"input": parts[0]} | form | switch
+    return {"messages": [{"role": "user", "content": content_of(parts)}]} | fields | form | switch
 
 
 def _template_fields(chat: Chat) -> Body:

@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from backends.contract import Capabilities, Operation, Output, Vectors
+from backends.contract import Audio, Capabilities, Image, Operation, Output, Vectors
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
-from backends.media_wire import PROBE_PICTURE, content_of, probe_recording
+from backends.media_wire import content_of, probe_image, probe_recording
 from backends.openai_wire import UnequalWidths, decode_embeddings
 from backends.torch.recipe import InputRules
 from backends.vectors import sigmoid
@@ -229,15 +229,15 @@ async def _probe_vectors(profile: VllmProfile, vectors: Vectors, send: SendReque
         profile,
         width=vectors.shape[1],
         raw_vectors=switch,
-        images=await _takes(send, {"type": "image_url", "image_url": {"url": PROBE_PICTURE}}),
-        sound=await _takes(send, content_of([probe_recording()])[0]),
+        images=await _takes(send, EMBEDDINGS, probe_image()),
+        sound=await _takes(send, EMBEDDINGS, probe_recording()),
     )
 
 
-async def _takes(send: SendRequest, part: Body) -> bool:
-    """Return whether a message with a part gets a vector. Any refusal is a no: texts work without it."""
-    content = [part]
-    response = await send(EMBEDDINGS, {"messages": [{"role": "user", "content": content}]} | BASE64)
+async def _takes(send: SendRequest, path: str, part: Image | Audio) -> bool:
+    """Return whether a message with a part gets vectors. Any refusal is a no: texts work without it."""
+    form = BASE64 if path == EMBEDDINGS else {"task": "token_embed"}
+    response = await send(path, {"messages": [{"role": "user", "content": content_of([part])}]} | form)
     return response.status == 200
 
 
@@ -270,7 +270,12 @@ async def _probe_token_vectors(profile: VllmProfile, send: SendRequest) -> VllmP
         raw_rows.shape == rows.shape and np.allclose(raw_rows, rows, atol=1e-3)
         for raw_rows, rows in zip(raw, plain, strict=True)
     )
-    return msgspec.structs.replace(profile, token_width=plain[0].shape[1], raw_tokens=differs)
+    return msgspec.structs.replace(
+        profile,
+        token_width=plain[0].shape[1],
+        raw_tokens=differs,
+        images=await _takes(send, POOLING, probe_image()),
+    )
 
 
 async def _try(send: SendRequest, path: str, body: Body) -> UpstreamResponse | None:

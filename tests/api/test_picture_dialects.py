@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from backends.media_wire import probe_recording
+from backends.vectors import max_similarity
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.infinity import FakeInfinity
+from tests.fakes.server import token_rows
 from tests.fakes.tei import FakeTei, vector_of
 from tests.fakes.vllm import FakeVllm
 from tests.pictures import encoded, noise
@@ -308,3 +310,51 @@ async def test_a_limit_counts_every_picture(boot: Boots, tokenizer: str) -> None
     assert ["1", "0"] == [reply.headers["x-ratelimit-remaining-images"] for reply in (first, last)]
     assert "images_per_day (3): 1 is left, and this call costs 2 images" in refused.text
     assert "this call costs 4 images, and images_per_day is 3" in never.text
+
+
+async def test_vllm_gives_a_vector_for_each_token_of_a_picture(boot: Boots) -> None:
+    late = FakeVllm(task="token_embed", images=True, max_tokens=64)
+    asked = message(picture_part(FIRST))
+    contents = [{"content": [picture_part(source)]} for source in PICTURES]
+    async with boot({"one": late}, config_of("vllm", "")) as gateway:
+        pooled = await gateway.post("/pooling", asked)
+        embedded = await gateway.post("/v1/embeddings", asked | {"return_multivector": True})
+        mixed = await gateway.post(
+            "/v1/embeddings", {"input": ["a b", {"image": SECOND}], "return_multivector": True}
+        )
+        scores = await gateway.post("/score", {"text_1": "a b", "text_2": contents})
+        cut = await gateway.post(
+            "/v1/embeddings", {"input": [{"image": FIRST}], "return_multivector": True, "dimensions": 4}
+        )
+        raw = await gateway.post("/pooling", asked | {"use_activation": False})
+
+    rows = [token_rows(f"user: {source}") for source in PICTURES]
+    assert 200 == pooled.status_code, pooled.text
+    np.testing.assert_allclose(rows[0], pooled.json()["data"][0]["data"], atol=1e-6)
+    np.testing.assert_allclose(rows[0], embedded.json()["data"][0]["embeddings"], atol=1e-6)
+    found = [item["embeddings"] for item in mixed.json()["data"]]
+    np.testing.assert_allclose(token_rows("a b"), found[0], atol=1e-6)
+    np.testing.assert_allclose(rows[1], found[1], atol=1e-6)
+    query = token_rows("a b")
+    expected = [max_similarity(query, [row])[0] / len(query) for row in rows]
+    np.testing.assert_allclose(expected, [item["score"] for item in scores.json()["data"]], atol=1e-5)
+    assert 400 == cut.status_code == raw.status_code
+    assert "`dimensions`" in cut.text
+    assert "use_activation" in raw.text
+
+
+async def test_pooling_embeds_pictures_and_refuses_to_classify_them(boot: Boots) -> None:
+    asked = message(picture_part(FIRST))
+    async with boot({"one": FakeVllm(images=True, sound=True)}, config_of("vllm", "")) as gateway:
+        reply = await gateway.post("/pooling", asked | {"encoding_format": "base64"})
+        heard = await gateway.post("/pooling", message({"type": "audio_url", "audio_url": SOUND}))
+        raw = await gateway.post("/pooling", asked | {"use_activation": False})
+        classes = await gateway.post("/pooling", asked | {"task": "classify"})
+        both = await gateway.post("/pooling", asked | {"input": "a"})
+
+    packed = base64.b64decode(reply.json()["data"][0]["data"])
+    np.testing.assert_allclose(vector_of(f"user: {FIRST}"), np.frombuffer(packed, "<f4"), atol=1e-6)
+    np.testing.assert_allclose(2 * vector_of(f"user: {FIRST}"), raw.json()["data"][0]["data"], atol=1e-5)
+    np.testing.assert_allclose(vector_of(f"user: {SOUND}"), heard.json()["data"][0]["data"], atol=1e-6)
+    assert "not classified" in classes.text
+    assert "one of them" in both.text

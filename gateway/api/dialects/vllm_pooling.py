@@ -3,6 +3,7 @@
 Source: vLLM 0.33, entrypoints/pooling; older names of the same fields are accepted too.
 """
 
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from backends.contract import (
     Classify,
     ClassifyReply,
     Embed,
+    EmbedParts,
     EmbedReply,
     Encode,
     EncodeReply,
@@ -37,6 +39,7 @@ from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
+from gateway.api.wire.media_parts import VectorOptions, embed_parts, have_media, parts_of_messages
 from gateway.api.wire.vllm_options import (
     VllmOptions,
     adds_special_tokens,
@@ -57,6 +60,7 @@ from gateway.api.wire.vllm_replies import (
 )
 from gateway.calls import Call
 from gateway.errors import InvalidInput, OperationUnsupported
+from gateway.media.sources import Fetch
 
 OPERATION_OF = {
     "embed": Operation.EMBED,
@@ -108,11 +112,32 @@ async def decode_pooling(
     operation = OPERATION_OF.get(task)
     if operation is None:
         raise OperationUnsupported(f"the task {task!r} is not supported by this gateway", param="task")
+    if data.messages is not None and have_media(data.messages):
+        work_of_media = await _media_work(data, operation, partial(api.fetch_media, context, model))
+        return call_of(data, work_of_media, model)
     texts = await read_inputs(data.input, data.messages, InputField("input", model, operation), context, api)
     check_metadata(data.encoding_format, len(texts))
     work = pooling_work(operation, texts, capabilities, raw=is_raw(data))
     work = with_chat(work, chat_of(data), special_tokens=adds_special_tokens(data))
     return call_of(data, work, model)
+
+
+async def _media_work(data: PoolingRequest, operation: Operation, fetch: Fetch) -> EmbedParts:
+    """Return the work of a message with images or sound. Raises: EmptyInput, InvalidInput."""
+    if data.input is not None:
+        raise InvalidInput("send `input` or `messages`, one of them", param="messages")
+    if operation is Operation.CLASSIFY:
+        raise OperationUnsupported("images and sound are embedded, and not classified", param="task")
+    is_late = operation is Operation.ENCODE
+    if is_late and is_raw(data):
+        raise InvalidInput(
+            "vectors of images are normalized: leave out `use_activation`", param="use_activation"
+        )
+    check_metadata(data.encoding_format, 1)
+    options = VectorOptions(normalize=not is_raw(data), multivector=is_late)
+    parts = parts_of_messages(data.messages or [])
+    work = await embed_parts([parts], "messages", options, fetch)
+    return msgspec.structs.replace(work, chat=chat_of(data))
 
 
 def task_of(capabilities: Capabilities | None) -> str:
@@ -173,7 +198,7 @@ async def pooling(
     api: InferenceApi,
     name: str | None,
 ) -> HttpReply:
-    """Turn texts into vectors, classes, or a vector for each token.
+    """Turn texts, images or sound into vectors, classes, or a vector for each token.
 
     `task` selects the result; without it the model's own task is used.
     """

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from backends.contract import Chat, Classify, Embed, Encode, Score, Truncate
+from backends.contract import Chat, Classify, Embed, EmbedParts, Encode, Score, Truncate
 from gateway.api.server.body import INTEGER_MAX, Integer
 from gateway.api.wire.conversations import Messages, chat_with, template_checked, variables_of
 from gateway.api.wire.instructions import check_instruction
@@ -203,7 +203,7 @@ def is_raw(options: VllmOptions) -> bool:
 
 
 def call_of(
-    options: VllmOptions, work: Embed | Encode | Score | ScoreParts | Classify, model: str | None
+    options: VllmOptions, work: Embed | Encode | EmbedParts | Score | ScoreParts | Classify, model: str | None
 ) -> Call:
     """Return the call of a request at vLLM's own paths. Raises: InvalidInput."""
     return Call(
