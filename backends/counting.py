@@ -18,6 +18,7 @@ from backends.contract import (
     Detokenize,
     DetokenizeReply,
     Embed,
+    EmbedParts,
     Encode,
     Tokenize,
     TokenizeReply,
@@ -145,11 +146,11 @@ async def _within(work: Awaitable[Result], timeout_s: float) -> Result:
 
 
 def apply_prompt(work: Work, rules: InputRules | None) -> Work:
-    """Return the work with its prompt prepended to each input, for wires that have no prompts.
+    """Return the work with its prompt before each input that is a text, for wires that have no prompts.
 
     Raises: InvalidWork, if there is no prompt of the requested name.
     """
-    if not isinstance(work, Embed | Encode | Tokenize):
+    if not isinstance(work, Embed | Encode | EmbedParts | Tokenize):
         return work
     prompts = rules.prompts if rules else {}
     name = work.prompt_name
@@ -160,5 +161,18 @@ def apply_prompt(work: Work, rules: InputRules | None) -> Work:
     if name not in prompts:
         names = ", ".join(sorted(prompts)) or "none"
         raise InvalidWork(f"there is no prompt {name!r}; known here: {names}")
+    if isinstance(work, EmbedParts):
+        return _with_prompt_of_texts(work, prompts[name])
     inputs = tuple(prompts[name] + text for text in work.inputs)
+    return msgspec.structs.replace(work, inputs=inputs, prompt_name=None)
+
+
+def _with_prompt_of_texts(work: EmbedParts, prompt: str) -> EmbedParts:
+    """Return the work with a prompt before each input that is one text; others have none."""
+    if work.chat is not None:
+        return work
+    inputs = tuple(
+        (prompt + parts[0],) if len(parts) == 1 and isinstance(parts[0], str) else parts
+        for parts in work.inputs
+    )
     return msgspec.structs.replace(work, inputs=inputs, prompt_name=None)

@@ -1,6 +1,8 @@
 """Pictures in every dialect, over servers that read them and servers that do not."""
 
 import base64
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -358,3 +360,18 @@ async def test_pooling_embeds_pictures_and_refuses_to_classify_them(boot: Boots)
     np.testing.assert_allclose(vector_of(f"user: {SOUND}"), heard.json()["data"][0]["data"], atol=1e-6)
     assert "not classified" in classes.text
     assert "one of them" in both.text
+
+
+async def test_a_text_next_to_a_picture_has_the_prompt_that_it_has_alone(boot: Boots, tmp_path: Path) -> None:
+    tokenizer = write_small_files(tmp_path)
+    settings = {"prompts": {"query": "find: ", "passage": "text: "}, "default_prompt_name": "passage"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    async with boot({"one": FakeInfinity(images=True)}, config_of("infinity", tokenizer)) as gateway:
+        for task, prompt in ((None, "text: "), ("retrieval.query", "find: ")):
+            mixed = await gateway.post("/v1/embeddings", {"input": ["a b", {"image": FIRST}], "task": task})
+            alone = await gateway.post("/v1/embeddings", {"input": "a b", "task": task})
+
+            found = vectors_in(mixed.json())
+            np.testing.assert_allclose(vector_of(f"{prompt}a b"), found[0], atol=1e-6)
+            np.testing.assert_allclose(vectors_in(alone.json())[0], found[0], atol=1e-6)
+            np.testing.assert_allclose(vector_of(FIRST), found[1], atol=1e-6)

@@ -252,6 +252,10 @@ async def test_a_model_lists_the_operation(gateway: Running) -> None:
     assert "rerank_image" in models["pages"]["operations"]
     assert "rerank_image" in models["clip"]["operations"]
     assert "rerank_image" not in models["unranked"]["operations"]
+    of_sie = {
+        model["name"]: model["inputs"] for model in (await gateway.client.get("/v1/models")).json()["models"]
+    }
+    assert {"pages": ["text", "image"], "clip": ["text", "image"], "unranked": ["text", "image"]} == of_sie
 
 
 async def test_images_count_towards_their_limit(engines: dict[str, EngineInProcess]) -> None:

@@ -79,6 +79,8 @@ SIE_STATES: dict[UpstreamState, SieState] = {
     "refused": "failed",
     "unavailable": "available",
 }
+# SIE's names of inputs besides text.
+SIE_INPUTS = {Operation.EMBED_IMAGE: "image", Operation.EMBED_AUDIO: "audio"}
 # OpenAI's clients require a creation time, and the models of a config have none.
 CREATED = 1_700_000_000
 
@@ -108,6 +110,7 @@ def _sie_item(api: InferenceApi, name: str) -> SieModelItem:
     is_unloaded = residence is not None and residence.state == "unloaded"
     state = "available" if is_unloaded else SIE_STATES[upstream.state]
     width = capabilities.dimensions if capabilities else None
+    operations = api.gateway.routes.operations(name) if capabilities else []
     return SieModelItem(
         name,
         state == "loaded",
@@ -115,6 +118,7 @@ def _sie_item(api: InferenceApi, name: str) -> SieModelItem:
         _outputs(capabilities, api.gateway.routes.operations(name)),
         {} if width is None else {"dense": width},
         capabilities.max_input_tokens if capabilities else None,
+        ("text", *(kind for operation, kind in SIE_INPUTS.items() if operation in operations)),
     )
 
 
