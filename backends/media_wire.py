@@ -5,7 +5,7 @@ import struct
 from collections.abc import Container, Sequence
 from typing import Any
 
-from backends.contract import Audio, EmbedParts, Image, Operation, Output, Part
+from backends.contract import Audio, Chat, EmbedParts, Image, Operation, Output, Part
 from backends.errors import UnsupportedWork
 
 MEDIA_OPERATIONS: dict[type, Operation] = {Image: Operation.EMBED_IMAGE, Audio: Operation.EMBED_AUDIO}
@@ -63,9 +63,10 @@ def check_no_template(work: EmbedParts) -> None:
 
     Raises: UnsupportedWork.
     """
-    if work.chat is not None and (work.chat.template is not None or work.chat.variables != "{}"):
+    if work.chat not in (None, Chat()):
         raise UnsupportedWork(
-            "this upstream applies no chat template: leave out `chat_template` and `chat_template_kwargs`"
+            "this model applies no chat template: leave out `chat_template`, `chat_template_kwargs`, "
+            "`add_generation_prompt` and `continue_final_message`"
         )
 
 

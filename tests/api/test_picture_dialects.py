@@ -178,6 +178,11 @@ async def test_a_model_of_texts_refuses_pictures(
         ("/v1/embeddings", {"input": [{"image": FIRST, "text": "a"}]}, "one text or one image"),
         ("/v1/embeddings", {"input": [{"image": FIRST}], "late_chunking": True}, "late_chunking"),
         ("/v1/embeddings", {"input": [{"image": FIRST}, [1, 2]]}, "token ids"),
+        ("/v1/embeddings", message(picture_part(FIRST)) | {"add_special_tokens": True}, "add_special_tokens"),
+        ("/v1/embeddings", message(picture_part(FIRST)) | {"input_type": "query"}, "input_type"),
+        ("/v1/embeddings", message(picture_part(FIRST)) | {"task": "retrieval.query"}, "task"),
+        ("/v1/embeddings", {"input": [{"image": FIRST}, "a"], "input_type": "no-such"}, "no-such"),
+        ("/pooling", message(picture_part(FIRST)) | {"add_special_tokens": True}, "add_special_tokens"),
         ("/infinity/embeddings", {"input": ["x"], "modality": "audio"}, "base64"),
         ("/v2/embed", {"images": [FIRST], "texts": ["a"], "input_type": "image"}, "one of them"),
         ("/v2/embed", {"texts": ["a"], "input_type": "image"}, "needs `images`"),
@@ -375,3 +380,16 @@ async def test_a_text_next_to_a_picture_has_the_prompt_that_it_has_alone(boot: B
             np.testing.assert_allclose(vector_of(f"{prompt}a b"), found[0], atol=1e-6)
             np.testing.assert_allclose(vectors_in(alone.json())[0], found[0], atol=1e-6)
             np.testing.assert_allclose(vector_of(FIRST), found[1], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "field", [{"chat_template_kwargs": {"a": "b"}}, {"add_generation_prompt": True}, {"chat_template": "x"}]
+)
+async def test_servers_without_a_chat_template_refuse_its_fields(
+    boot: Boots, tokenizer: str, field: dict[str, Any]
+) -> None:
+    async with boot({"one": FakeInfinity(images=True)}, config_of("infinity", tokenizer)) as gateway:
+        reply = await gateway.post("/v1/embeddings", message(picture_part(FIRST)) | field)
+
+    assert 400 == reply.status_code, reply.text
+    assert "applies no chat template" in reply.text

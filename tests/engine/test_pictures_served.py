@@ -140,6 +140,15 @@ async def test_every_dialect_of_sound_gets_the_same_vectors(sound_engine: Engine
     assert "no model here can embed images" in picture.text
 
 
+async def test_fields_of_a_chat_template_are_refused(gateway: Running) -> None:
+    content = [{"type": "image_url", "image_url": {"url": URIS[0]}}]
+    body = {"model": "clip", "messages": [{"role": "user", "content": content}]}
+    reply = await gateway.post("/v1/embeddings", body | {"chat_template_kwargs": {"instruction": "find"}})
+
+    assert 400 == reply.status_code, reply.text
+    assert "applies no chat template" in reply.json()["error"]["message"]
+
+
 async def test_a_model_of_images_refuses_sound(gateway: Running) -> None:
     sound = base64.b64encode(next(iter(recordings().values()))).decode()
     reply = await gateway.post("/v1/embeddings", {"model": "clip", "input": [{"audio": sound}]})

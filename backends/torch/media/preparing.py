@@ -11,6 +11,7 @@ from typing import Protocol
 
 from backends.contract import Audio, Embed, EmbedParts, Encode, Image, Output, Part, Truncate, Work
 from backends.errors import InvalidWork, ReplicaFailed, UnsupportedWork
+from backends.media_wire import check_no_template
 from backends.torch.sequences import InputSequence, PreparedSequences, ReadPart
 
 # Decoding and resizing release the GIL. Each thread may hold the largest picture, in several forms.
@@ -57,8 +58,7 @@ class MediaPreparer:
     async def prepare(self, work: EmbedParts) -> PreparedSequences:
         """Compute the features of all inputs; texts are tokenized. Raises: InvalidWork, UnsupportedWork."""
         self._check_output(work)
-        if work.chat is not None and work.chat.template is not None:
-            raise UnsupportedWork("this model reads one text or picture at a time: it has no chat template")
+        check_no_template(work)
         parts = [self._only_part(parts, index) for index, parts in enumerate(work.inputs)]
         texts = [i for i, part in enumerate(parts) if isinstance(part, str)]
         media = [i for i, part in enumerate(parts) if not isinstance(part, str)]

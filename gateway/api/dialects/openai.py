@@ -49,6 +49,7 @@ from gateway.api.wire.media_parts import (
 from gateway.api.wire.vllm_options import (
     adds_special_tokens,
     chat_of,
+    check_no_special_tokens,
     check_options,
     instruction_of,
     length_of,
@@ -199,9 +200,12 @@ async def _decode_media(
     work = await embed_parts(inputs, "input" if data.messages is None else "messages", options, fetch)
     check_metadata(data.encoding_format, len(inputs))
     chat = chat_of(data)
+    if chat is not None:
+        _check_only_chat(data)
+        check_no_special_tokens(data)
     truncate, side = truncation_of(data)
     return Call(
-        work if chat is None else msgspec.structs.replace(work, chat=chat),
+        msgspec.structs.replace(work, chat=chat, prompt_name=prompt_name_of(data)),
         model,
         truncate,
         side,

@@ -45,6 +45,7 @@ from gateway.api.wire.vllm_options import (
     adds_special_tokens,
     call_of,
     chat_of,
+    check_no_special_tokens,
     check_options,
     is_raw,
     own_fields,
@@ -134,6 +135,7 @@ async def _media_work(data: PoolingRequest, operation: Operation, fetch: Fetch) 
             "vectors of images are normalized: leave out `use_activation`", param="use_activation"
         )
     check_metadata(data.encoding_format, 1)
+    check_no_special_tokens(data)
     options = VectorOptions(normalize=not is_raw(data), multivector=is_late)
     parts = parts_of_messages(data.messages or [])
     work = await embed_parts([parts], "messages", options, fetch)

@@ -168,6 +168,18 @@ def adds_special_tokens(options: VllmOptions) -> bool:
     return options.add_special_tokens
 
 
+def check_no_special_tokens(options: VllmOptions) -> None:
+    """Check that a message with images or sound asks for no special tokens but its template's.
+
+    Raises: InvalidInput.
+    """
+    if options.add_special_tokens:
+        raise InvalidInput(
+            "`add_special_tokens` is for texts: leave it out of `messages` with images or sound",
+            param="add_special_tokens",
+        )
+
+
 def with_chat(work: ChatWork, chat: Chat | None, *, special_tokens: bool) -> ChatWork:
     """Return the work of a request whose inputs may be conversations, which get no prompt."""
     if chat is None:
