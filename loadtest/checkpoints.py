@@ -66,6 +66,23 @@ def make_reranker(folder: Path) -> Path:
     return folder
 
 
+def make_clip(folder: Path) -> Path:
+    """Write a dual encoder of the shape of CLIP ViT-B/32 and return its folder.
+
+    No time depends on the weights. The tokenizer is all-MiniLM's; the network has its own vocabulary size.
+    """
+    ends = {"bos_token_id": 101, "eos_token_id": 102, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = transformers.CLIPModel(transformers.CLIPConfig(text_config=ends))
+    model.eval().save_pretrained(folder)
+    transformers.CLIPImageProcessorPil().save_pretrained(folder)
+    copy_tokenizer(folder)
+    path = folder / "tokenizer_config.json"
+    changes = {"model_max_length": 77, "model_input_names": ["input_ids", "attention_mask"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
 def copy_tokenizer(folder: Path) -> None:
     """Copy all-MiniLM's tokenizer into a folder."""
     for name in _TOKENIZER_FILES:

@@ -117,12 +117,12 @@ def machine_cpu_s() -> float:
 
 
 class PinnedProcess:
-    """A process on one core. log: the file with its output."""
+    """A process on one core, or on several. log: the file with its output."""
 
     def __init__(
         self,
         command: Sequence[str],
-        core: int,
+        core: int | str,
         log: Path,
         environment: Mapping[str, str] | None = None,
         *,

@@ -71,10 +71,14 @@ def start_redis(folder: Path) -> tuple[PinnedProcess, str]:
     return redis, f"redis://127.0.0.1:{port}/0"
 
 
-def start_gateway(folder: Path, config: str, *, name: str = "gateway", tree: Path = ROOT) -> RunningServer:
+def start_gateway(
+    folder: Path, config: str, *, name: str = "gateway", tree: Path = ROOT, cores: str = str(MEASURED_CORE)
+) -> RunningServer:
     """Start the gateway of one checkout on the measured core.
 
-    config: router.yaml without `listen`. tree: the checkout whose code runs. Raises: RuntimeError.
+    config: router.yaml without `listen`. tree: the checkout whose code runs. cores: as in `taskset`.
+
+    Raises: RuntimeError.
     """
     environment = {"PYTHONPATH": str(tree)}
     _require_code_of(tree, environment)
@@ -84,7 +88,7 @@ def start_gateway(folder: Path, config: str, *, name: str = "gateway", tree: Pat
     command = [sys.executable, "-m", "gateway", "serve", "-c", str(path)]
     # `python -m` looks in the working directory before PYTHONPATH.
     log = path.with_suffix(".log")
-    process = PinnedProcess(command, MEASURED_CORE, log, environment, working_directory=tree)
+    process = PinnedProcess(command, cores, log, environment, working_directory=tree)
     process.wait_until(lambda: answers(port, "/readyz"))
     return RunningServer(name, with_key(port, KEY), process)
 

@@ -7,9 +7,9 @@ Invariant: only threads that compute touch the head; only the event loop touches
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 from time import perf_counter
 
@@ -31,6 +31,7 @@ from backends.contract import (
 from backends.errors import InvalidWork, ReplicaOverloaded, UnsupportedWork
 from backends.texts import INLINE_CHARACTERS_MAX, chat_of
 from backends.torch.answering import answer
+from backends.torch.backlog import Backlog
 from backends.torch.batch_runner import BatchRunner
 from backends.torch.jobs import Batch, Job, Member, fail_jobs
 from backends.torch.loaded_model import LoadedModel
@@ -46,16 +47,14 @@ logger = logging.getLogger(__name__)
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
 # Less work is not split into two passes: one team finishes a small pass sooner.
 PART_TOKENS_MIN = 64
-# Features of pictures and recordings that wait for their pass.
-QUEUED_BYTES_MAX = 512 * 1024 * 1024
 # Waiting work that is sorted by length together, in forward passes.
 FORWARDS_AHEAD = 2
 
 
 class Engine:
-    """Loaded checkpoint with a bounded queue in front of it.
+    """Loaded checkpoint with bounded queues in front of it: of texts, and of pictures and recordings.
 
-    batch_tokens: tokens of one forward pass. queue_tokens: bound of the queue; work beyond it is refused.
+    batch_tokens: tokens of one forward pass. queue_tokens: bound of a queue; work beyond it is refused.
     threads: shared with other engines, in turns. relieve: called on such a thread to free memory after a pass
     ran out of it. recorder: counters that outlive this engine.
     """
@@ -71,17 +70,10 @@ class Engine:
         recorder: Recorder | None = None,
     ) -> None:
         self._loaded = loaded
-        self._queue_tokens = queue_tokens
-        self._queued_tokens = self._queued_bytes = 0
-        self._queue: deque[Job] = deque()
-        self._planned: deque[Batch] = deque()
-        # Guards the queue, the planned batches, the jobs' missing rows, the number of turns that are queued
-        # or running, and whether a queued turn has not begun yet.
+        # Guards the backlogs and the jobs' missing rows.
         self._lock = Lock()
-        self._turns = 0
-        self._is_due = False
-        self._threads = threads or ForwardThreads(torch.device("cpu"))
-        self._turns_max = self._threads.count if loaded.reentrant else 1
+        threads = threads or ForwardThreads(torch.device("cpu"))
+        self._texts, self._media = _backlogs(loaded, threads, queue_tokens)
         self._runner = BatchRunner(loaded.head, self._lock, batch_tokens, relieve)
         self.recorder = recorder or Recorder()
 
@@ -99,7 +91,7 @@ class Engine:
     def waiting_inputs(self) -> int:
         """Number of inputs in the queue."""
         with self._lock:
-            return sum(len(job.rows) for job in self._queue)
+            return sum(backlog.waiting_inputs for backlog in {self._texts, self._media})
 
     async def run(self, work: Work, stopwatch: Stopwatch | None = None) -> Reply:
         """Run one piece of work. stopwatch: records where its time goes.
@@ -150,75 +142,56 @@ class Engine:
         return TokenizeReply(tuple(tuple(tokens) for tokens in explained))
 
     def _enqueue(self, job: Job) -> None:
+        backlog = self._media if job.bytes else self._texts
         with self._lock:
-            is_full = (
-                self._queued_tokens + job.tokens > self._queue_tokens
-                or self._queued_bytes + job.bytes > QUEUED_BYTES_MAX
-            )
-            if self._queue and is_full:
+            if not backlog.has_room(job):
                 raise ReplicaOverloaded("the engine's queue is full")
-            self._queue.append(job)
-            self._queued_tokens += job.tokens
-            self._queued_bytes += job.bytes
-            self._request_turn()
+            backlog.append(job)
+            self._request_turn(backlog)
 
-    def _request_turn(self) -> None:
+    def _request_turn(self, backlog: Backlog) -> None:
         """Queue a turn, unless one has not begun yet or as many run as can."""
-        if self._turns < self._turns_max and not self._is_due:
-            self._turns += 1
-            self._is_due = True
-            self._threads.enter(self._turn)
+        if backlog.turns < backlog.turns_max and not backlog.is_due:
+            backlog.turns += 1
+            backlog.is_due = True
+            backlog.threads.enter(partial(self._turn, backlog))
 
-    def _turn(self) -> bool:
+    def _turn(self, backlog: Backlog) -> bool:
         """Run one forward pass; return False if there is none. Other engines' turns go before the next."""
         with self._lock:
-            self._is_due = False
-            batch = self._next()
+            backlog.is_due = False
+            batch = self._next(backlog)
             if batch is None:
-                self._turns -= 1
+                backlog.turns -= 1
                 return False
             self.recorder.batch(len(batch.members), batch.tokens)
-            if self._planned or self._queue:
-                self._request_turn()
-        self._threads.take_cores()
+            if not backlog.is_empty:
+                self._request_turn(backlog)
+        backlog.threads.take_cores()
         self._forward(batch)
         return True
 
-    def _next(self) -> Batch | None:
-        while not self._planned and (jobs := self._schedule()):
+    def _next(self, backlog: Backlog) -> Batch | None:
+        # Enough for a few passes, so that similar lengths can share one.
+        while not backlog.planned and (jobs := backlog.take(self.batch_tokens * FORWARDS_AHEAD)):
             try:
-                self._planned.extend(list(self._batches(jobs)))
+                backlog.planned.extend(list(self._batches(jobs, backlog.turns_max)))
             except Exception:
                 logger.exception("batches could not be planned")
                 fail_jobs(jobs)
-        return self._planned.popleft() if self._planned else None
+        return backlog.planned.popleft() if backlog.planned else None
 
-    def _schedule(self) -> list[Job]:
-        """Take jobs in order, enough for a few forward passes, so that similar lengths can share one."""
-        jobs: list[Job] = []
-        tokens, tokens_max = 0, self.batch_tokens * FORWARDS_AHEAD
-        while self._queue and (not jobs or tokens + self._queue[0].tokens <= tokens_max):
-            job = self._queue.popleft()
-            self._queued_tokens -= job.tokens
-            self._queued_bytes -= job.bytes
-            if not job.done.cancelled():
-                job.began_s = perf_counter()
-                jobs.append(job)
-                tokens += job.tokens
-        return jobs
-
-    def _batches(self, jobs: Sequence[Job]) -> Iterator[Batch]:
+    def _batches(self, jobs: Sequence[Job], turns_max: int) -> Iterator[Batch]:
+        began_s = perf_counter()
+        for job in jobs:
+            job.began_s = began_s
         for outputs, members in _groups(jobs):
             lengths = [job.sequences[i].tokens for job, i in members]
             budget = self.batch_tokens
-            if self._turns_max > 1:
-                budget = min(budget, self._tokens_per_pass(lengths))
+            if turns_max > 1:
+                budget = min(budget, _tokens_per_pass(lengths, turns_max))
             for batch in plan(lengths, budget, packed=self._loaded.packed):
                 yield Batch([members[index] for index in batch], outputs)
-
-    def _tokens_per_pass(self, lengths: Sequence[int]) -> int:
-        """Return the tokens of each of two passes of similar size; the second has room for the rest."""
-        return max(PART_TOKENS_MIN, (sum(lengths) + max(lengths)) // self._turns_max + 1)
 
     def _forward(self, batch: Batch) -> None:
         jobs = {job for job, _ in batch.members}
@@ -232,6 +205,25 @@ class Engine:
             # Finished jobs are resolved at once, while the next pass runs.
             if job.missing == 0:
                 job.resolve()
+
+
+def _backlogs(loaded: LoadedModel, threads: ForwardThreads, queue_tokens: int) -> tuple[Backlog, Backlog]:
+    """Return the backlog of texts and that of pictures and recordings, which may be one.
+
+    A picture takes a hundred times as long as a short text, which would wait for every picture before it.
+    """
+    turns_max = threads.count if loaded.reentrant else 1
+    if loaded.media is None:
+        texts = Backlog(threads, turns_max, queue_tokens)
+        return texts, texts
+    media = Backlog(threads.background, turns_max, queue_tokens)
+    # Two passes of such a network would disturb each other.
+    return (Backlog(threads, turns_max, queue_tokens) if loaded.reentrant else media), media
+
+
+def _tokens_per_pass(lengths: Sequence[int], passes: int) -> int:
+    """Return the tokens of each of several passes of similar size; the last has room for the rest."""
+    return max(PART_TOKENS_MIN, (sum(lengths) + max(lengths)) // passes + 1)
 
 
 def _groups(jobs: Sequence[Job]) -> Iterator[tuple[frozenset[Output], list[Member]]]:

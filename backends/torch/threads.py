@@ -15,6 +15,8 @@ from typing import TypeAlias, TypeVar
 
 import torch
 
+from backends.torch.priority import lower_priority
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -29,6 +31,7 @@ class ForwardThreads:
     """Threads that compute on one device, and the sizes of their OpenMP teams.
 
     cores: number of cores for all of them, None for torch's own choice. count: turns that run at once.
+    is_background: their work may wait for that of all other threads.
 
     OpenMP gives every thread that computes a team of its own. With more threads than cores in all teams, each
     thread sleeps between two operations instead of spinning, and a short text took twice as long. Therefore
@@ -36,8 +39,12 @@ class ForwardThreads:
     teams: of 2 cores it gets both, of 8 five. Only a warm-up takes more, while others compute.
     """
 
-    def __init__(self, device: torch.device, cores: int | None = None) -> None:
+    def __init__(
+        self, device: torch.device, cores: int | None = None, *, is_background: bool = False
+    ) -> None:
         cores = cores or torch.get_num_threads()
+        self._device, self._cores, self._is_background = device, cores, is_background
+        self._background: ForwardThreads | None = None
         self.count = min(PASSES_AT_ONCE_ON_CPU, cores) if device.type == "cpu" else 1
         self._shared_team = cores // self.count
         # The other threads keep their teams while they are idle.
@@ -51,6 +58,20 @@ class ForwardThreads:
         self._own = local()
         for place in range(self.count):
             Thread(target=self._run, args=(place,), name=f"forward-{place}", daemon=True).start()
+
+    @property
+    def background(self) -> "ForwardThreads":
+        """Threads of lower priority for the same cores; these threads themselves on a GPU.
+
+        The operating system divides the cores, so that work on them delays no other. They are started by
+        their first use: a process without pictures needs none.
+        """
+        if self._device.type != "cpu":
+            return self
+        with self._lock:
+            if self._background is None:
+                self._background = ForwardThreads(self._device, self._cores, is_background=True)
+            return self._background
 
     def submit(self, function: Callable[[], T]) -> "Future[T]":
         """Run a function once on one of the threads."""
@@ -117,6 +138,8 @@ class ForwardThreads:
             self._inboxes[place].put(waiting.popleft())
 
     def _run(self, place: int) -> None:
+        if self._is_background:
+            lower_priority()
         # After this first read a thread has its own team size, whatever other threads set theirs to.
         self._own.place, self._own.team = place, torch.get_num_threads()
         while True:

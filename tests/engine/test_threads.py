@@ -1,32 +1,37 @@
 """Threads that compute forward passes: order of turns, cores, and isolation of concurrent passes."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from threading import Barrier, Event, Lock
+from threading import Barrier, Event, Lock, get_native_id
 from time import monotonic, sleep
 from weakref import ref
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from transformers import Qwen3Config
 
-from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output
-from backends.errors import ReplicaFailed
+from backends.contract import Embed, EmbedParts, EmbedReply, Encode, EncodeReply, Output
+from backends.errors import ReplicaFailed, ReplicaOverloaded
 from backends.torch.engine import Engine
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.planner import plan
+from backends.torch.priority import BACKGROUND_NICENESS, NICENESS_MAX
 from backends.torch.sequences import Head, InputSequence, Row
 from backends.torch.threads import ForwardThreads
 from tests.engine.checkpoints import DECODERS, make_encoder
 from tests.engine.conftest import Engines
+from tests.engine.dual_checkpoints import make_dual
 from tests.engine.engines import load_tiny
 from tests.engine.test_sparse import make_splade
 from tests.engine.texts import real_texts
+from tests.pictures import encoded, noise, part_of
 
 CPU = torch.device("cpu")
 LONG_S = 20.0
@@ -151,6 +156,79 @@ def engine_with(head: Head, whole: LoadedModel, *, reentrant: bool = True) -> En
     return Engine(model, batch_tokens=64, queue_tokens=10**9, threads=ForwardThreads(CPU, cores=2))
 
 
+class HoldingPictures(Counting):
+    """Head that computes texts at once, and pictures after they were released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.released = Event(), Event()
+
+    def run(self, sequences: list[InputSequence], outputs: frozenset[Output]) -> list[Row]:
+        if sequences[0].features is not None:
+            self.began.set()
+            assert self.released.wait(LONG_S)
+        return super().run(sequences, outputs)
+
+
+def test_background_threads_leave_the_cores_to_others() -> None:
+    threads = ForwardThreads(CPU, cores=2)
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, get_native_id())
+
+    own, lower = (group.submit(niceness).result(LONG_S) for group in (threads, threads.background))
+
+    assert threads.background is threads.background
+    assert min(own + BACKGROUND_NICENESS, NICENESS_MAX) == lower
+    assert threads.background.count == threads.count
+
+
+def test_a_gpu_has_no_background_threads() -> None:
+    threads = ForwardThreads(torch.device("cuda"), cores=8)
+    assert threads.background is threads
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+async def test_texts_wait_for_no_picture_unless_passes_would_disturb_each_other(
+    minilm: Path, tmp_path: Path, reentrant: bool
+) -> None:
+    make_dual("clip", minilm, tmp_path / "clip")
+    head = HoldingPictures()
+    loaded = msgspec.structs.replace(load_tiny(tmp_path / "clip"), head=head, reentrant=reentrant)
+    engine = Engine(loaded, batch_tokens=64, queue_tokens=10**9, threads=ForwardThreads(CPU, cores=2))
+    pictures = [
+        asyncio.create_task(engine.run(EmbedParts(((part_of(encoded(noise(9, 9, seed))),),))))
+        for seed in range(9)
+    ]
+    assert await asyncio.to_thread(head.began.wait, LONG_S)
+    text = asyncio.create_task(engine.run(Embed(("a b",))))
+    done, _ = await asyncio.wait([text], timeout=LONG_S if reentrant else 0.2)
+    head.released.set()
+    replies = await asyncio.gather(text, *pictures)
+
+    assert ({text} if reentrant else set()) == done
+    assert 10 == len(replies)
+    assert head.most <= (4 if reentrant else 1)
+
+
+async def test_a_full_queue_of_pictures_refuses_no_text(minilm: Path, tmp_path: Path) -> None:
+    make_dual("clip", minilm, tmp_path / "clip")
+    head = HoldingPictures()
+    loaded = msgspec.structs.replace(load_tiny(tmp_path / "clip"), head=head)
+    engine = Engine(loaded, batch_tokens=64, queue_tokens=20, threads=ForwardThreads(CPU, cores=2))
+    parts = [(part_of(encoded(noise(9, 9, seed))),) for seed in range(12)]
+    pictures = [asyncio.create_task(engine.run(EmbedParts((part,)))) for part in parts]
+    # The first ones compute, one waits, and the others are refused.
+    _, held = await asyncio.wait(pictures, timeout=LONG_S, return_when=asyncio.FIRST_EXCEPTION)
+    assert held
+    reply = await asyncio.wait_for(engine.run(Embed(("a b",))), LONG_S)
+    head.released.set()
+    ended = await asyncio.gather(*pictures, return_exceptions=True)
+
+    assert isinstance(reply, EmbedReply)
+    assert {EmbedReply, ReplicaOverloaded} == {type(outcome) for outcome in ended}
+
+
 async def test_one_call_is_computed_by_two_concurrent_passes(minilm: Path, engine_of: Engines) -> None:
     head = Counting(Barrier(2))
     engine = engine_with(head, engine_of(minilm, "float32")._loaded)
@@ -261,7 +339,7 @@ async def test_planning_failure_is_reported_and_other_work_is_computed(
 
     monkeypatch.setattr("backends.torch.engine.plan", planned)
 
-    for _ in range(engine._turns_max + 1):
+    for _ in range(engine._texts.turns_max + 1):
         with pytest.raises(ReplicaFailed):
             await asyncio.wait_for(engine.run(Embed(("x " * 50,))), LONG_S)
     assert isinstance(await asyncio.wait_for(engine.run(Embed(("x",))), LONG_S), EmbedReply)

@@ -12,11 +12,14 @@ from typing import Protocol
 from backends.contract import Audio, Embed, EmbedParts, Encode, Image, Output, Part, Truncate, Work
 from backends.errors import InvalidWork, ReplicaFailed, UnsupportedWork
 from backends.media_wire import check_no_template
+from backends.torch.priority import lower_priority
 from backends.torch.sequences import InputSequence, PreparedSequences, ReadPart
 
 # Decoding and resizing release the GIL. Each thread may hold the largest picture, in several forms.
 READING_THREADS_MAX = 8
-READING = ThreadPoolExecutor(min(READING_THREADS_MAX, max(2, (os.cpu_count() or 2) // 2)), "media")
+READING = ThreadPoolExecutor(
+    min(READING_THREADS_MAX, max(2, (os.cpu_count() or 2) // 2)), "media", lower_priority
+)
 NAMES: dict[type, str] = {str: "text", Image: "picture", Audio: "recording"}
 
 
