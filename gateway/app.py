@@ -340,7 +340,7 @@ def sources_of(upstreams: Mapping[str, Upstream], in_flight: InFlight) -> Source
         name: replica.backend for name, upstream in upstreams.items() for replica in upstream.pool.replicas
     }
     return Sources(
-        {name: upstream.lane.backlog for name, upstream in upstreams.items()},
+        {name: upstream.backlog for name, upstream in upstreams.items()},
         replicas,
         lambda: (in_flight.calls, in_flight.bytes),
         {name: backend.stats for name, backend in backends.items() if isinstance(backend, TorchBackend)},

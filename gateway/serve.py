@@ -121,7 +121,9 @@ class Gateway:
             prepared = await self._preparer.prepare(upstream.model_inputs, tenant, route, call, deadline)
             with await self._admission.admit(tenant, prepared, deadline) as grant:
                 timeline.lap("quota")
-                reply = await self._dispatcher.dispatch(grant, upstream.lane, upstream.model_inputs, timeline)
+                reply = await self._dispatcher.dispatch(
+                    grant, upstream.lane_of(prepared.work), upstream.model_inputs, timeline
+                )
             fingerprint = upstream.fingerprint if _has_vectors(reply) else None
         cut = prepared.cut
         if cut.indices:

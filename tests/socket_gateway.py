@@ -111,7 +111,7 @@ async def socket_gateway(server: FakeTei, config: str, send_bytes: int = 0) -> A
         serving = asyncio.create_task(web.serve([listener]))
         try:
             (upstream,) = application.gateway.upstreams.values()
-            await wait_for_value(1, lambda: len(upstream.lane._pool.usable()))
+            await wait_for_value(1, lambda: len(upstream.pool.usable()))
             await wait_for_value(True, lambda: web.started)
             port = listener.getsockname()[1]
             # Every connection of this server has the protocol of its configuration.

@@ -88,7 +88,8 @@ class AttemptRunner:
         if ticket.is_done or not attempt.is_wanted() or not self._callbacks.is_idle():
             return
         avoid = {attempt.replica, *ticket.tried, *lacking(self._pool, ticket.piece.work)}
-        replica = self._pool.pick(1, avoid, ticket.owner.tenant, is_only_tenant=False)
+        kind = attempt.load.kind
+        replica = self._pool.pick(1, avoid, ticket.owner.tenant, is_only_tenant=False, kind=kind)
         if replica is not None and self._policy.try_hedge(self._clock()):
             self.start([ticket], replica, is_hedge=True)
 

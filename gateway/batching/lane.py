@@ -1,4 +1,4 @@
-"""Lane in front of one upstream: the only owner of its waiting slices and of their attempts.
+"""Lane in front of one upstream: the only owner of its waiting slices of a kind and of their attempts.
 
 Slices that arrive in one turn of the event loop are spread over the free slots, one each if there are enough.
 Otherwise they wait in the tenant-fair queue, and when a slot becomes free, those at the head of the queue
@@ -43,7 +43,7 @@ class SliceReply(msgspec.Struct, frozen=True):
 
 
 class Lane:
-    """Queue and attempts of one upstream. clock: the event loop's, in seconds.
+    """Queue and attempts of one upstream, for one kind of batch. clock: the event loop's, in seconds.
 
     bounds: returns the bounds of one upstream request, as the replicas report them now.
     """
@@ -78,8 +78,7 @@ class Lane:
         self._attempts = AttemptRunner(pool, policy, self._measures, clock, callbacks)
         self._recheck_timer: asyncio.TimerHandle | None = None
         self._is_pump_scheduled = False
-        pool.on_change = self.pump
-        pool.on_stalled = self._handle_stalled
+        pool.subscribers.add(self.pump, self._handle_stalled)
 
     @property
     def queued_tokens(self) -> int:

@@ -63,7 +63,7 @@ class OutcomeHandler:
         """Learn from a completed batch and give each ticket its own reply."""
         load, tickets, took_s = attempt.load, attempt.tickets, now_s - attempt.started_s
         self._measures.record_batch(load.inputs, load.tokens, took_s, now_s)
-        was_full = attempt.replica.is_full or bool(len(self._queue))
+        was_full = not attempt.replica.free_slots(load.kind) or bool(len(self._queue))
         self._pool.record_success(attempt.replica, load, took_s, now_s, was_full=was_full)
         if len(tickets) == 1:
             tickets[0].settle(reply)
@@ -113,7 +113,7 @@ class OutcomeHandler:
 
     def _resume(self, replica: Replica) -> None:
         replica.refusals.is_paused = False
-        self._pool.on_change()
+        self._pool.subscribers.report_change()
 
     def _apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         if isinstance(error, UnsupportedWork) and attempt.is_wanted() and self._has_untried(attempt):

@@ -21,6 +21,7 @@ from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds
 from gateway.batching.tenant_activity import TenantActivity
 from gateway.batching.ticket import Ticket
+from gateway.routing.load import LoadKind
 from gateway.routing.offers import offers
 from gateway.routing.pool import Pool, has_room, is_replica_expected, lacking, no_replica_error
 from gateway.routing.replica import Replica
@@ -70,7 +71,7 @@ class Scheduler:
         self._pool = pool
         self._activity = activity
         self._sizer = sizer
-        self._holds = settings.holds
+        self._holds, self._kind = settings.holds, settings.kind
 
     def decide(
         self, scheduling_pass: SchedulingPass, now_s: float, bounds: Callable[[], Bounds]
@@ -89,7 +90,7 @@ class Scheduler:
             elif (replica := self._replica_for(ticket, now_s)) is not None:
                 self._queue.pop(entry)
                 return Dispatch(self._batch_from(ticket, replica, scheduling_pass, now_s, bounds), replica)
-            elif not has_room(self._pool, ticket.piece.inputs):
+            elif not has_room(self._pool, ticket.piece.inputs, self._kind):
                 return None
             elif self._avoided(ticket) and len(scheduling_pass.deferred) < LOOK_AHEAD:
                 # A replica that has failed this ticket, or does not offer it, has a slot. The tenant's other
@@ -123,7 +124,9 @@ class Scheduler:
         tenant = ticket.owner.tenant
         is_only_tenant = not self._activity.has_others(tenant, now_s)
         avoid = self._avoided(ticket)
-        return self._pool.pick(ticket.piece.inputs, avoid, tenant, is_only_tenant=is_only_tenant)
+        return self._pool.pick(
+            ticket.piece.inputs, avoid, tenant, is_only_tenant=is_only_tenant, kind=self._kind
+        )
 
     def _avoided(self, ticket: Ticket) -> Collection[Replica]:
         """Return the replicas that have failed a ticket, or do not offer its work."""
@@ -144,7 +147,7 @@ class Scheduler:
             return tickets
         totals, limits = BatchTotals().plus(first.piece), self._limits(first, bounds())
         # Waiting slices are spread over the free slots: one each if there are enough, several if not.
-        tickets_max = -(-(len(self._queue) + 1) // max(1, _free_slots(self._pool)))
+        tickets_max = -(-(len(self._queue) + 1) // max(1, _free_slots(self._pool, self._kind)))
         passed = set(scheduling_pass.skipped_tenants)
         passed_max = len(passed) + LOOK_AHEAD
         while len(tickets) < tickets_max and len(passed) <= passed_max:
@@ -201,9 +204,9 @@ class Scheduler:
     def _admits(self, replica: Replica, totals: BatchTotals, ticket: Ticket, now_s: float) -> bool:
         tenant = ticket.owner.tenant
         is_only_tenant = not self._activity.has_others(tenant, now_s)
-        return replica.admits(totals.inputs, tenant, is_only_tenant=is_only_tenant)
+        return replica.admits(totals.inputs, tenant, is_only_tenant=is_only_tenant, kind=self._kind)
 
 
-def _free_slots(pool: Pool) -> int:
-    """Return how many more batches the windows alone allow in flight."""
-    return sum(max(0, replica.slots - replica.batches) for replica in pool.usable())
+def _free_slots(pool: Pool, kind: LoadKind) -> int:
+    """Return how many more batches of a kind the windows alone allow in flight."""
+    return sum(replica.free_slots(kind) for replica in pool.usable())

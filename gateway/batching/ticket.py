@@ -12,7 +12,8 @@ from backends.tracing import Carrier
 from gateway.batching.fair_queue import Entry, FairQueue, Priority
 from gateway.batching.slices import Slice
 from gateway.batching.traces import AttemptSpans, SliceTrace
-from gateway.routing.replica import BatchLoad, Replica
+from gateway.routing.load import BatchLoad, kind_of
+from gateway.routing.replica import Replica
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -132,7 +133,7 @@ class Attempt:
         self.started_s = started_s
         self.is_hedge = is_hedge
         tenants = tuple({ticket.owner.tenant for ticket in tickets})
-        self.load = BatchLoad(piece.inputs, piece.tokens, tenants)
+        self.load = BatchLoad(piece.inputs, piece.tokens, tenants, kind_of(piece.work))
         self.task: asyncio.Task[None] | None = None
         self.hedge_timer: asyncio.TimerHandle | None = None
         self.outcome = "cancelled"

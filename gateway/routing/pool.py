@@ -9,9 +9,10 @@ from backends.texts import ModelWork
 from gateway.errors import NoReplica
 from gateway.events import DescriptionRejected, Observe, ReplicaChanged
 from gateway.routing.health import USABLE, ReplicaEvent, State, event_of, next_state
+from gateway.routing.load import BatchLoad, LoadKind
 from gateway.routing.offers import ModelOffer, offers
 from gateway.routing.policies import Policy, rank_replicas
-from gateway.routing.replica import BatchLoad, Replica
+from gateway.routing.replica import Replica
 
 # Replicas that are down are probed, and names without an address resolved, at least this often.
 PROBED_WITHIN_S = 5
@@ -24,12 +25,35 @@ async def _count_nothing(work: ModelWork, prompt: str, capabilities: Capabilitie
     return None
 
 
-class Pool:
-    """Equal replicas behind one lane.
+class Subscribers:
+    """Lanes that act on changes of a pool."""
 
-    on_change: called after each change of a replica's state. on_stalled: called with a replica whose work in
-    flight will not complete.
-    """
+    def __init__(self) -> None:
+        self._on_change: list[Callable[[], None]] = []
+        self._on_stalled: list[Callable[[Replica], None]] = []
+
+    def add(self, on_change: Callable[[], None], on_stalled: Callable[[Replica], None]) -> None:
+        """Add a lane.
+
+        on_change: called after each change of a replica's state. on_stalled: called with a replica whose work
+        in flight will not complete.
+        """
+        self._on_change.append(on_change)
+        self._on_stalled.append(on_stalled)
+
+    def report_change(self) -> None:
+        """Report that a replica has changed."""
+        for on_change in self._on_change:
+            on_change()
+
+    def report_stalled(self, replica: Replica) -> None:
+        """Report a replica whose work in flight will not complete."""
+        for on_stalled in self._on_stalled:
+            on_stalled(replica)
+
+
+class Pool:
+    """Equal replicas of one upstream, behind its lanes."""
 
     def __init__(
         self,
@@ -41,8 +65,7 @@ class Pool:
     ) -> None:
         self.upstream = upstream
         self.replicas = replicas
-        self.on_change: Callable[[], None] = lambda: None
-        self.on_stalled: Callable[[Replica], None] = lambda _: None
+        self.subscribers = Subscribers()
         # Whether work waits while no replica is usable, as in `LaneSettings`.
         self.holds = False
         # Own counts of a piece of work with its prompt, None without a tokenizer.
@@ -73,16 +96,22 @@ class Pool:
         )
 
     def pick(
-        self, inputs: int, avoid: Collection[Replica], tenant: str = "", *, is_only_tenant: bool = True
+        self,
+        inputs: int,
+        avoid: Collection[Replica],
+        tenant: str = "",
+        *,
+        is_only_tenant: bool = True,
+        kind: LoadKind = "texts",
     ) -> Replica | None:
         """Return the best replica with room for a batch of this many inputs, or None."""
         usable = self.usable(avoid)
         if len(usable) == 1:
             only = usable[0]
-            return only if only.admits(inputs, tenant, is_only_tenant=is_only_tenant) else None
+            return only if only.admits(inputs, tenant, is_only_tenant=is_only_tenant, kind=kind) else None
         loads = [replica.tokens + _waiting_tokens(replica) for replica in usable]
         for index in rank_replicas(self._policy, loads, self._turn, self._random):
-            if usable[index].admits(inputs, tenant, is_only_tenant=is_only_tenant):
+            if usable[index].admits(inputs, tenant, is_only_tenant=is_only_tenant, kind=kind):
                 self._turn += 1
                 return usable[index]
         return None
@@ -95,7 +124,7 @@ class Pool:
         """Record that a URL has been resolved once, with or without a result."""
         if url in self._undiscovered_urls:
             self._undiscovered_urls.discard(url)
-            self.on_change()
+            self.subscribers.report_change()
 
     def add(self, replica: Replica) -> None:
         """Add a replica that has yet to join."""
@@ -141,7 +170,7 @@ class Pool:
         """Replace the capabilities of a replica that serves the same model."""
         replica.capabilities = capabilities
         _combine_capabilities(self)
-        self.on_change()
+        self.subscribers.report_change()
 
     def transition(
         self,
@@ -163,13 +192,13 @@ class Pool:
         _combine_capabilities(self)
         self.observe(ReplicaChanged(self.upstream, replica.name, state.value, printable(reason)))
         if event is ReplicaEvent.STALLED:
-            self.on_stalled(replica)
-        self.on_change()
+            self.subscribers.report_stalled(replica)
+        self.subscribers.report_change()
 
 
-def has_room(pool: Pool, inputs: int) -> bool:
+def has_room(pool: Pool, inputs: int, kind: LoadKind = "texts") -> bool:
     """Return whether any usable replica has room for a batch of this many inputs; picks none."""
-    return any(replica.admits(inputs, "", is_only_tenant=True) for replica in pool.usable())
+    return any(replica.admits(inputs, "", is_only_tenant=True, kind=kind) for replica in pool.usable())
 
 
 def lacking(pool: Pool, work: Work) -> Collection[Replica]:

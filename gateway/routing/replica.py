@@ -1,9 +1,7 @@
 """One replica of an upstream: its state, the batches in flight to it, and its measurements."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-
-import msgspec
+from collections.abc import Callable
 
 from backends.contract import (
     Backend,
@@ -17,6 +15,7 @@ from backends.contract import (
 )
 from backends.errors import ReplicaFailed
 from gateway.routing.health import PROBATION_BATCHES, State
+from gateway.routing.load import BatchLoad, LoadKind
 from gateway.routing.refusals import Refusals
 from gateway.routing.window import Window
 
@@ -28,16 +27,11 @@ STALL_FACTOR = 3
 EXTREMES_DECAY = 0.98
 
 
-class BatchLoad(msgspec.Struct, frozen=True):
-    """Load that one batch puts on a replica, and the tenants whose inputs it contains."""
-
-    inputs: int
-    tokens: int
-    tenants: Sequence[str]
-
-
 class Replica:
-    """One server or engine of an upstream. name: the label in logs and metrics."""
+    """One server or engine of an upstream. name: the label in logs and metrics.
+
+    The window holds for each kind of batch by itself: texts do not wait until pictures are computed.
+    """
 
     def __init__(self, name: str, backend: Backend, window: Window | None = None) -> None:
         self.name = name
@@ -65,7 +59,8 @@ class Replica:
         self.counts_alike: dict[Operation, bool] = {}
         self.count_warned = False
         self.batches = 0
-        self.batches_by_tenant: Counter[str] = Counter()
+        self.batches_by_kind: Counter[LoadKind] = Counter()
+        self.batches_by_tenant: Counter[tuple[LoadKind, str]] = Counter()
         self.inputs = 0
         self.tokens = 0
         self._failures = 0
@@ -76,34 +71,33 @@ class Replica:
 
     @property
     def slots(self) -> int:
-        """Number of batches that may be in flight now."""
+        """Number of batches of each kind that may be in flight now."""
         return 1 if self.state is State.PROBATION else self.window.size
 
-    @property
-    def is_full(self) -> bool:
-        """True if no further batch may be in flight."""
-        return self.batches >= self.slots
+    def free_slots(self, kind: LoadKind) -> int:
+        """Return how many more batches of a kind the window allows."""
+        return max(0, self.slots - self.batches_by_kind[kind])
 
     @property
     def is_proven(self) -> bool:
         """True once it has completed enough batches since it rejoined."""
         return self._successes >= PROBATION_BATCHES
 
-    def admits(self, inputs: int, tenant: str, *, is_only_tenant: bool) -> bool:
+    def admits(self, inputs: int, tenant: str, *, is_only_tenant: bool, kind: LoadKind = "texts") -> bool:
         """Return whether a tenant may have one more batch of this size in flight here.
 
         While other tenants are active, a tenant that has a batch here leaves the last slot to them.
         """
         slots = self.slots
-        reserved = 0 if is_only_tenant or slots == 1 or not self.batches_by_tenant[tenant] else 1
-        return self.has_room(inputs, slots - reserved)
+        reserved = 0 if is_only_tenant or slots == 1 or not self.batches_by_tenant[kind, tenant] else 1
+        return self.has_room(inputs, slots - reserved, kind)
 
-    def has_room(self, inputs: int, slots: int) -> bool:
+    def has_room(self, inputs: int, slots: int, kind: LoadKind = "texts") -> bool:
         """Return whether the slots and the replica's own permits allow one more batch of this size."""
         permits = self.capabilities.concurrent_inputs if self.capabilities else None
         # A batch larger than all permits was cut for other replicas. It may try alone, and is then cut again.
         free = permits is None or self.inputs == 0 or self.inputs + inputs <= permits
-        return self.batches < slots and free and not self.refusals.is_paused
+        return self.batches_by_kind[kind] < slots and free and not self.refusals.is_paused
 
     def check_width(self, work: Work, reply: Reply) -> None:
         """Check that vectors are as wide as its canaries were, or as the work requested.
@@ -121,17 +115,19 @@ class Replica:
         if not self.batches:
             self._progress_s = now_s
         self.batches += 1
-        self.batches_by_tenant.update(load.tenants)
+        self.batches_by_kind[load.kind] += 1
+        self.batches_by_tenant.update((load.kind, tenant) for tenant in load.tenants)
         self.inputs += load.inputs
         self.tokens += load.tokens
 
     def remove_batch(self, load: BatchLoad) -> None:
         """Stop counting a batch, whatever its outcome."""
         self.batches -= 1
-        self.batches_by_tenant.subtract(load.tenants)
+        self.batches_by_kind[load.kind] -= 1
         for tenant in load.tenants:
-            if not self.batches_by_tenant[tenant]:
-                del self.batches_by_tenant[tenant]
+            self.batches_by_tenant[load.kind, tenant] -= 1
+            if not self.batches_by_tenant[load.kind, tenant]:
+                del self.batches_by_tenant[load.kind, tenant]
         self.inputs -= load.inputs
         self.tokens -= load.tokens
 

@@ -30,7 +30,7 @@ from gateway.routing.prober import ENGINE_PROBES, REMOTE_PROBES, ProbeIntervals,
 from gateway.routing.replica import Replica
 from gateway.routing.window import Window
 from gateway.upstreams.batch_bounds import BatchBounds
-from gateway.upstreams.upstream import Upstream
+from gateway.upstreams.upstream import Lanes, Upstream
 from gateway.vector_spaces.space import VectorSpace
 from gateway.vector_spaces.store import FingerprintStore
 
@@ -109,9 +109,13 @@ def create_upstream(
         hedge_share=settings.hedge_share,
         waits_for_loading=settings.when_loading == "wait",
     )
-    lane = Lane(pool, lane_settings, observe, asyncio.get_running_loop().time, BatchBounds(pool, settings))
+    clock, bounds = asyncio.get_running_loop().time, BatchBounds(pool, settings)
+    lanes: Lanes = {
+        "texts": Lane(pool, lane_settings, observe, clock, bounds),
+        "media": Lane(pool, msgspec.structs.replace(lane_settings, kind="media"), observe, clock, bounds),
+    }
     space = VectorSpace(name, settings, dependencies.fingerprints, observe)
-    return Upstream(name, settings, pool, lane, space)
+    return Upstream(name, settings, pool, lanes, space)
 
 
 def replica_places(settings: UpstreamSettings, engine: str | None) -> list[ReplicaAddress]:

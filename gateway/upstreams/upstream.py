@@ -1,31 +1,35 @@
 """One upstream in use: its replicas, the lane in front of them, and the inputs of its model."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
-from backends.contract import Capabilities, Residence
+from backends.contract import Capabilities, Residence, Work
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds
 from gateway.config import schema
+from gateway.events import LaneBacklog
+from gateway.routing.load import LoadKind, kind_of
 from gateway.routing.pool import Pool
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.token_ids import IdDecoder
 from gateway.vector_spaces.space import VectorSpace
 
 MIXED = "mixed"
+Lanes: TypeAlias = Mapping[LoadKind, Lane]
 # refused: the replicas that respond belong to a different vector space.
 UpstreamState = Literal["ready", "loading", "refused", "unavailable"]
 
 
 class Upstream:
-    """Upstream of the config with its collaborators."""
+    """Upstream of the config with its collaborators. lanes: one for each kind of batch."""
 
     def __init__(
-        self, name: str, settings: schema.UpstreamSettings, pool: Pool, lane: Lane, space: VectorSpace
+        self, name: str, settings: schema.UpstreamSettings, pool: Pool, lanes: Lanes, space: VectorSpace
     ) -> None:
         self.name = name
         self.settings = settings
         self.pool = pool
-        self.lane = lane
+        self.lanes = lanes
         self.space = space
         self.model_inputs = ModelInputs(settings, pool.capabilities)
         pool.count_tokens = self.model_inputs.count_few
@@ -50,7 +54,20 @@ class Upstream:
     @property
     def bounds(self) -> Bounds:
         """Maximum size of one upstream request."""
-        return self.lane.bounds()
+        return self.lanes["texts"].bounds()
+
+    def lane_of(self, work: Work) -> Lane:
+        """Return the lane of a piece of work."""
+        return self.lanes[kind_of(work)]
+
+    def backlog(self) -> LaneBacklog:
+        """Return the size and age of what waits in all lanes."""
+        parts = [lane.backlog() for lane in self.lanes.values()]
+        return LaneBacklog(
+            sum(part.tokens for part in parts),
+            sum(part.inputs for part in parts),
+            max(part.oldest_s for part in parts),
+        )
 
     @property
     def startup_done(self) -> bool:

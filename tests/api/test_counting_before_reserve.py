@@ -184,7 +184,7 @@ async def test_calls_that_waited_for_the_first_replica_pay_for_their_own_tokens(
     async with boot({"tei": late}, config, wait=False) as gateway:
         calls = [asyncio.create_task(gateway.post(OPENAI, {"input": text})) for text in texts]
         upstream = gateway.application.gateway.upstreams["up"]
-        await until(lambda: upstream.lane.queued_tokens == len(texts))
+        await until(lambda: upstream.lanes["texts"].queued_tokens == len(texts))
         joined.opened.set()
         await until(lambda: gate.waiting == 1)
         gate.opened.set()

@@ -229,7 +229,7 @@ class World:
             BatchBounds(self.pool, upstream_settings),
         )
         space = VectorSpace("up", upstream_settings, None, lambda _: None)
-        self.upstream = Upstream("up", upstream_settings, self.pool, lane, space)
+        self.upstream = Upstream("up", upstream_settings, self.pool, {"texts": lane}, space)
         self.preparer = Preparer(FairThreads(), _no_limits)
         self.dispatcher = Dispatcher(self.preparer)
         for replica, backend in zip(replicas, backends, strict=True):
@@ -259,7 +259,7 @@ class World:
             try:
                 upstream = self.upstream
                 reply = await self.dispatcher.dispatch(
-                    grant, upstream.lane, upstream.model_inputs, Timeline()
+                    grant, upstream.lane_of(grant.prepared.work), upstream.model_inputs, Timeline()
                 )
             except GatewayError:
                 return None

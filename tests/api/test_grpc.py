@@ -1,6 +1,7 @@
 """TEI's services over gRPC: replies, defaults, statuses, streams, bounds, health and reflection."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -277,7 +278,7 @@ async def test_a_stream_answers_in_order_and_shares_batches() -> None:
     async with grpc_gateway(tei_0=servers[0], tei_1=servers[1]) as client:
         gate = servers[0].hook = servers[1].hook = Gate()
         call = client.stream("/tei.v1.Embed/EmbedStream", iter(texts(1000)), pb.EmbedResponse)
-        lane = client.gateway.application.gateway.upstreams["embedder"].lane
+        lane = client.gateway.application.gateway.upstreams["embedder"].lanes["texts"]
         await until(lambda: lane.backlog().inputs > 900)
         gate.opened.set()
         replies = [reply async for reply in call]
@@ -424,11 +425,10 @@ async def test_health_is_answered_while_calls_without_a_key_wait(monkeypatch: py
         waiting = [open_rpcs(nothing()) for _ in range(open_services.OPEN_RPCS_MAX + 4)]
         check = client.channel.unary_unary("/grpc.health.v1.Health/Check")
         answered = [await check(b"", timeout=20) for _ in range(3)]
-        for call in waiting[1:]:
-            call.cancel()
-        late = await waiting[0].code()
+        codes = Counter([await call.code() for call in waiting])
 
-    assert Code.DEADLINE_EXCEEDED == late
+    # Which of them are held is not defined; the others are answered without being read.
+    assert {Code.DEADLINE_EXCEEDED: open_services.OPEN_RPCS_MAX, Code.OK: 4} == codes
     expected = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
     assert [expected.SerializeToString()] * 3 == answered
 

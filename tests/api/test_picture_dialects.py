@@ -1,5 +1,6 @@
 """Pictures in every dialect, over servers that read them and servers that do not."""
 
+import asyncio
 import base64
 import json
 from pathlib import Path
@@ -13,6 +14,7 @@ from backends.vectors import max_similarity
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots
 from tests.fakes.checkpoint import write_small_files
+from tests.fakes.hooks import Gate, until
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.server import token_rows
 from tests.fakes.tei import FakeTei, vector_of
@@ -23,9 +25,14 @@ CONFIG = """
 upstreams: {one: {backend: BACKEND, replicas: ["http://one"]OPTIONS}}
 models: {clip: {upstream: one}}
 """
-PICTURES = [
-    f"data:image/png;base64,{base64.b64encode(encoded(noise(9, 7, seed))).decode()}" for seed in range(2)
-]
+
+
+def picture(seed: int) -> str:
+    """Return a small PNG as base64."""
+    return base64.b64encode(encoded(noise(9, 7, seed))).decode()
+
+
+PICTURES = [f"data:image/png;base64,{picture(seed)}" for seed in range(2)]
 FIRST, SECOND = PICTURES
 
 
@@ -393,3 +400,27 @@ async def test_servers_without_a_chat_template_refuse_its_fields(
 
     assert 400 == reply.status_code, reply.text
     assert "applies no chat template" in reply.text
+
+
+async def test_texts_do_not_wait_for_pictures(boot: Boots, tokenizer: str) -> None:
+    server, gate = FakeVllm(images=True), Gate()
+
+    async def hold_pictures(path: str, sent: dict[str, Any]) -> None:
+        if path == "/v1/embeddings" and "data:image" in str(sent):
+            await gate()
+
+    config = config_of("vllm", tokenizer).replace("]}}", "], in_flight_batches: 2}}")
+    async with boot({"one": server}, config) as gateway:
+        server.hook = hold_pictures
+        bodies = [message(picture_part(f"data:image/png;base64,{picture(seed)}")) for seed in range(9)]
+        flood = [asyncio.create_task(gateway.post("/v1/embeddings", body)) for body in bodies]
+        await until(lambda: gate.waiting == 2)
+        texts = await asyncio.wait_for(
+            asyncio.gather(*(gateway.post("/v1/embeddings", {"input": f"a {n}"}) for n in range(5))), 20
+        )
+        most = gate.waiting
+        gate.opened.set()
+        pictures = await asyncio.gather(*flood)
+
+    assert {200} == {reply.status_code for reply in (*texts, *pictures)}
+    assert 2 == most

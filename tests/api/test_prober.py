@@ -8,8 +8,9 @@ from backends.contract import Capabilities, Reply
 from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
 from gateway.routing import prober
 from gateway.routing.health import State
+from gateway.routing.load import BatchLoad
 from gateway.routing.prober import ProbeIntervals, Prober
-from gateway.routing.replica import STALL_MIN_S, BatchLoad
+from gateway.routing.replica import STALL_MIN_S
 from tests.fakes.hooks import until
 from tests.fakes.replicas import Rig, assert_vectors, reply_to
 

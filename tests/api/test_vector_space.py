@@ -333,7 +333,7 @@ async def test_requests_do_not_wait_for_a_refused_engine() -> None:
     lane = Lane(pool, LaneSettings(1000, 30, holds=True), lambda _: None, clock, Bounds)
     upstream_settings = config.UpstreamSettings(backend="torch", model="m")
     space = VectorSpace("up", upstream_settings, None, lambda _: None)
-    upstream = Upstream("up", upstream_settings, pool, lane, space)
+    upstream = Upstream("up", upstream_settings, pool, {"texts": lane}, space)
     waiting = asyncio.create_task(lane.wait_for_replica(clock() + 60))
     await asyncio.sleep(0)
     assert ("loading", False) == (upstream.state, upstream.startup_done)

@@ -88,7 +88,7 @@ async def test_retired_lane_serves_its_queued_calls(boot: Boots) -> None:
     config = ONE.replace('["http://old"]', '["http://old"], in_flight_batches: 1')
     async with boot({"old": tei_with_hook(gate), "new": FakeTei()}, config) as gateway:
         running = [asyncio.create_task(embed(gateway, f"text {i}")) for i in range(9)]
-        lane = gateway.application.gateway.upstreams["one"].lane
+        lane = gateway.application.gateway.upstreams["one"].lanes["texts"]
         await until(lambda: gate.waiting == 1 and lane.queued_tokens > 0)
         drained = gateway.follow(ONE.replace("http://old", "http://new").replace("one", "two"))
         gate.opened.set()

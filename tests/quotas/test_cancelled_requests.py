@@ -31,7 +31,7 @@ def open_files() -> int:
 def resources_of(application: Application, redis: RedisServer) -> dict[str, object]:
     """Return every resource that a request holds."""
     upstream = application.gateway.upstreams["one"]
-    lane, edge = upstream.lane, application.in_flight
+    lane, edge = upstream.lanes["texts"], application.in_flight
     (replica,) = lane._pool.replicas
     return {
         "calls": edge.calls,

@@ -11,10 +11,11 @@ from backends.errors import ConnectionLost, ReplicaUnavailable
 from backends.tei import open_replica
 from gateway.events import Event, ReplicaChanged
 from gateway.routing.health import ReplicaEvent, State
+from gateway.routing.load import BatchLoad, LoadKind
 from gateway.routing.offers import offers
 from gateway.routing.policies import Policy
 from gateway.routing.pool import Pool, has_room, lacking
-from gateway.routing.replica import BatchLoad, Replica
+from gateway.routing.replica import Replica
 from gateway.routing.window import Window
 
 
@@ -38,16 +39,26 @@ class PoolBench:
 @settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(get_args(Policy)),
-    st.lists(st.tuples(st.sampled_from(State), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=6),
+    st.lists(
+        st.tuples(st.sampled_from(State), st.integers(0, 3), st.integers(0, 3), st.integers(0, 9)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.sampled_from(get_args(LoadKind)),
 )
-def test_picked_replica_is_usable_and_has_room(policy: Policy, states: list[tuple[State, int, int]]) -> None:
+def test_picked_replica_is_usable_and_has_room(
+    policy: Policy, states: list[tuple[State, int, int, int]], kind: LoadKind
+) -> None:
     bench = PoolBench(len(states), policy)
-    for replica, (state, batches, tokens) in zip(bench.replicas, states, strict=True):
-        replica.state, replica.batches, replica.tokens = state, batches, tokens
-    picked = bench.pool.pick(1, ())
+    for replica, (state, texts, media, tokens) in zip(bench.replicas, states, strict=True):
+        replica.state, replica.tokens = state, tokens
+        replica.batches_by_kind |= {"texts": texts, "media": media}
+    picked = bench.pool.pick(1, (), kind=kind)
 
     slots = {State.UP: 2, State.PROBATION: 1}
-    candidates = [replica for replica in bench.replicas if replica.batches < slots.get(replica.state, 0)]
+    candidates = [
+        replica for replica in bench.replicas if replica.batches_by_kind[kind] < slots.get(replica.state, 0)
+    ]
     assert (picked in candidates) if candidates else picked is None
 
 
@@ -82,7 +93,7 @@ def test_permits_bound_inputs_in_flight_except_of_a_single_large_batch(
 
 def test_state_change_is_observed_and_reported_once() -> None:
     bench, states = PoolBench(1), []
-    bench.pool.on_change = lambda: states.append(bench.replicas[0].state)
+    bench.pool.subscribers.add(lambda: states.append(bench.replicas[0].state), lambda _: None)
     for event in (ReplicaEvent.JOINED, ReplicaEvent.JOINED, ReplicaEvent.LOST, ReplicaEvent.UNREACHED):
         bench.pool.transition(bench.replicas[0], event, event.value)
 

@@ -16,8 +16,9 @@ from gateway.batching.tenant_activity import ACTIVE_S, SUSPECT_S, TenantActivity
 from gateway.batching.ticket import Owner, Ticket
 from gateway.errors import NoReplica
 from gateway.routing.health import ReplicaEvent, State
+from gateway.routing.load import BatchLoad
 from gateway.routing.pool import Pool
-from gateway.routing.replica import BatchLoad, Replica
+from gateway.routing.replica import Replica
 from gateway.routing.window import Window
 
 # Text, tenant, and options of the owner.

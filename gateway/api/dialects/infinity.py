@@ -439,7 +439,7 @@ def model_item(name: str, api: InferenceApi) -> InfinityModelItem:
     capabilities = [CAPABILITY_NAMES[each] for each in operations if each in CAPABILITY_NAMES]
     if is_late(upstream.capabilities):
         capabilities.insert(0, CAPABILITY_NAMES[Operation.EMBED])
-    waiting = upstream.lane.backlog().inputs
+    waiting = upstream.backlog().inputs
     stats = InfinityQueueStats(min(1.0, waiting / QUEUE_SIZE), waiting, 0, upstream.bounds.inputs)
     return InfinityModelItem(name, stats, upstream.settings.backend, capabilities)
 
