@@ -7,7 +7,7 @@ from backends.torch import wire
 from backends.torch.options import RerankPrompt
 from gateway.config.schema import EngineSettings, UpstreamSettings
 from gateway.processes.child import Child
-from gateway.processes.engine_process import EngineGroup, engine_child
+from gateway.processes.engine_process import EngineGroup, child_environment, engine_child
 
 
 def boot(child: Child) -> wire.EngineBoot:
@@ -63,3 +63,15 @@ def test_model_address_round_trips_any_name_and_path() -> None:
     address = wire.address_of("/tmp/odd #?%/e.sock", "a/b c%2F?")
 
     assert wire.socket_and_base(address) == ("/tmp/odd #?%/e.sock", "http://engine/a%2Fb%20c%252F%3F")
+
+
+def test_variables_of_the_operator_replace_those_of_the_engine() -> None:
+    group = EngineGroup("engine", "s", {"m": UpstreamSettings(backend="torch", model="m")})
+    given = child_environment({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0", "TEI_KEY": "secret"})
+
+    default = engine_child(group, EngineSettings(), {}, lambda _: None)._spec.environment
+    replaced = engine_child(group, EngineSettings(), given, lambda _: None)._spec.environment
+
+    assert default["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert replaced["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"
+    assert "TEI_KEY" not in replaced
