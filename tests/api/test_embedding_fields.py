@@ -33,6 +33,7 @@ OPENAI_FIELDS: dict[str, tuple[Any, ...]] = {
 }
 JINA_FIELDS: dict[str, tuple[Any, ...]] = {
     "embedding_type": (["float", "ubinary"], "int4"),
+    "encoding_type": ("float", "int4"),
     "task": ("retrieval.query", "nl2code.query"),
     "normalized": (False,),
     "truncate": (True, "MIDDLE"),

@@ -75,6 +75,7 @@ BODIES: list[tuple[str, dict[str, Any], list[str]]] = [
         [FIRST, "a b", SECOND],
     ),
     ("/v1/embeddings", {"input": ["a b", {"image": FIRST.partition(",")[2]}]}, ["a b", FIRST]),
+    ("/v1/embeddings", {"input": [{"bytes": FIRST.partition(",")[2]}, {"url": SECOND}]}, PICTURES),
     ("/v1/embeddings", {"input": {"image": FIRST}, "dimensions": 4}, [FIRST]),
     ("/infinity/embeddings", {"input": PICTURES, "modality": "image"}, PICTURES),
     ("/infinity/embeddings", {"input": FIRST, "modality": "image"}, [FIRST]),
@@ -142,11 +143,36 @@ async def test_usage_of_voyage_counts_pixels(boot: Boots, tokenizer: str) -> Non
     async with boot({"one": FakeInfinity(images=True)}, config_of("infinity", tokenizer)) as gateway:
         reply = await gateway.post("/v1/multimodalembeddings", body | {"output_encoding": "base64"})
 
-    assert {"image_pixels": 126, "total_tokens": 2} == reply.json()["usage"]
+    usage = {"text_tokens": 0, "image_pixels": 126, "video_pixels": 0, "total_tokens": 2}
+    assert usage == reply.json()["usage"]
     packed = [base64.b64decode(item["embedding"]) for item in reply.json()["data"]]
     np.testing.assert_allclose(
         [vector_of(source) for source in PICTURES], [np.frombuffer(row, "<f4") for row in packed], atol=1e-6
     )
+
+
+async def test_voyage_returns_the_type_that_is_asked_for(boot: Boots, tokenizer: str) -> None:
+    body = {"inputs": [{"content": [{"type": "image_base64", "image_base64": FIRST}]}]}
+    async with boot({"one": FakeInfinity(images=True)}, config_of("infinity", tokenizer)) as gateway:
+        plain = await gateway.post("/v1/multimodalembeddings", body | {"output_dtype": None})
+        bits = await gateway.post("/v1/multimodalembeddings", body | {"output_dtype": "ubinary"})
+        packed = await gateway.post(
+            "/v1/multimodalembeddings", body | {"output_dtype": "ubinary", "output_encoding": "base64"}
+        )
+
+    (vector,), (octets,) = vectors_in(plain.json()), vectors_in(bits.json())
+    assert list(np.packbits(np.array(vector) > 0)) == octets
+    assert bytes(octets) == base64.b64decode(vectors_in(packed.json())[0])
+
+
+async def test_the_first_name_of_jinas_types_is_applied(boot: Boots, tokenizer: str) -> None:
+    body = {"input": [{"bytes": FIRST.partition(",")[2]}], "encoding_type": "ubinary"}
+    async with boot({"one": FakeInfinity(images=True)}, config_of("infinity", tokenizer)) as gateway:
+        reply = await gateway.post("/v1/embeddings", body)
+        both = await gateway.post("/v1/embeddings", body | {"embedding_type": "float"})
+
+    assert list(np.packbits(vector_of(FIRST) > 0)) == vectors_in(reply.json())[0]
+    assert (400, "encoding_type") == (both.status_code, both.json()["error"]["param"])
 
 
 @pytest.mark.parametrize(
@@ -183,6 +209,7 @@ async def test_a_model_of_texts_refuses_pictures(
         ),
         ("/v1/embeddings", message(picture_part(FIRST), {"type": "text", "text": ""}), "empty text"),
         ("/v1/embeddings", {"input": [{"image": FIRST, "text": "a"}]}, "one text or one image"),
+        ("/v1/embeddings", {"input": [{"bytes": FIRST, "text": "a"}]}, "one text or one image"),
         ("/v1/embeddings", {"input": [{"image": FIRST}], "late_chunking": True}, "late_chunking"),
         ("/v1/embeddings", {"input": [{"image": FIRST}, [1, 2]]}, "token ids"),
         ("/v1/embeddings", message(picture_part(FIRST)) | {"add_special_tokens": True}, "add_special_tokens"),

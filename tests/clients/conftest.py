@@ -4,12 +4,17 @@ Rule: this file and the tests next to it run in a client's own environment. They
 project, only the standard library, pytest and the client.
 """
 
+import base64
 import hashlib
+import json
+import random
 import socket
+import struct
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +36,7 @@ upstreams:
   ids: {{backend: torch, model: sentence-transformers/all-MiniLM-L6-v2, token_encoding: {models}/bytes}}
   cross: {{backend: torch, model: {models}/cross-encoder}}
   labels: {{backend: torch, model: {models}/classifier}}
+  clip: {{backend: torch, model: {models}/clip}}
 models:
   all-minilm-l6-v2: {{upstream: minilm}}
   org/prompted: {{upstream: minilm, prompts: {{query: "query: ", document: "passage: "}}}}
@@ -39,6 +45,10 @@ models:
   decoding: {{upstream: ids}}
   cross: {{upstream: cross}}
   labels: {{upstream: labels}}
+  clip: {{upstream: clip}}
+  # Names that LlamaIndex's classes require before they send images.
+  embed-v4.0: {{upstream: clip}}
+  voyage-multimodal-3: {{upstream: clip}}
 defaults: {{embed: all-minilm-l6-v2, rerank: all-minilm-l6-v2}}
 tenants:
   clients: {{keys: ["{keys[0]}"]}}
@@ -52,7 +62,7 @@ class Gateway(NamedTuple):
 
     slow, spent: keys limited to one call per minute and one per day. prompted has prompts for roles, strict
     does not truncate, decoding accepts token ids, which are the bytes of UTF-8. cross is a cross-encoder,
-    labels a classifier.
+    labels a classifier, clip a dual encoder of texts and images.
     """
 
     url: str
@@ -66,6 +76,24 @@ class Gateway(NamedTuple):
     decoding: str = "decoding"
     cross: str = "cross"
     labels: str = "labels"
+    clip: str = "clip"
+
+
+class Pictures(NamedTuple):
+    """Two pictures as PNG, in the forms that clients take, and the vectors of the gateway's own reply.
+
+    files: in a folder. uris: `data:` URIs. vectors: by Infinity's API, which no client here calls with PNG.
+    """
+
+    files: list[Path]
+    uris: list[str]
+    vectors: list[list[float]]
+
+    def assert_equal(self, found: Sequence[Sequence[float]]) -> None:
+        """Check the vectors that a client returns for the pictures, in their order."""
+        assert len(self.vectors) == len(found)
+        for expected, vector in zip(self.vectors, found, strict=True):
+            assert expected == pytest.approx(list(vector), abs=1e-5)
 
 
 @pytest.fixture(scope="session")
@@ -89,10 +117,40 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
             process.wait(STOP_S)
 
 
+@pytest.fixture
+def pictures(gateway: Gateway, tmp_path: Path) -> Pictures:
+    """Return two pictures with their vectors."""
+    files = [tmp_path / f"{seed}.png" for seed in range(2)]
+    for seed, file in enumerate(files):
+        file.write_bytes(png(60 + seed, 40, seed))
+    uris = [f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}" for file in files]
+    request = urllib.request.Request(
+        f"{gateway.url}/infinity/embeddings",
+        json.dumps({"model": gateway.clip, "input": uris, "modality": "image"}).encode(),
+        {"authorization": f"Bearer {gateway.key}", "content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        vectors = [item["embedding"] for item in json.load(reply)["data"]]
+    assert vectors[0] != pytest.approx(vectors[1], abs=1e-2)
+    return Pictures(files, uris, vectors)
+
+
+def png(width: int, height: int, seed: int) -> bytes:
+    """Return an RGB picture as PNG, written by hand because not every client has a library of images."""
+    dice = random.Random(seed)
+    lines = b"".join(b"\0" + dice.randbytes(width * 3) for _ in range(height))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in chunks
+    )
+
+
 def _make_models() -> None:
     """Write the models other than the default one, once for all environments."""
     command = [ROOT / ".venv/bin/python", "-m", "tests.clients.small_models", MODELS]
-    if not all((MODELS / name).exists() for name in ("cross-encoder", "classifier", "bytes")):
+    if not all((MODELS / name).exists() for name in ("cross-encoder", "classifier", "bytes", "clip")):
         subprocess.run(command, check=True, cwd=ROOT, timeout=START_S)
 
 

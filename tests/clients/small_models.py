@@ -1,7 +1,7 @@
 """Models of the clients' gateway other than the default model: `python -m tests.clients.small_models FOLDER`.
 
-Writes a cross-encoder, a classifier, and a vocabulary of token ids, each to a folder of its name. Existing
-folders stay. Runs with the project's own Python.
+Writes a cross-encoder, a classifier, a CLIP, and a vocabulary of token ids, each to a folder of its name.
+Existing folders stay. Runs with the project's own Python.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.engine.cross_encoder import make_cross_encoder
 from tests.real.classifier import make_classifier
+from tests.real.media_models import make_clip
 
 
 def make(folder: Path) -> None:
@@ -21,6 +22,7 @@ def make(folder: Path) -> None:
     encoder = locate_checkpoint(DEFAULT_MODEL).resolve()
     _once(folder / "cross-encoder", lambda target: make_cross_encoder(encoder, target))
     _once(folder / "classifier", lambda target: make_classifier(encoder, target))
+    _once(folder / "clip", make_clip)
     _once(folder / "bytes", make_vocabulary)
 
 

@@ -9,7 +9,7 @@ import cohere
 import numpy as np
 import pytest
 
-from tests.clients.conftest import Gateway
+from tests.clients.conftest import Gateway, Pictures
 
 DOCUMENTS = ["a car", "an apple", "the sea", "a pear"]
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -140,3 +140,23 @@ def test_a_wrong_key_is_unauthorized(gateway: Gateway) -> None:
         cohere.ClientV2(api_key="wrong", base_url=gateway.url).rerank(
             model=gateway.model, query="q", documents=["a"]
         )
+
+
+def test_pictures_have_the_vectors_of_the_model(client: Any, gateway: Gateway, pictures: Pictures) -> None:
+    reply = client.embed(
+        model=gateway.clip, images=pictures.uris, input_type="image", embedding_types=["float"]
+    )
+
+    pictures.assert_equal(rows_of(reply, "float"))
+
+
+def test_v2_takes_pictures_and_texts_in_one_request(gateway: Gateway, pictures: Pictures) -> None:
+    client = cohere.ClientV2(api_key=gateway.key, base_url=gateway.url)
+    parts = [{"type": "image_url", "image_url": {"url": uri}} for uri in pictures.uris]
+    content = [{"content": [part]} for part in [*parts, {"type": "text", "text": "a car"}]]
+    options: dict[str, Any] = {"input_type": "search_document", "embedding_types": ["float"]}
+    mixed = rows_of(client.embed(model=gateway.clip, inputs=content, **options), "float")
+    (text,) = rows_of(client.embed(model=gateway.clip, texts=["a car"], **options), "float")
+
+    pictures.assert_equal(mixed[:2])
+    assert text == pytest.approx(mixed[2], abs=1e-3)

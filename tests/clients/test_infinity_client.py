@@ -1,20 +1,24 @@
 """Infinity's own clients: the client generated from its OpenAPI document, and the batching client."""
 
 import numpy as np
+import PIL.Image
 import pytest
 from infinity_client import errors
-from infinity_client.api.default import classify, embeddings, health, models, rerank
+from infinity_client.api.default import classify, embeddings, embeddings_image, health, models, rerank
 from infinity_client.client import AuthenticatedClient
 from infinity_client.models import (
     ClassifyInput,
     HTTPValidationError,
+    ImageEmbeddingInput,
+    OpenAIEmbeddingInputImage,
+    OpenAIEmbeddingInputImageModality,
     OpenAIEmbeddingInputText,
     OpenAIEmbeddingResult,
     RerankInput,
 )
 from infinity_client.vision_client import InfinityVisionAPI
 
-from tests.clients.conftest import Gateway
+from tests.clients.conftest import Gateway, Pictures
 
 TEXTS = ["a car", "an apple", "the sea"]
 DIMENSIONS = 384
@@ -120,3 +124,30 @@ def test_other_errors_are_raised_with_their_body(
 
     assert status == raised.value.status_code
     assert b"detail" in raised.value.content
+
+
+def test_pictures_have_the_vectors_of_the_model(
+    client: AuthenticatedClient, gateway: Gateway, pictures: Pictures
+) -> None:
+    old = embeddings_image.sync(
+        client=client, body=ImageEmbeddingInput(input_=pictures.uris, model=gateway.clip)
+    )
+    image = OpenAIEmbeddingInputImage(
+        input_=pictures.uris, model=gateway.clip, modality=OpenAIEmbeddingInputImageModality.IMAGE
+    )
+    reply = embeddings.sync(client=client, body=image)
+
+    for found in (old, reply):
+        assert isinstance(found, OpenAIEmbeddingResult)
+        pictures.assert_equal([item.embedding for item in found.data])
+
+
+def test_batching_client_sends_pictures_as_jpeg(gateway: Gateway, pictures: Pictures) -> None:
+    url = gateway.url.replace("http://", f"http://:{gateway.key}@")
+    many = InfinityVisionAPI(f"{url}/infinity", model=gateway.clip)
+    images = [PIL.Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
+    vectors, tokens = many.image_embed(gateway.clip, images).result(timeout=60)
+
+    assert [(1, len(pictures.vectors[0]))] * 2 == [vector.shape for vector in vectors]
+    assert np.abs(vectors[0] - vectors[1]).max() > 0.01
+    assert tokens > 2

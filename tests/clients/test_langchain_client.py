@@ -14,7 +14,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_openai import OpenAIEmbeddings
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 
-from tests.clients.conftest import Gateway
+from tests.clients.conftest import Gateway, Pictures
 
 DOCUMENTS = [Document(text, metadata={"place": i}) for i, text in enumerate(["car", "apple", "sea", "pear"])]
 DIMENSIONS = 384
@@ -160,3 +160,10 @@ class TestLangChainsOwnSuite(EmbeddingsIntegrationTests):
     def model(self, request: pytest.FixtureRequest, jina_gateway: Gateway) -> Embeddings:
         """Return the embeddings of each client."""
         return MAKERS[request.param](jina_gateway)
+
+
+def test_jina_embeddings_read_pictures_from_files(jina_gateway: Gateway, pictures: Pictures) -> None:
+    embeddings = jina.JinaEmbeddings(jina_api_key=jina_gateway.key, model_name=jina_gateway.clip)
+
+    pictures.assert_equal(embeddings.embed_images([str(file) for file in pictures.files]))
+    pictures.assert_equal(embeddings.embed_images(pictures.uris))

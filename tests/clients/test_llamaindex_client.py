@@ -1,17 +1,21 @@
-"""LlamaIndex's classes for OpenAI and TEI."""
+"""LlamaIndex's classes for OpenAI and TEI, and those for pictures: Cohere, Jina and Voyage."""
 
 from typing import Any
 
 import openai
 import pytest
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.embeddings import MultiModalEmbedding
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.embeddings.cohere import CohereEmbedding
+from llama_index.embeddings.jinaai import JinaEmbedding
 from llama_index.embeddings.openai import OpenAIEmbedding
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+from llama_index.embeddings.voyageai import VoyageEmbedding
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 
-from tests.clients.conftest import Gateway
+from tests.clients.conftest import Gateway, Pictures
 
 TEXTS = [f"text number {i}" for i in range(50)]
 FRUIT = ["car", "apple", "sea", "pear"]
@@ -97,3 +101,51 @@ def test_tei_rerank_scores_every_node(gateway: Gateway, model: str, prefix: str)
     assert all(scores)
     if model == gateway.model:
         assert {"apple", "pear"} == {node.node.get_content() for node in ranked[:2]}
+
+
+def cohere_pictures(gateway: Gateway) -> CohereEmbedding:
+    """Return LlamaIndex's class for Cohere, with the one model name that it sends images to."""
+    return CohereEmbedding(model_name="embed-v4.0", cohere_api_key=gateway.key, base_url=gateway.url)
+
+
+def jina_pictures(gateway: Gateway) -> JinaEmbedding:
+    """Return LlamaIndex's class for Jina; its constructor has no address."""
+    embedding = JinaEmbedding(model=gateway.clip, api_key=gateway.key)
+    embedding._api.api_url = f"{gateway.url}/v1/embeddings"
+    return embedding
+
+
+def voyage_pictures(gateway: Gateway) -> VoyageEmbedding:
+    """Return LlamaIndex's class for Voyage; its constructor has no address."""
+    embedding = VoyageEmbedding(model_name="voyage-multimodal-3", voyage_api_key=gateway.key)
+    for client in (embedding._client, embedding._aclient):
+        client._params["base_url"] = f"{gateway.url}/v1"
+    return embedding
+
+
+@pytest.fixture(params=[cohere_pictures, jina_pictures, voyage_pictures])
+def reader(request: pytest.FixtureRequest, gateway: Gateway) -> MultiModalEmbedding:
+    """Return each of the classes that read pictures."""
+    reader: MultiModalEmbedding = request.param(gateway)
+    return reader
+
+
+async def test_pictures_have_the_vectors_of_the_model(
+    reader: MultiModalEmbedding, pictures: Pictures
+) -> None:
+    pictures.assert_equal([reader.get_image_embedding(str(file)) for file in pictures.files])
+    # The asynchronous method of Jina's class does not await its own request (0.7.0).
+    if not isinstance(reader, JinaEmbedding):
+        found = [await reader.aget_image_embedding(str(file)) for file in pictures.files]
+        pictures.assert_equal(found)
+
+
+def test_jinas_bits_are_those_of_the_vectors(gateway: Gateway) -> None:
+    embedding = jina_pictures(gateway)
+    embedding._encoding_documents = "ubinary"
+    bits = embedding.get_text_embedding("a car")
+    embedding._encoding_documents = "float"
+
+    assert [component > 0 for component in embedding.get_text_embedding("a car")] == [
+        bit == 1 for bit in bits
+    ]

@@ -6,8 +6,9 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types import CreateEmbeddingResponse
 
-from tests.clients.conftest import Gateway
+from tests.clients.conftest import Gateway, Pictures
 
 TEXTS = ["a car", "an apple", "the sea"]
 DIMENSIONS = 384
@@ -188,3 +189,28 @@ def test_version_1_of_azure_takes_openais_own_client(gateway: Gateway) -> None:
 
     assert DIMENSIONS == len(latest.embeddings.create(model=gateway.model, input="a").data[0].embedding)
     assert gateway.model in [model.id for model in latest.models.list()]
+
+
+def test_messages_with_a_picture_have_its_vector(
+    client: openai.OpenAI, gateway: Gateway, pictures: Pictures
+) -> None:
+    found = []
+    for uri in pictures.uris:
+        content = [{"type": "image_url", "image_url": {"url": uri}}]
+        extra = {"messages": [{"role": "user", "content": content}]}
+        # vLLM's documented call: the client insists on an input, and its body has messages instead.
+        reply = client.post(
+            "/embeddings", cast_to=CreateEmbeddingResponse, body={"model": gateway.clip} | extra
+        )
+        found.append(reply.data[0].embedding)
+
+    pictures.assert_equal(found)
+
+
+def test_input_takes_pictures_in_jinas_form(
+    client: openai.OpenAI, gateway: Gateway, pictures: Pictures
+) -> None:
+    items: Any = [{"image": uri} for uri in pictures.uris]
+    reply = client.embeddings.create(model=gateway.clip, input=items)
+
+    pictures.assert_equal([item.embedding for item in reply.data])

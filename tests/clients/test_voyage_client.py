@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import PIL.Image
 import pytest
 import voyageai
 import voyageai.error
 
-from tests.clients.conftest import Gateway
+from tests.clients.conftest import Gateway, Pictures
 
 DOCUMENTS = ["a car", "an apple", "the sea", "a pear"]
 DIMENSIONS = 384
@@ -64,3 +65,25 @@ def test_errors_are_the_clients_own(gateway: Gateway) -> None:
         client.embed(["w " * 1000], model=gateway.model, truncation=False)
     with pytest.raises(voyageai.error.AuthenticationError):
         connect(gateway, "wrong").embed(DOCUMENTS, model=gateway.model)
+
+
+def test_pictures_and_texts_have_the_vectors_of_the_model(gateway: Gateway, pictures: Pictures) -> None:
+    client = connect(gateway)
+    images = [PIL.Image.open(file) for file in pictures.files]
+    reply = client.multimodal_embed([[image] for image in images] + [["a car"]], model=gateway.clip)
+    text = client.embed(["a car"], model=gateway.clip)
+
+    pictures.assert_equal(reply.embeddings[:2])
+    assert text.embeddings[0] == pytest.approx(reply.embeddings[2], abs=1e-3)
+    assert text.total_tokens == reply.text_tokens < reply.total_tokens
+    assert (60 + 61) * 40 == reply.image_pixels
+
+
+async def test_async_client_gets_pictures_in_bits(gateway: Gateway, pictures: Pictures) -> None:
+    client = voyageai.AsyncClient(api_key=gateway.key, base_url=f"{gateway.url}/v1")
+    content = [{"content": [{"type": "image_base64", "image_base64": uri}]} for uri in pictures.uris]
+    reply = await client.multimodal_embed(content, model=gateway.clip, output_dtype="ubinary")
+
+    for vector, octets in zip(pictures.vectors, reply.embeddings, strict=True):
+        bits = "".join(f"{octet:08b}" for octet in octets)
+        assert [component > 0 for component in vector] == [bit == "1" for bit in bits[: len(vector)]]

@@ -63,16 +63,22 @@ from gateway.media.sources import Fetch, PictureSource, SoundSource, SourcePart
 
 # What prepares texts, and has no effect on a conversation.
 ONLY_OF_TEXTS = ("input_type", "task", "late_chunking")
-MEDIA_KINDS = ("image", "audio")
+PICTURE_KINDS = ("image", "url", "bytes")
+MEDIA_KINDS = (*PICTURE_KINDS, "audio")
 OTHER_KINDS = ("pdf", "video", "content")
 
 
 class InputObject(msgspec.Struct):
-    """An input in Jina's form: `text`, or `image` or `audio` as base64. pdf, video, content are refused."""
+    """An input in Jina's form: `text`, or `image` or `audio` as base64. pdf, video, content are refused.
+
+    url, bytes: an image in Jina's first form, which LangChain and LlamaIndex send.
+    """
 
     text: str | None = None
     image: str | None = None
     audio: str | None = None
+    url: str | None = None
+    bytes: str | None = None
     pdf: Any = None
     video: Any = None
     content: Any = None
@@ -172,7 +178,12 @@ def _with_media(data: OpenAIEmbeddingsRequest, api: InferenceApi) -> list[list[S
 
 def _is_medium(item: InputObject) -> bool:
     """Return whether an input is a picture or a recording."""
-    return item.image is not None or item.audio is not None
+    return item.audio is not None or _picture_of(item) is not None
+
+
+def _picture_of(item: InputObject) -> str | None:
+    """Return the address or the base64 of an input that is a picture."""
+    return next((source for kind in PICTURE_KINDS if (source := getattr(item, kind)) is not None), None)
 
 
 def _part_of(item: Any) -> SourcePart:
@@ -187,7 +198,8 @@ def _part_of(item: Any) -> SourcePart:
         raise InvalidInput(
             "an input is one text or one image, or one `audio`; send each as its own", param="input"
         )
-    return PictureSource(item.image) if item.image is not None else SoundSource(str(item.audio))
+    picture = _picture_of(item)
+    return SoundSource(str(item.audio)) if picture is None else PictureSource(picture)
 
 
 async def _decode_media(

@@ -9,17 +9,18 @@ from typing import Literal
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 
-from backends.contract import Embed, EmbedReply, Image
+from backends.contract import Embed, EmbedParts, EmbedReply, Image
 from gateway.api.server.body import ModelName
-from gateway.api.server.encoding import json_bytes, vector_items
+from gateway.api.server.encoding import Encoding, encoded_rows, json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
+from gateway.api.server.quantization import QuantizedType
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions
 from gateway.api.wire.media_parts import VectorOptions, embed_parts
-from gateway.calls import Call
+from gateway.calls import Call, Work
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.media.sources import PictureSource, SourcePart
 from gateway.prompts import Role
@@ -41,12 +42,16 @@ class VoyageInput(msgspec.Struct):
 
 
 class MultimodalRequest(msgspec.Struct, kw_only=True):
-    """Body of /v1/multimodalembeddings. output_encoding: `base64` packs each vector into one string."""
+    """Body of /v1/multimodalembeddings.
+
+    output_dtype: type of the numbers. output_encoding: `base64` packs each vector into one string.
+    """
 
     inputs: list[VoyageInput]
     model: ModelName | None = None
     input_type: Literal["query", "document"] | None = None
     truncation: bool | None = None
+    output_dtype: Literal["float"] | QuantizedType | None = None
     output_encoding: Literal["base64"] | None = None
     output_dimension: Dimensions | None = None
 
@@ -60,9 +65,15 @@ class MultimodalEmbedding(msgspec.Struct):
 
 
 class MultimodalUsage(msgspec.Struct):
-    """image_pixels: of all images. total_tokens: of the model, for texts and images."""
+    """Usage of a request; the client `voyageai` requires every field.
 
+    text_tokens: of the inputs without images; 0 if the model's server reports only the sum with images.
+    image_pixels: of all images. video_pixels: 0. total_tokens: of the model, for texts and images.
+    """
+
+    text_tokens: int
     image_pixels: int
+    video_pixels: int
     total_tokens: int
 
 
@@ -108,6 +119,17 @@ def _part_of(part: VoyagePart) -> SourcePart:
     return PictureSource(source)
 
 
+def usage_of(work: Work, reply: EmbedReply) -> MultimodalUsage:
+    """Return the usage of a request for vectors."""
+    if not isinstance(work, EmbedParts):
+        return MultimodalUsage(reply.tokens, 0, 0, reply.tokens)
+    images = [[part for part in parts if isinstance(part, Image)] for parts in work.inputs]
+    pixels = sum(image.width * image.height for group in images for image in group)
+    counts = reply.input_tokens or [0] * len(images)
+    text_tokens = sum(tokens for tokens, group in zip(counts, images, strict=True) if not group)
+    return MultimodalUsage(text_tokens, pixels, 0, reply.tokens)
+
+
 @inference(
     "/v1/multimodalembeddings",
     dialect=OPENAI,
@@ -127,16 +149,17 @@ async def multimodal_embeddings(
     call = await decode_multimodal(data, name, context, api)
     served = await api.serve(context, call)
     reply = expect_reply(served.reply, EmbedReply)
-    items = vector_items(reply.vectors, "base64" if data.output_encoding else "float")
-    images = [part for item in call.work.inputs for part in item if isinstance(part, Image)]  # type: ignore[union-attr]
-    usage = {
-        "image_pixels": sum(image.width * image.height for image in images),
-        "total_tokens": reply.tokens,
-    }
+    encoding = Encoding((data.output_dtype or "float",), packed=data.output_encoding is not None)
+    items = encoded_rows(reply.vectors, encoding)
     embeddings = [
         {"object": "embedding", "embedding": item, "index": index} for index, item in enumerate(items)
     ]
-    body = {"object": "list", "data": embeddings, "model": served.route.model, "usage": usage}
+    body = {
+        "object": "list",
+        "data": embeddings,
+        "model": served.route.model,
+        "usage": msgspec.to_builtins(usage_of(call.work, reply)),
+    }
     return respond(context, served, json_bytes(body))
 
 

@@ -32,6 +32,7 @@ FIELDS: Final[dict[str, str]] = {
     "embed_dtype": "Number format of packed vectors.",
     "embedContentConfig": "Newer place of the options.",
     "embedding_type": "Number format of the vectors, or a list of formats. It overrides `encoding_format`.",
+    "encoding_type": "The same as `embedding_type`.",
     "embedding_types": "Number formats of the vectors; the reply has one list for each.",
     "encoding_format": "`base64` packs the float32 values of a vector, little-endian, into one string.",
     "endianness": "Byte order of packed vectors; `native` is little-endian.",

@@ -39,6 +39,8 @@ PARTS: Final[dict[str, str]] = {
     "GeminiPart.fileData": REFUSED,
     "InputObject.text": "The input.",
     "InputObject.image": "The input as an image: base64 or a `data:` URI.",
+    "InputObject.url": "The same as `image`.",
+    "InputObject.bytes": "The same as `image`.",
     "InputObject.pdf": REFUSED,
     "InputObject.video": REFUSED,
     "InputObject.audio": "The input as a recording: base64 or a `data:` URI.",

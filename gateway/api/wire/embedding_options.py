@@ -78,6 +78,7 @@ class EmbeddingOptions(VllmOptions, kw_only=True):
 
     Jina's: task, normalized, late_chunking, return_multivector (one vector for each token),
     return_tokenized_input. Jina's and NIM's: embedding_type, which overrides encoding_format, and truncate.
+    encoding_type: the first name of embedding_type, which LlamaIndex sends.
     NIM's: modality. Voyage's: output_dimension, output_dtype, truncation. input_type: `passage` is NIM's
     document. vLLM's: embed_dtype and endianness of packed vectors, late_chunking_params.
     """
@@ -89,6 +90,7 @@ class EmbeddingOptions(VllmOptions, kw_only=True):
     normalized: bool | None = None
     truncate: bool | TruncateSide | None = None
     embedding_type: EmbeddingType | EmbeddingTypes | None = None
+    encoding_type: EmbeddingType | EmbeddingTypes | None = None
     late_chunking: bool | None = None
     return_multivector: bool | None = None
     return_tokenized_input: bool | None = None
@@ -161,16 +163,22 @@ def truncation_of(options: EmbeddingOptions) -> tuple[bool | None, Truncate | No
 def encoding_of(options: EmbeddingOptions) -> Encoding:
     """Return the format of the vectors in the reply. Raises: InvalidInput."""
     packed = options.encoding_format == "base64"
-    if options.embedding_type is None and options.output_dtype in {None, "float"}:
+    kinds = _types_of(options)
+    if kinds is None and options.output_dtype in {None, "float"}:
         return Encoding(("base64" if packed else "float",), numbers=numbers_of(options))
     _check_plain_numbers(options)
-    if options.embedding_type is None:
+    if kinds is None:
         assert options.output_dtype is not None
         return Encoding((options.output_dtype,), packed)
     if options.output_dtype is not None:
         raise InvalidInput("send `embedding_type` or `output_dtype`, one of them", param="output_dtype")
-    kinds = options.embedding_type
     return Encoding((kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds)))
+
+
+def _types_of(options: EmbeddingOptions) -> EmbeddingType | list[EmbeddingType] | None:
+    """Return Jina's types of the vectors. Raises: InvalidInput."""
+    _check_one_of(options, "embedding_type", "encoding_type")
+    return options.encoding_type if options.embedding_type is None else options.embedding_type
 
 
 def normalizes(options: EmbeddingOptions) -> bool:
@@ -192,7 +200,7 @@ def numbers_of(options: EmbeddingOptions) -> NumberFormat:
 
 def _check_plain_numbers(options: EmbeddingOptions) -> None:
     """Check that vLLM's fields of packed vectors do not meet those of a type. Raises: InvalidInput."""
-    type_field = "output_dtype" if options.embedding_type is None else "embedding_type"
+    type_field = "output_dtype" if _types_of(options) is None else "embedding_type"
     if options.encoding_format in BYTES:
         raise InvalidInput(f"send `{type_field}` with `float` or `base64`", param="encoding_format")
     if numbers_of(options) not in {NumberFormat(), NumberFormat(endianness="little")}:
