@@ -121,7 +121,9 @@ def bytes_of(source: MediaSource, fetched: Fetched = NOTHING) -> bytes:
 
 def _decoded(text: str) -> bytes:
     """Return the bytes of a `data:` URI or of base64. Raises: ValueError."""
-    if text[:8].lower().startswith(SCHEMES):
+    if text[:8].lower().startswith(SCHEMES[2:]):
+        raise ValueError("addresses of this scheme are not read; send https, a `data:` URI or base64")
+    if text[:8].lower().startswith(SCHEMES[:2]):
         raise ValueError(
             "addresses are not fetched here: `media.fetch` allows none; send a `data:` URI or base64"
         )

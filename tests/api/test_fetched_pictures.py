@@ -110,7 +110,7 @@ async def test_nothing_is_fetched_without_the_key(boot: Boots, path: str, body: 
         ("http://x@127.0.0.1:PORT/", "user name"),
         ("http://127.0.0.1:1/", "media.fetch.ports"),
         ("https://127.0.0.1:PORT/", "media.fetch.schemes"),
-        ("file:///etc/passwd", "not fetched"),
+        ("file:///etc/passwd", "of this scheme are not read"),
         ("gopher://127.0.0.1:PORT/_x", "no base64"),
     ],
 )

@@ -45,8 +45,8 @@ def test_base64_needs_no_uri() -> None:
     [
         ("http://169.254.169.254/latest", "not fetched"),
         ("HTTPS://example.org/a.png", "not fetched"),
-        ("file:///etc/passwd", "not fetched"),
-        ("s3://bucket/a.png", "not fetched"),
+        ("file:///etc/passwd", "of this scheme are not read"),
+        ("s3://bucket/a.png", "of this scheme are not read"),
         ("data:image/png,abc", "not base64"),
         ("data:image/png;base64", "not base64"),
         ("a.png", "no base64"),
