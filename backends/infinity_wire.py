@@ -4,6 +4,7 @@ Source: michaelfeil/infinity 0.0.77 (infinity_server.py, fastapi_schemas), run a
 Rule: never send null, and never `dimensions`, because Infinity truncates without normalizing again.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -223,6 +224,11 @@ def decode_predictions(response: UpstreamResponse) -> list[list[tuple[str, float
     return [[(item.label, item.score) for item in row] for row in lists]
 
 
+# Error of images and sound that Infinity cannot read, such as a recording whose rate is not the model's.
+UNREADABLE = re.compile(r"'infinity_emb\.primitives\.(?:Image|Audio)Corruption'> -> ([^\n]+)")
+REASON_MAX = 200
+
+
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
     match response.status:
@@ -234,4 +240,6 @@ def failure(response: UpstreamResponse) -> BackendError:
             )
         case 400 if error_of(response).message.startswith("ModelNotDeployedError"):
             return ReplicaFailed("the upstream now serves a different kind of model")
+        case 400 if (found := UNREADABLE.search(error_of(response).message)) is not None:
+            return InvalidWork(f"Infinity cannot read an input: {found[1][:REASON_MAX]}")
     return status_error(response)

