@@ -13,6 +13,7 @@ from gateway.tenants.keyring import key_digest
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
+from tests.fakes.vllm import FakeVllm
 from tests.processes.conftest import KEY, Served
 
 MARKUP = "<img src=x onerror=document.title=1>"
@@ -24,11 +25,13 @@ upstreams:
   wide: {{backend: tei, replicas: ["{wide}", "http://127.0.0.1:1"]}}
   narrow: {{backend: tei, replicas: ["{narrow}"]}}
   cross: {{backend: tei, replicas: ["{cross}"]}}
+  seeing: {{backend: vllm, replicas: ["{seeing}"]}}
 models:
   bge: {{upstream: wide}}
   '{markup}': {{upstream: wide}}
   narrow: {{upstream: narrow, rerank: false}}
   cross: {{upstream: cross}}
+  clip: {{upstream: seeing}}
 defaults: {{embed: bge, rerank: cross}}
 tenants:
   '{markup}': {{keys: ["{digest}"]}}
@@ -47,7 +50,12 @@ class NarrowTei(FakeTei):
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     path = tmp_path_factory.mktemp("ui") / "router.yaml"
     with ExitStack() as fakes:
-        servers = {"wide": FakeTei(), "narrow": NarrowTei(), "cross": FakeTei(model_type=RERANKER)}
+        servers = {
+            "wide": FakeTei(),
+            "narrow": NarrowTei(),
+            "cross": FakeTei(model_type=RERANKER),
+            "seeing": FakeVllm(images=True),
+        }
         urls = {name: fakes.enter_context(serve_in_thread(server)) for name, server in servers.items()}
         path.write_text(CONFIG.format(**urls, state=path.parent, markup=MARKUP, digest=key_digest(KEY)))
         process = Served(path).wait_until_up()

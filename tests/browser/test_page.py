@@ -10,6 +10,7 @@ import pytest
 
 from gateway.tenants.keyring import key_digest
 from tests.browser.conftest import MARKUP, ObservedPage
+from tests.pictures import encoded, noise
 from tests.processes.conftest import KEY, Served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -90,6 +91,55 @@ def test_embeds_texts_and_draws_their_similarity(ready: ObservedPage) -> None:
     assert [] == ready.complaints
 
 
+def pictures(count: int) -> list[dict[str, Any]]:
+    """Return files as a user chooses them."""
+    return [
+        {"name": f"{seed}.png", "mimeType": "image/png", "buffer": encoded(noise(40, 30, seed))}
+        for seed in range(count)
+    ]
+
+
+def test_compares_images_with_texts(ready: ObservedPage) -> None:
+    page = ready.page
+    page.set_input_files("#images-files", pictures(3))
+    page.get_by_label("Captions, one a line").fill("a cat\na dog")
+    page.get_by_role("button", name="Compare images").click()
+    page.wait_for_selector("#images-answer table.heat")
+    widths = page.eval_on_selector_all(
+        "#images-answer thead img", "all => all.map(image => image.complete && image.naturalWidth)"
+    )
+
+    assert [40] * 3 == widths
+    cells = heat(page, "#images-answer")
+    assert [3, 3] == [len(row) for row in cells]
+    assert "5 vectors of 8 numbers" in text_of(page, "#images-answer")
+    assert [] == ready.complaints
+
+
+def test_takes_dropped_images_and_refuses_other_files(ready: ObservedPage) -> None:
+    page = ready.page
+    page.evaluate(
+        """() => {
+            const files = new DataTransfer();
+            files.items.add(new File(["x"], "a.txt", { type: "text/plain" }));
+            files.items.add(new File([new Uint8Array(5e6)], "large.png", { type: "image/png" }));
+            for (let n = 0; n < 14; n++) files.items.add(new File(["x"], `${n}.png`, { type: "image/png" }));
+            const drop = new DragEvent("drop", { dataTransfer: files, cancelable: true });
+            document.getElementById("images-drop").dispatchEvent(drop);
+        }"""
+    )
+    problem = text_of(page, "#images-problem")
+
+    assert 12 == page.locator("#images-chosen img").count()
+    for part in ("larger than 4 MB: large.png", "at most 12 images", "only images are taken"):
+        assert part in problem
+    page.get_by_role("button", name="Compare images").click()
+    page.wait_for_selector("#images-answer .problem")
+    assert "none of these formats" in text_of(page, "#images-answer")
+    page.get_by_role("button", name="Remove all images").click()
+    assert 0 == page.locator("#images-chosen img").count()
+
+
 def test_every_shade_of_the_heat_map_is_readable(watched: ObservedPage) -> None:
     pairs = watched.page.evaluate(
         """() => Array.from({ length: 201 }, (_, index) => {
@@ -117,7 +167,7 @@ def test_ranks_documents(ready: ObservedPage) -> None:
 
 
 def test_does_not_compare_models_of_unequal_width(ready: ObservedPage) -> None:
-    ready.page.get_by_role("button", name="Compare").click()
+    ready.page.get_by_role("button", name="Compare", exact=True).click()
     ready.page.wait_for_selector("#compare-answer table.heat")
     cells = heat(ready.page, "#compare-answer")
 
@@ -223,7 +273,7 @@ def test_shows_errors_next_to_their_form(ready: ObservedPage) -> None:
 def test_works_from_the_keyboard(watched: ObservedPage) -> None:
     watched.page.keyboard.press("Tab")
     assert "Skip to the status" == watched.page.evaluate("document.activeElement.textContent")
-    for _ in range(6):
+    for _ in range(7):
         watched.page.keyboard.press("Tab")
     assert "key" == watched.page.evaluate("document.activeElement.id")
     watched.page.keyboard.type(KEY)
@@ -305,8 +355,9 @@ def test_fits_the_width_of_the_screen(browser: Any, gateway: Served, width: int)
     page.route("**/v1/embeddings", fail_one_model)
     watched.use_key(KEY)
     page.wait_for_selector("#embed-model option", state="attached")
-    for name in ("embed", "rerank", "compare"):
-        page.locator(f"#{name}-form button").click()
+    page.set_input_files("#images-files", pictures(12))
+    for name in ("embed", "images", "rerank", "compare"):
+        page.locator(f"#{name}-form button").last.click()
         page.wait_for_selector(f"#{name}-answer table")
     problem = page.locator("#compare-answer td.problem").bounding_box()
     widest = page.evaluate("document.documentElement.scrollWidth")

@@ -6,11 +6,14 @@ const REFRESH_INTERVAL_MS = 1000;
 const STATUS_TIMEOUT_MS = 5000;
 const CALL_TIMEOUT_MS = 120000;
 const TEXTS_MAX = 40;
+const IMAGES_MAX = 12;
+const IMAGE_BYTES_MAX = 4000000;
 
 let key = "";
 let previous = null;
 let refreshTimer = null;
 let requestNumber = 0;
+let images = [];
 
 const $ = (id) => document.getElementById(id);
 
@@ -384,6 +387,8 @@ async function listModels() {
     showMessage($("models-problem"), "");
     fillSelect($("embed-model"), content.data, "embed");
     fillSelect($("rerank-model"), content.data, "rerank");
+    fillSelect($("images-model"), content.data, "embed_image");
+    $("images").hidden = !$("images-model").options.length;
     fillCheckboxes(content.data.filter((model) => model.operations.includes("embed")));
   } catch (error) {
     const separate = "This address is for operators only and serves no models, so /ui shows only the status.";
@@ -446,23 +451,25 @@ function shaded(cell, value) {
   return cell;
 }
 
-function heatMap(caption, names, cellAt) {
+// heads: elements or texts of the columns; without them, the numbers of the rows.
+function heatMap(caption, names, cellAt, heads = names.map((_, index) => String(index + 1))) {
   const table = createElement("table", "", "heat");
   table.append(createElement("caption", caption));
   const head = table.createTHead().insertRow();
   head.append(createElement("td"));
-  names.forEach((_, index) => {
-    const cell = createElement("th", String(index + 1));
+  for (const content of heads) {
+    const cell = createElement("th");
+    cell.append(content);
     cell.scope = "col";
     head.append(cell);
-  });
+  }
   const body = table.createTBody();
   names.forEach((name, row) => {
     const line = body.insertRow();
     const title = createElement("th", `${row + 1}. ${name}`);
     title.scope = "row";
     line.append(title);
-    names.forEach((_, column) => line.append(cellAt(row, column)));
+    heads.forEach((_, column) => line.append(cellAt(row, column)));
   });
   return scrollable(table, caption);
 }
@@ -486,6 +493,66 @@ async function embedTexts() {
   if (truncated) notes.push(`truncated: ${truncated}`);
   const cellAt = (row, column) => cosineCell(vectors[row], vectors[column]);
   return [createElement("p", notes.join(" · "), "note"), heatMap("Cosine similarity", texts.map(shortened), cellAt)];
+}
+
+function addImages(files) {
+  const added = [...files].filter((file) => file.type.startsWith("image/"));
+  const room = IMAGES_MAX - images.length;
+  const large = added.filter((file) => file.size > IMAGE_BYTES_MAX).map((file) => file.name);
+  const taken = added.filter((file) => file.size <= IMAGE_BYTES_MAX).slice(0, room);
+  images = [...images, ...taken.map((file) => ({ file, url: URL.createObjectURL(file) }))];
+  const problems = [];
+  if (large.length) problems.push(`larger than ${IMAGE_BYTES_MAX / 1e6} MB: ${large.join(", ")}`);
+  if (added.length - large.length > room) problems.push(`at most ${IMAGES_MAX} images`);
+  if (added.length < files.length) problems.push("only images are taken");
+  showMessage($("images-problem"), problems.join("; "));
+  showImages();
+}
+
+function clearImages() {
+  for (const image of images) URL.revokeObjectURL(image.url);
+  images = [];
+  $("images-files").value = "";
+  showMessage($("images-problem"), "");
+  showImages();
+}
+
+function thumbnail(image) {
+  const element = createElement("img");
+  Object.assign(element, { src: image.url, alt: image.file.name, title: image.file.name });
+  return element;
+}
+
+function showImages() {
+  $("images-chosen").replaceChildren(...images.map(thumbnail));
+  $("images-clear").hidden = !images.length;
+}
+
+function dataUri(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new RequestError(0, `${file.name} cannot be read`));
+    reader.readAsDataURL(file);
+  });
+}
+
+async function embedImages() {
+  const texts = lines($("images-texts").value);
+  const shown = images;
+  if (!texts.length || !shown.length) throw new RequestError(0, "Choose at least one image, and write at least one text.");
+  if (texts.length > TEXTS_MAX) throw new RequestError(0, `${texts.length} texts; the picture holds ${TEXTS_MAX}.`);
+  const uris = await Promise.all(shown.map((image) => dataUri(image.file)));
+  const { vectors, space } = await embed($("images-model").value, [...texts, ...uris.map((image) => ({ image }))]);
+  const ofImages = vectors.slice(texts.length);
+  const notes = [`${vectors.length} vectors of ${vectors[0].length} numbers`];
+  if (space) notes.push(`vector space ${space}`);
+  const cellAt = (row, column) => cosineCell(vectors[row], ofImages[column]);
+  return [
+    createElement("p", notes.join(" · "), "note"),
+    heatMap("Cosine of each text with each image", texts.map(shortened), cellAt, shown.map(thumbnail)),
+    createElement("p", "Cosines of texts and images are small for most models; compare them within a row.", "note"),
+  ];
 }
 
 async function rerankDocuments() {
@@ -545,7 +612,7 @@ async function compareModels() {
 function onSubmit(name, action) {
   $(`${name}-form`).addEventListener("submit", async (event) => {
     event.preventDefault();
-    const button = event.target.querySelector("button");
+    const button = event.submitter ?? event.target.querySelector("button[type=submit], button:not([type])");
     const answer = $(`${name}-answer`);
     button.disabled = true;
     try {
@@ -570,7 +637,15 @@ $("key-form").addEventListener("submit", (event) => {
 });
 document.addEventListener("visibilitychange", () => document.hidden || !previous || refresh());
 onSubmit("embed", embedTexts);
+onSubmit("images", embedImages);
 onSubmit("rerank", rerankDocuments);
+$("images-files").addEventListener("change", (event) => addImages(event.target.files));
+$("images-clear").addEventListener("click", clearImages);
+$("images-drop").addEventListener("dragover", (event) => event.preventDefault());
+$("images-drop").addEventListener("drop", (event) => {
+  event.preventDefault();
+  addImages(event.dataTransfer.files);
+});
 onSubmit("compare", compareModels);
 refresh();
 listModels();
