@@ -56,8 +56,10 @@ async def answer_rerank_stream(rpc: Rpc, *, enveloped: str | None = None) -> Non
             await _reply(rpc, RERANK, request)
     except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
         failure = await api.charge_failure(context, error, LEAST)
-        # grpc's Python client loses a status without metadata before it if it is still sending.
+        # grpc's Python client loses a status without metadata before it, or while it is still sending.
         await rpc.begin({})
+        if context.tenant is not None:
+            await rpc.discard_rest()
         raise failure from None
 
 

@@ -30,6 +30,8 @@ METHOD = "GRPC"
 CALLER_GONE = 499
 # A client that sends or reads nothing for so long ends its RPC.
 MESSAGE_WAIT_S = 60.0
+# Time in which a client ends a stream that is refused already.
+DISCARD_S = 1.0
 REASON_CHARACTERS_MAX = 1024
 
 # grpc.aio's own types have no stubs.
@@ -154,6 +156,13 @@ class Rpc:
         if message is None:
             raise MalformedBody("the RPC has no message; a unary RPC has one")
         return message
+
+    async def discard_rest(self) -> None:
+        """Read and drop what the client still sends, for a second at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                while await self._servicer.read() is not grpc.aio.EOF:
+                    pass
 
     async def write(self, message: bytes) -> None:
         """Send a message. Raises: DeadlineExceeded, if the client does not read."""
