@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import transformers
 
 from tests.engine.families import dual
 from tests.engine.families.checkpoint import write_checkpoint
@@ -25,6 +26,15 @@ def make_clip(folder: Path) -> Path:
     _make(dual.FAMILIES, "clip", folder, {"text_config": texts, "vision_config": WIDTHS})
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(_exchange_ids(json.loads(path.read_text()), last)))
+    return folder
+
+
+def make_wide_clip(folder: Path) -> Path:
+    """Write a CLIP whose images have the network of ViT-B/32."""
+    wide = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "intermediate_size": 3072}
+    vision = wide | {"image_size": 224, "patch_size": 32}
+    _make(dual.FAMILIES, "clip", folder, {"text_config": WIDTHS, "vision_config": vision})
+    transformers.CLIPImageProcessorPil().save_pretrained(folder)
     return folder
 
 

@@ -102,6 +102,7 @@ def dual_vectors(folder: Path) -> Sequence[Answer]:
         ids = row
         if "attention_mask" not in config.get("model_input_names", ["attention_mask"]):
             pad = Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(config["pad_token"])
+            assert pad is not None
             ids = row + [pad] * (config["model_max_length"] - len(row))
         rows.append(network.get_text_features(input_ids=torch.tensor([ids])).pooler_output)
     processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
