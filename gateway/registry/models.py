@@ -96,8 +96,11 @@ class Registry:
         with self._records.working_on(model):
             known = self._records.read().get(model)
             try:
-                total = self._make_space(model, revision)
-                self._records.write(model, Record("downloading", total_bytes=total))
+                total = self._size_of(model, revision)
+                # Another download that begins now has to see the bytes that this one will need.
+                with self._records.dividing_space():
+                    self._make_space(model, total)
+                    self._records.write(model, Record("downloading", total_bytes=total))
                 with self._watched(model, total, report):
                     snapshot = locate_checkpoint(model, revision)
                 _check_files(snapshot)
@@ -111,27 +114,39 @@ class Registry:
             self._records.write(model, known if is_verified else Record("downloaded", snapshot.name))
             return snapshot
 
-    def _make_space(self, model: str, revision: str | None) -> int | None:
-        """Return the bytes of a download, None if they are not known. Raises: NoSpace, ModelUnavailable."""
-        total, reason = None, ""
+    def _size_of(self, model: str, revision: str | None) -> int | None:
+        """Return the bytes of a download, None if they are not known and not needed. Raises: NoSpace."""
         try:
-            total = downloaded_bytes(model, revision)
+            return downloaded_bytes(model, revision)
         except ModelUnavailable as error:
-            reason = str(error)
+            is_cached = any(found.repository == model for found in hub.cached_models())
+            if self._bound_bytes is not None and not is_cached:
+                raise NoSpace(f"`registry.disk_bytes` needs the model's size: {error}") from error
+            return None
+
+    def _make_space(self, model: str, total: int | None) -> None:
+        """Remove unused models where the bound needs it. total: bytes of the download. Raises: NoSpace."""
         if self._bound_bytes is None:
-            return total
+            return
         cached = hub.cached_models()
-        present = sum(found.stored_bytes for found in cached if found.repository == model)
-        if total is None and not present:
-            raise NoSpace(f"`registry.disk_bytes` needs the model's size: {reason}")
         busy = {found.repository for found in cached if self._records.is_worked_on(found.repository)}
         used = {model, *self._configured, *busy}
-        needed = max(0, (total or 0) - present)
+        # A download that has not ended is no model of the cache: it counts in full.
+        stored = {found.repository: found.stored_bytes for found in cached}
+        totals = self._running_downloads() | {model: total or 0}
+        needed = sum(max(0, size - stored.get(name, 0)) for name, size in totals.items())
         for old in models_to_remove(cached, used, needed, self._bound_bytes):
             with self._records.working_on(old.repository):
                 hub.remove_cached(old.repository, old.commits)
                 self._records.write(old.repository, None)
-        return total
+
+    def _running_downloads(self) -> dict[str, int]:
+        """Return the bytes of the downloads that processes work on now, by model."""
+        return {
+            name: record.total_bytes or 0
+            for name, record in self._records.read().items()
+            if record.state == "downloading" and self._records.is_worked_on(name)
+        }
 
     @contextmanager
     def _watched(self, model: str, total: int | None, report: Report) -> Iterator[None]:

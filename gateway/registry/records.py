@@ -78,6 +78,12 @@ class Records:
         with self._locked(name, wait=False):
             yield
 
+    @contextmanager
+    def dividing_space(self) -> Iterator[None]:
+        """Keep other processes from reserving space on the disk. Raises: OSError."""
+        with self._locked("registry-space"):
+            yield
+
     def is_worked_on(self, model: str) -> bool:
         """Return whether a process works on a model."""
         try:

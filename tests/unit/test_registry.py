@@ -222,6 +222,25 @@ def test_a_pull_keeps_below_the_bound(tmp_path: Path, cache: Path, fake_hub: Fak
     assert fake_hub.downloads
 
 
+def test_downloads_at_once_keep_below_the_bound_together(tmp_path: Path, fake_hub: FakeHub) -> None:
+    records = Records(tmp_path / "state")
+    fits = registry(tmp_path, 14_000)
+    with records.working_on("org/other"):
+        # Of another process, which has written nothing yet.
+        records.write("org/other", Record("downloading", total_bytes=9_000))
+        with pytest.raises(RegistryError, match=r"too many for `registry\.disk_bytes`"):
+            fits.pull("org/model", None, no_report)
+        assert not fake_hub.downloads
+        registry(tmp_path, 24_000).pull("org/model", None, no_report)
+    assert fake_hub.downloads
+
+
+def test_a_download_that_ended_reserves_nothing(tmp_path: Path, fake_hub: FakeHub) -> None:
+    Records(tmp_path / "state").write("org/other", Record("downloading", total_bytes=9_000))
+    registry(tmp_path, 14_000).pull("org/model", None, no_report)
+    assert fake_hub.downloads
+
+
 def test_tokenizers_of_remote_upstreams_are_in_use() -> None:
     upstreams = {
         "a": UpstreamSettings(backend="tei", replicas=("http://tei",), model="served", tokenizer="org/tok"),
