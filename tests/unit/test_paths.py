@@ -200,7 +200,10 @@ def test_a_path_is_labelled_by_its_template(path: str, template: str) -> None:
 
 
 @many
-@given(st.text(st.characters(codec="utf-8"), max_size=30))
+@given(
+    st.text(st.characters(codec="utf-8"), max_size=30)
+    | st.sampled_from(sorted({label.rpartition("/")[2] for label in ROUTE_LABELS}))
+)
 def test_labels_are_a_closed_list(rest: str) -> None:
     starts = (
         "/",

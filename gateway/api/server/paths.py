@@ -205,7 +205,10 @@ class RouteTable:
     def _label_of(self, path: str, template: str) -> str:
         """Return the path as metrics show it. A name in it would create a time series for each typo."""
         if template.startswith(BELOW_MODEL):
-            return f"{MODELS_PREFIX}{{model}}{template.removeprefix(BELOW_MODEL) or '/'}"
+            suffix = template.removeprefix(BELOW_MODEL)
+            # Some operations exist below a version only.
+            is_route = not suffix or suffix in self._suffixes
+            return f"{MODELS_PREFIX}{{model}}{suffix or '/'}" if is_route else OTHER
         for named in self._named:
             if named.template == template and named.end:
                 return named.label
