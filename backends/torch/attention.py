@@ -16,7 +16,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from backends.torch.blocks import Piece, Visibility, cut_blocks, fastest_block, group_runs
+from backends.torch.blocks import Piece, Visibility, cut_blocks, group_runs, most_block_tokens
 
 PACKED = "packed"
 HALF = (torch.float16, torch.bfloat16)
@@ -151,7 +151,7 @@ def _pieces(
         return group_runs(starts, key_starts)
     dtype = _fastest_dtype(tensor)
     visibility = Visibility(options.causal, options.window)
-    return cut_blocks(tuple(starts), fastest_block(dtype), dtype, visibility)
+    return cut_blocks(tuple(starts), most_block_tokens(dtype), dtype, visibility)
 
 
 def _tokens(pieces: Sequence[Piece]) -> list[int]:

@@ -16,6 +16,7 @@ from backends.canaries import CANARIES, min_cosine
 from backends.contract import Output, TermWeights, Truncate, Vectors
 from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer
+from backends.torch.blocks import compute_without_blocks
 from backends.torch.int8 import Int8Linear, probe_kernel
 from backends.torch.pairs import PairEncoder
 from backends.torch.precision import is_plain_linear, replace_linears
@@ -60,6 +61,7 @@ def quantize(encoder: Any, head: Head, probe: ProbeTexts) -> float:
         replace_linears(
             encoder, lambda layer, _: Int8Linear(layer, peaks.pop(layer, None), saturates=kernel.saturates)
         )
+    compute_without_blocks(encoder)
     computed = head.run(probe.sequences, probe.outputs)
     cosine = _least_cosine(expected, computed, probe.outputs)
     # Written so that it also rejects NaN.

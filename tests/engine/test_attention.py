@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.torch import attention
+from backends.torch import blocks
 from backends.torch.attention import attend, attend_joined
 from backends.torch.blocks import BLOCK_TOKENS, Piece, Visibility, cut_blocks, fastest_block, group_runs
 
@@ -30,7 +30,7 @@ def attend_plainly(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, 
 def test_every_sequence_attends_only_to_itself(
     causal: bool, window: int, key_heads: int, block_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "fastest_block", lambda _: block_tokens)
+    monkeypatch.setattr(blocks, "fastest_block", lambda _: block_tokens)
     torch.manual_seed(0)
     tokens = sum(LENGTHS)
     q, k, v = (torch.randn(tokens, heads, 8) for heads in (4, key_heads, key_heads))

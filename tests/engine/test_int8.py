@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Rerank, RerankReply, Vectors
 from backends.errors import ModelUnavailable
-from backends.torch import int8, quantization, wire
+from backends.torch import blocks, int8, quantization, wire
 from backends.torch.inspection import inspect_folder
 from backends.torch.int8 import Int8Linear, KernelProbe, probe_kernel, refuse_slow, require_int8
 from backends.torch.load_plan import LoadOptions
@@ -44,9 +44,11 @@ def quantized(layer: nn.Linear, peaks: Tensor | None = None) -> Int8Linear:
     return Int8Linear(layer, peaks, saturates=probe_kernel().saturates)
 
 
+@pytest.mark.parametrize("block_tokens", blocks.BLOCK_TOKENS)
 async def test_minilm_is_faithful_and_its_vectors_do_not_depend_on_the_batch(
-    minilm: Path, engine_of: Engines
+    minilm: Path, engine_of: Engines, monkeypatch: pytest.MonkeyPatch, block_tokens: int
 ) -> None:
+    monkeypatch.setattr(blocks, "fastest_block", lambda _: block_tokens)
     texts = ("ok", *TEXTS)
     engine = engine_of(minilm, "int8")
     expected = (await run_work(engine_of(minilm, "float32"), Embed(texts), EmbedReply)).vectors
