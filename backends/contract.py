@@ -268,11 +268,23 @@ class TermWeights(msgspec.Struct, frozen=True):
     values: Vectors
 
 
+class PatchGrid(msgspec.Struct, frozen=True):
+    """Places of a picture's patches among the vectors of its input.
+
+    first: index of the upper left patch; the others follow it row by row.
+    """
+
+    first: int
+    rows: int
+    columns: int
+
+
 class EncodeReply(msgspec.Struct, frozen=True, tag="encoded"):
     """Requested outputs of each input, in input order; outputs that were not requested are None.
 
-    dense: (n_inputs, dim). multivector, token_vectors: one array (tokens of the input, dim) per input. The
-    other fields are those of `EmbedReply`.
+    dense: (n_inputs, dim). multivector, token_vectors: one array (tokens of the input, dim) per input.
+    grids: the patches of each input's picture, None for a text; None if the backend does not report them.
+    The other fields are those of `EmbedReply`.
     """
 
     tokens: int
@@ -282,6 +294,7 @@ class EncodeReply(msgspec.Struct, frozen=True, tag="encoded"):
     token_vectors: tuple[Vectors, ...] | None = None
     truncated: tuple[int, ...] | None = ()
     input_tokens: tuple[int, ...] | None = None
+    grids: tuple[PatchGrid | None, ...] | None = None
 
 
 class RerankReply(msgspec.Struct, frozen=True, tag="reranked"):

@@ -25,7 +25,7 @@ from backends.contract import (
 )
 from backends.errors import UnsupportedWork
 from backends.torch.recipe import Recipe
-from backends.torch.sequences import PreparedSequences, Row
+from backends.torch.sequences import Features, PreparedSequences, Row
 from backends.vectors import max_similarity, shape_vectors, sigmoid, softmax
 
 
@@ -40,7 +40,9 @@ def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequen
             return EmbedReply(vectors, tokens, truncated, prepared.lengths)
         case EmbedParts():
             vectors_of_tokens = _without_none([row.multivector for row in rows])
-            return EncodeReply(tokens, None, None, vectors_of_tokens, None, truncated, prepared.lengths)
+            grids = tuple(None if found is None else found.grid for found in _features(prepared))
+            counts = prepared.lengths
+            return EncodeReply(tokens, None, None, vectors_of_tokens, None, truncated, counts, grids)
         case Encode():
             return _encode_reply(work, prepared, rows)
         case Rerank() | Score():
@@ -87,6 +89,10 @@ def _encode_reply(work: Encode, prepared: PreparedSequences, rows: Sequence[Row]
         prepared.truncated,
         prepared.lengths,
     )
+
+
+def _features(prepared: PreparedSequences) -> list[Features | None]:
+    return [sequence.features for sequence in prepared.sequences]
 
 
 def _without_none(vectors: Sequence[Vectors | None]) -> tuple[Vectors, ...]:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.contract import Output, TermWeights, Vectors
+from backends.contract import Output, PatchGrid, TermWeights, Vectors
 
 # Output requested from a reranker or a classifier: its logits, which travel as the dense row.
 LOGITS = frozenset({Output.DENSE})
@@ -20,10 +20,12 @@ class Features(msgspec.Struct, frozen=True):
     """A picture or recording as the network takes it.
 
     arrays: by the names of the network's inputs, each (1, ...). tokens: patches that it computes for them.
+    grid: the patches of a page among its vectors.
     """
 
     arrays: Mapping[str, NDArray[Any]]
     tokens: int
+    grid: PatchGrid | None = None
 
     @property
     def bytes(self) -> int:

@@ -47,6 +47,7 @@ def with_duplicates(reply: Reply, places: Places) -> Reply:
         None if reply.token_vectors is None else _repeated(reply.token_vectors, places),
         truncated,
         counts,
+        None if reply.grids is None else _repeated(reply.grids, places),
     )
 
 

@@ -6,7 +6,7 @@ result in the caller's order.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from backends.contract import (
     Encode,
     EncodeReply,
     Image,
+    PatchGrid,
     Reply,
     Rerank,
     RerankReply,
@@ -39,6 +40,7 @@ from backends.errors import ReplicaFailed
 from backends.texts import chat_of, token_upper_bound
 
 Part = TypeVar("Part")
+Grids: TypeAlias = tuple[PatchGrid | None, ...]
 
 # Bounds of one upstream request if neither the replica nor the configuration sets them.
 DEFAULT_BATCH_INPUTS = 32
@@ -288,7 +290,14 @@ def _joined_encoded(
         _chained([reply.multivector for reply in replies]),
         _chained([reply.token_vectors for reply in replies]),
         truncated,
+        grids=_chained_grids([reply.grids for reply in replies]),
     )
+
+
+def _chained_grids(parts: Sequence[Grids | None]) -> Grids | None:
+    """Return the grids of all slices, or None if one slice does not report them."""
+    present = [part for part in parts if part is not None]
+    return tuple(grid for part in present for grid in part) if len(present) == len(parts) else None
 
 
 def _chained(parts: Sequence[tuple[Part, ...] | None]) -> tuple[Part, ...] | None:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from gateway.tenants.keyring import key_digest
+from tests.engine.families.checkpoint import write_checkpoint
+from tests.engine.families.pages import FAMILIES
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
@@ -26,12 +28,14 @@ upstreams:
   narrow: {{backend: tei, replicas: ["{narrow}"]}}
   cross: {{backend: tei, replicas: ["{cross}"]}}
   seeing: {{backend: vllm, replicas: ["{seeing}"]}}
+  pages: {{backend: torch, model: {pages}}}
 models:
   bge: {{upstream: wide}}
   '{markup}': {{upstream: wide}}
   narrow: {{upstream: narrow, rerank: false}}
   cross: {{upstream: cross}}
   clip: {{upstream: seeing}}
+  colqwen2: {{upstream: pages}}
 defaults: {{embed: bge, rerank: cross}}
 tenants:
   '{markup}': {{keys: ["{digest}"]}}
@@ -57,7 +61,11 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             "seeing": FakeVllm(images=True),
         }
         urls = {name: fakes.enter_context(serve_in_thread(server)) for name, server in servers.items()}
-        path.write_text(CONFIG.format(**urls, state=path.parent, markup=MARKUP, digest=key_digest(KEY)))
+        (family,) = (family for family in FAMILIES if family.name == "colqwen2")
+        pages = write_checkpoint(family, tmp_path_factory.mktemp("pages") / "colqwen2")
+        path.write_text(
+            CONFIG.format(**urls, pages=pages, state=path.parent, markup=MARKUP, digest=key_digest(KEY))
+        )
         process = Served(path).wait_until_up()
         yield process
         process.stop()

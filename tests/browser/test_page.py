@@ -116,6 +116,28 @@ def test_compares_images_with_texts(ready: ObservedPage) -> None:
     assert [] == ready.complaints
 
 
+def test_marks_the_patches_of_a_page(ready: ObservedPage) -> None:
+    page = ready.page
+    page.wait_for_selector("#pages-model option:has-text('colqwen2')", state="attached", timeout=60_000)
+    (picture,) = pictures(1)
+    page.set_input_files("#pages-file", picture)
+    page.fill("#pages-query", "a cat on a mat")
+    page.get_by_role("button", name="Mark the page").click()
+    page.wait_for_selector("#pages-answer canvas")
+    corner = "canvas => [...canvas.getContext('2d').getImageData(5, 5, 1, 1).data]"
+    canvas = page.locator("#pages-answer canvas")
+
+    assert "score" in text_of(page, "#pages-answer")
+    assert "2 × 3 patches" in text_of(page, "#pages-answer")
+    assert (canvas.get_attribute("aria-label") or "").startswith("best patch: row ")
+    assert [] == ready.complaints
+    labels = set()
+    for token in range(1, page.locator("#pages-token option").count()):
+        page.select_option("#pages-token", str(token))
+        labels.add((*canvas.evaluate(corner), canvas.get_attribute("aria-label")))
+    assert len(labels) > 1
+
+
 def test_takes_dropped_images_and_refuses_other_files(ready: ObservedPage) -> None:
     page = ready.page
     page.evaluate(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.contract import EmbedParts, Encode, EncodeReply, Operation, Output, Rerank, Truncate
+from backends.contract import EmbedParts, Encode, EncodeReply, Operation, Output, PatchGrid, Rerank, Truncate
 from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork
 from backends.torch.engine import Engine
 from backends.torch.load_plan import LoadOptions
@@ -18,6 +18,7 @@ from tests.engine.families.pages import FAMILIES, QUERY_LENGTH
 
 pytest.importorskip("PIL", reason="pictures need the extra `media`")
 
+from backends.torch.media.pages import patch_grid
 from tests.pictures import encoded, noise, part_of
 
 NAMES = [family.name for family in FAMILIES]
@@ -69,6 +70,45 @@ def test_pages_are_scored_by_the_best_patch_of_each_token(name: str, engines: di
 
     expected = [(query @ page.T).max(axis=1).sum() for page in pages]
     np.testing.assert_allclose(scores, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "rows", "columns"), [("colpali", (28, 28), 2, 2), ("colqwen2", (112, 84), 3, 4)]
+)
+def test_patches_of_a_page_are_where_its_grid_says(
+    name: str, size: tuple[int, int], rows: int, columns: int, engines: dict[str, Engine]
+) -> None:
+    side = size[0] // columns
+    pages = [noise(*size, 1)]
+    for place in range(rows * columns):
+        left, top = place % columns * side, place // columns * side
+        changed = pages[0].copy()
+        changed.paste((255, 255, 255), (left, top, left + side, top + side))
+        pages.append(changed)
+    inputs = (("the sum",), *((part_of(encoded(page)),) for page in pages))
+    reply = run(engines[name], EmbedParts(inputs, Output.MULTIVECTOR))
+
+    assert reply.multivector is not None
+    assert reply.grids is not None
+    of_text, grid, *others = reply.grids
+    assert of_text is None
+    assert grid is not None
+    assert (rows, columns) == (grid.rows, grid.columns)
+    assert {grid} == set(others)
+    original, *patches = [page[grid.first :][: rows * columns] for page in reply.multivector[1:]]
+    most_changed = [int(np.linalg.norm(found - original, axis=1).argmax()) for found in patches]
+    assert list(range(rows * columns)) == most_changed
+
+
+def test_vectors_that_form_no_grid_are_not_called_one() -> None:
+    row = np.arange(3, 9)
+
+    assert PatchGrid(3, 2, 3) == patch_grid(row, (2, 3))
+    assert PatchGrid(3, 2, 2) == patch_grid(row[:4], None)
+    assert None is patch_grid(row, None)
+    assert None is patch_grid(row, (2, 2))
+    assert None is patch_grid(row[[0, 1, 2, 4]], None)
+    assert None is patch_grid(row[:0], None)
 
 
 def test_capabilities_name_late_interaction_and_images(folders: dict[str, Path]) -> None:

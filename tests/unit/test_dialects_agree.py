@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from backends.contract import Classify, Embed, EmbedReply, Rerank, RerankReply, Score, Truncate
+from backends.contract import (
+    Classify,
+    Embed,
+    EmbedReply,
+    EncodeReply,
+    PatchGrid,
+    Rerank,
+    RerankReply,
+    Score,
+    Truncate,
+)
 from gateway.api.dialects import cohere, gemini, infinity, ollama, openai, rerank, sie, vllm, vllm_pooling
 from gateway.api.server.encoding import Encoding, NumberFormat, json_bytes, msgpack_bytes
 from gateway.api.server.inference_api import InferenceApi
@@ -183,6 +193,16 @@ def test_pooling_for_vectors_is_an_embedding(texts: list[str]) -> None:
     )
     read = result_of(vllm_pooling.decode_pooling(raw, "m", UNUSED, API_WITHOUT_CAPABILITIES))
     assert Call(Embed(tuple(texts), normalize=False), "m") == read
+
+
+def test_only_pages_have_a_grid_of_patches() -> None:
+    rows = np.ones((5, 2), np.float32)
+    grids = (None, PatchGrid(1, 2, 2))
+    reply = EncodeReply(10, multivector=(rows, rows), grids=grids)
+    text, page = msgspec.json.decode(encode_embeddings(reply, "m", Encoding(("float",))))["data"]
+
+    assert "patch_grid" not in text
+    assert {"first": 1, "rows": 2, "columns": 2} == page["patch_grid"]
 
 
 @many

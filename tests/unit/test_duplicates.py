@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.contract import Embed, EmbedParts, EmbedReply, EncodeReply, Image, Part
+from backends.contract import Embed, EmbedParts, EmbedReply, EncodeReply, Image, Part, PatchGrid
 from gateway.batching.duplicates import with_duplicates, without_duplicates
 
 # Equal by content, and not the same objects.
@@ -52,11 +52,14 @@ def test_every_input_gets_its_own_vectors_per_token(given_inputs: tuple[tuple[Pa
         assert given_inputs == fewer.inputs
         return
     rows = tuple(np.full((len(one), 2), number_of(one), np.float32) for one in fewer.inputs)
-    reply = with_duplicates(EncodeReply(7, multivector=rows, truncated=None), places)
+    grids = tuple(PatchGrid(len(one), 1, 1) if len(one) > 1 else None for one in fewer.inputs)
+    reply = with_duplicates(EncodeReply(7, multivector=rows, truncated=None, grids=grids), places)
     assert isinstance(reply, EncodeReply)
     assert reply.multivector is not None
     found = [vectors.tolist() for vectors in reply.multivector]
     assert [np.full((len(one), 2), number_of(one), np.float32).tolist() for one in given_inputs] == found
+    expected = tuple(PatchGrid(len(one), 1, 1) if len(one) > 1 else None for one in given_inputs)
+    assert expected == reply.grids
     assert (7, None, None) == (reply.tokens, reply.truncated, reply.dense)
 
 

@@ -1,16 +1,18 @@
 """Pages of documents as pictures: their features, and the network that gives a vector per patch and token."""
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoImageProcessor, AutoTokenizer, ColPaliProcessor, ColQwen2Processor
 
-from backends.contract import Audio, Image, Output, Truncate
+from backends.contract import Audio, Image, Output, PatchGrid, Truncate
 from backends.torch.files import CheckpointFiles
 from backends.torch.media.images import blank_image, open_image, require_pillow
 from backends.torch.media.stacking import stack_features
@@ -46,7 +48,18 @@ class PageReader:
     def _sequence(self, image: Any) -> InputSequence:
         found = self._processor.process_images(images=[image])
         arrays = {name: np.asarray(tensor) for name, tensor in found.items() if name != LABELS}
-        return InputSequence([], [], features=Features(arrays, int(arrays["input_ids"].shape[1])))
+        ids = arrays["input_ids"][0]
+        places = np.flatnonzero(ids == self._processor.image_token_id)
+        grid = patch_grid(places, self._sides(arrays))
+        return InputSequence([], [], features=Features(arrays, len(ids), grid))
+
+    def _sides(self, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, int] | None:
+        """Return rows and columns of a page's patches if the processor reports them."""
+        stated = arrays.get("image_grid_thw")
+        if stated is None:
+            return None
+        side = self._processor.image_processor.merge_size
+        return int(stated[0, 1]) // side, int(stated[0, 2]) // side
 
 
 def open_page_reader(checkpoint: Path, config: Any) -> PageReader:
@@ -59,6 +72,17 @@ def open_page_reader(checkpoint: Path, config: Any) -> PageReader:
         pictures = AutoImageProcessor.from_pretrained(checkpoint, backend="pil", **options)
         texts = AutoTokenizer.from_pretrained(checkpoint, **options)
         return PageReader(PROCESSORS[config.model_type](pictures, texts, **prefixes))
+
+
+def patch_grid(places: NDArray[np.intp], sides: tuple[int, int] | None) -> PatchGrid | None:
+    """Return the grid of a page's patches, None if their vectors do not form one.
+
+    places: indices of their tokens. sides: rows and columns; None means as many of both.
+    """
+    rows, columns = sides or (math.isqrt(len(places)),) * 2
+    if not len(places) or rows * columns != len(places) or places[-1] - places[0] + 1 != len(places):
+        return None
+    return PatchGrid(int(places[0]), rows, columns)
 
 
 class PageHead:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from backends.contract import EmbedReply, EncodeReply
+from backends.contract import EmbedReply, EncodeReply, PatchGrid
 from backends.vectors import shape_vectors
 from gateway.api.server.encoding import Encoding, encoded_rows, json_bytes
 from gateway.errors import InvalidInput
@@ -24,12 +24,21 @@ class OpenAIEmbeddingItem(msgspec.Struct):
     object: str = "embedding"
 
 
+class PatchPlaces(msgspec.Struct):
+    """Vectors of a page's patches: the upper left one, the others behind it row by row."""
+
+    first: int
+    rows: int
+    columns: int
+
+
 class MultiVectorItem(msgspec.Struct):
     """One vector for each token of an input, each in a form of `OpenAIEmbeddingItem.embedding`."""
 
     index: int
     embeddings: list[Embedding | dict[str, Embedding]]
     object: str = "embeddings"
+    patch_grid: PatchPlaces | msgspec.UnsetType = msgspec.UNSET
 
 
 class OpenAIEmbeddingsUsage(msgspec.Struct):
@@ -87,7 +96,12 @@ def with_dimensions(reply: EncodeReply, dimensions: int) -> EncodeReply:
 
 
 def _multi_vectors(reply: EncodeReply, encoding: Encoding) -> list[dict[str, Any]]:
+    grids = reply.grids or (None,) * len(reply.multivector or ())
     return [
-        {"object": "embeddings", "index": index, "embeddings": encoded_rows(rows, encoding)}
-        for index, rows in enumerate(reply.multivector or ())
+        {"object": "embeddings", "index": index, "embeddings": encoded_rows(rows, encoding)} | _patches(grid)
+        for index, (rows, grid) in enumerate(zip(reply.multivector or (), grids, strict=True))
     ]
+
+
+def _patches(grid: PatchGrid | None) -> dict[str, Any]:
+    return {} if grid is None else {"patch_grid": msgspec.to_builtins(grid)}

@@ -8,6 +8,7 @@ const CALL_TIMEOUT_MS = 120000;
 const TEXTS_MAX = 40;
 const IMAGES_MAX = 12;
 const IMAGE_BYTES_MAX = 4000000;
+const PAGE_WIDTH = 800;
 
 let key = "";
 let previous = null;
@@ -387,8 +388,11 @@ async function listModels() {
     showMessage($("models-problem"), "");
     fillSelect($("embed-model"), content.data, "embed");
     fillSelect($("rerank-model"), content.data, "rerank");
-    fillSelect($("images-model"), content.data, "embed_image");
-    $("images").hidden = !$("images-model").options.length;
+    const pictured = content.data.filter((model) => model.operations.includes("embed_image"));
+    // A model of pages gives a vector for each patch, and none for the whole picture.
+    fillSelect($("images-model"), pictured, "embed");
+    fillSelect($("pages-model"), pictured, "encode");
+    for (const name of ["images", "pages"]) $(name).hidden = !$(`${name}-model`).options.length;
     fillCheckboxes(content.data.filter((model) => model.operations.includes("embed")));
   } catch (error) {
     const separate = "This address is for operators only and serves no models, so /ui shows only the status.";
@@ -555,6 +559,68 @@ async function embedImages() {
   ];
 }
 
+// Both have length 1, so that the product is the cosine.
+const product = (left, right) => left.reduce((sum, value, index) => sum + value * right[index], 0);
+
+// It is turned as its EXIF data says, and as the model reads it.
+const loadPicture = (file) =>
+  createImageBitmap(file).catch(() => {
+    throw new RequestError(0, "this browser cannot show the page");
+  });
+
+// best: the best cosine of each patch with the chosen tokens, row by row.
+function drawPatches(canvas, picture, grid, best) {
+  canvas.width = PAGE_WIDTH;
+  canvas.height = Math.max(1, Math.round((PAGE_WIDTH * picture.height) / picture.width));
+  const context = canvas.getContext("2d");
+  context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+  const [least, most] = [Math.min(...best), Math.max(...best)];
+  const [width, height] = [canvas.width / grid.columns, canvas.height / grid.rows];
+  best.forEach((value, index) => {
+    const depth = most > least ? (value - least) / (most - least) : 0;
+    context.fillStyle = `hsl(${240 - 240 * depth} 90% 50% / ${0.15 + 0.4 * depth})`;
+    context.fillRect((index % grid.columns) * width, Math.floor(index / grid.columns) * height, width, height);
+  });
+}
+
+async function markPage() {
+  const [file] = $("pages-file").files;
+  const query = $("pages-query").value.trim();
+  if (!file || !query) throw new RequestError(0, "Choose a page, and write a question.");
+  if (file.size > IMAGE_BYTES_MAX) throw new RequestError(0, `${file.name} is larger than ${IMAGE_BYTES_MAX / 1e6} MB`);
+  const uri = await dataUri(file);
+  const body = { model: $("pages-model").value, input: [query, { image: uri }], encoding_format: "float" };
+  const { content } = await send("/v1/multi-vector", body);
+  const [question, page] = content.data;
+  const grid = page.patch_grid;
+  if (!grid) throw new RequestError(0, "the reply does not say where the patches of the page are");
+  const picture = await loadPicture(file);
+  const patches = page.embeddings.slice(grid.first, grid.first + grid.rows * grid.columns);
+  const cosines = question.embeddings.map((token) => patches.map((patch) => product(token, patch)));
+  const score = cosines.reduce((sum, ofToken) => sum + Math.max(...ofToken), 0) / cosines.length;
+  const canvas = createElement("canvas", "", "page-patches");
+  canvas.setAttribute("role", "img");
+  const choice = createElement("select");
+  choice.id = "pages-token";
+  const names = ["all tokens of the question", ...cosines.map((_, index) => `token ${index + 1}`)];
+  choice.append(...names.map((name, index) => Object.assign(createElement("option", name), { value: index })));
+  const draw = () => {
+    const chosen = choice.selectedIndex ? [cosines[choice.selectedIndex - 1]] : cosines;
+    const best = patches.map((_, patch) => Math.max(...chosen.map((ofToken) => ofToken[patch])));
+    drawPatches(canvas, picture, grid, best);
+    const place = best.indexOf(Math.max(...best));
+    const row = Math.floor(place / grid.columns) + 1;
+    const column = (place % grid.columns) + 1;
+    canvas.setAttribute("aria-label", `best patch: row ${row} of ${grid.rows}, column ${column} of ${grid.columns}`);
+  };
+  choice.addEventListener("change", draw);
+  draw();
+  const label = createElement("label", "Mark by");
+  label.htmlFor = choice.id;
+  const notes = [`score ${score.toFixed(3)}`, `${grid.rows} × ${grid.columns} patches`, `${cosines.length} tokens`];
+  return [createElement("p", notes.join(" · "), "note"), label, choice, canvas];
+}
+
 async function rerankDocuments() {
   const [query, documents] = [$("rerank-query").value.trim(), lines($("rerank-documents").value)];
   if (!query || !documents.length) throw new RequestError(0, "Write a query and at least one document.");
@@ -638,6 +704,7 @@ $("key-form").addEventListener("submit", (event) => {
 document.addEventListener("visibilitychange", () => document.hidden || !previous || refresh());
 onSubmit("embed", embedTexts);
 onSubmit("images", embedImages);
+onSubmit("pages", markPage);
 onSubmit("rerank", rerankDocuments);
 $("images-files").addEventListener("change", (event) => addImages(event.target.files));
 $("images-clear").addEventListener("click", clearImages);
