@@ -22,8 +22,10 @@ def make_clip(folder: Path) -> Path:
     vLLM puts token 0 where an image is, and requires that it is not a special token.
     """
     last = dual.CLIP_CONFIG["text_config"]["vocab_size"] - 1
-    texts = WIDTHS | {"bos_token_id": last - 1, "eos_token_id": last}
-    _make(dual.FAMILIES, "clip", folder, {"text_config": texts, "vision_config": WIDTHS})
+    # vLLM requires token embeddings as wide as the vectors, whose width it reads below `text_config`.
+    width = WIDTHS["hidden_size"]
+    texts = WIDTHS | {"bos_token_id": last - 1, "eos_token_id": last, "projection_dim": width}
+    _make(dual.FAMILIES, "clip", folder, {"text_config": texts, "vision_config": WIDTHS}, width)
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(_exchange_ids(json.loads(path.read_text()), last)))
     return folder
@@ -56,10 +58,18 @@ def _exchange_ids(tokenizer: Json, last: int) -> Json:
     return tokenizer
 
 
-def _make(families: tuple[Family, ...], name: str, folder: Path, changes: Mapping[str, Json]) -> Path:
-    """Write the checkpoint of a family. changes: by part of the configuration."""
+def _make(
+    families: tuple[Family, ...],
+    name: str,
+    folder: Path,
+    changes: Mapping[str, Json],
+    width: int | None = None,
+) -> Path:
+    """Write the checkpoint of a family. changes: by part of the configuration. width: of the vectors."""
     (family,) = (family for family in families if family.name == name)
     parts: dict[str, Any] = {part: family.config[part] | values for part, values in changes.items()}
+    if width is not None:
+        parts["projection_dim"] = width
     if folder.exists():
         folder.rmdir()
     return write_checkpoint(msgspec.structs.replace(family, config=family.config | parts), folder)

@@ -52,12 +52,22 @@ class Running(NamedTuple):
 
     def vectors(self, inputs: list[str], modality: str = "text") -> Vectors:
         """Return the server's own vectors."""
+        if self.server == "vllm" and modality != "text":
+            return np.concatenate([self._vectors_of_message(uri) for uri in inputs])
+        body: dict[str, Any] = {"model": self.model.name, "input": inputs}
+        if self.server == "infinity":
+            body["modality"] = modality
         reply = httpx.post(
-            f"{self.url}/embeddings",
-            json={"model": self.model.name, "input": inputs, "modality": modality},
+            f"{self.url}{'/v1' if self.server == 'vllm' else ''}/embeddings",
+            json=body,
             timeout=120.0,
         )
         return vectors_of(reply)
+
+    def _vectors_of_message(self, uri: str) -> Vectors:
+        """Return the vector of a picture, of which vLLM takes one in a request."""
+        body = {"model": self.model.name, "messages": [message(uri)]}
+        return vectors_of(httpx.post(f"{self.url}/v1/embeddings", json=body, timeout=120.0))
 
 
 def message(uri: str) -> dict[str, Any]:
@@ -81,10 +91,12 @@ def run_model(server: Server, make: Callable[[Path], Path], flags: tuple[str, ..
         yield Running(server, url, model)
 
 
-@pytest.fixture(scope="module")
-def clip() -> Iterator[Running]:
-    """Run an Infinity of a small CLIP."""
-    yield from run_model("infinity", make_clip)
+@pytest.fixture(scope="module", params=["infinity", "vllm"])
+def clip(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """Run a server of a small CLIP."""
+    server: Server = request.param
+    # The default of this project's vLLM is bfloat16.
+    yield from run_model(server, make_clip, ("--dtype", "float32") if server == "vllm" else ())
 
 
 @pytest.fixture(scope="module")
