@@ -8,6 +8,7 @@ that its vector does not depend on its batch, but for the rounding of sums.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from backends.torch.blocks import Piece, Visibility, cut_blocks, group_runs, most_block_tokens
+from backends.torch.blocks import Piece, Visibility, cut_blocks, cutting_of_pass, group_runs, keys_of
 
 PACKED = "packed"
 HALF = (torch.float16, torch.bfloat16)
@@ -114,11 +115,10 @@ def attend(
         return out
     options = AttentionOptions(scale, causal, window)
     pieces = _pieces(q, starts.tolist(), key_starts.tolist(), options)
-    keys = [piece.sequences * piece.key_length for piece in pieces]
-    tensors = zip(pieces, q.split(_tokens(pieces)), k.split(keys), v.split(keys), strict=True)
+    key_starts_of_pieces = accumulate((piece.sequences * piece.key_length for piece in pieces), initial=0)
     qkv_of_pieces = (
-        tuple(tensor.view(piece.sequences, -1, *tensor.shape[1:]) for tensor in qkv)
-        for piece, *qkv in tensors
+        (part.unflatten(0, (piece.sequences, -1)), keys_of(k, piece, start), keys_of(v, piece, start))
+        for piece, part, start in zip(pieces, q.split(_tokens(pieces)), key_starts_of_pieces, strict=False)
     )
     return _compute_pieces(q.new_empty(q.shape), pieces, qkv_of_pieces, options)
 
@@ -134,13 +134,20 @@ def attend_joined(joined: Tensor, starts: Tensor, longest: int, scale: float) ->
     options, sequence_starts = AttentionOptions(scale), starts.tolist()
     pieces = _pieces(joined, sequence_starts, sequence_starts, options)
     dtype = _fastest_dtype(joined)
-    tensors = zip(pieces, joined.split(_tokens(pieces)), strict=True)
+    starts_of_pieces = accumulate(_tokens(pieces), initial=0)
     qkv_of_pieces = (
-        tensor.to(dtype).view(piece.sequences, -1, *tensor.shape[1:]).unbind(2) for piece, tensor in tensors
+        _query_key_value(keys_of(joined, piece, start).to(dtype), piece)
+        for piece, start in zip(pieces, starts_of_pieces, strict=False)
     )
     return _compute_pieces(
         joined.new_empty(joined.shape[0], *joined.shape[2:]), pieces, qkv_of_pieces, options
     )
+
+
+def _query_key_value(joined: Tensor, piece: Piece) -> tuple[Tensor, ...]:
+    """Split (sequences, keys, 3, heads, dim) of a piece; spare keys have no queries."""
+    q, k, v = joined.unbind(2)
+    return q[:, : piece.length], k, v
 
 
 def _pieces(
@@ -151,7 +158,7 @@ def _pieces(
         return group_runs(starts, key_starts)
     dtype = _fastest_dtype(tensor)
     visibility = Visibility(options.causal, options.window)
-    return cut_blocks(tuple(starts), most_block_tokens(dtype), dtype, visibility)
+    return cut_blocks(tuple(starts), cutting_of_pass(dtype), dtype, visibility)
 
 
 def _tokens(pieces: Sequence[Piece]) -> list[int]:

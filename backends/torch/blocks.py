@@ -3,6 +3,9 @@
 Neighbors of equal lengths are a run: a batch of the kernel. Short neighbors of different lengths are a block:
 one long sequence for the kernel, with a mask in which each sequence sees only itself. That multiplies more,
 in fewer calls.
+
+The kernel computes the exponents of a row in vectors, and the rest one by one: 63 keys take twice as long as
+64. Therefore a piece may have spare keys, those that follow it in memory, which its mask hides.
 """
 
 import math
@@ -14,12 +17,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from backends.torch.measuring import fastest
 
-# Bounds of a block's tokens of which the fastest is found by measuring; 0 is without blocks.
-BLOCK_TOKENS = (0, 64, 128)
+# float32 numbers in a vector of AVX-512.
+VECTOR = 16
+# Above this length, adding the mask costs more than the rest of a vector; so does a rest of few keys.
+SPARED_LENGTH_MAX = 512
+REST_MIN = 3
 # Sequences, heads and components with which blocks are measured: 0.1 s in all on a
 # processor with AVX2.
 PROBE_LENGTHS = (94, 71, 61, 45, 41, 36, 33, 21, 19, 16, 11, 10)
@@ -28,6 +34,26 @@ PROBE_HEADS, PROBE_DIM = 12, 32
 KEPT_CUTS = 16
 # Of each thread that computes: whether the network of its pass has no blocks.
 _own = local()
+
+
+class Cutting(NamedTuple):
+    """Bound of a block's tokens, 0 without blocks, and the multiple to which spare keys fill up."""
+
+    block_tokens: int = 0
+    key_multiple: int = 1
+
+    def spare_keys(self, length: int) -> int:
+        """Return the number of spare keys of so many keys."""
+        rest = length % self.key_multiple
+        return self.key_multiple - rest if rest >= REST_MIN and length < SPARED_LENGTH_MAX else 0
+
+
+# The fastest is found by measuring.
+CUTTINGS = (
+    Cutting(),
+    Cutting(0, VECTOR),
+    *(Cutting(most, vector) for most in (64, 128) for vector in (1, VECTOR)),
+)
 
 
 class Visibility(NamedTuple):
@@ -40,13 +66,15 @@ class Visibility(NamedTuple):
 class Piece(NamedTuple):
     """Neighboring sequences that one kernel call computes.
 
-    mask: (length, length), added to the scores of a block; a block counts as one sequence.
+    spare_keys: number of hidden keys behind those of each sequence. mask: (length, key_length + spare_keys),
+    added to the scores of a block or where keys are hidden; a block counts as one sequence.
     """
 
     length: int
     key_length: int
     sequences: int
     mask: Tensor | None = None
+    spare_keys: int = 0
 
 
 def group_runs(starts: Sequence[int], key_starts: Sequence[int]) -> list[Piece]:
@@ -58,14 +86,19 @@ def group_runs(starts: Sequence[int], key_starts: Sequence[int]) -> list[Piece]:
 
 @lru_cache(KEPT_CUTS)
 def cut_blocks(
-    starts: tuple[int, ...], block_tokens: int, dtype: torch.dtype, visibility: Visibility
+    starts: tuple[int, ...], cutting: Cutting, dtype: torch.dtype, visibility: Visibility
 ) -> tuple[Piece, ...]:
-    """Cut sequences into runs and blocks, in order. block_tokens: most tokens of a block.
+    """Cut sequences into runs and blocks, in order.
 
     Each layer of a pass asks for the same cut.
     """
-    groups = _groups(group_runs(starts, starts), block_tokens)
-    return tuple(group[0] if len(group) == 1 else _block(group, dtype, visibility) for group in groups)
+    groups = _groups(group_runs(starts, starts), cutting.block_tokens)
+    return tuple(
+        _run(group[0], cutting, dtype, visibility)
+        if len(group) == 1
+        else _block(group, cutting, dtype, visibility)
+        for group in groups
+    )
 
 
 def _groups(runs: Sequence[Piece], block_tokens: int) -> Iterator[list[Piece]]:
@@ -83,7 +116,18 @@ def _groups(runs: Sequence[Piece], block_tokens: int) -> Iterator[list[Piece]]:
 
 
 @torch.inference_mode()
-def _block(runs: Sequence[Piece], dtype: torch.dtype, visibility: Visibility) -> Piece:
+def _run(run: Piece, cutting: Cutting, dtype: torch.dtype, visibility: Visibility) -> Piece:
+    """Return a run with spare keys, where it is faster and each token sees its whole sequence."""
+    spare = 0 if visibility != Visibility() else cutting.spare_keys(run.length)
+    if not spare:
+        return run
+    row = torch.zeros(run.length + spare, dtype=dtype)
+    row[run.length :] = -math.inf
+    return run._replace(mask=row.expand(run.length, -1), spare_keys=spare)
+
+
+@torch.inference_mode()
+def _block(runs: Sequence[Piece], cutting: Cutting, dtype: torch.dtype, visibility: Visibility) -> Piece:
     """Return one piece for all sequences of some runs."""
     lengths = torch.tensor([run.length for run in runs for _ in range(run.sequences)])
     owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
@@ -93,8 +137,22 @@ def _block(runs: Sequence[Piece], dtype: torch.dtype, visibility: Visibility) ->
         is_visible &= ahead <= 0
     if visibility.window:
         is_visible &= ahead.abs() < visibility.window
+    spare = cutting.spare_keys(len(owner))
     mask = torch.zeros(is_visible.shape, dtype=dtype).masked_fill(~is_visible, -math.inf)
-    return Piece(len(owner), len(owner), 1, mask)
+    return Piece(len(owner), len(owner), 1, pad(mask, (0, spare), value=-math.inf), spare)
+
+
+def keys_of(tensor: Tensor, piece: Piece, start: int) -> Tensor:
+    """Return (sequences, key_length + spare_keys, ...) of a piece.
+
+    tensor: (tokens, ...), of which the piece begins at `start`. Only the last pieces are copied.
+    """
+    own = piece.sequences * piece.key_length
+    if start + own + piece.spare_keys <= len(tensor):
+        windows = tensor[start : start + own + piece.spare_keys]
+        return windows.unfold(0, piece.key_length + piece.spare_keys, piece.key_length).movedim(-1, 1)
+    parts = tensor[start : start + own].unflatten(0, (piece.sequences, -1))
+    return pad(parts, (0, 0) * (tensor.dim() - 1) + (0, piece.spare_keys))
 
 
 def compute_without_blocks(network: nn.Module) -> None:
@@ -107,28 +165,29 @@ def compute_without_blocks(network: nn.Module) -> None:
     network.register_forward_hook(lambda *_: setattr(_own, "is_without_blocks", False), always_call=True)
 
 
-def most_block_tokens(dtype: torch.dtype) -> int:
-    """Return the most tokens of a block for the network that this thread runs; 0 is without blocks."""
-    return 0 if getattr(_own, "is_without_blocks", False) else fastest_block(dtype)
+def cutting_of_pass(dtype: torch.dtype) -> Cutting:
+    """Return how the pass that this thread runs is cut."""
+    found = fastest_cutting(dtype)
+    return found._replace(block_tokens=0) if getattr(_own, "is_without_blocks", False) else found
 
 
 @cache
-def fastest_block(dtype: torch.dtype) -> int:
-    """Return the bound of a block's tokens that is fastest on this processor, measured once per process."""
+def fastest_cutting(dtype: torch.dtype) -> Cutting:
+    """Return the cutting that is fastest on this processor, measured once per process."""
     starts = [0]
     for length in PROBE_LENGTHS:
         starts.append(starts[-1] + length)
     qkv = torch.randn(starts[-1], 3, PROBE_HEADS, PROBE_DIM).to(dtype)
-    contenders: dict[int, Callable[[], object]] = {}
-    for tokens in BLOCK_TOKENS:
-        pieces = cut_blocks(tuple(starts), tokens, dtype, Visibility())
-        contenders[tokens] = partial(_attend_all, qkv, pieces)
+    contenders: dict[Cutting, Callable[[], object]] = {}
+    for cutting in CUTTINGS:
+        pieces = cut_blocks(tuple(starts), cutting, dtype, Visibility())
+        contenders[cutting] = partial(_attend_all, qkv, pieces)
     return fastest(contenders)
 
 
 def _attend_all(qkv: Tensor, pieces: Sequence[Piece]) -> None:
-    parts = qkv.split([piece.sequences * piece.length for piece in pieces])
-    for piece, part in zip(pieces, parts, strict=True):
-        batch = part.view(piece.sequences, piece.length, *part.shape[1:])
-        q, k, v = (tensor.transpose(1, 2) for tensor in batch.unbind(2))
-        scaled_dot_product_attention(q, k, v, attn_mask=piece.mask)
+    start = 0
+    for piece in pieces:
+        q, k, v = (tensor.transpose(1, 2) for tensor in keys_of(qkv, piece, start).unbind(2))
+        scaled_dot_product_attention(q[:, :, : piece.length], k, v, attn_mask=piece.mask)
+        start += piece.sequences * piece.length

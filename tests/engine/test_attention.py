@@ -6,9 +6,19 @@ from torch import Tensor
 
 from backends.torch import blocks
 from backends.torch.attention import attend, attend_joined
-from backends.torch.blocks import BLOCK_TOKENS, Piece, Visibility, cut_blocks, fastest_block, group_runs
+from backends.torch.blocks import (
+    CUTTINGS,
+    Cutting,
+    Piece,
+    Visibility,
+    cut_blocks,
+    fastest_cutting,
+    group_runs,
+    keys_of,
+)
 
 LENGTHS = (3, 7, 7, 1, 9)
+TRIED = (Cutting(), Cutting(16), Cutting(64), Cutting(0, 4), Cutting(16, 16), Cutting(64, 16))
 
 
 def attend_plainly(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int) -> Tensor:
@@ -26,11 +36,11 @@ def attend_plainly(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [0, 1, 3, 100])
 @pytest.mark.parametrize("key_heads", [4, 2])
-@pytest.mark.parametrize("block_tokens", [0, 16, 64])
+@pytest.mark.parametrize("cutting", TRIED)
 def test_every_sequence_attends_only_to_itself(
-    causal: bool, window: int, key_heads: int, block_tokens: int, monkeypatch: pytest.MonkeyPatch
+    causal: bool, window: int, key_heads: int, cutting: Cutting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "fastest_block", lambda _: block_tokens)
+    monkeypatch.setattr(blocks, "fastest_cutting", lambda _: cutting)
     torch.manual_seed(0)
     tokens = sum(LENGTHS)
     q, k, v = (torch.randn(tokens, heads, 8) for heads in (4, key_heads, key_heads))
@@ -55,20 +65,20 @@ def test_groups_neighbors_of_equal_lengths_into_one_run() -> None:
 
 
 def test_puts_short_neighbors_into_blocks() -> None:
-    pieces = cut_blocks((0, 40, 43, 50, 57, 58, 67, 69), 20, torch.float32, Visibility())
+    pieces = cut_blocks((0, 40, 43, 50, 57, 58, 67, 69), Cutting(20), torch.float32, Visibility())
 
     lengths = [(piece.length, piece.sequences, piece.mask is None) for piece in pieces]
     assert lengths == [(40, 1, True), (18, 1, False), (11, 1, False)]
 
 
 def test_a_run_above_the_bound_is_no_block() -> None:
-    pieces = cut_blocks((0, 7, 14, 21), 14, torch.float32, Visibility())
+    pieces = cut_blocks((0, 7, 14, 21), Cutting(14), torch.float32, Visibility())
 
     assert pieces == (Piece(7, 7, 3),)
 
 
 def test_a_token_of_a_block_sees_its_own_sequence() -> None:
-    (piece,) = cut_blocks((0, 1, 4), 4, torch.float32, Visibility(causal=True, window=2))
+    (piece,) = cut_blocks((0, 1, 4), Cutting(4), torch.float32, Visibility(causal=True, window=2))
 
     assert piece.mask is not None
     assert (piece.mask == 0).tolist() == [
@@ -80,8 +90,35 @@ def test_a_token_of_a_block_sees_its_own_sequence() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_finds_the_fastest_blocks_of_this_processor(dtype: torch.dtype) -> None:
-    assert fastest_block(dtype) in BLOCK_TOKENS
+def test_finds_the_fastest_cutting_of_this_processor(dtype: torch.dtype) -> None:
+    assert fastest_cutting(dtype) in CUTTINGS
+
+
+def test_keys_fill_a_vector_unless_it_costs_more_than_it_gains() -> None:
+    spare = {length: Cutting(0, 16).spare_keys(length) for length in (16, 18, 19, 31, 500, 508, 520)}
+
+    assert {16: 0, 18: 0, 19: 13, 31: 1, 500: 12, 508: 4, 520: 0} == spare
+
+
+def test_spare_keys_are_those_behind_a_sequence_and_hidden() -> None:
+    tokens = torch.arange(25.0).view(25, 1, 1)
+    pieces = cut_blocks((0, 5, 10, 18, 25), Cutting(0, 4), torch.float32, Visibility())
+    assert [(5, 2, 0), (8, 1, 0), (7, 1, 1)] == [
+        (piece.length, piece.sequences, piece.spare_keys) for piece in pieces
+    ]
+    run = Piece(5, 5, 2, spare_keys=3)
+
+    assert [[*range(8)], [*range(5, 13)]] == keys_of(tokens, run, 0).squeeze().tolist()
+    assert keys_of(tokens, run, 0).data_ptr() == tokens.data_ptr()
+    at_the_end = keys_of(tokens, pieces[2], 18).squeeze().tolist()
+    assert [[*range(18, 25), 0]] == [at_the_end]
+    assert pieces[2].mask is not None
+    assert [True] * 7 + [False] == (pieces[2].mask[0] == 0).tolist()
+
+
+@pytest.mark.parametrize("visibility", [Visibility(causal=True), Visibility(window=3)])
+def test_runs_that_see_a_part_of_their_sequence_have_no_spare_keys(visibility: Visibility) -> None:
+    assert (Piece(7, 7, 1),) == cut_blocks((0, 7), Cutting(0, 16), torch.float32, visibility)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

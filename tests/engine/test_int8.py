@@ -44,11 +44,11 @@ def quantized(layer: nn.Linear, peaks: Tensor | None = None) -> Int8Linear:
     return Int8Linear(layer, peaks, saturates=probe_kernel().saturates)
 
 
-@pytest.mark.parametrize("block_tokens", blocks.BLOCK_TOKENS)
+@pytest.mark.parametrize("cutting", [blocks.Cutting(), blocks.Cutting(64), blocks.Cutting(128, 16)])
 async def test_minilm_is_faithful_and_its_vectors_do_not_depend_on_the_batch(
-    minilm: Path, engine_of: Engines, monkeypatch: pytest.MonkeyPatch, block_tokens: int
+    minilm: Path, engine_of: Engines, monkeypatch: pytest.MonkeyPatch, cutting: blocks.Cutting
 ) -> None:
-    monkeypatch.setattr(blocks, "fastest_block", lambda _: block_tokens)
+    monkeypatch.setattr(blocks, "fastest_cutting", lambda _: cutting)
     texts = ("ok", *TEXTS)
     engine = engine_of(minilm, "int8")
     expected = (await run_work(engine_of(minilm, "float32"), Embed(texts), EmbedReply)).vectors
