@@ -368,6 +368,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     notes: further facts for operators, logged when the replica joins.
     truncates: what the server does with an input that is too long if a request does not say it.
     truncation_side: the end that is cut if neither request nor configuration name one.
+    media_tokens: the most tokens of a picture or recording, where the model has a bound of its own for them.
     loaded: the model is in memory. If it is not, all values come from the checkpoint's small files.
     """
 
@@ -398,6 +399,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     truncates: bool | None = None
     truncation_side: Truncate = Truncate.RIGHT
+    media_tokens: int | None = None
     loaded: bool = True
 
 

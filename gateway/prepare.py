@@ -17,6 +17,7 @@ from backends.contract import (
     Embed,
     EmbedParts,
     Encode,
+    Operation,
     Rerank,
     Score,
     Tokenize,
@@ -55,6 +56,11 @@ Ask = Callable[[Tenant, Route, Cost], Awaitable[int]]
 ASK_IDS = 16 * 1024
 TOKENS_MAX = sys.maxsize
 ONE_REQUEST = Cost()
+# Of a model of which no replica has joined.
+UNKNOWN = Capabilities("", frozenset())
+# Beginnings of texts that are pictures or recordings.
+MEDIA_TEXTS = ("data:image/", "data:audio/", "data:video/")
+MEDIA_OPERATIONS = frozenset({Operation.EMBED_IMAGE, Operation.EMBED_AUDIO})
 
 
 class PreparedWork:
@@ -114,13 +120,17 @@ class PreparedWork:
         if self.input_tokens is not None:
             return self.input_tokens
         if self._token_bounds is None:
-            capabilities = self.capabilities
-            most, overhead = (
-                (capabilities.max_input_tokens, capabilities.overhead_tokens) if capabilities else (None, 0)
-            )
+            known = self.capabilities or UNKNOWN
+            most = known.max_input_tokens
             if not isinstance(self.work, Tokenize | Detokenize):
                 most = self.work.max_tokens or most
-            self._token_bounds = token_bounds(self.work, most, self.prompt or "", pair_overhead=overhead)
+            self._token_bounds = token_bounds(
+                self.work,
+                most,
+                self.prompt or "",
+                pair_overhead=known.overhead_tokens,
+                media_tokens=known.media_tokens,
+            )
         return self._token_bounds
 
 
@@ -294,6 +304,7 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
             "separate requests only: name a reranker"
         )
     _check_late_chunking(call.work, capabilities)
+    _check_no_media_texts(call.work, capabilities)
     work = plain = neutral_work(call.work, capabilities, by_cosine=by_cosine)
     if call.instruction is not None:
         work = _with_instruction(work, call, _instructed_model(inputs, route), call.instruction)
@@ -377,6 +388,29 @@ def _check_late_chunking(work: Work, capabilities: Capabilities | None) -> None:
             "gateway's own engine; leave it out",
             param="late_chunking",
         )
+
+
+def _check_no_media_texts(work: Work, capabilities: Capabilities | None) -> None:
+    """Check that no text is a picture or a recording, for a model that could read it. Raises: InvalidInput.
+
+    The base64 would be embedded as a text.
+    """
+    if capabilities is None or not capabilities.operations & MEDIA_OPERATIONS:
+        return
+    if isinstance(work, Rerank):
+        _refuse_media_texts((work.query,), "the query")
+        _refuse_media_texts(work.documents, "document {}")
+    elif isinstance(work, Embed | Encode) and work.chat is None:
+        _refuse_media_texts(work.inputs, "input {}")
+
+
+def _refuse_media_texts(texts: Sequence[str], name: str) -> None:
+    for index, text in enumerate(texts):
+        if text.startswith(MEDIA_TEXTS):
+            raise InvalidInput(
+                f"{name.format(index)} is a picture or a recording in the place of a text: its letters would "
+                'be read; send an object such as {"image": "data:…"}'
+            )
 
 
 def _with_prompt_lengths(work: BackendWork, plain: BackendWork) -> BackendWork:

@@ -93,6 +93,7 @@ def load(
         overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
         notes=(*plan.notes, *network.notes),
         truncation_side=plan.tokenizer.traits.truncation_side,
+        media_tokens=None if reader is None else reader.tokens_max,
     )
     templates = Templates(template, ChatRenderer(recipe.chat, recipe.max_tokens))
     preparer = Preparer(recipe, tokenizer, network.outputs, width, templates)
@@ -116,6 +117,7 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
     checkpoint = network_folder(checkpoint)
     plan = plan_load(checkpoint, options)
     recipe = plan.recipe
+    reader = _open_reader(checkpoint, recipe)
     return msgspec.structs.replace(
         _capabilities(recipe, plan.template, outputs_of(recipe), _width(checkpoint, recipe)),
         model_id=model_id,
@@ -124,6 +126,7 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
         overhead_tokens=_overhead_tokens(recipe, plan.tokenizer, plan.template),
         notes=plan.notes,
         truncation_side=plan.tokenizer.traits.truncation_side,
+        media_tokens=None if reader is None else reader.tokens_max,
         loaded=False,
     )
 

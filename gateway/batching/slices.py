@@ -24,6 +24,7 @@ from backends.contract import (
     Encode,
     EncodeReply,
     Image,
+    Part,
     PatchGrid,
     Reply,
     Rerank,
@@ -39,7 +40,7 @@ from backends.contract import (
 from backends.errors import ReplicaFailed
 from backends.texts import chat_of, token_upper_bound
 
-Part = TypeVar("Part")
+Output = TypeVar("Output")
 Grids: TypeAlias = tuple[PatchGrid | None, ...]
 
 # Bounds of one upstream request if neither the replica nor the configuration sets them.
@@ -119,11 +120,16 @@ def tightest(bounds: Sequence[Bounds]) -> Bounds:
 
 
 def token_bounds(
-    work: Work, max_input_tokens: int | None, prompt: str = "", *, pair_overhead: int = 0
+    work: Work,
+    max_input_tokens: int | None,
+    prompt: str = "",
+    *,
+    pair_overhead: int = 0,
+    media_tokens: int | None = None,
 ) -> list[int]:
     """Return an upper bound of each input's tokens: a text has no more tokens than UTF-8 bytes.
 
-    pair_overhead: tokens that a reranker adds to each pair.
+    pair_overhead: tokens that a reranker adds to each pair. media_tokens: the most of a picture or recording.
     """
     if max_input_tokens is not None and chat_of(work) is not None:
         # How many tokens a template adds to a conversation is only known after it was rendered.
@@ -131,6 +137,10 @@ def token_bounds(
     extra = len(prompt.encode()) + _instruction_bytes(work)
     if isinstance(work, Rerank):
         extra += len(work.query.encode())
+    if isinstance(work, EmbedParts) and media_tokens is not None:
+        return [
+            sum(_model_bound(part, max_input_tokens, media_tokens) for part in parts) for parts in work.inputs
+        ]
     bounds = [_token_bound(work_input) + extra for work_input in inputs_of(work)]
     # Texts that are only tokenized are never cut.
     # The length of a model of images is that of its texts.
@@ -152,6 +162,13 @@ def _token_bound(work_input: WorkInput) -> int:
         return token_upper_bound(work_input)
     # Token ids are converted back to text free of charge.
     return sum(_part_bound(part) for part in work_input)
+
+
+def _model_bound(part: Part, max_input_tokens: int | None, media_tokens: int) -> int:
+    """Return the bound of a part of an input by the lengths of the model."""
+    most = max_input_tokens if isinstance(part, str) else media_tokens
+    bound = _part_bound(part)
+    return bound if most is None else most if isinstance(part, Audio) else min(bound, most)
 
 
 def _part_bound(part: str | int | Image | Audio) -> int:
@@ -300,7 +317,7 @@ def _chained_grids(parts: Sequence[Grids | None]) -> Grids | None:
     return tuple(grid for part in present for grid in part) if len(present) == len(parts) else None
 
 
-def _chained(parts: Sequence[tuple[Part, ...] | None]) -> tuple[Part, ...] | None:
+def _chained(parts: Sequence[tuple[Output, ...] | None]) -> tuple[Output, ...] | None:
     """Return the outputs of all slices one after the other, or None if the kind was not requested."""
     present = [part for part in parts if part is not None]
     return tuple(output for part in present for output in part) if present else None

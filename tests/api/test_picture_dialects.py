@@ -235,6 +235,42 @@ async def test_what_cannot_be_read_is_refused_by_name(
     assert named in reply.text
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/embeddings", {"input": ["a", FIRST]}, "input 1"),
+        ("/v1/embeddings", {"input": "data:audio/wav;base64,UklG"}, "input 0"),
+        ("/embed", {"inputs": FIRST}, "input 0"),
+        ("/infinity/embeddings", {"input": [FIRST]}, "input 0"),
+        ("/v1/rerank", {"query": FIRST, "documents": ["a"]}, "the query"),
+        ("/v1/rerank", {"query": "a", "documents": ["a", FIRST]}, "document 1"),
+    ],
+)
+async def test_a_picture_as_a_text_is_refused_by_a_model_of_pictures(
+    boot: Boots, tokenizer: str, path: str, body: dict[str, Any], named: str
+) -> None:
+    async with boot({"one": FakeInfinity(images=True)}, config_of("infinity", tokenizer)) as gateway:
+        reply = await gateway.post(path, body)
+    async with boot({"one": FakeTei()}, config_of("tei", "")) as gateway:
+        as_text = await gateway.post(path, body)
+
+    assert reply.status_code in {400, 413, 422}, reply.text
+    assert f"{named} is a picture or a recording in the place of a text" in reply.text
+    assert 200 == as_text.status_code, as_text.text
+
+
+@pytest.mark.parametrize("empty", [[], "", None])
+async def test_no_inputs_next_to_messages_are_ignored(boot: Boots, empty: object) -> None:
+    async with boot({"one": FakeVllm(images=True)}, config_of("vllm", "")) as gateway:
+        reply = await gateway.post("/v1/embeddings", message(picture_part(FIRST)) | {"input": empty})
+        text = {"messages": [{"role": "user", "content": "a b"}], "input": empty}
+        of_text = await gateway.post("/v1/embeddings", text)
+        missing = await gateway.post("/v1/embeddings", {"input": None})
+
+    assert [200, 200, 400] == [found.status_code for found in (reply, of_text, missing)], of_text.text
+    assert "`input` is missing" in missing.text
+
+
 async def test_pictures_are_reserved_by_their_size_and_settled_by_the_reply(
     boot: Boots, tokenizer: str
 ) -> None:

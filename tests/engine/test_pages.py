@@ -10,7 +10,7 @@ from backends.contract import EmbedParts, Encode, EncodeReply, Operation, Output
 from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork
 from backends.torch.engine import Engine
 from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
+from backends.torch.loader import describe, load
 from backends.vectors import max_similarity
 from tests.engine.engines import engine_on, load_tiny, run_work
 from tests.engine.families.checkpoint import write_checkpoint
@@ -98,6 +98,17 @@ def test_patches_of_a_page_are_where_its_grid_says(
     original, *patches = [page[grid.first :][: rows * columns] for page in reply.multivector[1:]]
     most_changed = [int(np.linalg.norm(found - original, axis=1).argmax()) for found in patches]
     assert list(range(rows * columns)) == most_changed
+
+
+@pytest.mark.parametrize(("name", "size"), [("colpali", (500, 400)), ("colqwen2", (1120, 1120))])
+def test_no_page_has_more_tokens_than_the_model_reports(
+    name: str, size: tuple[int, int], folders: dict[str, Path], engines: dict[str, Engine]
+) -> None:
+    page = EmbedParts(((part_of(encoded(noise(*size))),),), Output.MULTIVECTOR)
+    loaded = load_tiny(folders[name]).capabilities.media_tokens
+
+    assert run(engines[name], page).tokens == loaded
+    assert loaded == describe(folders[name], name, LoadOptions()).media_tokens
 
 
 def test_vectors_that_form_no_grid_are_not_called_one() -> None:

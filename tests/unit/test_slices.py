@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import (
+    Audio,
     Capabilities,
     Chat,
     Classify,
@@ -17,9 +18,11 @@ from backends.contract import (
     Detokenize,
     DetokenizeReply,
     Embed,
+    EmbedParts,
     EmbedReply,
     Encode,
     EncodeReply,
+    Image,
     Operation,
     Output,
     Reply,
@@ -318,6 +321,15 @@ def test_token_bound_of_a_document_includes_the_query() -> None:
 def test_token_bound_of_a_text_that_is_only_tokenized_has_no_maximum() -> None:
     # The bytes, and a reserve for special tokens.
     assert [100 + 4] == token_bounds(Tokenize(("a" * 100,)), 16)
+
+
+def test_media_have_no_more_tokens_than_their_model_says() -> None:
+    large, small = Image(b"", "image/png", 4000, 3000), Image(b"", "image/png", 8, 8)
+    work = EmbedParts(((large,), ("a" * 200,), (small, "b"), (Audio(b"", "audio/wav"),)))
+
+    assert [50, 77, 50 + 5, 50] == token_bounds(work, 77, media_tokens=50)
+    assert [900, 77, 256 + 5, 900] == token_bounds(work, 77, media_tokens=900)
+    assert 256 + 4000 * 3000 // 784 == token_bounds(work, 77)[0]
 
 
 def test_inputs_of_late_chunking_stay_together() -> None:

@@ -1,6 +1,7 @@
 """Features of pictures and recordings, as a checkpoint's processor computes them with transformers' code."""
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ class ImageReader:
         self._processor = processor
         self._count_tokens = count_tokens
 
+    @cached_property
+    def tokens_max(self) -> int:
+        """Tokens of any picture: all are brought to one size."""
+        return self.probe().tokens
+
     def read(self, part: Image | Audio, truncate: Truncate) -> ReadPart:
         """Return the features of a picture, which is never cut. Raises: InvalidWork."""
         del truncate
@@ -56,7 +62,7 @@ class SoundReader:
 
     def __init__(self, processor: ClapFeatureExtractor, tokens: int) -> None:
         self._processor = processor
-        self._tokens = tokens
+        self.tokens_max = tokens
 
     def read(self, part: Image | Audio, truncate: Truncate) -> ReadPart:
         """Return the features of a recording, cut to the network's seconds. Raises: InvalidWork.
@@ -78,7 +84,7 @@ class SoundReader:
             "input_features": found["input_features"].astype(np.float32),
             "is_longer": found["is_longer"],
         }
-        return InputSequence([], [], features=Features(arrays, self._tokens))
+        return InputSequence([], [], features=Features(arrays, self.tokens_max))
 
 
 def open_sound_reader(checkpoint: Path, config: Any) -> SoundReader:

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,17 @@ class PageReader:
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
+
+    @cached_property
+    def tokens_max(self) -> int:
+        """Most tokens of a page: all have one size, or so many pixels at most."""
+        blank, processor = self.probe(), self._processor.image_processor
+        assert blank.features is not None
+        grid, pixels = blank.features.grid, processor.size.longest_edge
+        if grid is None or not pixels:
+            return blank.tokens
+        patches = pixels // (processor.patch_size * processor.merge_size) ** 2
+        return blank.tokens - grid.rows * grid.columns + patches
 
     def read(self, part: Image | Audio, truncate: Truncate) -> ReadPart:
         """Return the features of a page, which is never cut. Raises: InvalidWork."""

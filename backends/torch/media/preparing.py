@@ -30,6 +30,10 @@ class ReadsMedium(Protocol):
     def medium(self) -> type[Image | Audio]:
         """Class of the parts that it reads."""
 
+    @property
+    def tokens_max(self) -> int:
+        """Most tokens of a part."""
+
     def read(self, part: Image | Audio, truncate: Truncate) -> ReadPart:
         """Return the features of one part. Raises: InvalidWork."""
 

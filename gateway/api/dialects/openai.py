@@ -92,10 +92,10 @@ class OpenAIEmbeddingsRequest(EmbeddingOptions, kw_only=True):
     """Body of /v1/embeddings.
 
     input: one text or a list of texts; or token ids, if the model's config specifies their vocabulary. Only
-    a body with `messages` is without it.
+    a body with `messages` is without it, or has an empty one.
     """
 
-    input: EmbeddingsInput | UnsetType = UNSET
+    input: EmbeddingsInput | UnsetType | None = UNSET
     model: ModelName | None = None
 
 
@@ -135,7 +135,8 @@ async def _decode_options(
         return await _decode_media(data, inputs, model, fetch)
     operation = Operation.ENCODE if data.return_multivector else Operation.EMBED
     field = InputField("input", model, operation)
-    texts = await read_inputs(inputs_of(data.input, api), data.messages, field, context, api)
+    inputs_of_body = data.input if data.messages is None else data.input or None
+    texts = await read_inputs(inputs_of(inputs_of_body, api), data.messages, field, context, api)
     if data.return_multivector:
         check_token_vectors(texts, "input", api.capabilities_of(model, operation))
     check_metadata(data.encoding_format, len(texts))
@@ -166,7 +167,7 @@ def _has_objects(inputs: object) -> bool:
 def _with_media(data: OpenAIEmbeddingsRequest, api: InferenceApi) -> list[list[SourcePart]] | None:
     """Return the inputs of a request if one is a picture or a recording. Raises: EmptyInput, InvalidInput."""
     if data.messages is not None and have_media(data.messages):
-        if not isinstance(data.input, UnsetType):
+        if data.input not in (UNSET, None, "", []):
             raise InvalidInput("send `input` or `messages`, one of them", param="messages")
         return [parts_of_messages(data.messages)]
     items = data.input if isinstance(data.input, list) else [data.input]
@@ -257,12 +258,12 @@ def _check_only_chat(data: EmbeddingOptions) -> None:
             raise InvalidInput(f"`{field}` is for texts: send it without `messages`", param=field)
 
 
-def inputs_of(inputs: EmbeddingsInput | UnsetType, api: InferenceApi) -> Inputs | None:
+def inputs_of(inputs: EmbeddingsInput | UnsetType | None, api: InferenceApi) -> Inputs | None:
     """Return the inputs with each object replaced by its text, None if the field is absent.
 
     Raises: EmptyInput, InvalidInput.
     """
-    if isinstance(inputs, UnsetType):
+    if inputs is None or isinstance(inputs, UnsetType):
         return None
     if isinstance(inputs, list):
         # A list of numbers is one input.

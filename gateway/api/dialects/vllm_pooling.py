@@ -125,7 +125,7 @@ async def decode_pooling(
 
 async def _media_work(data: PoolingRequest, operation: Operation, fetch: Fetch) -> EmbedParts:
     """Return the work of a message with images or sound. Raises: EmptyInput, InvalidInput."""
-    if data.input is not None:
+    if data.input:
         raise InvalidInput("send `input` or `messages`, one of them", param="messages")
     if operation is Operation.CLASSIFY:
         raise OperationUnsupported("images and sound are embedded, and not classified", param="task")

@@ -82,13 +82,15 @@ async def read_inputs(
 ) -> tuple[str, ...]:
     """Return the texts of a request, or its conversations. inputs, messages: None for an absent field.
 
+    No inputs at all count as absent next to messages: some clients require the field.
+
     Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
     """
     if messages is None:
         if inputs is None:
             raise InvalidInput(f"`{field.name}` is missing", param=field.name)
         return await read_texts(inputs, field, context, api)
-    if inputs is not None:
+    if inputs:
         raise InvalidInput(f"send `{field.name}` or `messages`, one of them", param="messages")
     conversations = conversations_of(messages)
     api.check_count(len(conversations), "messages")
