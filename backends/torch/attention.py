@@ -7,7 +7,11 @@ others, and `cu_seq_lens_k` the starts of the sequences among them. Rule: a sequ
 that its vector does not depend on its batch, but for the rounding of sums.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -20,6 +24,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from backends.torch.blocks import Piece, Visibility, cut_blocks, cutting_of_pass, group_runs, keys_of
 
 PACKED = "packed"
+# Queries of a causal sequence that are computed together, and the length above which one call is faster.
+PART, PARTED_LENGTH_MAX = 256, 1024
+# Masks of causal sequences that are kept for the next layers, of 2 MB at most.
+KEPT_MASKS = 16
 HALF = (torch.float16, torch.bfloat16)
 CPU_CAPABILITIES = torch.cpu.get_capabilities()
 # Number formats that this processor's matrix units multiply.
@@ -27,6 +35,9 @@ HAS_MATRIX_UNIT = {
     torch.bfloat16: CPU_CAPABILITIES.get("amx_bf16") or CPU_CAPABILITIES.get("sve_bf16"),
     torch.float16: CPU_CAPABILITIES.get("amx_fp16"),
 }
+
+
+_seen: ContextVar["list[AttentionOptions] | None"] = ContextVar("_seen", default=None)
 
 
 class AttentionOptions(NamedTuple):
@@ -61,8 +72,26 @@ def packed_attention(
     if attended is not None:
         k, v = k[attended], v[attended]
     key_starts = starts if attended is None else options["cu_seq_lens_k"]
-    out = compute(q, k, v, starts, key_starts, longest, scale, _is_causal(module, options), window)
+    causal = _is_causal(module, options)
+    seen = _seen.get()
+    if seen is not None:
+        seen.append(AttentionOptions(scale, causal, window))
+    out = compute(q, k, v, starts, key_starts, longest, scale, causal, window)
     return out.unsqueeze(0), None
+
+
+@contextmanager
+def watched_attention() -> Iterator[list[AttentionOptions]]:
+    """Collect the options of each packed attention that this thread computes in the block.
+
+    A window that is longer than a text has no effect on its output.
+    """
+    seen: list[AttentionOptions] = []
+    token = _seen.set(seen)
+    try:
+        yield seen
+    finally:
+        _seen.reset(token)
 
 
 def register() -> None:
@@ -196,6 +225,8 @@ def _attend_piece(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options:
     length = q.shape[1]
     if mask is None and 0 < options.window < length:
         mask = _band(length, k.shape[1], options, q.device)
+    if options.causal and mask is None and _in_parts(q, k):
+        return _attend_in_parts(q, k, v, options)
     out = scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -206,6 +237,44 @@ def _attend_piece(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options:
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return out.transpose(1, 2).flatten(0, 1)
+
+
+def _in_parts(q: Tensor, k: Tensor) -> bool:
+    """Return whether a causal piece is computed in parts: if it has spare keys, or is faster so."""
+    length, keys = q.shape[1], k.shape[1]
+    return q.device.type == "cpu" and (
+        keys > length or (keys == length and PART < length <= PARTED_LENGTH_MAX)
+    )
+
+
+def _attend_in_parts(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> Tensor:
+    """Compute causal attention of one piece, with only those keys for a part of the queries that it sees.
+
+    The kernel computes all keys and drops half of them.
+    """
+    length = q.shape[1]
+    hidden = _hidden_keys(length, k.shape[1], q.dtype)
+    out = q.new_empty(q.shape)
+    for start in range(0, length, PART):
+        end = min(start + PART, length)
+        keys = end if end < length else k.shape[1]
+        part = scaled_dot_product_attention(
+            q[:, start:end].transpose(1, 2),
+            k[:, :keys].transpose(1, 2),
+            v[:, :keys].transpose(1, 2),
+            attn_mask=hidden[start:end, :keys],
+            scale=options.scale,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )
+        out[:, start:end] = part.transpose(1, 2)
+    return out.flatten(0, 1)
+
+
+@lru_cache(KEPT_MASKS)
+@torch.inference_mode()
+def _hidden_keys(length: int, keys: int, dtype: torch.dtype) -> Tensor:
+    """Return (length, keys), added to scores: -inf for keys after a token."""
+    return torch.full((length, keys), -math.inf, dtype=dtype).triu(1)
 
 
 def _band(length: int, keys: int, options: AttentionOptions, device: torch.device) -> Tensor:

@@ -67,7 +67,7 @@ class Piece(NamedTuple):
     """Neighboring sequences that one kernel call computes.
 
     spare_keys: number of hidden keys behind those of each sequence. mask: (length, key_length + spare_keys),
-    added to the scores of a block or where keys are hidden; a block counts as one sequence.
+    added to the scores of a block or where keys are hidden, but for a causal run; a block is one sequence.
     """
 
     length: int
@@ -117,10 +117,13 @@ def _groups(runs: Sequence[Piece], block_tokens: int) -> Iterator[list[Piece]]:
 
 @torch.inference_mode()
 def _run(run: Piece, cutting: Cutting, dtype: torch.dtype, visibility: Visibility) -> Piece:
-    """Return a run with spare keys, where it is faster and each token sees its whole sequence."""
-    spare = 0 if visibility != Visibility() else cutting.spare_keys(run.length)
-    if not spare:
-        return run
+    """Return a run with spare keys, where it is faster and no window hides keys.
+
+    Those of a causal run are hidden with all keys after a token, without a mask of its own.
+    """
+    spare = 0 if visibility.window else cutting.spare_keys(run.length)
+    if not spare or visibility.causal:
+        return run._replace(spare_keys=spare)
     row = torch.zeros(run.length + spare, dtype=dtype)
     row[run.length :] = -math.inf
     return run._replace(mask=row.expand(run.length, -1), spare_keys=spare)

@@ -1,35 +1,42 @@
-"""Layers of BERT and its descendants in fewer operations.
+"""Layers of BERT, of decoders, and of their descendants in fewer operations.
 
 One matrix product computes query, key and value, and the activation runs inside the product before it. A
 layer is recognized by its parts, and replaced only if the new one gives the same.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from backends.torch.attention import compute, compute_joined
+from backends.torch.attention import AttentionOptions, compute, compute_joined, watched_attention
+from backends.torch.decoder_layers import FusedDecoderLayer
 from backends.torch.memory import is_exhausted
-from backends.torch.precision import ActivatedLinear, WideLinear
+from backends.torch.precision import ActivatedLinear, join_layers
 
-# float32 noise of one layer, whose outputs are normalized, stays below 1e-5.
+# float32 noise of one layer stays below 1e-5 of its largest output, and of 1.
 TOLERANCE = 1e-4
 # Two sequences of different lengths: if one attends to its neighbor, the outputs differ.
 PROBE_STARTS = (0, 5, 16)
+# Raised for a layer that has other parts, or takes other inputs.
+EXPECTED_ERRORS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+Form: TypeAlias = Callable[[Any, AttentionOptions], nn.Module]
 
 
 class FusedLayer(nn.Module):
     """Attention, sum, norm; feed-forward, sum, norm. Sums between layers are float32."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, seen: AttentionOptions) -> None:
+        """seen: options with which the layer computes its attention."""
         super().__init__()
+        if seen.causal or seen.window:
+            raise ValueError("a token sees only a part of its sequence")
         attention = layer.attention.self
         self.heads: int = attention.num_attention_heads
-        self.scale: float = attention.attention_head_size**-0.5
-        self.qkv = _join_layers((attention.query, attention.key, attention.value))
+        self.scale = seen.scale
+        self.qkv = join_layers((attention.query, attention.key, attention.value))
         self.output: nn.Module = layer.attention.output.dense
         self.attention_norm: nn.LayerNorm = layer.attention.output.LayerNorm
         self.up = ActivatedLinear(layer.intermediate.dense, layer.intermediate.intermediate_act_fn)
@@ -64,40 +71,52 @@ def fuse(encoder: nn.Module) -> None:
 
 
 @torch.inference_mode()
-def _fused_layer(layer: Any) -> FusedLayer | None:
-    """Return the fused form of a layer, None unless it gives the same."""
+def _fused_layer(layer: Any) -> nn.Module | None:
+    """Return the fused form of a layer, None unless one gives the same."""
     try:
-        fused = FusedLayer(layer)
-        computed = fused(**_probe(layer))
-        expected = layer(**_probe(layer))
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        with watched_attention() as seen:
+            expected = layer(**_probe(layer))
+    except EXPECTED_ERRORS as error:
         if is_exhausted(error):
             raise
         return None
-    same_shape = isinstance(expected, Tensor) and expected.shape == computed.shape
-    return fused if same_shape and bool((expected - computed).abs().max() < TOLERANCE) else None
+    if not isinstance(expected, Tensor) or len(seen) != 1:
+        return None
+    forms = (_fused_as(form, layer, seen[0], expected) for form in (FusedLayer, FusedDecoderLayer))
+    return next((fused for fused in forms if fused is not None), None)
 
 
-def _probe(layer: nn.Module) -> dict[str, Any]:
+def _fused_as(form: Form, layer: Any, seen: AttentionOptions, expected: Tensor) -> nn.Module | None:
+    try:
+        fused = form(layer, seen)
+        computed = fused(**_probe(layer))
+    except EXPECTED_ERRORS as error:
+        if is_exhausted(error):
+            raise
+        return None
+    tolerance = TOLERANCE * expected.abs().max().clamp(min=1)
+    is_same = expected.shape == computed.shape and bool((expected - computed).abs().max() < tolerance)
+    return fused if is_same else None
+
+
+def _probe(layer: Any) -> dict[str, Any]:
+    """Return the inputs of a layer for two sequences; a decoder's include rotations of any angle."""
     weight = next(layer.parameters())
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, PROBE_STARTS[-1], weight.shape[-1], generator=generator)
     starts = torch.tensor(PROBE_STARTS, dtype=torch.int32, device=weight.device)
     longest = max(PROBE_STARTS[1], PROBE_STARTS[2] - PROBE_STARTS[1])
-    return {
+    inputs = {
         "hidden_states": hidden.to(weight.device),
         "cu_seq_lens_q": starts,
         "max_length_q": longest,
     }
-
-
-def _join_layers(layers: Sequence[nn.Linear]) -> nn.Linear:
-    """Join several layers of the same input into one; their outputs are concatenated."""
-    first = layers[0]
-    joined = WideLinear(first.in_features, sum(layer.out_features for layer in layers), device="meta")
-    joined.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]), requires_grad=False)
-    joined.bias = nn.Parameter(torch.cat([layer.bias for layer in layers]), requires_grad=False)
-    return joined
+    head_dim = getattr(getattr(layer, "self_attn", None), "head_dim", None)
+    if head_dim is None:
+        return inputs
+    angles = 10 * torch.randn(1, PROBE_STARTS[-1], head_dim // 2, generator=generator).to(weight.device)
+    angles = torch.cat((angles, angles), dim=-1)
+    return inputs | {"position_embeddings": (angles.cos(), angles.sin())}
 
 
 def _normalize(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:

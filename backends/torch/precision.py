@@ -4,7 +4,7 @@ Rounding the sums between layers too would make a text's vector depend on the ot
 layers cast their inputs themselves, so that autocast does not have to intercept every operation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, TypeGuard
 
@@ -68,6 +68,17 @@ class ActivatedLinear(WideLinear):
         return activated
 
 
+def join_layers(layers: Sequence[nn.Linear]) -> WideLinear:
+    """Join several layers of the same input into one; their outputs are concatenated."""
+    first = layers[0]
+    outputs, has_bias = sum(layer.out_features for layer in layers), first.bias is not None
+    joined = WideLinear(first.in_features, outputs, has_bias, device="meta")
+    joined.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]), requires_grad=False)
+    if has_bias:
+        joined.bias = nn.Parameter(torch.cat([layer.bias for layer in layers]), requires_grad=False)
+    return joined
+
+
 class CastLinear(nn.Module):
     """Linear layer that casts its inputs to its own number format."""
 
@@ -110,6 +121,20 @@ class PrepackedLinear(nn.Module):
             inputs.to(self._dtype), self._weight, self._bias, algorithm, [], variant
         )
         return out if self._activation is None else self._activation(out)
+
+    def multiplied(self, inputs: Tensor, factor: Tensor) -> Tensor:
+        """Compute the product of the outputs, before they are rounded, and (..., out) in their dtype."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(  # noqa: SLF001
+            inputs.to(self._dtype), factor, self._weight, self._bias, "mul"
+        )
+        return out
+
+
+def multiplied(layer: nn.Module, inputs: Tensor, factor: Tensor) -> Tensor:
+    """Compute the product of a linear layer's outputs and (..., out), which is overwritten."""
+    if isinstance(layer, PrepackedLinear):
+        return layer.multiplied(inputs, factor)
+    return factor.mul_(layer(inputs))
 
 
 def inner_activation(activation: type[nn.Module], dtype: torch.dtype) -> tuple[str, str]:

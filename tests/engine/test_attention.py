@@ -116,9 +116,34 @@ def test_spare_keys_are_those_behind_a_sequence_and_hidden() -> None:
     assert [True] * 7 + [False] == (pieces[2].mask[0] == 0).tolist()
 
 
-@pytest.mark.parametrize("visibility", [Visibility(causal=True), Visibility(window=3)])
-def test_runs_that_see_a_part_of_their_sequence_have_no_spare_keys(visibility: Visibility) -> None:
-    assert (Piece(7, 7, 1),) == cut_blocks((0, 7), Cutting(0, 16), torch.float32, visibility)
+def test_runs_with_a_window_have_no_spare_keys_and_causal_ones_no_mask() -> None:
+    def cut(visibility: Visibility) -> tuple[Piece, ...]:
+        return cut_blocks((0, 7), Cutting(0, 16), torch.float32, visibility)
+
+    assert (Piece(7, 7, 1),) == cut(Visibility(window=3))
+    assert (Piece(7, 7, 1, spare_keys=9),) == cut(Visibility(causal=True))
+
+
+@pytest.mark.parametrize("lengths", [(300, 300, 40), (300,), (257, 1030), (511, 5)])
+@pytest.mark.parametrize("cutting", [Cutting(), Cutting(64, 16)])
+def test_long_causal_sequences_are_computed_in_parts(
+    lengths: tuple[int, ...], cutting: Cutting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "fastest_cutting", lambda _: cutting)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(sum(lengths), heads, 8) for heads in (4, 2, 2))
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+
+    out = attend(q, k, v, starts, starts, max(lengths), 0.3, causal=True, window=0)
+
+    for part, *piece in zip(
+        out.split(lengths), *(tensor.split(lengths) for tensor in (q, k, v)), strict=True
+    ):
+        mask = torch.ones(len(part), len(part), dtype=torch.bool).tril()
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            *(tensor.double().transpose(0, 1) for tensor in piece), attn_mask=mask, scale=0.3, enable_gqa=True
+        )
+        torch.testing.assert_close(part, expected.transpose(0, 1).float(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
