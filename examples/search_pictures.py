@@ -51,18 +51,39 @@ def image(path: Path) -> dict[str, str]:
     return {"image": base64.b64encode(path.read_bytes()).decode()}
 
 
+class Refused(Exception):
+    """The gateway refused a request."""
+
+
 def embed(inputs: Sequence[Any]) -> np.ndarray:
-    """Return the vectors of texts and pictures: (n, dim) float32, each row of length 1."""
-    reply = httpx.post(
-        f"{URL}/v1/embeddings",
-        json={"model": MODEL, "input": list(inputs), "encoding_format": "base64"},
-        headers={"authorization": f"Bearer {KEY}"},
-        timeout=300,
-    )
+    """Return the vectors of texts and pictures: (n, dim) float32, each row of length 1. Raises: Refused."""
+    try:
+        reply = httpx.post(
+            f"{URL}/v1/embeddings",
+            json={"model": MODEL, "input": list(inputs), "encoding_format": "base64"},
+            headers={"authorization": f"Bearer {KEY}"},
+            timeout=300,
+        )
+    except httpx.TransportError as error:
+        sys.exit(f"no gateway at {URL}: {error}")
+    if reply.status_code == 400:
+        raise Refused(reply.json()["error"]["message"])
     if reply.status_code != 200:
         sys.exit(f"{reply.status_code}: {reply.json()['error']['message']}")
     rows = [np.frombuffer(base64.b64decode(item["embedding"]), "<f4") for item in reply.json()["data"]]
     return np.stack(rows)
+
+
+def embed_pictures(paths: Sequence[Path]) -> tuple[list[Path], list[np.ndarray]]:
+    """Return the pictures that the model read, and their vectors. A refused group is sent one by one."""
+    try:
+        return list(paths), list(embed([image(path) for path in paths]))
+    except Refused as error:
+        if len(paths) == 1:
+            print(f"left out: {paths[0]}: {error}", file=sys.stderr)
+            return [], []
+    found = [embed_pictures([path]) for path in paths]
+    return [path for read, _ in found for path in read], [row for _, rows in found for row in rows]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -73,10 +94,15 @@ def main(arguments: Sequence[str]) -> None:
     paths = pictures_in(folder)
     if not paths:
         sys.exit(f"{folder} has no PNG, JPEG, WebP or GIF")
-    vectors = np.concatenate([embed([image(path) for path in group]) for group in batches(paths)])
-    scores = vectors @ embed([{"text": words}])[0]
+    if not KEY:
+        sys.exit("set GATEWAY_API_KEY to a key of the gateway")
+    found = [embed_pictures(group) for group in batches(paths)]
+    read, vectors = [path for part, _ in found for path in part], [row for _, rows in found for row in rows]
+    if not read:
+        sys.exit("the model read none of the pictures")
+    scores = np.stack(vectors) @ embed([{"text": words}])[0]
     for place in np.argsort(-scores, kind="stable")[:SHOWN]:
-        print(f"{scores[place]:.3f}  {paths[place].relative_to(folder)}")
+        print(f"{scores[place]:.3f}  {read[place].relative_to(folder)}")
 
 
 if __name__ == "__main__":

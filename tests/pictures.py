@@ -14,6 +14,7 @@ from backends import contract
 SIZES = ((40, 30), (30, 40), (33, 65), (1, 1), (2, 300), (300, 2), (128, 128))
 ROTATIONS = range(2, 9)
 ORIENTATION = 0x0112
+DEEP = "PNG of 16 bits"
 
 
 def pictures() -> dict[str, bytes]:
@@ -52,6 +53,15 @@ def png_of_size(width: int, height: int) -> bytes:
     )
 
 
+def deep_in_8_bits() -> bytes:
+    """Return the picture of 16 bits in 8."""
+    return encoded(Image.fromarray((_deep() >> 8).astype(np.uint8)))
+
+
+def _deep() -> Any:
+    return (np.arange(40 * 50, dtype=np.uint16) * 31).reshape(40, 50)
+
+
 def _pictures() -> Iterator[tuple[str, bytes]]:
     for seed, size in enumerate(SIZES):
         for kind in ("PNG", "JPEG", "WEBP"):
@@ -65,8 +75,7 @@ def _pictures() -> Iterator[tuple[str, bytes]]:
         exif[ORIENTATION] = orientation
         for kind in ("JPEG", "PNG"):
             yield f"{kind} turned by {orientation}", encoded(noise(61, 40, 3), kind, exif=exif)
-    deep = (np.arange(40 * 50, dtype=np.uint16) * 31).reshape(40, 50)
-    yield "PNG of 16 bits", encoded(Image.fromarray(deep))
+    yield DEEP, encoded(Image.fromarray(_deep()))
     palette = noise(44, 52, 4).convert("P")
     yield "PNG with a transparent color", encoded(palette, transparency=3)
     yield "GIF", encoded(palette, "GIF")

@@ -196,6 +196,11 @@ def _name_of(text: str) -> str:
     return host
 
 
+def is_ip(host: str) -> bool:
+    """Return whether a host is an IP address."""
+    return _ip_of(host) is not None
+
+
 def _ip_of(text: str) -> IpAddress | None:
     try:
         return ip_address(text)

@@ -10,11 +10,12 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 
 from backends.http import trusted_authorities
 from backends.responses import InvalidResponse, RawResponse, ResponseReader
 from gateway.config.schema import FetchSettings
-from gateway.media.addresses import Target, check_ips, redirected, rules_of, target_of
+from gateway.media.addresses import Target, check_ips, is_ip, redirected, rules_of, target_of
 from gateway.media.permits import Permits
 from gateway.media.sources import Fetched
 
@@ -58,6 +59,8 @@ class Fetcher:
         self._resolve = resolve or Resolver()
         self._connect = connect or Connector(ca=settings.ca)
         self._permits = Permits(settings.in_flight, settings.in_flight_per_tenant)
+        self._lookups = Permits(RESOLVER_THREADS, RESOLVER_THREADS // 2)
+        self._unfinished: set[asyncio.Task[Sequence[str]]] = set()
 
     async def fetch_all(self, urls: Sequence[str], tenant: str, timeout_s: float | None = None) -> Fetched:
         """Return the bytes at each address of one request. timeout_s: the caller's own, if it has one."""
@@ -81,22 +84,22 @@ class Fetcher:
         timeout_s = min(timeout_s or math.inf, self._settings.timeout_s)
         try:
             async with asyncio.timeout(timeout_s), self._permits.hold(tenant):
-                return await self._follow(target, budget)
+                return await self._follow(target, tenant, budget)
         except TimeoutError as error:
             raise ValueError(f"it was not fetched within {timeout_s:g} s") from error
 
-    async def _follow(self, target: Target, budget: ByteBudget) -> bytes:
+    async def _follow(self, target: Target, tenant: str, budget: ByteBudget) -> bytes:
         """Return the body behind some redirects. Raises: ValueError."""
         for _ in range(REDIRECTS_MAX + 1):
-            response = await self._request(target, budget)
+            response = await self._request(target, tenant, budget)
             if response.status not in REDIRECTED:
                 return _body_of(response)
             target = redirected(target, _header(response, b"location"), self._rules)
         raise ValueError(f"it was moved more than {REDIRECTS_MAX} times")
 
-    async def _request(self, target: Target, budget: ByteBudget) -> RawResponse:
+    async def _request(self, target: Target, tenant: str, budget: ByteBudget) -> RawResponse:
         """Send one request and return the response. Raises: ValueError."""
-        reader, writer = await self._open(target)
+        reader, writer = await self._open(target, tenant)
         try:
             writer.write(_head_of(target))
             return await self._read(reader, budget)
@@ -108,10 +111,36 @@ class Fetcher:
             # Neither a farewell of TLS nor unsent data is waited for.
             writer.transport.abort()
 
-    async def _open(self, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _look_up(self, host: str, tenant: str) -> Sequence[str]:
+        """Return the addresses of a host.
+
+        A lookup cannot be interrupted: its tenant holds a permit until it ends, also after a timeout.
+        Raises: OSError.
+        """
+        if is_ip(host):
+            return [host]
+        permit = AsyncExitStack()
+        await permit.enter_async_context(self._lookups.hold(tenant))
+
+        async def finish() -> Sequence[str]:
+            async with permit:
+                return await self._resolve(host)
+
+        lookup = asyncio.create_task(finish())
+        self._unfinished.add(lookup)
+        lookup.add_done_callback(self._forget)
+        return await asyncio.shield(lookup)
+
+    def _forget(self, lookup: "asyncio.Task[Sequence[str]]") -> None:
+        self._unfinished.discard(lookup)
+        if not lookup.cancelled():
+            # Otherwise asyncio would log the error of a lookup whose request timed out.
+            lookup.exception()
+
+    async def _open(self, target: Target, tenant: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection to a checked IP address of the host. Raises: ValueError."""
         try:
-            found = await self._resolve(target.host)
+            found = await self._look_up(target.host, tenant)
         except (OSError, UnicodeError) as error:
             raise ValueError("its host is not known") from error
         check_ips(found, self._rules.private)

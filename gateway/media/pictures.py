@@ -1,7 +1,6 @@
 """Pictures, recognized by their content. Only headers are read; nothing is decoded."""
 
-import io
-
+from backends.bounded_reads import HEADER_READS_MAX, BoundedReads, TooManyReads
 from backends.contract import Image
 
 MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
@@ -14,6 +13,14 @@ OTHERS = {
     b"<!DO": "an HTML page: send a picture",
     b"II*\0": "a TIFF: send it as PNG",
     b"MM\0*": "a TIFF: send it as PNG",
+    b"BM": "a BMP: send it as PNG",
+}
+# The same behind the first four bytes.
+BOXES = {
+    b"ftypavif": "an AVIF: send it as PNG or JPEG",
+    b"ftypheic": "a HEIC: send it as PNG or JPEG",
+    b"ftypheix": "a HEIC: send it as PNG or JPEG",
+    b"ftypmif1": "a HEIF: send it as PNG or JPEG",
 }
 # As many as Pillow itself calls safe.
 PIXELS_MAX = 89_478_485
@@ -21,6 +28,10 @@ PIXELS_MAX = 89_478_485
 
 def read_picture(data: bytes) -> Image:
     """Return a picture with its size. Raises: ValueError with the reason."""
+    if not data:
+        raise ValueError("it is empty")
+    if (box := BOXES.get(data[4:12])) is not None:
+        raise ValueError(f"it is {box}")
     for beginning, what in OTHERS.items():
         if data.lstrip()[: len(beginning)].lower() == beginning.lower():
             raise ValueError(f"it is {what}")
@@ -39,10 +50,12 @@ def _header_of(data: bytes) -> tuple[str, int, int]:
     except ImportError as error:
         raise ValueError("this gateway was installed without Pillow: install its extra `media`") from error
     try:
-        with PIL.Image.open(io.BytesIO(data), formats=tuple(MEDIA_TYPES)) as opened:
+        with PIL.Image.open(BoundedReads(data, HEADER_READS_MAX), formats=tuple(MEDIA_TYPES)) as opened:
             return str(opened.format), *opened.size
     except PIL.Image.DecompressionBombError as error:
         raise ValueError(f"it has more than {PIXELS_MAX:,} pixels; send it smaller") from error
+    except TooManyReads as error:
+        raise ValueError("its header has too many segments; encode it again") from error
     except Exception as error:
         # Readers of foreign bytes raise what they come across.
         raise ValueError(f"it is none of these formats, or damaged: {', '.join(MEDIA_TYPES)}") from error

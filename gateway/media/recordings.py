@@ -28,6 +28,8 @@ OTHERS = (
 )
 # The length of a file that was written while it was recorded.
 STREAMED = (0, 0xFFFFFFFF)
+# Chunks before the samples; a file has a few.
+WAV_CHUNKS_MAX = 1_000
 OPUS_RATE = 48_000
 # Kilobits a second of layer III by index: of MPEG 1, and of MPEG 2 and 2.5.
 BITRATES = (
@@ -60,11 +62,10 @@ def read_recording(data: bytes) -> Audio:
         header = _header_of(data)
     except (IndexError, ZeroDivisionError) as error:
         raise _damaged() from error
-    if not RATES[0] <= header.rate <= RATES[1] or not header.channels:
-        raise ValueError(
-            f"it has {header.channels} channels of {header.rate} samples a second; "
-            f"send it with {RATES[0]:,} to {RATES[1]:,}"
-        )
+    if not header.channels:
+        raise ValueError("it has 0 channels; send it with one or two")
+    if not RATES[0] <= header.rate <= RATES[1]:
+        raise ValueError(f"it has {header.rate} samples a second; send it with {RATES[0]:,} to {RATES[1]:,}")
     _check_length(header)
     return Audio(data, header.media_type, header.seconds)
 
@@ -115,14 +116,20 @@ def _big(data: bytes, start: int, size: int) -> int:
 def _wav(data: bytes) -> Header:
     """Read the chunks up to the samples."""
     place, form = 12, b""
-    while place + 8 <= len(data):
+    for _ in range(WAV_CHUNKS_MAX):
+        if place + 8 > len(data):
+            break
         name, size = data[place : place + 4], _little(data, place + 4, 4)
         place += 8
         if name == b"fmt ":
             form = data[place : place + size]
         elif name == b"data":
             rest = len(data) - place
-            length = rest if size in STREAMED else min(size, rest)
+            length = rest if size in STREAMED else size
+            if length > rest:
+                raise ValueError(
+                    f"it states {length:,} bytes of samples and has {rest:,}; send the whole of it"
+                )
             return Header("audio/wav", _little(form, 4, 4), _little(form, 2, 2), length / _little(form, 8, 4))
         # Chunks begin at even places.
         place += size + size % 2

@@ -145,7 +145,7 @@ async def test_a_listed_name_of_a_private_address_is_not_reached(boot: Boots) ->
         (b"%PDF-1.7", "a PDF"),
         (b"<html>169.254</html>", "an HTML page"),
         (b"secret of an internal service", "none of these formats"),
-        (b"", "none of these formats"),
+        (b"", "it is empty"),
         (PNG[:30], "none of these formats"),
     ],
 )

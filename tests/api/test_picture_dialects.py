@@ -404,11 +404,16 @@ async def test_vllm_gives_a_vector_for_each_token_of_a_picture(boot: Boots) -> N
             "/v1/embeddings", {"input": [{"image": FIRST}], "return_multivector": True, "dimensions": 4}
         )
         raw = await gateway.post("/pooling", asked | {"use_activation": False})
+        page = {"input": [FIRST], "modality": "image", "model": "clip"}
+        infinity = await gateway.post("/infinity/embeddings", page)
+        narrow = await gateway.post("/infinity/embeddings", page | {"dimensions": 4})
 
     rows = [token_rows(f"user: {source}") for source in PICTURES]
     assert 200 == pooled.status_code, pooled.text
     np.testing.assert_allclose(rows[0], pooled.json()["data"][0]["data"], atol=1e-6)
     np.testing.assert_allclose(rows[0], embedded.json()["data"][0]["embeddings"], atol=1e-6)
+    np.testing.assert_allclose(rows[0], infinity.json()["data"][0]["embedding"], atol=1e-6)
+    assert {4} == {len(row) for row in narrow.json()["data"][0]["embedding"]}
     found = [item["embeddings"] for item in mixed.json()["data"]]
     np.testing.assert_allclose(token_rows("a b"), found[0], atol=1e-6)
     np.testing.assert_allclose(rows[1], found[1], atol=1e-6)

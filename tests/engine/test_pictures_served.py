@@ -170,6 +170,7 @@ async def test_the_example_prints_the_best_pictures_first(
     for name, data in zip(("a.png", "b.jpg", "below/c.webp"), DATA, strict=True):
         (tmp_path / name).write_bytes(data)
     (tmp_path / "notes.txt").write_text("no picture")
+    monkeypatch.setattr(search_pictures, "KEY", "a key")
     assert ["a.png", "b.jpg", "below/c.webp"] == [
         str(path.relative_to(tmp_path)) for path in search_pictures.pictures_in(tmp_path)
     ]
@@ -194,3 +195,33 @@ async def test_the_example_prints_the_best_pictures_first(
     scores = [float(line.split()[0]) for line in printed.getvalue().splitlines()]
     assert 3 == len(scores)
     assert sorted(scores, reverse=True) == scores
+
+
+async def test_the_example_leaves_out_damaged_pictures(
+    gateway: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, data in (("a.png", DATA[0]), ("b.png", DATA[0][:-200])):
+        (tmp_path / name).write_bytes(data)
+    found = {
+        count: await gateway.post(
+            "/v1/embeddings", {"input": inputs, "encoding_format": "base64", "model": "clip"}
+        )
+        for count, inputs in enumerate(
+            (
+                [search_pictures.image(tmp_path / name) for name in ("a.png", "b.png")],
+                [search_pictures.image(tmp_path / "a.png")],
+                [search_pictures.image(tmp_path / "b.png")],
+                [{"text": "a dog"}],
+            )
+        )
+    }
+    replies = iter(found.values())
+    monkeypatch.setattr(search_pictures, "KEY", "a key")
+    monkeypatch.setattr(httpx, "post", lambda *_, **__: next(replies))
+    search_pictures.main([str(tmp_path), "a dog"])
+
+    printed = capsys.readouterr()
+    assert "a.png" in printed.out
+    assert "b.png" not in printed.out
+    assert "left out" in printed.err
+    assert "b.png: " in printed.err

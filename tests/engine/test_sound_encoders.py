@@ -14,6 +14,7 @@ from backends.torch.engine import Engine
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loader import load
 from backends.torch.media.features import open_sound_reader
+from backends.torch.media.sounds import open_recording
 from backends.torch.native_configs import read_config
 from backends.torch.options import DTypeName
 from tests.engine.dual_checkpoints import DualModel, make_dual, sound_vectors, text_vectors
@@ -160,3 +161,28 @@ def test_a_picture_is_refused_by_a_model_of_sound(engine: Engine) -> None:
 
     with pytest.raises(UnsupportedWork, match="does not embed_image"):
         run(engine, EmbedParts(((Image(b"", "image/png", 1, 1),),)))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (recorded(tone(0.5, 8_000) * 1e38, 8_000, coding="FLOAT"), "full volume is 1"),
+        (recorded(tone(0.5, 48_000), 48_000, "FLAC")[:-9000], "recording"),
+        (b"RIFF" + b"\xff" * 40, "no whole recording of these formats: [A-Z, 0-9]*: [A-Z]"),
+    ],
+    ids=["too loud", "cut", "no recording"],
+)
+def test_a_recording_that_cannot_be_whole_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(InvalidWork, match=reason) as caught:
+        open_recording(data, 48_000, 10, Truncate.RIGHT)
+    assert "object at" not in str(caught.value)
+
+
+def test_a_flac_that_states_more_than_it_has_is_refused() -> None:
+    whole = recorded(tone(0.5, 48_000), 48_000, "FLAC")
+    # The number of samples: 36 bits that end before the checksum of the first block.
+    longer = whole[:22] + (10_000_000).to_bytes(4, "big") + whole[26:]
+
+    assert 24_000 == len(open_recording(whole, 48_000, 300, Truncate.RIGHT).samples)
+    with pytest.raises(InvalidWork, match=r"states 10,000,000 samples|no whole recording"):
+        open_recording(longer, 48_000, 300, Truncate.RIGHT)

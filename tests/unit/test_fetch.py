@@ -211,6 +211,31 @@ async def test_a_resolver_that_stalls_is_left_in_time() -> None:
         await fetched(fetcher, "https://a.example/")
 
 
+async def test_lookups_that_stall_take_only_a_share_of_the_threads() -> None:
+    released = asyncio.Event()
+
+    async def resolve(host: str) -> Sequence[str]:
+        if host.startswith("slow"):
+            await released.wait()
+        raise OSError
+
+    fetcher = Fetcher(FetchSettings(hosts=("*", "127.0.0.1"), timeout_s=0.1), resolve)
+    slow = [f"https://slow{n}.example/" for n in range(6)]
+    stalled = await fetcher.fetch_all(slow, "one")
+    assert {"it was not fetched within 0.1 s"} == {str(error) for error in stalled.values()}
+
+    found = await fetcher.fetch_all(["https://a.example/", "https://127.0.0.1/"], "two")
+    later = await fetcher.fetch_all(["https://a.example/"], "one")
+    released.set()
+    await asyncio.sleep(0)
+    after = await fetcher.fetch_all(["https://a.example/"], "one")
+
+    assert "its host is not known" == str(found["https://a.example/"])
+    assert "its host is not public" in str(found["https://127.0.0.1/"])
+    assert "within 0.1 s" in str(later["https://a.example/"])
+    assert "its host is not known" == str(after["https://a.example/"])
+
+
 async def test_the_time_of_the_caller_ends_a_fetch_too() -> None:
     async def resolve(host: str) -> Sequence[str]:
         await asyncio.Event().wait()

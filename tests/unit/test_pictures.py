@@ -11,7 +11,8 @@ from gateway.media.pictures import PIXELS_MAX, read_picture
 from gateway.media.sources import PictureSource, bytes_of, read_parts
 from tests.pictures import encoded, noise, pictures, png_of_size
 
-PNG = encoded(noise(7, 5))
+PNG, JPEG = encoded(noise(7, 5)), encoded(noise(7, 5), "JPEG")
+GAMMA = bytes.fromhex("0000000467414d410000b18f0bfc6105")
 
 
 def base64_of(data: bytes) -> str:
@@ -50,13 +51,17 @@ def test_base64_needs_no_uri() -> None:
         ("data:image/png,abc", "not base64"),
         ("data:image/png;base64", "not base64"),
         ("a.png", "no base64"),
-        ("", "none of these formats"),
+        ("", "it is empty"),
+        (base64_of(bytes(4) + b"ftypheic" + bytes(60)), "a HEIC: send it as PNG"),
+        (base64_of(bytes(4) + b"ftypavif" + bytes(60)), "an AVIF: send it as PNG"),
+        (base64_of(JPEG[:2] + b"\xff\xe5\0\2" * 50_000 + JPEG[2:]), "too many segments"),
+        (base64_of(PNG[:33] + GAMMA * 20_000), "too many segments"),
         (base64_of(b"%PDF-1.7 ..."), "a PDF"),
         (base64_of(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "an SVG"),
         (base64_of(b"  \n<SVG/>"), "an SVG"),
         (base64_of(b"<html></html>"), "an HTML page"),
         (base64_of(b"II*\0aaaa"), "a TIFF"),
-        (base64_of(b"BM" + bytes(60)), "none of these formats"),
+        (base64_of(b"BM" + bytes(60)), "a BMP"),
         (base64_of(PNG[:20]), "none of these formats, or damaged"),
         (base64_of(b"\x89PNG\r\n\x1a\n" + b"x" * 50), "none of these formats, or damaged"),
         (base64_of(png_of_size(20_000, 20_000)), "pixels; send it smaller"),

@@ -3,9 +3,11 @@
 Rule: CPU-bound and without the GIL for the most part. Call it outside of the event loop.
 """
 
-import io
 from typing import Any
 
+import numpy as np
+
+from backends.bounded_reads import PICTURE_READS_MAX, BoundedReads
 from backends.errors import InvalidWork, ModelUnavailable
 from backends.torch.memory import is_exhausted
 from backends.torch.refusals import first_line
@@ -33,9 +35,9 @@ def open_image(data: bytes) -> Any:
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(BoundedReads(data, PICTURE_READS_MAX), formats=FORMATS) as image:
             _check_pixels(*image.size)
-            return ImageOps.exif_transpose(image).convert("RGB")
+            return _in_8_bits(ImageOps.exif_transpose(image)).convert("RGB")
     except InvalidWork:
         raise
     except Image.DecompressionBombError as error:
@@ -47,6 +49,18 @@ def open_image(data: bytes) -> Any:
         if is_exhausted(error):
             raise
         raise InvalidWork(f"the picture is damaged: {first_line(error)}; send it again") from error
+
+
+def _in_8_bits(image: Any) -> Any:
+    """Return a grey picture of 16 bits in 8.
+
+    Pillow, and with it `load_image` of transformers, clips its numbers at 255: most of them become white.
+    """
+    from PIL import Image
+
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
 
 
 def blank_image(side: int) -> Any:

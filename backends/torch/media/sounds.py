@@ -11,7 +11,6 @@ import numpy as np
 
 from backends.contract import Truncate, Vectors
 from backends.errors import InvalidWork, ModelUnavailable
-from backends.torch.refusals import first_line
 
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")
 NAMES = "WAV, FLAC, OGG, MP3"
@@ -19,6 +18,8 @@ NAMES = "WAV, FLAC, OGG, MP3"
 RATES = (1_000, 384_000)
 # Of all channels: 256 MiB as float32.
 SAMPLES_MAX = 2**26
+# Its square is far from the largest float32. Full volume of 32 bits, sent as if they were floats, is 2**31.
+AMPLITUDE_MAX = 1e10
 
 
 class Recording(NamedTuple):
@@ -55,16 +56,24 @@ def open_recording(data: bytes, rate: int, seconds: float, truncate: Truncate) -
             if truncate is Truncate.LEFT:
                 file.seek(file.frames - kept)
             channels = file.read(kept, dtype="float32", always_2d=True)
+            if 0 < len(channels) < kept and file.format != "MP3":
+                raise InvalidWork(
+                    f"the recording states {kept:,} samples and has {len(channels):,}; send the whole of it"
+                )
             is_cut, own_rate = kept < file.frames, int(file.samplerate)
     except soundfile.LibsndfileError as error:
-        raise InvalidWork(
-            f"it is no whole recording of these formats: {NAMES}: {first_line(error)}"
-        ) from error
+        # Its message begins with the address of the file object.
+        reason = str(error.error_string).strip().removesuffix(".")
+        raise InvalidWork(f"it is no whole recording of these formats: {NAMES}: {reason}") from error
     if not len(channels):
         raise InvalidWork("the recording is empty; send one with sound")
     samples = channels.mean(axis=1) if channels.shape[1] > 1 else channels[:, 0]
-    if not np.isfinite(samples).all():
-        raise InvalidWork("the recording has samples that are not finite numbers; send it again")
+    # Also False for NaN.
+    if not np.abs(samples).max() <= AMPLITUDE_MAX:
+        raise InvalidWork(
+            f"the recording has samples above {AMPLITUDE_MAX:,.0f}, or that are not finite numbers; "
+            "full volume is 1"
+        )
     return Recording(_resampled(samples, own_rate, rate)[: int(seconds * rate)], is_cut)
 
 

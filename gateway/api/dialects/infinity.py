@@ -200,15 +200,17 @@ async def decode_embeddings(
 
     Raises: EmptyInput, InvalidInput.
     """
+    model = model_of(data.model)
+    capabilities = _capabilities_of(model, api)
     if data.modality != "text":
         source = SOURCES[data.modality]
         sources = [[source(text)] for text in api.texts(data.input, "input")]
-        options = VectorOptions(dimensions=width_of(data))
-        model = model_of(data.model)
+        # Multi-vectors are cut once they have come.
+        pages = is_late(capabilities)
+        options = VectorOptions(dimensions=None if pages else width_of(data), multivector=pages)
         fetch = partial(api.fetch_media, context, model)
         return Call(await embed_parts(sources, "input", options, fetch), model)
-    texts, model = api.whole_texts(data.input, "input"), model_of(data.model)
-    capabilities = _capabilities_of(model, api)
+    texts = api.whole_texts(data.input, "input")
     if not is_late(capabilities):
         return Call(Embed(texts, dimensions=width_of(data)), model)
     check_token_vectors(texts, "input", capabilities)
