@@ -14,6 +14,8 @@ from backends.torch.engine import Engine
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import load
+from backends.torch.loading import load_model, options_of
+from backends.torch.wire import ModelBoot
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.engine.texts import real_texts
 
@@ -117,3 +119,11 @@ def test_refuses_to_compile_an_architecture_with_its_own_attention(minilm: Path,
 
     with pytest.raises(ModelUnavailable, match="mpnet"):
         load_tiny(tmp_path, compiled=True)
+
+
+def test_nothing_is_compiled_for_a_processor_and_a_note_says_so(minilm: Path) -> None:
+    boot = ModelBoot("tiny", str(minilm), device="cpu", compiled=True)
+
+    assert not options_of(boot).compiled
+    loaded = load_model(boot, minilm, lambda _: None, lambda warm_up: warm_up())
+    assert "`compile` has no effect on a processor" in " ".join(loaded.capabilities.notes)
