@@ -20,6 +20,10 @@ READING_THREADS_MAX = 8
 READING = ThreadPoolExecutor(
     min(READING_THREADS_MAX, max(2, (os.cpu_count() or 2) // 2)), "media", lower_priority
 )
+WAYS_OUT = {
+    Output.DENSE: "leave out what asks for others",
+    Output.MULTIVECTOR: "ask for multi-vectors, as with `return_multivector: true` at /v1/embeddings",
+}
 NAMES: dict[type, str] = {str: "text", Image: "picture", Audio: "recording"}
 
 
@@ -79,7 +83,8 @@ class MediaPreparer:
         """Raise InvalidWork or UnsupportedWork for an output that the model does not give."""
         if work.output is not self._output:
             raise UnsupportedWork(
-                f"this model gives no {work.output.value} output; it gives: {self._output.value}"
+                f"this model gives no {work.output.value} output; it gives: {self._output.value}; "
+                f"{WAYS_OUT[self._output]}"
             )
         if self._output is Output.DENSE:
             self._texts.check_dimensions(work.dimensions)
