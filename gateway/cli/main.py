@@ -14,7 +14,7 @@ from gateway.cli.instances import add_instances_options, instances
 from gateway.cli.keys import keys
 from gateway.cli.models import add_models_options, models
 from gateway.cli.operator_options import add_operator_options
-from gateway.cli.serve import serve
+from gateway.cli.serve import add_serve_options, serve_command
 from gateway.cli.status import status
 from gateway.cli.tenants import tenants
 from gateway.cli.usage import usage
@@ -63,7 +63,7 @@ def main() -> None:
 def _run(options: argparse.Namespace) -> int:
     """Run a command and return its exit status."""
     if options.command == "serve":
-        return serve(options.config, os.environ)
+        return serve_command(options, os.environ)
     if options.command == "check":
         return check(options.config, os.environ)
     return COMMANDS[options.command](options, os.environ)
@@ -85,11 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gateway {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for name, text in (
-        ("serve", "start the gateway: HTTP workers, and an engine for each torch upstream"),
-        ("check", "report every problem of a router.yaml, each with its path and the allowed values"),
-    ):
-        _with_config(commands.add_parser(name, help=text, description=text))
+    text = "start the gateway: on a router.yaml, or on models by their names and servers by their URLs"
+    add_serve_options(_with_config(commands.add_parser("serve", help=text, description=text)))
+    text = "report every problem of a router.yaml, each with its path and the allowed values"
+    _with_config(commands.add_parser("check", help=text, description=text))
     text = "create, list and revoke API keys in Redis; without Redis, print lines for router.yaml"
     _add_keys(commands.add_parser("keys", help=text, description=text))
     text = "set, list and remove tenants in Redis; for a tenant that router.yaml has too, the file wins"

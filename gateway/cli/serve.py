@@ -1,8 +1,10 @@
 """`gateway serve`: load the config, create the first key if there is none, start, and print the banner."""
 
+import argparse
 import asyncio
 import logging
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,6 +15,7 @@ from rich.markup import escape
 from gateway.cli.banner import show_banner
 from gateway.cli.check import show_problems
 from gateway.cli.first_key import FirstKey, KeySources, create_first_key_later, first_key, key_sources
+from gateway.cli.named_models import UnusableModel, config_of
 from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
@@ -23,6 +26,54 @@ from gateway.processes.supervisor import StartError, Supervisor
 from gateway.telemetry.log_lines import write_lines
 
 logger = logging.getLogger("gateway")
+
+# Where a gateway without a file listens.
+HOST, PORT = "127.0.0.1", 8080
+
+
+def add_serve_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `serve` to its parser."""
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL|URL",
+        help="hub id or folder for the built-in engine, or address of a TEI, vLLM, Infinity or OpenAI-like "
+        "server; without any, the configuration is a file",
+    )
+    parser.add_argument("--host", help="address to listen on, with MODEL|URL (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on, with MODEL|URL (default: 8080)")
+    parser.add_argument(
+        "--print-config", action="store_true", help="with MODEL|URL: print the router.yaml, and start nothing"
+    )
+
+
+def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Serve a file, or the models that are named; return 1 if the gateway cannot start."""
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    if not options.models:
+        if options.host or options.port is not None or options.print_config:
+            errors.print("--host, --port and --print-config need MODEL|URL; a file has `listen`")
+            return 2
+        if not options.config.exists():
+            errors.print(
+                f"{escape(str(options.config))}: there is no such file; write one, or name a model: "
+                "gateway serve BAAI/bge-m3"
+            )
+            return 1
+        return serve(options.config, environment)
+    host = f"[{options.host}]" if ":" in (options.host or "") else options.host
+    try:
+        text = config_of(options.models, f"{host or HOST}:{PORT if options.port is None else options.port}")
+    except UnusableModel as error:
+        errors.print(f"[red]cannot serve[/] {escape(str(error))}")
+        return 1
+    if options.print_config:
+        sys.stdout.write(text)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
+        path = Path(folder) / "router.yaml"
+        path.write_text(text)
+        return serve(path, environment)
 
 
 def serve(path: Path, environment: Mapping[str, str]) -> int:

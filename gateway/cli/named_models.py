@@ -1,0 +1,133 @@
+"""Configuration of `gateway serve MODEL|URL ...`: a router.yaml from names alone.
+
+The kind of a server behind a URL is found by the paths that only it answers.
+"""
+
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec.yaml
+
+PROBE_TIMEOUT_S = 5.0
+REPLY_BYTES_MAX = 4 * 1024 * 1024
+MODELS_MAX = 64
+HEADING = """\
+# Written by `gateway serve`. Save it as router.yaml and change it; docs/configuration.md describes all keys.
+"""
+
+
+class UnusableModel(Exception):
+    """A name or an address that cannot be served. The message is for a person."""
+
+
+class Server(NamedTuple):
+    """Server behind a URL. models: the names that it serves, none if it does not name its only one."""
+
+    backend: str
+    models: tuple[str, ...]
+
+
+Probe = Callable[[str], Server]
+
+
+def is_url(name: str) -> bool:
+    """Return whether a name is the address of a server."""
+    return name.startswith(("http://", "https://", "grpc://", "grpcs://"))
+
+
+def config_of(names: Sequence[str], listen: str, probe: Probe | None = None) -> str:
+    """Return the text of a router.yaml that serves hub ids, folders and servers. listen: HOST:PORT.
+
+    Raises: UnusableModel.
+    """
+    upstreams: dict[str, dict[str, Any]] = {}
+    models: dict[str, dict[str, Any]] = {}
+    for name in names:
+        for public, settings in _upstreams_of(name, probe or probe_server):
+            upstream = re.sub(r"[^A-Za-z0-9._-]+", "-", public.rsplit("/", 1)[-1]) or "model"
+            if upstream in upstreams or public in models:
+                raise UnusableModel(f"two models are called {public!r}: write a router.yaml with other names")
+            upstreams[upstream] = settings
+            models[public] = {"upstream": upstream}
+            models.setdefault(public.rsplit("/", 1)[-1], {"upstream": upstream})
+    body: dict[str, Any] = {"listen": listen, "upstreams": upstreams, "models": models}
+    if len(upstreams) == 1:
+        # For requests that name no model, as those of TEI's clients.
+        body["defaults"] = dict.fromkeys(("embed", "rerank"), next(iter(models)))
+    return HEADING + msgspec.yaml.encode(body).decode()
+
+
+def _upstreams_of(name: str, probe: Probe) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the public name of each model and the settings of its upstream. Raises: UnusableModel."""
+    if not is_url(name):
+        path = Path(name).expanduser()
+        is_folder = path.is_dir()
+        if not is_folder and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+            raise UnusableModel(f"{name}: there is no such folder")
+        public = path.resolve().name if is_folder else name
+        yield public, {"backend": "torch", "model": str(path.resolve()) if is_folder else name}
+        return
+    url = name.rstrip("/")
+    if url.startswith("grpc"):
+        yield urlsplit(url).hostname or "tei", {"backend": "tei", "replicas": [url]}
+        return
+    server = probe(url)
+    base = url.removesuffix("/v1")
+    for model in server.models or (urlsplit(url).hostname or "model",):
+        settings: dict[str, Any] = {"backend": server.backend, "replicas": [base]}
+        # TEI has one model, and its other names are no settings.
+        if server.models and server.backend != "tei":
+            settings["model"] = model
+        if server.backend == "infinity":
+            # It counts characters. Its name of a model is usually the hub id.
+            settings["tokenizer"] = model
+        yield model, settings
+
+
+def probe_server(url: str) -> Server:
+    """Return the kind of a server and its models. Raises: UnusableModel with what was asked."""
+    base = url.rstrip("/").removesuffix("/v1")
+    info = _answer(f"{base}/info")
+    if isinstance(info, dict) and "model_id" in info and "max_client_batch_size" in info:
+        return Server("tei", (str(info["model_id"]),))
+    listed = _ids(_answer(f"{base}/v1/models"))
+    version = _answer(f"{base}/version")
+    if listed and isinstance(version, dict) and "version" in version:
+        return Server("vllm", listed)
+    own = _answer(f"{base}/models")
+    if (items := _ids(own)) and all("stats" in item for item in own["data"]):
+        return Server("infinity", items)
+    if listed:
+        return Server("openai", listed)
+    raise UnusableModel(
+        f"{url}: no TEI, vLLM, Infinity or OpenAI-compatible server answers there (asked: /info, /v1/models, "
+        "/version, /models)"
+    )
+
+
+def _answer(url: str) -> Any:
+    """Return the JSON at a path, None if there is none. Raises: UnusableModel if no server answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as reply:  # noqa: S310 - a URL of the operator
+            return json.loads(reply.read(REPLY_BYTES_MAX))
+    except urllib.error.HTTPError:
+        return None
+    except (OSError, ValueError) as error:
+        if isinstance(error, ValueError):
+            return None
+        reason = getattr(error, "reason", error)
+        raise UnusableModel(f"{url}: {reason}") from error
+
+
+def _ids(listed: Any) -> tuple[str, ...]:
+    """Return the names in a list of models, none if it is no such list."""
+    items = listed.get("data") if isinstance(listed, dict) else None
+    if not isinstance(items, list) or not all(isinstance(item, dict) and "id" in item for item in items):
+        return ()
+    return tuple(str(item["id"]) for item in items[:MODELS_MAX])

@@ -1,0 +1,109 @@
+"""`gateway serve MODEL|URL ...`: the configuration of names, and of the servers behind URLs."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cli.main import _parser
+from gateway.cli.named_models import Server, UnusableModel, config_of, probe_server
+from gateway.cli.serve import serve_command
+from gateway.config.load import load_config
+from tests.fakes.infinity import FakeInfinity
+from tests.fakes.openai import FakeOpenAI
+from tests.fakes.tei import FakeTei
+from tests.fakes.threaded import serve_in_thread
+from tests.fakes.vllm import FakeVllm
+
+LISTEN = "127.0.0.1:8080"
+
+
+def loaded(tmp_path: Path, names: Sequence[str], probe: Any = None) -> Any:
+    """Return the configuration of some names as the gateway reads it."""
+    path = tmp_path / "router.yaml"
+    path.write_text(config_of(names, LISTEN, probe))
+    return load_config(path, {})
+
+
+def no_server(url: str) -> Server:
+    raise AssertionError(url)
+
+
+def test_a_hub_id_and_a_folder_are_models_of_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "my model").mkdir()
+    config = loaded(tmp_path, ["BAAI/bge-m3", str(tmp_path / "my model")], no_server)
+
+    assert ["bge-m3", "my-model"] == list(config.upstreams)
+    assert {"torch"} == {upstream.backend for upstream in config.upstreams.values()}
+    assert {"BAAI/bge-m3": "bge-m3", "bge-m3": "bge-m3", "my model": "my-model"} == {
+        name: model.upstream for name, model in config.models.items()
+    }
+    assert str(tmp_path / "my model") == config.upstreams["my-model"].model
+
+
+@pytest.mark.parametrize(
+    ("server", "backend"),
+    [(FakeTei(), "tei"), (FakeInfinity(), "infinity"), (FakeVllm(), "vllm"), (FakeOpenAI(), "openai")],
+)
+@pytest.mark.parametrize("suffix", ["", "/", "/v1"])
+def test_a_server_is_known_by_its_paths(server: Any, backend: str, suffix: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        url = stack.enter_context(serve_in_thread(server))
+        found = probe_server(url + suffix)
+        config = loaded(tmp_path, [url + suffix])
+
+    assert backend == found.backend
+    assert config.defaults.embed in config.models
+    (upstream,) = config.upstreams.values()
+    assert (backend, (url,)) == (upstream.backend, upstream.replicas)
+    assert set(found.models) <= set(config.models)
+    assert upstream.model in {None, *found.models}
+
+
+def test_each_model_of_a_server_is_an_upstream(tmp_path: Path) -> None:
+    config = loaded(tmp_path, ["http://ollama:11434"], lambda _: Server("openai", ("org/a", "b:latest")))
+
+    assert {"a": "org/a", "b-latest": "b:latest"} == {
+        name: upstream.model for name, upstream in config.upstreams.items()
+    }
+    assert {"org/a", "a", "b:latest"} == set(config.models)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["org/a", "other/a"], "two models are called"),
+        (["./nowhere"], "no such folder"),
+        (["a/b/c"], "no such folder"),
+        (["http://127.0.0.1:1"], "http://127.0.0.1:1/info: "),
+    ],
+)
+def test_names_that_cannot_be_served_are_refused(names: list[str], reason: str) -> None:
+    with pytest.raises(UnusableModel, match=reason):
+        config_of(names, LISTEN)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (["a/b/c"], 1, "no such folder"),
+        (["--port", "9000"], 2, "need MODEL|URL"),
+        (["-c", "/nowhere/router.yaml"], 1, "gateway serve BAAI/bge-m3"),
+    ],
+)
+def test_the_command_refuses_with_a_way_out(
+    arguments: list[str], code: int, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code == serve_command(_parser().parse_args(["serve", *arguments]), {})
+    assert named in capsys.readouterr().err
+
+
+def test_the_command_prints_its_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["serve", "BAAI/bge-m3", "--host", "::1", "--port", "9000", "--print-config"]
+
+    assert 0 == serve_command(_parser().parse_args(arguments), {})
+    printed = capsys.readouterr().out
+    assert "listen: '[::1]:9000'" in printed
+    assert "model: BAAI/bge-m3" in printed
