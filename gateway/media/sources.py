@@ -49,6 +49,8 @@ class SoundSource(MediaSource, frozen=True):
 
 SourcePart: TypeAlias = str | PictureSource | SoundSource
 
+URL_LETTERS = str.maketrans("-_", "+/")
+
 
 async def read_parts(
     inputs: Sequence[Sequence[SourcePart]], field: str, fetched: Fetched = NOTHING
@@ -131,7 +133,15 @@ def _decoded(text: str) -> bytes:
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise ValueError("its `data:` URI is not base64; send data:image/png;base64,…")
+        what = "what follows the comma of its `data:` URI is no base64"
+    else:
+        what = "it is no `data:` URI and no base64"
     try:
         return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        # As tools write it: in lines, with the letters of URLs, or without its padding.
+        text = "".join(text.split()).translate(URL_LETTERS)
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ValueError("it is no `data:` URI and no base64") from error
+        raise ValueError(what) from error

@@ -36,6 +36,23 @@ def test_a_picture_is_known_by_its_content(name: str) -> None:
         )
 
 
+def test_base64_may_be_in_lines_with_the_letters_of_urls_or_without_padding() -> None:
+    data = bytes(range(256)) + b"xy"
+    plain = base64_of(data)
+    forms = (
+        plain + "\n",
+        " " + plain,
+        "\r\n".join(plain[at : at + 76] for at in range(0, len(plain), 76)),
+        plain.replace("+", "-").replace("/", "_"),
+        plain.rstrip("="),
+    )
+    for form in forms:
+        assert data == bytes_of(PictureSource(form))
+        assert data == bytes_of(PictureSource(f"data:image/png;base64,{form}"))
+    with pytest.raises(ValueError, match="follows the comma"):
+        bytes_of(PictureSource("data:image/png;base64,%41"))
+
+
 def test_base64_needs_no_uri() -> None:
     assert bytes_of(PictureSource(base64_of(PNG))) == PNG
     assert bytes_of(PictureSource(uri_of(PNG, "image/png;charset=x"))) == PNG
