@@ -136,7 +136,7 @@ class MediaPreparer:
             raise ReplicaFailed(f"there is not enough memory to read input {index}") from error
         except Exception as error:
             # Processors of foreign bytes raise what they come across.
-            raise InvalidWork(f"input {index} could not be read: {error}", input_index=index) from error
+            raise InvalidWork(f"it could not be read: {error}", input_index=index) from error
 
 
 def _joined(

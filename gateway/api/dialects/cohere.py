@@ -66,7 +66,7 @@ class EmbedV1Request(msgspec.Struct, kw_only=True):
 
 
 class EmbedV2Request(EmbedV1Request, kw_only=True):
-    """Body of /v2/embed: texts, or inputs of one text part each.
+    """Body of /v2/embed: texts, images, or inputs of one text or one image each.
 
     priority: 0, Cohere's highest and default, is interactive; any other value is bulk.
     """
@@ -221,7 +221,7 @@ async def embed_v2(
 ) -> HttpReply:
     """Turn texts into vectors.
 
-    Send `texts`, or `inputs` of one text part each. Returns the vectors in each type of `embedding_types`.
+    Send `texts`, `images`, or `inputs` of one text or image each. Returns the vectors in each type of `embedding_types`.
     """
     call = await decode_pictures(data, name, context, api) or decode_embed(
         data, texts_of(data, api), name, api
