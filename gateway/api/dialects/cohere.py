@@ -221,7 +221,8 @@ async def embed_v2(
 ) -> HttpReply:
     """Turn texts into vectors.
 
-    Send `texts`, `images`, or `inputs` of one text or image each. Returns the vectors in each type of `embedding_types`.
+    Send `texts`, `images`, or `inputs` of one text or image each. Returns the vectors in each of
+    `embedding_types`.
     """
     call = await decode_pictures(data, name, context, api) or decode_embed(
         data, texts_of(data, api), name, api
