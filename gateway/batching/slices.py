@@ -259,7 +259,8 @@ def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:
     match replies[0]:
         case EmbedReply():
             parts = [reply.vectors for reply in replies if isinstance(reply, EmbedReply)]
-            return EmbedReply(_stacked(parts), tokens, truncated)
+            counts = [reply.input_tokens for reply in replies if isinstance(reply, EmbedReply)]
+            return EmbedReply(_stacked(parts), tokens, truncated, _chained_counts(counts))
         case EncodeReply():
             return _joined_encoded(
                 [reply for reply in replies if isinstance(reply, EncodeReply)], tokens, truncated
@@ -315,6 +316,12 @@ def _chained_grids(parts: Sequence[Grids | None]) -> Grids | None:
     """Return the grids of all slices, or None if one slice does not report them."""
     present = [part for part in parts if part is not None]
     return tuple(grid for part in present for grid in part) if len(present) == len(parts) else None
+
+
+def _chained_counts(parts: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
+    """Return the tokens of each input of all slices, or None if one slice does not report them."""
+    present = [part for part in parts if part is not None]
+    return tuple(count for part in present for count in part) if len(present) == len(parts) else None
 
 
 def _chained(parts: Sequence[tuple[Output, ...] | None]) -> tuple[Output, ...] | None:
