@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Self
 
+from backends.contract import inputs_of
 from gateway.calls import Deadline
 from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut
 from gateway.events import Decision, Observe, QuotaDecided
@@ -40,6 +41,7 @@ class Grant:
         self.degraded = reservation.degraded
         self._tokens = 0
         self._unanswered_tokens = 0
+        self._uncharged_inputs = 0
         self._reservation = reservation
         self._ledger = ledger
 
@@ -50,6 +52,18 @@ class Grant:
     def count_unanswered(self, tokens: int) -> None:
         """Add the most tokens that a replica was given to compute and whose reply no one awaited."""
         self._unanswered_tokens += bounded_amount(tokens, "tokens")
+
+    def count_cached(self, inputs: int, tokens: int, *, is_charged: bool) -> None:
+        """Add inputs of the work that were found in the cache, with their tokens.
+
+        is_charged: they cost the same as if they had been computed.
+        """
+        if is_charged:
+            self.count(tokens)
+            return
+        # Texts besides the inputs that the call pays for, such as the query of a rerank, may be among them.
+        unpaid = len(inputs_of(self.prepared.work)) - self._reservation.request.cost.inputs
+        self._uncharged_inputs = max(0, inputs - max(0, unpaid))
 
     def __enter__(self) -> Self:
         """Begin the call."""
@@ -79,9 +93,10 @@ class Grant:
             # The reservation may be exact, where the bounds of slices are not: never charge above it.
             unanswered = min(unanswered, max(0, reserved.tokens - self._tokens))
         tokens = self._tokens + unanswered
-        if tokens == reserved.tokens:
+        inputs = reserved.inputs - self._uncharged_inputs
+        if tokens == reserved.tokens and inputs == reserved.inputs:
             return reserved
-        return _with_tokens(reserved, tokens)
+        return Cost(reserved.requests, tokens, inputs, reserved.images)
 
 
 def _with_tokens(cost: Cost, tokens: int) -> Cost:

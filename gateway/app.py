@@ -61,10 +61,12 @@ from gateway.api.server.cors import CorsPolicy
 from gateway.api.server.inference_api import InferenceApi, reply_headers
 from gateway.api.server.middleware import Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
+from gateway.cache.call_cache import ItemCache
+from gateway.cache.factory import create_cache
 from gateway.config.boot import AppBoot
 from gateway.config.schema import Config, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
-from gateway.events import Event, Observe
+from gateway.events import Event, Observe, SpaceChecked
 from gateway.in_flight import InFlight
 from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
@@ -179,17 +181,23 @@ class Application(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Clients of the shared state. tenants, fingerprints: None if the configuration has no Redis."""
+    """Clients of the shared state. tenants, fingerprints: None if the configuration has no Redis.
+
+    cache: of vectors, None if the configuration has none.
+    """
 
     ledger: Ledger
     tenants: TenantStore | None = None
     fingerprints: FingerprintStore | None = None
+    cache: ItemCache | None = None
 
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
         await self.ledger.aclose()
         if self.fingerprints is not None:
             await self.fingerprints.aclose()
+        if self.cache is not None:
+            await self.cache.store.aclose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +231,7 @@ class WorkerReload:
         self.admin.apply(config)
         for running in retired:
             self.recent.forget(running.upstream.name)
-        self.metrics.watch(sources_of(upstreams, self.in_flight))
+        self.metrics.watch(sources_of(upstreams, self.in_flight, self.api.gateway.cache))
         return self.registry.retire(retired)
 
 
@@ -237,6 +245,9 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         metrics.observe(event)
         recent.observe(event)
         outside.observe(event)
+        if isinstance(event, SpaceChecked) and event.outcome == "differs" and event.changed and stores.cache:
+            # Its replica may have computed other vectors before the check that found them.
+            stores.cache.store.distrust(event.upstream)
 
     stores = _open_stores(config, outside.ledger, observe)
     registry = UpstreamRegistry(
@@ -247,9 +258,9 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     preparer = Preparer(FairThreads(), admission.ask)
     table = InstanceTable()
     serving = serving_of(config, registry.upstreams, boot.added_models, table)
-    gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer))
+    gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
     in_flight = InFlight(config.limits.in_flight_bytes)
-    metrics.watch(sources_of(gateway.upstreams, in_flight))
+    metrics.watch(sources_of(gateway.upstreams, in_flight, stores.cache))
     authenticator = Authenticator(gateway.keyring, config.trusted_proxies)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
     api = InferenceApi(gateway, authenticator, config.limits.inputs, table, fetcher)
@@ -278,7 +289,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         traces,
         boot.manager_port,
     )
-    tasks = _background_tasks(boot, stores.ledger, follower, metrics)
+    tasks = _background_tasks(boot, stores, follower, metrics)
     return Application(
         Middleware(_litestar(tuple(dependencies)), parts),
         partial(_run, registry, stores, tasks, traces),
@@ -328,7 +339,7 @@ def serving_of(
     return Serving(config, routes, upstreams)
 
 
-def sources_of(upstreams: Mapping[str, Upstream], in_flight: InFlight) -> Sources:
+def sources_of(upstreams: Mapping[str, Upstream], in_flight: InFlight, cache: ItemCache | None) -> Sources:
     """Return the values that metrics read at each scrape."""
 
     def replicas() -> Iterator[ReplicaLoad]:
@@ -344,6 +355,7 @@ def sources_of(upstreams: Mapping[str, Upstream], in_flight: InFlight) -> Source
         replicas,
         lambda: (in_flight.calls, in_flight.bytes),
         {name: backend.stats for name, backend in backends.items() if isinstance(backend, TorchBackend)},
+        lambda: (cache.store.size_bytes, cache.store.evictions) if cache else (0, 0),
     )
 
 
@@ -375,8 +387,9 @@ def _key_follower(
 def _open_stores(config: Config, ledger: Ledger | None, observe: Observe) -> Stores:
     """Return the clients that the configuration asks for. ledger: used in place of its own."""
     quotas = config.quotas
+    cache = None if config.cache is None else create_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
-        return Stores(ledger or MemoryLedger())
+        return Stores(ledger or MemoryLedger(), cache=cache)
     timeout_s = quotas.timeout_ms / 1000
     if ledger is None:
         rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
@@ -384,14 +397,16 @@ def _open_stores(config: Config, ledger: Ledger | None, observe: Observe) -> Sto
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
     tenants = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
-    return Stores(ledger, tenants, FingerprintStore(fingerprints))
+    return Stores(ledger, tenants, FingerprintStore(fingerprints), cache)
 
 
 def _background_tasks(
-    boot: AppBoot, ledger: Ledger, follower: KeyFollower | None, metrics: Metrics
+    boot: AppBoot, stores: Stores, follower: KeyFollower | None, metrics: Metrics
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks, which run for as long as the application does."""
-    tasks = [ledger.maintain(), measure_lag(metrics.observe_lag)]
+    tasks = [stores.ledger.maintain(), measure_lag(metrics.observe_lag)]
+    if stores.cache is not None:
+        tasks.append(stores.cache.store.maintain())
     if boot.worker is not None:
         tasks.append(metrics.refresh_forever())
     if follower is not None:

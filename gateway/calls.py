@@ -1,7 +1,7 @@
 """Neutral call of the gateway, which every dialect decodes to. Knows no wire format."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -97,6 +97,10 @@ def truncation(call: Call, model_setting: Truncate, capabilities: Capabilities |
     if model_setting is not Truncate.ERROR:
         return call.side or model_setting
     return call.side or (Truncate.RIGHT if capabilities is None else capabilities.truncation_side)
+
+
+# Use of the cache of vectors by a call. use: read and write. refresh: write only. bypass: neither.
+CacheMode: TypeAlias = Literal["use", "refresh", "bypass"]
 
 
 class Deadline(msgspec.Struct, frozen=True):

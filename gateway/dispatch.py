@@ -8,14 +8,19 @@ import re
 from collections.abc import Sequence
 from itertools import count
 
+import msgspec
+
 from backends import errors
-from backends.contract import Detokenize, EncodeReply, Reply, Tokenize
+from backends.contract import Detokenize, EmbedReply, EncodeReply, Reply, Tokenize
+from backends.contract import Work as BackendWork
 from gateway.admission import Grant
 from gateway.batching.duplicates import with_duplicates
 from gateway.batching.fair_queue import Priority
 from gateway.batching.lane import Lane, SliceReply
 from gateway.batching.slices import Slice, cut, cut_again, is_indivisible, join, request_bytes
 from gateway.batching.ticket import Owner
+from gateway.cache.call_cache import CallCache, ItemCache
+from gateway.cache.entries import SplitCall
 from gateway.calls import Work
 from gateway.errors import (
     LOADING_RETRY_S,
@@ -43,40 +48,93 @@ REPLY_NUMBERS_MAX = 16 * 1024 * 1024
 FIELD = re.compile(r"`(?P<name>\w+)`")
 
 
-class Dispatcher:
-    """Sends granted calls through the lane of their upstream."""
+class WorkPart(msgspec.Struct, frozen=True):
+    """The inputs of a call that replicas compute.
 
-    def __init__(self, preparer: Preparer) -> None:
+    tokens: count of each input. is_exact: they are the model's own. places: index of each in the whole
+    work, None if they are all of its inputs.
+    """
+
+    work: BackendWork
+    tokens: Sequence[int]
+    is_exact: bool
+    places: Sequence[int] | None = None
+
+
+class Dispatcher:
+    """Sends granted calls through the lane of their upstream. cache: of vectors, None without one."""
+
+    def __init__(self, preparer: Preparer, cache: ItemCache | None = None) -> None:
+        self.cache = cache
         self._preparer = preparer
         self._flows = count()
 
-    async def dispatch(self, grant: Grant, lane: Lane, inputs: ModelInputs, timeline: Timeline) -> Reply:
-        """Return the reply to the whole call, in the caller's order.
+    async def dispatch(
+        self,
+        grant: Grant,
+        lane: Lane,
+        inputs: ModelInputs,
+        timeline: Timeline,
+        cache: CallCache | None = None,
+    ) -> Reply:
+        """Return the reply to the whole call, in the caller's order. cache: of the call, None without one.
 
         Raises: GatewayError.
         """
         await lane.wait_for_replica(grant.deadline.at_s)
         timeline.lap("queue")
         prepared = await self._preparer.refresh(inputs, grant.prepared, grant.tenant, grant.deadline)
-        is_exact = prepared.input_tokens is not None
-        tokens = prepared.most_tokens()
-        slices = cut(prepared.work, tokens, lane.bounds(), exact=is_exact)
-        owner = self._owner(grant, timeline)
-        lane.check_room(sum(piece.tokens for piece in slices), owner)
+        part = WorkPart(prepared.work, prepared.most_tokens(), prepared.input_tokens is not None)
+        split = None if cache is None else await cache.look_up(prepared.work)
         try:
-            replies = await _Submission(lane, grant, owner, tokens).submit_all(slices)
-            reply = join([piece for piece, _ in replies], [own.reply for _, own in replies])
+            if cache is None or split is None:
+                reply = await self._compute(grant, lane, part, timeline)
+            else:
+                reply = await self._complete(grant, lane, (part, split, cache), timeline)
         except errors.BackendError as error:
             failure = translated(error, _place_of(error, prepared))
             failure.input_index = _index_in_call(error, prepared)
             raise failure from error
-        timeline.lap("upstream")
-        timeline.move("upstream", "queue", max(own.queued_s for _, own in replies))
         if prepared.places is not None:
             reply = with_duplicates(reply, prepared.places)
             if isinstance(reply, EncodeReply):
                 _check_numbers(_numbers_of(reply))
         return await _scored(prepared.call.work, reply) if prepared.by_cosine else reply
+
+    async def _compute(self, grant: Grant, lane: Lane, part: WorkPart, timeline: Timeline) -> Reply:
+        """Return the reply of replicas to a part of a call. Raises: BackendError, GatewayError."""
+        slices = cut(part.work, part.tokens, lane.bounds(), exact=part.is_exact)
+        owner = self._owner(grant, timeline)
+        lane.check_room(sum(piece.tokens for piece in slices), owner)
+        try:
+            replies = await _Submission(lane, grant, owner, part.tokens).submit_all(slices)
+            reply = join([piece for piece, _ in replies], [own.reply for _, own in replies])
+        except errors.InvalidWork as error:
+            raise _of_whole(error, part) from error
+        timeline.lap("upstream")
+        timeline.move("upstream", "queue", max(own.queued_s for _, own in replies))
+        return reply
+
+    async def _complete(
+        self, grant: Grant, lane: Lane, cached: tuple[WorkPart, SplitCall, CallCache], timeline: Timeline
+    ) -> Reply:
+        """Return the reply to a call of which the cache has a part.
+
+        cached: the whole work, split by the cache. Raises: BackendError, GatewayError.
+        """
+        whole, split, cache = cached
+        timeline.lap("cache")
+        reply: EmbedReply | None = None
+        if missing := split.missing:
+            tokens = [whole.tokens[index] for index in missing]
+            part = WorkPart(split.missing_work(), tokens, whole.is_exact, missing)
+            computed = await self._compute(grant, lane, part, timeline)
+            assert isinstance(computed, EmbedReply)
+            reply = _with_counts(computed, part)
+            cache.keep(split, reply)
+        joined = split.joined(reply)
+        grant.count_cached(split.hits, split.hit_tokens, is_charged=cache.is_charged)
+        return joined
 
     def _owner(self, grant: Grant, timeline: Timeline) -> Owner:
         tenant = grant.tenant
@@ -178,6 +236,20 @@ def _refusal_of(piece: Slice, error: errors.BackendError) -> errors.BackendError
         return error
     message = f"the upstream refuses its {sent_bytes} bytes, which are too many for one request"
     return errors.InvalidWork(message, input_index=piece.start)
+
+
+def _with_counts(reply: EmbedReply, part: WorkPart) -> EmbedReply:
+    """Return a reply with the tokens of each input, if the gateway's own counts are those of the reply."""
+    if reply.input_tokens is not None or not part.is_exact or sum(part.tokens) != reply.tokens:
+        return reply
+    return msgspec.structs.replace(reply, input_tokens=tuple(part.tokens))
+
+
+def _of_whole(error: errors.InvalidWork, part: WorkPart) -> errors.InvalidWork:
+    """Return the error of a part of a call with the input's place in the whole work."""
+    if part.places is None or error.input_index is None:
+        return error
+    return errors.InvalidWork(error.message, empty=error.empty, input_index=part.places[error.input_index])
 
 
 def _of_call(error: errors.InvalidWork, piece: Slice) -> errors.InvalidWork:

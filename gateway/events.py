@@ -11,7 +11,7 @@ import msgspec
 from backends.contract import ConnectionFaultKind, UnloadReason
 
 # Stages of a call, in the order of `server-timing`.
-Stage = Literal["parse", "fetch", "auth", "quota", "queue", "upstream", "encode"]
+Stage = Literal["parse", "fetch", "auth", "quota", "queue", "cache", "upstream", "encode"]
 
 
 class CallFinished(msgspec.Struct, frozen=True):
@@ -133,6 +133,14 @@ class SpaceChecked(msgspec.Struct, frozen=True):
     changed: bool
 
 
+class CacheLookedUp(msgspec.Struct, frozen=True):
+    """The texts of a call were looked up in the cache."""
+
+    model: str
+    hits: int
+    misses: int
+
+
 class StoreChanged(msgspec.Struct, frozen=True):
     """The quota store became unreachable (away), or responds again; reason is safe to log."""
 
@@ -189,6 +197,7 @@ Event: TypeAlias = (
     | ConnectionFaulted
     | DescriptionRejected
     | QuotaDecided
+    | CacheLookedUp
     | SpaceChecked
     | ModelStateReported
     | ProcessRestarted

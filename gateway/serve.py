@@ -13,7 +13,8 @@ import msgspec
 
 from backends.contract import DetokenizeReply, EmbedReply, EncodeReply, Operation, Reply, TokenizeReply
 from gateway.admission import Admission
-from gateway.calls import Call, Deadline, operation_of
+from gateway.cache.call_cache import CacheUse, CallCache, CallOrigin, ItemCache
+from gateway.calls import CacheMode, Call, Deadline, operation_of
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.prepare import Preparer
@@ -25,10 +26,14 @@ from gateway.upstreams.upstream import Upstream
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Authenticated sender of a call. timeout_s: its `x-timeout-s` header, None without one."""
+    """Authenticated sender of a call.
+
+    timeout_s: its `x-timeout-s` header, None without one. cache: its `cache-control` header.
+    """
 
     tenant: Tenant
     timeout_s: float | None = None
+    cache: CacheMode = "use"
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -37,6 +42,7 @@ class Served(msgspec.Struct, frozen=True):
     limit_statuses: the remaining amounts. degraded: they were counted without the shared store.
     fingerprint: id of the vector space of the reply's vectors; None for a reply without vectors.
     is_cut: whether texts have no more tokens than the call allows; False if they could not be cut.
+    cache: what the cache had, None if the model has none or it was bypassed. has_cache: the model has one.
     """
 
     reply: Reply
@@ -46,6 +52,8 @@ class Served(msgspec.Struct, frozen=True):
     degraded: bool = False
     fingerprint: str | None = None
     is_cut: bool = True
+    cache: CacheUse | None = None
+    has_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,11 @@ class Gateway:
         """Upstreams by name, of the config that is served now."""
         return self.serving.upstreams
 
+    @property
+    def cache(self) -> ItemCache | None:
+        """Cache of vectors, None without one."""
+        return self._dispatcher.cache
+
     def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
         """Refuse a request of at least this cost before its body is read, if a limit is known to be spent.
 
@@ -119,17 +132,35 @@ class Gateway:
         deadline = _deadline(route, caller)
         with serving.upstreams[route.upstream].hold() as upstream:
             prepared = await self._preparer.prepare(upstream.model_inputs, tenant, route, call, deadline)
+            cache = self._cache_of(caller, route, upstream)
             with await self._admission.admit(tenant, prepared, deadline) as grant:
                 timeline.lap("quota")
                 reply = await self._dispatcher.dispatch(
-                    grant, upstream.lane_of(prepared.work), upstream.model_inputs, timeline
+                    grant, upstream.lane_of(prepared.work), upstream.model_inputs, timeline, cache
                 )
             fingerprint = upstream.fingerprint if _has_vectors(reply) else None
         cut = prepared.cut
         if cut.indices:
             reply = _with_cut(reply, cut.indices)
         statuses = grant.limit_statuses
-        return Served(reply, tenant, route, statuses, grant.degraded, fingerprint, cut.is_complete)
+        return Served(
+            reply,
+            tenant,
+            route,
+            statuses,
+            grant.degraded,
+            fingerprint,
+            cut.is_complete,
+            None if cache is None else cache.use,
+            cache is not None,
+        )
+
+    def _cache_of(self, caller: Caller, route: Route, upstream: Upstream) -> CallCache | None:
+        """Return the cache of a call, None if its model has none."""
+        if self.cache is None or not route.cache:
+            return None
+        origin = CallOrigin(caller.tenant.name, route.model, upstream.name)
+        return CallCache(self.cache, origin, upstream.vectors_identity, caller.cache)
 
     async def decode_ids(
         self, tenant: Tenant, model: str | None, operation: Operation, ids: Sequence[Sequence[int]]

@@ -43,6 +43,7 @@ def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
     yield from media_problems(config)
     yield from command_problems(config)
     yield from _quota_problems(config)
+    yield from _cache_problems(config)
     for name, upstream in config.upstreams.items():
         yield from upstream_problems(upstream, f"upstreams.{name}")
     for name, model in config.models.items():
@@ -150,6 +151,19 @@ def _quota_problems(config: Config) -> Iterator[Problem]:
         yield Problem(
             "workers", "more than 1 need quotas that they count together: a Redis in `quotas.store`"
         )
+
+
+def _cache_problems(config: Config) -> Iterator[Problem]:
+    if config.cache is None:
+        for name, model in config.models.items():
+            if model.cache:
+                yield Problem(f"models.{name}.cache", "needs the section `cache`, which says where")
+        return
+    if config.cache.store == "redis":
+        if config.quotas.store == "memory":
+            yield Problem("cache.store", "needs a Redis in `quotas.store`, or a URL of its own")
+    elif message := _store_problem(config.cache.store):
+        yield Problem("cache.store", message.replace("memory,", "memory, redis,", 1))
 
 
 def _store_problem(store: str) -> str | None:

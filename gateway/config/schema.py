@@ -285,7 +285,8 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
 class ModelSettings(Section, frozen=True):
     """A model name that callers use.
 
-    limits: upper bound for each tenant. prompts: override the upstream's prompts of the same name.
+    limits: upper bound for each tenant. prompts: override the upstream's prompts of the same name. cache:
+    keep its vectors in the cache of the gateway.
     """
 
     upstream: str
@@ -294,6 +295,23 @@ class ModelSettings(Section, frozen=True):
     deadline_s: PositiveFloat = 60.0
     limits: dict[str, LimitAmount] = {}
     prompts: dict[str, str] = {}
+    cache: bool = False
+
+
+class CacheSettings(Section, frozen=True):
+    """Cache of vectors, for the models that set `cache: true`.
+
+    store: `memory`, `redis` for the one of `quotas.store`, or the URL of another Redis. bytes: of all
+    entries; in memory it is divided by the number of workers. shared: a tenant may find what others have
+    put there. charge: whether limits and usage count texts that were found. timeout_ms: of a lookup in Redis.
+    """
+
+    store: str = "memory"
+    bytes: PositiveInt = 256 * 1024 * 1024
+    ttl_s: PositiveFloat = 86_400.0
+    shared: bool = False
+    charge: Literal["full", "none"] = "full"
+    timeout_ms: PositiveInt = 100
 
 
 class Defaults(Section, frozen=True):
@@ -423,6 +441,7 @@ class Config(Section, frozen=True, kw_only=True):
     engine: EngineSettings = EngineSettings()
     registry: RegistrySettings = RegistrySettings()
     media: MediaSettings = MediaSettings()
+    cache: CacheSettings | None = None
     upstreams: dict[str, UpstreamSettings]
     models: dict[str, ModelSettings]
     defaults: Defaults = Defaults()

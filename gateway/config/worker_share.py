@@ -2,7 +2,7 @@
 
 import msgspec
 
-from gateway.config.schema import Config, UpstreamSettings
+from gateway.config.schema import CacheSettings, Config, UpstreamSettings
 
 
 def worker_share(config: Config) -> Config:
@@ -27,8 +27,17 @@ def worker_share(config: Config) -> Config:
         limits=msgspec.structs.replace(
             config.limits, in_flight_bytes=_divide(config.limits.in_flight_bytes, workers)
         ),
+        cache=cache_share(config),
         upstreams={name: upstream_share(upstream) for name, upstream in config.upstreams.items()},
     )
+
+
+def cache_share(config: Config) -> CacheSettings | None:
+    """Return the cache of one worker. All workers share the one in Redis, and its bound."""
+    cache = config.cache
+    if cache is None or cache.store != "memory":
+        return cache
+    return msgspec.structs.replace(cache, bytes=_divide(cache.bytes, config.workers))
 
 
 def _divide(bound: int, workers: int) -> int:

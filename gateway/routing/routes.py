@@ -30,7 +30,7 @@ class Route(msgspec.Struct, frozen=True):
     """Resolved model name: the upstream that serves it, and the model's own options.
 
     limits: those of this tenant for this model, in addition to its limits for all models. prompts: name →
-    text.
+    text. cache: its vectors are cached.
     """
 
     model: str
@@ -40,6 +40,7 @@ class Route(msgspec.Struct, frozen=True):
     deadline_s: float
     limits: tuple[Limit, ...] = ()
     prompts: dict[str, str] = {}
+    cache: bool = False
 
 
 class Routes:
@@ -94,6 +95,7 @@ class Routes:
             deadline_s=model.deadline_s,
             limits=tenant.model_limits.get(model_name, self._limits[model_name]),
             prompts=model.prompts,
+            cache=model.cache,
         )
 
     def names(self, tenant: Tenant) -> list[str]:
@@ -103,6 +105,10 @@ class Routes:
     def all_names(self) -> list[str]:
         """Return all models, in the config's order."""
         return list(self._models)
+
+    def is_cached(self, name: str) -> bool:
+        """Return whether a model's vectors are cached."""
+        return self._models[name].cache
 
     def operations(self, name: str) -> list[Operation]:
         """Return the operations of a model, as far as they are known now."""

@@ -12,6 +12,7 @@ from gateway.events import (
     ReplicaChanged,
     SpaceChecked,
 )
+from gateway.telemetry.cache_metrics import ReadCache
 from gateway.telemetry.metric_factory import MetricFactory
 
 
@@ -27,13 +28,15 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
 class Sources(msgspec.Struct, frozen=True):
     """Values that are read only when metrics are collected.
 
-    lanes, engines: by upstream. in_flight: number of calls, and bytes of their bodies.
+    lanes, engines: by upstream. in_flight: number of calls, and bytes of their bodies. cache: bytes and
+    evictions.
     """
 
     lanes: Mapping[str, Callable[[], LaneBacklog]] = {}
     replicas: Callable[[], Iterable[ReplicaLoad]] = tuple
     in_flight: Callable[[], tuple[int, int]] = lambda: (0, 0)
     engines: Mapping[str, Callable[[float], Awaitable[EngineStats | None]]] = {}
+    cache: ReadCache = lambda: (0, 0)
 
 
 class LoadMetrics:

@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from gateway import __version__
 from gateway.events import (
     AttemptFinished,
+    CacheLookedUp,
     CallFinished,
     ConnectionFaulted,
     DescriptionRejected,
@@ -38,6 +39,7 @@ from gateway.events import (
     SpaceChecked,
     StoreChanged,
 )
+from gateway.telemetry.cache_metrics import CacheMetrics
 from gateway.telemetry.call_metrics import AttemptMetrics, CallMetrics
 from gateway.telemetry.engine_metrics import families, waiting_inputs
 from gateway.telemetry.load_metrics import LoadMetrics, Sources
@@ -89,6 +91,7 @@ class Metrics:
         self._attempts = AttemptMetrics(create)
         self._loads = LoadMetrics(create, removes_series=worker is None)
         self._models = ModelMetrics(self._registry)
+        self._cache = CacheMetrics(create)
         self._store_changes = create.counter(
             "quota_store_changes", "Times that the quota store became unreachable, or recovered.", ("change",)
         )
@@ -134,6 +137,8 @@ class Metrics:
                 self._loads.observe(event)
             case ModelStateReported():
                 self._models.observe(event, counts=self._counts_models)
+            case CacheLookedUp():
+                self._cache.observe(event)
             case StoreChanged():
                 self._store_away.set(1 if event.away else 0)
                 self._store_changes.labels("away" if event.away else "back").inc()
@@ -177,6 +182,7 @@ class Metrics:
         # Count first: events that are counted after a series was removed would bring it back.
         self._count_call_events()
         self._loads.refresh(self._sources)
+        self._cache.refresh(self._sources.cache)
         if self._process is not None:
             self._process.refresh()
 

@@ -59,7 +59,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     """Public model name.
 
     dimensions: of its vectors, None if it has none or they are not known yet. notes: guesses and further
-    facts about its replicas, for operators.
+    facts about its replicas, for operators. cache: `on`, or why its vectors are not cached; None if the
+    configuration does not ask for it.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     fingerprint: str | None
     dimensions: int | None
     notes: tuple[str, ...] = ()
+    cache: str | None = None
 
 
 class TenantStatus(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from gateway.routing.load import LoadKind, kind_of
 from gateway.routing.pool import Pool
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.token_ids import IdDecoder
+from gateway.vector_spaces.identity import IdentitySource, VectorsIdentity
 from gateway.vector_spaces.space import VectorSpace
 
 MIXED = "mixed"
@@ -33,6 +34,7 @@ class Upstream:
         self.space = space
         self.model_inputs = ModelInputs(settings, pool.capabilities)
         pool.count_tokens = self.model_inputs.count_few
+        self._identities = IdentitySource(name, settings)
         self.ids = IdDecoder(settings.token_encoding, self.model_inputs.tokenizer_source)
         # Calls in progress, from the route to the reply; the upstream may be closed when there are none.
         self.calls = 0
@@ -80,6 +82,15 @@ class Upstream:
     def fingerprint(self) -> str | None:
         """Id of the vector space of its vectors; `mixed` while a replica in use gives different ones."""
         return MIXED if self.space.id and self.pool.is_mixed() else self.space.id
+
+    def vectors_identity(self) -> VectorsIdentity | None:
+        """Return the identity of the vectors that it computes now, None unless every replica was checked."""
+        reference, capabilities = self.space.reference, self.capabilities
+        if reference is None or capabilities is None or self.pool.is_mixed():
+            return None
+        if any(self.space.dimensions_of(replica.name) is None for replica in self.pool.usable()):
+            return None
+        return self._identities.identity_of(reference, capabilities)
 
     @property
     def state(self) -> UpstreamState:

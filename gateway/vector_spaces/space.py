@@ -33,7 +33,8 @@ logger = logging.getLogger("gateway")
 class VectorSpace:
     """Vector space of one upstream. Replicas are identified by name.
 
-    store: None if this gateway does not share its fingerprints.
+    store: None if this gateway does not share its fingerprints. reference: fingerprint with which replicas
+    are compared, None until a replica has embedded the canaries.
     """
 
     def __init__(
@@ -47,8 +48,7 @@ class VectorSpace:
         self._timeout_s = settings.attempt_timeout_s
         self._store = store
         self._observe = observe
-        # The fingerprint with which replicas are compared.
-        self._reference: Fingerprint | None = None
+        self.reference: Fingerprint | None = None
         # Per replica: its fingerprint and the outcome of the last check.
         self._fingerprints: dict[str, Fingerprint] = {}
         self._outcomes: dict[str, SpaceOutcome] = {}
@@ -62,7 +62,7 @@ class VectorSpace:
     @property
     def id(self) -> str | None:
         """Id shown to callers; None until a replica has embedded the canaries."""
-        return None if self._reference is None else self._reference.id
+        return None if self.reference is None else self.reference.id
 
     def is_foreign(self, replica: str) -> bool:
         """Return True if the last check found other vectors than those of this space."""
@@ -75,7 +75,7 @@ class VectorSpace:
 
     def mismatch_reason(self, replica: str) -> str:
         """Describe for operators why a replica is foreign."""
-        reference, fingerprint = self._reference, self._fingerprints[replica]
+        reference, fingerprint = self.reference, self._fingerprints[replica]
         assert reference is not None
         if fingerprint.dimensions != reference.dimensions:
             return (
@@ -121,8 +121,8 @@ class VectorSpace:
         Raises: StoreUnavailable.
         """
         reference = await store.load(self.upstream)
-        if reference is None and self._reference is not None:
-            reference = await store.claim(self.upstream, self._reference)
+        if reference is None and self.reference is not None:
+            reference = await store.claim(self.upstream, self.reference)
         self._store_is_down = False
         if reference is not None:
             self._adopt(reference)
@@ -134,7 +134,7 @@ class VectorSpace:
 
     async def _claim(self, fingerprint: Fingerprint) -> Fingerprint:
         """Return the reference; this gateway's own if the store does not reply."""
-        reference = self._reference or fingerprint
+        reference = self.reference or fingerprint
         if self._store is not None:
             try:
                 reference = await self._store.claim(self.upstream, reference)
@@ -146,9 +146,9 @@ class VectorSpace:
 
     def _adopt(self, reference: Fingerprint) -> None:
         """Replace the reference, and judge all replicas by the new one."""
-        if reference == self._reference:
+        if reference == self.reference:
             return
-        self._reference = reference
+        self.reference = reference
         for replica in self._fingerprints:
             self._judge(replica)
 
@@ -162,7 +162,7 @@ class VectorSpace:
         self._store_is_down = True
 
     def _judge(self, replica: str) -> None:
-        reference, fingerprint = self._reference, self._fingerprints[replica]
+        reference, fingerprint = self.reference, self._fingerprints[replica]
         assert reference is not None
         fits = matches(reference, fingerprint, self._settings.min_cosine)
         reason = reference.id if fits else self.mismatch_reason(replica)

@@ -167,7 +167,7 @@ async def test_restores_the_fingerprint_after_data_loss(
     own_redis.command("FLUSHALL")
     await first.space.follow(first.store)
 
-    assert await first.store.load("up") == first.space._reference is not None
+    assert await first.store.load("up") == first.space.reference is not None
 
 
 async def test_ignores_an_unreadable_fingerprint(gateways: list[Gateway], own_redis: RedisServer) -> None:

@@ -367,7 +367,9 @@ async def _serve(
     dimensions = dimensions_of(data)
     if dimensions and isinstance(reply, EncodeReply):
         reply = with_dimensions(reply, dimensions)
-    return respond(context, served, encode_embeddings(reply, served.route.model, encoding))
+    cached_tokens = None if served.cache is None else served.cache.tokens
+    body = encode_embeddings(reply, served.route.model, encoding, cached_tokens)
+    return respond(context, served, body)
 
 
 def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:

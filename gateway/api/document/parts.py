@@ -52,6 +52,7 @@ PARTS: Final[dict[str, str]] = {
     "ModelSettings.upstream": "Name of the upstream that serves the model.",
     "ModelSettings.truncate": "The end at which long inputs are cut, or `error` to refuse them.",
     "ModelSettings.rerank": "Whether an embedding model also ranks, by cosine.",
+    "ModelSettings.cache": "Whether the vectors of texts are kept in the cache of the gateway.",
     "ModelSettings.deadline_s": "Longest time of a request, in seconds.",
     "ModelSettings.limits": "Limits of each tenant for this model: name of the limit → amount.",
     "ModelSettings.prompts": PROMPTS,

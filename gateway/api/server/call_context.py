@@ -4,6 +4,7 @@ import re
 import secrets
 from collections.abc import Sequence
 
+from gateway.calls import CacheMode
 from gateway.errors import InvalidInput
 from gateway.tenants.keyring import Tenant
 from gateway.timeline import Timeline
@@ -57,6 +58,15 @@ class CallContext:
         if not 0 < seconds < float("inf"):
             raise InvalidInput("x-timeout-s must be a positive number of seconds", param="x-timeout-s")
         return seconds
+
+    def cache_mode(self) -> CacheMode:
+        """Return how `cache-control` asks to use the cache; other directives have no effect."""
+        if b"cache-control" not in self._by_name:
+            return "use"
+        directives = {word.strip().lower() for word in self.header(b"cache-control").split(",")}
+        if "no-store" in directives:
+            return "bypass"
+        return "refresh" if "no-cache" in directives else "use"
 
     def is_bulk(self) -> bool:
         """Return whether the request yields to interactive ones.

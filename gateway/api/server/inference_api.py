@@ -107,10 +107,17 @@ class InferenceApi:
         context.inputs = len(inputs_of(call.work))
         if context.is_bulk():
             call = msgspec.structs.replace(call, bulk=True)
-        caller = Caller(self.authenticator.authenticate(context), context.timeout_s())
+        caller = Caller(self.authenticator.authenticate(context), context.timeout_s(), context.cache_mode())
         served = await self.gateway.serve(call, caller, context.timeline)
-        context.tokens = served.reply.tokens
+        context.tokens = self._settled_tokens(served)
         return served
+
+    def _settled_tokens(self, served: Served) -> int:
+        """Return the tokens of a reply that limits and usage count."""
+        cache, tokens = self.gateway.cache, served.reply.tokens
+        if cache is None or cache.is_charged or served.cache is None:
+            return tokens
+        return tokens - served.cache.tokens
 
     async def fetch_media(
         self, context: RequestContext, model: str | None, operation: Operation, urls: Sequence[str]
@@ -218,6 +225,9 @@ def reply_headers(served: Served, rows: Sequence[int] | None = None) -> dict[str
         headers["x-truncated-inputs"] = _ranges(rows_of(served.reply.truncated, rows))
     if served.fingerprint is not None:
         headers["x-embedding-fingerprint"] = served.fingerprint
+    if served.has_cache:
+        use = served.cache
+        headers["x-cache"] = "bypass" if use is None else f"hit={use.hits}, miss={use.misses}"
     return headers
 
 

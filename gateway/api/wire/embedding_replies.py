@@ -41,11 +41,21 @@ class MultiVectorItem(msgspec.Struct):
     patch_grid: PatchPlaces | msgspec.UnsetType = msgspec.UNSET
 
 
+class CachedTokens(msgspec.Struct):
+    """Tokens of the texts whose vectors were found in the cache; they are part of `prompt_tokens`."""
+
+    cached_tokens: int
+
+
 class OpenAIEmbeddingsUsage(msgspec.Struct):
-    """Tokens after truncation, with special tokens and the prompt."""
+    """Tokens after truncation, with special tokens and the prompt.
+
+    prompt_tokens_details: only if the model has a cache.
+    """
 
     prompt_tokens: int
     total_tokens: int
+    prompt_tokens_details: CachedTokens | msgspec.UnsetType = msgspec.UNSET
 
 
 class OpenAIEmbeddingsResponse(msgspec.Struct):
@@ -66,10 +76,14 @@ class MultiVectorResponse(msgspec.Struct):
     object: str = "list"
 
 
-def encode_embeddings(reply: EmbedReply | EncodeReply, model: str, encoding: Encoding) -> bytes:
-    """Encode the reply. model: the name that the caller used."""
+def encode_embeddings(
+    reply: EmbedReply | EncodeReply, model: str, encoding: Encoding, cached_tokens: int | None = None
+) -> bytes:
+    """Encode the reply. model: the name that the caller used. cached_tokens: None without a cache."""
     items = _vectors(reply, encoding) if isinstance(reply, EmbedReply) else _multi_vectors(reply, encoding)
-    usage = {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens}
+    usage: dict[str, Any] = {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens}
+    if cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
     return json_bytes({"object": "list", "data": items, "model": model, "usage": usage})
 
 

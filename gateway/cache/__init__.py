@@ -1,0 +1,1 @@
+"""Cache of vectors, one entry per text: keys, entries, and the two stores."""

@@ -1,0 +1,148 @@
+"""The cache as one call uses it: looked up before dispatch, filled from the reply.
+
+Rule: nothing is read or stored without an identity of the vectors, and nothing is stored if the identity has
+changed while the call was computed.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from backends.contract import Embed, EmbedReply, Work
+from gateway.cache.entries import Entry, SplitCall, decode_entry, encode_entry
+from gateway.cache.keys import is_cacheable, keys_of
+from gateway.calls import CacheMode
+from gateway.events import CacheLookedUp, Observe
+from gateway.vector_spaces.identity import VectorsIdentity
+
+NO_IDENTITY = "off: no fingerprint of its own, or replicas with other vectors"
+
+
+logger = logging.getLogger("gateway")
+
+
+class CacheUse(msgspec.Struct, frozen=True):
+    """Texts of one call that were found and not found, and the tokens of those that were."""
+
+    hits: int
+    misses: int
+    tokens: int = 0
+
+
+class Store(Protocol):
+    """Store of encoded entries. size_bytes: of all. evictions: those removed or refused for want of room."""
+
+    size_bytes: int
+    evictions: int
+
+    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the entry of each key, None where there is none."""
+
+    def put(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
+        """Store entries, now or soon. It never waits and never raises."""
+
+    def epoch_of(self, upstream: str) -> int | None:
+        """Return the epoch of an upstream's entries, None while it is unknown."""
+
+    def distrust(self, upstream: str) -> None:
+        """Begin a new epoch: no entry of an upstream is found again."""
+
+    async def maintain(self) -> None:
+        """Run background work until cancelled."""
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+
+
+class ItemCache:
+    """Cache of a gateway. shared: a tenant may find entries of others. is_charged: hits count as computed."""
+
+    def __init__(self, store: Store, observe: Observe, *, shared: bool, is_charged: bool) -> None:
+        self.store = store
+        self.observe = observe
+        self.is_charged = is_charged
+        self._shared = shared
+        self._unidentified: set[str] = set()
+
+    def owner(self, tenant: str) -> str:
+        """Return the owner of a tenant's entries."""
+        # The prefix keeps a tenant named "shared" apart.
+        return "shared" if self._shared else f"tenant {tenant}"
+
+    def report(self, model: str, *, is_identified: bool) -> None:
+        """Log that a model's vectors cannot be cached, once until they can."""
+        if is_identified:
+            self._unidentified.discard(model)
+        elif model not in self._unidentified:
+            self._unidentified.add(model)
+            logger.warning("model %s: its vectors are not cached (%s)", model, NO_IDENTITY)
+
+
+class CallOrigin(msgspec.Struct, frozen=True):
+    """Tenant, model and upstream of a call."""
+
+    tenant: str
+    model: str
+    upstream: str
+
+
+class CallCache:
+    """Cache of one call. identity: returns the one of the upstream's vectors now, None if it is unknown.
+
+    use: outcome of the lookup, None if the cache was bypassed.
+    """
+
+    def __init__(
+        self,
+        cache: ItemCache,
+        origin: CallOrigin,
+        identity: Callable[[], VectorsIdentity | None],
+        mode: CacheMode,
+    ) -> None:
+        self.use: CacheUse | None = None
+        self.is_charged = cache.is_charged
+        self._cache = cache
+        self._origin = origin
+        self._identity = identity
+        self._mode = mode
+        self._found: VectorsIdentity | None = None
+        self._epoch: int | None = None
+        self._keys: list[bytes] = []
+
+    async def look_up(self, work: Work) -> SplitCall | None:
+        """Return the work split into found and missing inputs, None if it cannot be cached."""
+        identity, store = self._identity(), self._cache.store
+        self._epoch = store.epoch_of(self._origin.upstream)
+        self._cache.report(self._origin.model, is_identified=identity is not None)
+        if self._mode == "bypass" or identity is None or self._epoch is None:
+            return None
+        if not is_cacheable(work, identity.dimensions):
+            return None
+        assert isinstance(work, Embed)
+        self._found = identity
+        self._keys = keys_of(work, self._cache.owner(self._origin.tenant), identity.digest, self._epoch)
+        entries: list[Entry | None] = [None] * len(self._keys)
+        if self._mode == "use":
+            stored = await store.get(self._keys)
+            entries = [
+                None if found is None else decode_entry(found, identity.dimensions) for found in stored
+            ]
+        # An epoch may have begun during the lookup.
+        if not self._is_current():
+            return None
+        split = SplitCall(work, entries, identity.dimensions)
+        self.use = CacheUse(split.hits, len(split.missing), split.hit_tokens)
+        self._cache.observe(CacheLookedUp(self._origin.model, split.hits, len(split.missing)))
+        return split
+
+    def keep(self, split: SplitCall, reply: EmbedReply) -> None:
+        """Store the vectors of the missing inputs. reply: to them."""
+        if self._is_current():
+            entries = split.new_entries(reply)
+            self._cache.store.put([(self._keys[index], encode_entry(entry)) for index, entry in entries])
+
+    def _is_current(self) -> bool:
+        is_same_epoch = self._cache.store.epoch_of(self._origin.upstream) == self._epoch
+        return is_same_epoch and self._identity() == self._found

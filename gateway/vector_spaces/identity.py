@@ -1,0 +1,89 @@
+"""Identity of the vectors that an upstream computes: equal only if equal inputs give equal vectors. Pure.
+
+A fingerprint's id tolerates rounding, and so two revisions of a model may share it. The identity covers the
+fingerprint's own numbers, the capabilities of the replicas, and every setting but those listed here, so that
+a new setting is part of it without a change.
+"""
+
+import hashlib
+
+import msgspec
+
+from backends.contract import Capabilities
+from gateway.config.schema import UpstreamSettings
+from gateway.vector_spaces.fingerprint import Fingerprint
+
+# Settings and capabilities that change no vector: where a replica is, and how work is sent to it.
+NEUTRAL_SETTINGS = frozenset(
+    {
+        "replicas",
+        "discover",
+        "when_unavailable",
+        "api_key",
+        "api_key_header",
+        "tls",
+        "policy",
+        "batch_inputs",
+        "batch_tokens",
+        "batch_bytes",
+        "in_flight_batches",
+        "queue_tokens",
+        "attempt_timeout_s",
+        "retry_share",
+        "hedge_share",
+        "vector_space",
+        "device",
+        "process",
+        "preload",
+        "when_loading",
+    }
+)
+NEUTRAL_CAPABILITIES = frozenset(
+    {
+        "batch_inputs",
+        "batch_tokens",
+        "batch_bytes",
+        "concurrent_inputs",
+        "checkpoint",
+        "reports_input_tokens",
+        "notes",
+        "loaded",
+    }
+)
+
+
+class VectorsIdentity(msgspec.Struct, frozen=True):
+    """Identity of vectors. dimensions: of a full vector."""
+
+    digest: bytes
+    dimensions: int
+
+
+class IdentitySource:
+    """Identity of one upstream's vectors, computed once for each fingerprint and capabilities."""
+
+    def __init__(self, upstream: str, settings: UpstreamSettings) -> None:
+        self._settings = _encoded(settings, NEUTRAL_SETTINGS)
+        self._upstream = upstream
+        self._sources: tuple[Fingerprint, Capabilities] | None = None
+        self._identity = VectorsIdentity(b"", 0)
+
+    def identity_of(self, fingerprint: Fingerprint, capabilities: Capabilities) -> VectorsIdentity:
+        """Return the identity of the vectors of replicas with this fingerprint and these capabilities."""
+        sources = self._sources
+        if sources is None or sources[0] is not fingerprint or sources[1] is not capabilities:
+            parts = (
+                self._upstream.encode(),
+                self._settings,
+                msgspec.msgpack.encode(fingerprint),
+                _encoded(capabilities, NEUTRAL_CAPABILITIES),
+            )
+            digest = hashlib.sha256(msgspec.msgpack.encode(parts)).digest()
+            self._identity = VectorsIdentity(digest, fingerprint.dimensions)
+            self._sources = fingerprint, capabilities
+        return self._identity
+
+
+def _encoded(struct: UpstreamSettings | Capabilities, neutral: frozenset[str]) -> bytes:
+    fields = {name: value for name, value in msgspec.structs.asdict(struct).items() if name not in neutral}
+    return msgspec.json.encode(fields, order="deterministic")

@@ -1,0 +1,102 @@
+"""The store of the cache in a real Redis: its bound, its time to live, epochs, and outages."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.cache.redis_store import ENTRY_OVERHEAD, RedisBounds, RedisStore, open_redis_clients
+from tests.quotas.redis_server import RedisServer
+
+ENTRY = bytes(range(256)) * 2
+KEYS = [bytes([number]) * 32 for number in range(10)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("cache"))
+    yield server
+    server.stop()
+
+
+@asynccontextmanager
+async def store_on(server: RedisServer, size: int = 10**6, ttl_s: float = 60.0) -> AsyncIterator[RedisStore]:
+    """Yield a store on an empty server."""
+    server.command("FLUSHALL")
+    store = RedisStore(open_redis_clients(server.url, 0.5), RedisBounds(size, ttl_s), time.monotonic)
+    await store.follow()
+    yield store
+    await store.aclose()
+
+
+async def written(store: RedisStore) -> None:
+    """Wait for the writes in the background."""
+    async with asyncio.timeout(5):
+        await asyncio.gather(*store._writes)
+
+
+async def test_entries_are_found_byte_for_byte_in_the_order_of_the_keys(server: RedisServer) -> None:
+    async with store_on(server) as store:
+        store.put([(key, ENTRY + key) for key in KEYS[:3]])
+        await written(store)
+        found = await store.get([KEYS[2], KEYS[5], KEYS[0]])
+
+    assert [ENTRY + KEYS[2], None, ENTRY + KEYS[0]] == found
+
+
+async def test_no_more_bytes_are_stored_than_the_bound(server: RedisServer) -> None:
+    room = 3 * (len(ENTRY) + ENTRY_OVERHEAD + 80)
+    async with store_on(server, room) as store:
+        store.put([(key, ENTRY) for key in KEYS])
+        await written(store)
+        found = [entry for entry in await store.get(KEYS) if entry]
+
+        assert 0 < len(found) <= 3
+        assert len(KEYS) - len(found) == store.evictions
+        assert store.size_bytes <= room
+
+
+async def test_entries_expire(server: RedisServer) -> None:
+    async with store_on(server, ttl_s=0.05) as store:
+        store.put([(KEYS[0], ENTRY)])
+        await written(store)
+        async with asyncio.timeout(5):
+            while await store.get([KEYS[0]]) != [None]:  # noqa: ASYNC110 - Redis has its own clock
+                await asyncio.sleep(0.01)
+
+
+async def test_an_epoch_reaches_the_other_gateways(server: RedisServer) -> None:
+    async with store_on(server) as one:
+        other = RedisStore(open_redis_clients(server.url, 0.5), RedisBounds(1000, 60), time.monotonic)
+        unknown = other.epoch_of("up")
+        one.distrust("up")
+        at_once = one.epoch_of("up")
+        await one.follow()
+        await other.follow()
+        followed = other.epoch_of("up")
+        await other.aclose()
+
+    assert (None, 1, 1) == (unknown, at_once, followed)
+
+
+async def test_without_redis_every_lookup_is_a_miss_and_the_next_do_not_wait(server: RedisServer) -> None:
+    async with store_on(server) as store:
+        store.put([(KEYS[0], ENTRY)])
+        await written(store)
+        server.freeze()
+        try:
+            first = await store.get(KEYS[:2])
+            is_paused = store._breaker.is_open
+            store.put([(KEYS[1], ENTRY)])
+        finally:
+            server.thaw()
+        evicted = store.evictions
+        store._breaker.record_success()
+        again = await store.get(KEYS[:1])
+
+    assert [None, None] == first
+    assert is_paused
+    assert 1 == evicted
+    assert [ENTRY] == again

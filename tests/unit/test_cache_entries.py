@@ -1,0 +1,137 @@
+"""Keys and entries of the cache, and its store in memory."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.contract import Embed, EmbedReply, Encode, Output, Truncate
+from backends.errors import ReplicaFailed
+from gateway.cache.entries import Entry, SplitCall, decode_entry, encode_entry
+from gateway.cache.keys import is_cacheable, keys_of
+from gateway.cache.memory_store import ENTRY_OVERHEAD, MemoryStore
+
+PLAIN = Embed(("a",))
+OTHERS = {
+    "normalize": False,
+    "prompt_name": "query",
+    "truncate": Truncate.LEFT,
+    "max_tokens": 7,
+    "special_tokens": False,
+    "prompt_characters": (3,),
+}
+
+
+def key_of(work: Embed, owner: str = "tenant t", identity: bytes = b"i", epoch: int = 0) -> bytes:
+    (key,) = keys_of(work, owner, identity, epoch)
+    return key
+
+
+def test_a_key_covers_everything_but_the_dimensions() -> None:
+    keys = {key_of(PLAIN), key_of(PLAIN, "tenant u"), key_of(PLAIN, identity=b"j"), key_of(PLAIN, epoch=1)}
+    keys |= {key_of(msgspec.structs.replace(PLAIN, **{name: value})) for name, value in OTHERS.items()}
+
+    assert 4 + len(OTHERS) == len(keys)
+    assert key_of(PLAIN) == key_of(msgspec.structs.replace(PLAIN, dimensions=3))
+    known = {"inputs", "dimensions", "late_chunking", "chat", *OTHERS}
+    assert known == set(Embed.__struct_fields__)
+
+
+@given(st.lists(st.text(max_size=6), min_size=1, max_size=8))
+def test_equal_texts_alone_have_equal_keys(texts: list[str]) -> None:
+    keys = keys_of(Embed(tuple(texts)), "shared", b"i", 0)
+
+    assert len(set(texts)) == len(set(keys))
+    assert [key_of(Embed((text,)), "shared") for text in texts] == keys
+
+
+def test_only_single_vectors_of_the_models_width_are_cached() -> None:
+    assert is_cacheable(PLAIN, 8)
+    assert is_cacheable(msgspec.structs.replace(PLAIN, dimensions=8), 8)
+    assert not is_cacheable(msgspec.structs.replace(PLAIN, dimensions=9), 8)
+    assert not is_cacheable(msgspec.structs.replace(PLAIN, late_chunking=True), 8)
+    assert not is_cacheable(Encode(("a",), frozenset({Output.SPARSE})), 8)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=5), st.integers(0, 2**32 - 1))
+def test_an_entry_is_stored_bit_for_bit(numbers: list[float], tokens: int) -> None:
+    for is_cut in (True, False, None):
+        entry = Entry(np.array(numbers, "<f4").tobytes(), tokens, is_cut)
+        assert entry == decode_entry(encode_entry(entry), len(numbers))
+
+
+@pytest.mark.parametrize(
+    "stored", [b"", b"\1\0\0\0", encode_entry(Entry(b"1234", 1, None))[:-1], b"\2" + bytes(11)]
+)
+def test_what_is_no_entry_is_a_miss(stored: bytes) -> None:
+    assert decode_entry(stored, 1) is None
+
+
+def entry_of(value: float, tokens: int, *, is_cut: bool | None = False) -> Entry:
+    return Entry(np.array([value, value], "<f4").tobytes(), tokens, is_cut)
+
+
+def test_found_and_computed_texts_are_joined_in_order() -> None:
+    work = Embed(("a", "b", "c", "d"), prompt_characters=(1, 2, 3, 4))
+    split = SplitCall(work, [entry_of(1, 5), None, entry_of(3, 7, is_cut=True), None], 2)
+    missing = split.missing_work()
+    rows = np.array([[2, 2], [4, 4]], np.float32)
+    reply = split.joined(EmbedReply(rows, 30, (1,), (10, 20)))
+
+    assert (("b", "d"), (2, 4)) == (missing.inputs, missing.prompt_characters)
+    assert [1, 2, 3, 4] == reply.vectors[:, 0].tolist()
+    assert (42, (2, 3), (5, 10, 7, 20)) == (reply.tokens, reply.truncated, reply.input_tokens)
+    assert [(1, entry_of(2, 10)), (3, entry_of(4, 20, is_cut=True))] == split.new_entries(
+        EmbedReply(rows, 30, (1,), (10, 20))
+    )
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        EmbedReply(np.ones((1, 2), np.float32), 9),
+        EmbedReply(np.ones((1, 2), np.float32), 9, (), (8,)),
+        EmbedReply(np.ones((1, 3), np.float32), 9, (), (9,)),
+        EmbedReply(np.full((1, 2), np.nan, np.float32), 9, (), (9,)),
+    ],
+    ids=["no counts", "other sum", "other width", "not finite"],
+)
+def test_a_reply_that_is_not_exact_is_not_stored(reply: EmbedReply) -> None:
+    split = SplitCall(Embed(("a",)), [None], 2)
+
+    assert [] == split.new_entries(reply)
+
+
+def test_vectors_of_another_width_fail_the_call() -> None:
+    split = SplitCall(Embed(("a", "b")), [entry_of(1, 1), None], 2)
+
+    with pytest.raises(ReplicaFailed, match="different widths"):
+        split.joined(EmbedReply(np.ones((1, 3), np.float32), 1))
+
+
+async def test_the_least_recently_used_entry_leaves_first() -> None:
+    store = MemoryStore(2 * (10 + ENTRY_OVERHEAD), 60, lambda: 0)
+    store.put([(b"a", bytes(10)), (b"b", bytes(10))])
+    await store.get([b"a"])
+    store.put([(b"c", bytes(10)), (b"large", bytes(5000))])
+
+    assert [bytes(10), None, bytes(10), None] == await store.get([b"a", b"b", b"c", b"large"])
+    assert (1, 2 * (10 + ENTRY_OVERHEAD)) == (store.evictions, store.size_bytes)
+
+
+async def test_entries_expire_and_free_their_bytes() -> None:
+    now_s = 0.0
+    store = MemoryStore(10_000, 60, lambda: now_s)
+    store.put([(b"a", b"1")])
+    now_s = 60.0
+
+    assert [None] == await store.get([b"a"])
+    assert 0 == store.size_bytes
+
+
+def test_a_distrusted_upstream_begins_a_new_epoch() -> None:
+    store = MemoryStore(10_000, 60, lambda: 0)
+    store.distrust("one")
+
+    assert (1, 0) == (store.epoch_of("one"), store.epoch_of("two"))
