@@ -118,7 +118,7 @@ def _wav(data: bytes) -> Header:
     place, form = 12, b""
     for _ in range(WAV_CHUNKS_MAX):
         if place + 8 > len(data):
-            break
+            raise _damaged()
         name, size = data[place : place + 4], _little(data, place + 4, 4)
         place += 8
         if name == b"fmt ":
@@ -133,7 +133,7 @@ def _wav(data: bytes) -> Header:
             return Header("audio/wav", _little(form, 4, 4), _little(form, 2, 2), length / _little(form, 8, 4))
         # Chunks begin at even places.
         place += size + size % 2
-    raise _damaged()
+    raise ValueError(f"it has more than {WAV_CHUNKS_MAX:,} chunks before its samples; encode it again")
 
 
 def _flac(blocks: bytes, media_type: str) -> Header:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.bounded_reads import PICTURE_READS_MAX, BoundedReads
+from backends.bounded_reads import PICTURE_READS_MAX, BoundedReads, TooManyReads
 from backends.errors import InvalidWork, ModelUnavailable
 from backends.torch.memory import is_exhausted
 from backends.torch.refusals import first_line
@@ -42,6 +42,8 @@ def open_image(data: bytes) -> Any:
         raise
     except Image.DecompressionBombError as error:
         raise InvalidWork(f"the picture has more than {PIXELS_MAX:,} pixels; send it smaller") from error
+    except TooManyReads as error:
+        raise InvalidWork(f"the picture is in too many pieces: {error}; encode it again") from error
     except Image.UnidentifiedImageError as error:
         raise InvalidWork(f"it is no picture of these formats: {', '.join(FORMATS)}") from error
     except Exception as error:
