@@ -3,6 +3,7 @@
 import asyncio
 import resource
 from collections.abc import Awaitable, Callable
+from itertools import cycle, islice
 
 import msgspec
 
@@ -15,11 +16,14 @@ from gateway.vector_spaces.space import FOLLOW_EVERY_S
 from gateway.vector_spaces.store import SPACES
 from loadtest import corpora
 from loadtest.corpora import CallFactory
+from loadtest.generator import CallSender, closed_loop
 from loadtest.processes import memory, open_files, workers_of
-from loadtest.recorder import Sample
-from loadtest.servers import RunningServer
-from loadtest.testbed import Finding, Testbed
+from loadtest.recorder import Sample, SampleRecorder
+from loadtest.servers import KEY, RunningServer, tenant
+from loadtest.testbed import WARM_UP_S, Finding, Testbed
 
+# Fewer than are sent during the warm-up.
+_KNOWN_TEXTS = 200
 _LIMITS = ", limits: {requests_per_minute: 100000000, tokens_per_minute: 1000000000}"
 
 
@@ -47,6 +51,34 @@ def _cpu_finding(
 ) -> Finding:
     cost, base = sample.cpu_us_per_call(server.name), before.cpu_us_per_call(other.name)
     return Finding(f"CPU per call, µs, {kind}", cost, base)
+
+
+async def cached_texts(testbed: Testbed) -> list[Finding]:
+    """Find all texts in a cache in memory, then none; baseline: no cache."""
+    stub = testbed.stub()
+    plain = testbed.gateway(stub, limits=_LIMITS)
+    config = (
+        f"upstreams: {{stub: {{backend: tei, replicas: ['http://127.0.0.1:{stub.target.port}']}}}}\n"
+        "models: {stub: {upstream: stub, cache: true}}\ncache: {bytes: 1000000000}\n"
+        f"tenants: {{main: {tenant(KEY, _LIMITS)}}}\n"
+    )
+    cached = testbed.gateway_with(config, "cached")
+    known = list(islice(corpora.texts("queries", 0), _KNOWN_TEXTS))
+    findings = []
+    for callers in (1, 32):
+        kind = f"{callers} caller{'s' if callers > 1 else ''}"
+        before = await testbed.closed(plain, callers)
+        missed = await testbed.closed(cached, callers)
+        calls = CallFactory(cycle(known))
+        sender = CallSender(cached.target, calls, SampleRecorder(cached.watch), 7)
+        found = await closed_loop(sender, callers, testbed.seconds, WARM_UP_S)
+        for name, sample in (("hits", found), ("misses", missed)):
+            findings += [
+                Finding(f"p50 ms, {name}, {kind}", sample.p50_ms, before.p50_ms),
+                Finding(f"requests/s, {name}, {kind}", sample.per_s, before.per_s),
+                _cpu_finding(f"{name}, {kind}", cached, sample, plain, before),
+            ]
+    return findings
 
 
 async def traces(testbed: Testbed) -> list[Finding]:
