@@ -207,7 +207,7 @@ async def test_items_of_sie_are_refused_by_name(
     [
         ({"model": "unranked"}, "does not rank images"),
         ({"model": "pages", "documents": [*IMAGES, "a text"]}, "document 3 has a text"),
-        ({"documents": [*IMAGES, {"image": URIS[0][:200]}]}, "`documents` 3"),
+        ({"documents": [*IMAGES, {"image": URIS[0][:200] + "%"}]}, "`documents` 3"),
         ({"query": {"image": "x y"}}, "`query` 0"),
         ({"documents": [{"image": "https://example.org/a.png"}]}, "not fetched"),
         ({"documents": [{"image": URIS[0], "text": "a"}]}, "one of `text`, `image`, `content`"),
