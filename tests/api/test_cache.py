@@ -15,6 +15,7 @@ from gateway.config.schema import CacheSettings, Config
 from gateway.config.worker_share import cache_share
 from tests.conftest import Boots, Running
 from tests.fakes.engines import FakeEngine, tokens_of
+from tests.fakes.tei import FakeTei
 
 TENANTS = ("acme", "zeta")
 CONFIG = """
@@ -183,3 +184,17 @@ def test_workers_divide_the_bytes_in_memory_and_share_those_in_redis() -> None:
     shared = msgspec.structs.replace(workers, cache=CacheSettings(bytes=1000, store="redis"))
 
     assert [250, 1000] == [share.bytes for share in map(cache_share, (workers, shared)) if share]
+
+
+async def test_single_texts_of_a_server_without_a_tokenizer_are_cached(boot: Boots) -> None:
+    server = FakeTei()
+    config = 'upstreams: {one: {backend: tei, replicas: ["http://one"]}}\n'
+    config += "models: {m: {upstream: one, cache: true}}\ncache: {ttl_s: 60}\n"
+    async with boot({"one": server}, config) as gateway:
+        bodies: list[Any] = ["a b", "a b", ["c", "d"], ["c", "d", "a b"]]
+        replies = [await gateway.post("/v1/embeddings", {"input": texts}) for texts in bodies]
+
+    expected = ["hit=0, miss=1", "hit=1, miss=0", "hit=0, miss=2", "hit=1, miss=2"]
+    assert expected == [reply.headers["x-cache"] for reply in replies]
+    assert replies[0].json()["data"] == replies[1].json()["data"]
+    assert replies[0].json()["usage"]["prompt_tokens"] == replies[1].json()["usage"]["prompt_tokens"]
