@@ -3,7 +3,16 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -58,16 +67,17 @@ from gateway.api.server.application import litestar_application
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.call_io import ASGIApp
 from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi, reply_headers
 from gateway.api.server.middleware import Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.cache.call_cache import ItemCache
-from gateway.cache.factory import create_cache
+from gateway.cache.memory_store import MemoryStore
+from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
-from gateway.config.schema import Config, host_and_port, is_loopback
+from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import Event, Observe, SpaceChecked
-from gateway.in_flight import InFlight
 from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
@@ -387,7 +397,7 @@ def _key_follower(
 def _open_stores(config: Config, ledger: Ledger | None, observe: Observe) -> Stores:
     """Return the clients that the configuration asks for. ledger: used in place of its own."""
     quotas = config.quotas
-    cache = None if config.cache is None else create_cache(config.cache, quotas.store, observe)
+    cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
         return Stores(ledger or MemoryLedger(), cache=cache)
     timeout_s = quotas.timeout_ms / 1000
@@ -398,6 +408,18 @@ def _open_stores(config: Config, ledger: Ledger | None, observe: Observe) -> Sto
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
     tenants = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
     return Stores(ledger, tenants, FingerprintStore(fingerprints), cache)
+
+
+def _open_cache(settings: CacheSettings, quota_store: str, observe: Observe) -> ItemCache:
+    """Return a cache that has contacted no store yet. quota_store: `quotas.store` of the configuration."""
+    store: MemoryStore | RedisStore
+    if settings.store == "memory":
+        store = MemoryStore(settings.bytes, settings.ttl_s, time.monotonic)
+    else:
+        url = quota_store if settings.store == "redis" else settings.store
+        clients = open_redis_clients(url, settings.timeout_ms / 1000)
+        store = RedisStore(clients, RedisBounds(settings.bytes, settings.ttl_s), time.monotonic)
+    return ItemCache(store, observe, shared=settings.shared, is_charged=settings.charge == "full")
 
 
 def _background_tasks(
@@ -414,6 +436,14 @@ def _background_tasks(
     return tasks
 
 
+def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asyncio.Task[None]"]:
+    """Start background tasks; one that fails is logged."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    for task in tasks:
+        task.add_done_callback(log_failure)
+    return tasks
+
+
 @asynccontextmanager
 async def _run(
     registry: UpstreamRegistry,
@@ -423,9 +453,7 @@ async def _run(
 ) -> AsyncIterator[None]:
     """Run the upstreams and the background tasks; close every connection at the end."""
     registry.start()
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    for task in tasks:
-        task.add_done_callback(log_failure)
+    tasks = start_tasks(coroutines)
     try:
         yield
     finally:

@@ -36,7 +36,7 @@ from gateway.errors import (
 )
 from gateway.prepare import PreparedWork, Preparer
 from gateway.routing.refusals import REFUSED_BYTES_MIN
-from gateway.timeline import Timeline
+from gateway.telemetry.timeline import Timeline
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.vector_scores import place_of_input, vector_scores
 

@@ -13,15 +13,15 @@ import msgspec
 
 from backends.contract import DetokenizeReply, EmbedReply, EncodeReply, Operation, Reply, TokenizeReply
 from gateway.admission import Admission
-from gateway.cache.call_cache import CacheUse, CallCache, CallOrigin, ItemCache
+from gateway.cache.call_cache import NO_IDENTITY, CacheUse, CallCache, CallOrigin, ItemCache
 from gateway.calls import CacheMode, Call, Deadline, operation_of
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.prepare import Preparer
 from gateway.quotas.limits import Cost, LimitStatus
 from gateway.routing.routes import Route, Routes
+from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Keyring, Tenant
-from gateway.timeline import Timeline
 from gateway.upstreams.upstream import Upstream
 
 
@@ -97,6 +97,15 @@ class Gateway:
         """Cache of vectors, None without one."""
         return self._dispatcher.cache
 
+    def cache_state(self, model: str) -> str | None:
+        """Return `on`, or why a model's vectors are not cached; None if they are not meant to be."""
+        if not self.routes.is_cached(model):
+            return None
+        if self.cache is None:
+            return "needs a restart"
+        upstream = self.upstreams[self.routes.upstream_of(model)]
+        return "on" if upstream.vectors_identity() else NO_IDENTITY
+
     def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
         """Refuse a request of at least this cost before its body is read, if a limit is known to be spent.
 
@@ -150,17 +159,21 @@ class Gateway:
             statuses,
             grant.degraded,
             fingerprint,
-            cut.is_complete,
-            None if cache is None else cache.use,
-            cache is not None,
+            is_cut=cut.is_complete,
+            cache=None if cache is None else cache.use,
+            has_cache=self._has_cache(route),
         )
 
+    def _has_cache(self, route: Route) -> bool:
+        return route.cache and self.cache is not None
+
     def _cache_of(self, caller: Caller, route: Route, upstream: Upstream) -> CallCache | None:
-        """Return the cache of a call, None if its model has none."""
-        if self.cache is None or not route.cache:
+        """Return the cache of a call, None if its model has none, or the caller bypasses it."""
+        if self.cache is None or not route.cache or caller.cache == "bypass":
             return None
         origin = CallOrigin(caller.tenant.name, route.model, upstream.name)
-        return CallCache(self.cache, origin, upstream.vectors_identity, caller.cache)
+        is_refreshed = caller.cache == "refresh"
+        return CallCache(self.cache, origin, upstream.vectors_identity, is_refreshed=is_refreshed)
 
     async def decode_ids(
         self, tenant: Tenant, model: str | None, operation: Operation, ids: Sequence[Sequence[int]]

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "backends", "loadtest")
 
 CHAIN_MAX = 12
-ROOMS_MAX = 31
-ARROWS_MAX = 170
+ROOMS_MAX = 30
+ARROWS_MAX = 160
 LOOSE_MODULES_MAX = 11
 CLASS_LINES_MAX = 250
 CLASS_METHODS_MAX = 15

@@ -70,7 +70,7 @@ def join_slices(pieces: Sequence[Slice]) -> Slice:
 def split_reply(pieces: Sequence[Slice], reply: Reply) -> list[Reply]:
     """Return each slice's own reply."""
     if len(pieces) == 1:
-        return [with_own_count(reply, pieces[0].inputs)]
+        return [_with_own_count(reply, pieces[0].inputs)]
     assert isinstance(reply, EmbedReply)
     replies: list[Reply] = []
     shares = _token_shares(pieces, reply)
@@ -87,7 +87,7 @@ def split_reply(pieces: Sequence[Slice], reply: Reply) -> list[Reply]:
     return replies
 
 
-def with_own_count(reply: Reply, inputs: int) -> Reply:
+def _with_own_count(reply: Reply, inputs: int) -> Reply:
     """Return a reply to one input with the tokens of that input, which are all that its batch has."""
     if inputs != 1 or not isinstance(reply, EmbedReply) or reply.input_tokens is not None:
         return reply

@@ -18,7 +18,7 @@ from backends.errors import (
     UnsupportedWork,
 )
 from gateway.batching.fair_queue import FairQueue
-from gateway.batching.joining import split_reply, with_own_count
+from gateway.batching.joining import split_reply
 from gateway.batching.measures import LaneMeasures
 from gateway.batching.retries import (
     Fail,
@@ -65,10 +65,10 @@ class OutcomeHandler:
         self._measures.record_batch(load.inputs, load.tokens, took_s, now_s)
         was_full = not attempt.replica.free_slots(load.kind) or bool(len(self._queue))
         self._pool.record_success(attempt.replica, load, took_s, now_s, was_full=was_full)
-        if len(tickets) == 1:
-            tickets[0].settle(with_own_count(reply, tickets[0].piece.inputs))
-            return
         replies = split_reply([ticket.piece for ticket in tickets], reply)
+        if len(tickets) == 1:
+            tickets[0].settle(replies[0])
+            return
         is_staggered = self._activity.has_others(tickets[0].owner.tenant, now_s)
         for ticket, own_reply in zip(tickets, replies, strict=True):
             if is_staggered:

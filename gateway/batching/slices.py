@@ -6,7 +6,7 @@ result in the caller's order.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -25,7 +25,6 @@ from backends.contract import (
     EncodeReply,
     Image,
     Part,
-    PatchGrid,
     Reply,
     Rerank,
     RerankReply,
@@ -41,7 +40,6 @@ from backends.errors import ReplicaFailed
 from backends.texts import chat_of, token_upper_bound
 
 Output = TypeVar("Output")
-Grids: TypeAlias = tuple[PatchGrid | None, ...]
 
 # Bounds of one upstream request if neither the replica nor the configuration sets them.
 DEFAULT_BATCH_INPUTS = 32
@@ -260,7 +258,7 @@ def join(slices: Sequence[Slice], replies: Sequence[Reply]) -> Reply:
         case EmbedReply():
             parts = [reply.vectors for reply in replies if isinstance(reply, EmbedReply)]
             counts = [reply.input_tokens for reply in replies if isinstance(reply, EmbedReply)]
-            return EmbedReply(_stacked(parts), tokens, truncated, _chained_counts(counts))
+            return EmbedReply(_stacked(parts), tokens, truncated, _chained_reports(counts))
         case EncodeReply():
             return _joined_encoded(
                 [reply for reply in replies if isinstance(reply, EncodeReply)], tokens, truncated
@@ -308,20 +306,13 @@ def _joined_encoded(
         _chained([reply.multivector for reply in replies]),
         _chained([reply.token_vectors for reply in replies]),
         truncated,
-        grids=_chained_grids([reply.grids for reply in replies]),
+        grids=_chained_reports([reply.grids for reply in replies]),
     )
 
 
-def _chained_grids(parts: Sequence[Grids | None]) -> Grids | None:
-    """Return the grids of all slices, or None if one slice does not report them."""
-    present = [part for part in parts if part is not None]
-    return tuple(grid for part in present for grid in part) if len(present) == len(parts) else None
-
-
-def _chained_counts(parts: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
-    """Return the tokens of each input of all slices, or None if one slice does not report them."""
-    present = [part for part in parts if part is not None]
-    return tuple(count for part in present for count in part) if len(present) == len(parts) else None
+def _chained_reports(parts: Sequence[tuple[Output, ...] | None]) -> tuple[Output, ...] | None:
+    """Return what all slices report of their inputs, or None if one of them does not report it."""
+    return None if any(part is None for part in parts) else _chained(parts)
 
 
 def _chained(parts: Sequence[tuple[Output, ...] | None]) -> tuple[Output, ...] | None:

@@ -12,13 +12,11 @@ import msgspec
 
 from backends.contract import Embed, EmbedReply, Work
 from gateway.cache.entries import Entry, SplitCall, decode_entry, encode_entry
-from gateway.cache.keys import is_cacheable, keys_of
-from gateway.calls import CacheMode
+from gateway.cache.keys import entry_keys, is_cacheable
 from gateway.events import CacheLookedUp, Observe
 from gateway.vector_spaces.identity import VectorsIdentity
 
 NO_IDENTITY = "off: no fingerprint of its own, or replicas with other vectors"
-
 
 logger = logging.getLogger("gateway")
 
@@ -89,9 +87,10 @@ class CallOrigin(msgspec.Struct, frozen=True):
 
 
 class CallCache:
-    """Cache of one call. identity: returns the one of the upstream's vectors now, None if it is unknown.
+    """Cache of one call.
 
-    use: outcome of the lookup, None if the cache was bypassed.
+    identity: returns the one of the upstream's vectors now, None if it is unknown. is_refreshed: entries are
+    written, and not read. use: outcome of the lookup, None if nothing was looked up.
     """
 
     def __init__(
@@ -99,14 +98,15 @@ class CallCache:
         cache: ItemCache,
         origin: CallOrigin,
         identity: Callable[[], VectorsIdentity | None],
-        mode: CacheMode,
+        *,
+        is_refreshed: bool = False,
     ) -> None:
         self.use: CacheUse | None = None
         self.is_charged = cache.is_charged
         self._cache = cache
         self._origin = origin
         self._identity = identity
-        self._mode = mode
+        self._is_refreshed = is_refreshed
         self._found: VectorsIdentity | None = None
         self._epoch: int | None = None
         self._keys: list[bytes] = []
@@ -116,15 +116,15 @@ class CallCache:
         identity, store = self._identity(), self._cache.store
         self._epoch = store.epoch_of(self._origin.upstream)
         self._cache.report(self._origin.model, is_identified=identity is not None)
-        if self._mode == "bypass" or identity is None or self._epoch is None:
+        if identity is None or self._epoch is None:
             return None
         if not is_cacheable(work, identity.dimensions):
             return None
         assert isinstance(work, Embed)
         self._found = identity
-        self._keys = keys_of(work, self._cache.owner(self._origin.tenant), identity.digest, self._epoch)
+        self._keys = entry_keys(work, self._cache.owner(self._origin.tenant), identity.digest, self._epoch)
         entries: list[Entry | None] = [None] * len(self._keys)
-        if self._mode == "use":
+        if not self._is_refreshed:
             stored = await store.get(self._keys)
             entries = [
                 None if found is None else decode_entry(found, identity.dimensions) for found in stored

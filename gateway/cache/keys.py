@@ -28,7 +28,7 @@ def is_cacheable(work: Work, dimensions: int) -> bool:
     return work.dimensions is None or work.dimensions <= dimensions
 
 
-def keys_of(work: Embed, owner: str, identity: bytes, epoch: int) -> list[bytes]:
+def entry_keys(work: Embed, owner: str, identity: bytes, epoch: int) -> list[bytes]:
     """Return the key of each input.
 
     owner: of the entries, as `ItemCache.owner` names it. identity: of the vectors that the

@@ -5,12 +5,13 @@ The kind of a server behind a URL is found by the paths that only it answers.
 
 import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
 
 import msgspec.yaml
 
@@ -34,6 +35,9 @@ class Server(NamedTuple):
 
 
 Probe = Callable[[str], Server]
+
+# Directly, as the gateway itself connects to its upstreams.
+_open = build_opener(ProxyHandler({})).open
 
 
 def is_url(name: str) -> bool:
@@ -114,15 +118,12 @@ def probe_server(url: str) -> Server:
 def _answer(url: str) -> Any:
     """Return the JSON at a path, None if there is none. Raises: UnusableModel if no server answers."""
     try:
-        with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as reply:  # noqa: S310 - a URL of the operator
+        with _open(url, timeout=PROBE_TIMEOUT_S) as reply:
             return json.loads(reply.read(REPLY_BYTES_MAX))
-    except urllib.error.HTTPError:
+    except (HTTPError, ValueError):
         return None
-    except (OSError, ValueError) as error:
-        if isinstance(error, ValueError):
-            return None
-        reason = getattr(error, "reason", error)
-        raise UnusableModel(f"{url}: {reason}") from error
+    except (HTTPException, OSError) as error:
+        raise UnusableModel(f"{url}: {getattr(error, 'reason', error)}") from error
 
 
 def _ids(listed: Any) -> tuple[str, ...]:

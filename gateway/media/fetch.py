@@ -32,7 +32,7 @@ READ_BYTES = 64 * 1024
 # Head and chunk headers, in addition to the body.
 FRAMING_BYTES_MAX = 256 * 1024
 # A resolver that hangs keeps its thread: these are no other work's.
-RESOLVER_THREADS = 4
+RESOLVER_THREADS = 16
 
 
 class ByteBudget:
@@ -59,7 +59,7 @@ class Fetcher:
         self._resolve = resolve or Resolver()
         self._connect = connect or Connector(ca=settings.ca)
         self._permits = Permits(settings.in_flight, settings.in_flight_per_tenant)
-        self._lookups = Permits(RESOLVER_THREADS, RESOLVER_THREADS // 2)
+        self._lookups = Permits(RESOLVER_THREADS, RESOLVER_THREADS // 8)
         self._unfinished: set[asyncio.Task[Sequence[str]]] = set()
 
     async def fetch_all(self, urls: Sequence[str], tenant: str, timeout_s: float | None = None) -> Fetched:

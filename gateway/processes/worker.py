@@ -26,14 +26,13 @@ import uvloop
 from gateway.api.operators.added_models import AdditionsClient
 from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
-from gateway.app import Application, Collaborators, build
+from gateway.app import Application, Collaborators, build, start_tasks
 from gateway.config.schema import Config, ListenerTls
 from gateway.processes.listeners import join_port
 from gateway.processes.messages import ModelSummary, WorkerBoot, WorkerReady
 from gateway.processes.worker_link import ParentLink
 from gateway.telemetry.access_log import log_change
 from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
-from gateway.upstreams.registry import log_failure
 
 # Longer than any sensible client's keep-alive pool keeps an idle connection.
 KEEP_ALIVE_S = 75
@@ -101,12 +100,7 @@ async def _serve(boot: WorkerBoot, parent_lines: Iterator[bytes]) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    reporting = [
-        asyncio.create_task(link.send_heartbeats()),
-        asyncio.create_task(_report_ready(application, link, server)),
-    ]
-    for task in reporting:
-        task.add_done_callback(log_failure)
+    reporting = start_tasks((link.send_heartbeats(), _report_ready(application, link, server)))
     try:
         async with application.lifespan(), _grpc_listener(application, boot.grpc_address):
             await server.serve(sockets=_sockets(boot))

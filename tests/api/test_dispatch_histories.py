@@ -57,8 +57,8 @@ from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
 from gateway.routing.routes import Route
 from gateway.routing.window import Window
+from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Tenant
-from gateway.timeline import Timeline
 from gateway.upstreams.batch_bounds import BatchBounds
 from gateway.upstreams.fair_threads import FairThreads
 from gateway.upstreams.upstream import Upstream

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.api.server.http_protocol import CONNECTION, bounded_protocol
-from gateway.in_flight import InFlight
+from gateway.api.server.in_flight import InFlight
 
 pytestmark = pytest.mark.slow
 

@@ -113,7 +113,7 @@ async def test_over_the_bound_slow_readers_are_disconnected(monkeypatch: pytest.
 
 
 async def test_new_bodies_are_refused_while_replies_use_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.in_flight.SLOW_BYTES_PER_S", 0)
+    monkeypatch.setattr("gateway.api.server.in_flight.SLOW_BYTES_PER_S", 0)
     config = SMALL.replace("2000000", "700000")
     async with (
         socket_gateway(FakeTei(max_client_batch_size=500), config, KERNEL_BYTES) as gateway,

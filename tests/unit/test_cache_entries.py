@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from backends.contract import Embed, EmbedReply, Encode, Output, Truncate
 from backends.errors import ReplicaFailed
 from gateway.cache.entries import Entry, SplitCall, decode_entry, encode_entry
-from gateway.cache.keys import is_cacheable, keys_of
+from gateway.cache.keys import entry_keys, is_cacheable
 from gateway.cache.memory_store import ENTRY_OVERHEAD, MemoryStore
 
 PLAIN = Embed(("a",))
@@ -24,7 +24,7 @@ OTHERS = {
 
 
 def key_of(work: Embed, owner: str = "tenant t", identity: bytes = b"i", epoch: int = 0) -> bytes:
-    (key,) = keys_of(work, owner, identity, epoch)
+    (key,) = entry_keys(work, owner, identity, epoch)
     return key
 
 
@@ -40,7 +40,7 @@ def test_a_key_covers_everything_but_the_dimensions() -> None:
 
 @given(st.lists(st.text(max_size=6), min_size=1, max_size=8))
 def test_equal_texts_alone_have_equal_keys(texts: list[str]) -> None:
-    keys = keys_of(Embed(tuple(texts)), "shared", b"i", 0)
+    keys = entry_keys(Embed(tuple(texts)), "shared", b"i", 0)
 
     assert len(set(texts)) == len(set(keys))
     assert [key_of(Embed((text,)), "shared") for text in texts] == keys

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, SLOW_BYTES_PER_S, SMALL_BODY_BYTES, InFlight
 from gateway.errors import GatewayFull, ShuttingDown
-from gateway.in_flight import RETRY_AFTER_DRAIN_S, SLOW_BYTES_PER_S, SMALL_BODY_BYTES, InFlight
 
 MIB = 1024 * 1024
 

@@ -1,8 +1,10 @@
 """`gateway serve MODEL|URL ...`: the configuration of names, and of the servers behind URLs."""
 
+import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -83,6 +85,20 @@ def test_each_model_of_a_server_is_an_upstream(tmp_path: Path) -> None:
 def test_names_that_cannot_be_served_are_refused(names: list[str], reason: str) -> None:
     with pytest.raises(UnusableModel, match=reason):
         config_of(names, LISTEN)
+
+
+def test_a_server_of_another_protocol_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        Thread(target=_greet_once, args=(listener,), daemon=True).start()
+
+        with pytest.raises(UnusableModel, match="/info: "):
+            probe_server(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+
+def _greet_once(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.sendall(b"220 mail.example.org ready\r\n")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.events import Stage
-from gateway.timeline import Timeline
+from gateway.telemetry.timeline import Timeline
 
 STAGES: tuple[Stage, ...] = ("parse", "auth", "quota", "queue", "upstream", "encode")
 

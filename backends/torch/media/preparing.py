@@ -22,7 +22,7 @@ READING = ThreadPoolExecutor(
 )
 WAYS_OUT = {
     Output.DENSE: "leave out what asks for others",
-    Output.MULTIVECTOR: "ask for multi-vectors, as with `return_multivector: true` at /v1/embeddings",
+    Output.MULTIVECTOR: "ask for multi-vectors",
 }
 NAMES: dict[type, str] = {str: "text", Image: "picture", Audio: "recording"}
 

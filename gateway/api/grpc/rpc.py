@@ -15,11 +15,11 @@ import grpc
 from gateway.api.grpc.statuses import status_of, trailing_metadata
 from gateway.api.server.call_context import CallContext
 from gateway.api.server.error_translation import as_gateway_error
+from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 from gateway.errors import DeadlineExceeded, Internal, MalformedBody, ShuttingDown
 from gateway.events import CallFinished, Observe
-from gateway.in_flight import RETRY_AFTER_DRAIN_S, InFlight
+from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Tenant
-from gateway.timeline import Timeline
 
 if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.

@@ -34,7 +34,7 @@ from gateway.api.wire.tokenize_bodies import TokenizeRequest, decode_ids, decode
 from gateway.calls import Call, characters_of
 from gateway.errors import InvalidInput
 from gateway.quotas.limits import Cost
-from gateway.timeline import Timeline
+from gateway.telemetry.timeline import Timeline
 
 # Longest vector, as in the JSON dialect.
 DIMENSIONS_MAX = 65536

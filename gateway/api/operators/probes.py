@@ -9,12 +9,12 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.api.operators.access import HOST, is_relayed
 from gateway.api.server.error_bodies import TEI, VLLM, document_errors
+from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import EMPTY, NO_KEY, empty
 from gateway.errors import ModelLoading, ShuttingDown
-from gateway.in_flight import InFlight
 from gateway.telemetry.metrics import Metrics
 
 FAILURES = document_errors(TEI)

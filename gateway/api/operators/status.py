@@ -14,7 +14,6 @@ from gateway import __version__
 from gateway.api.operators.host_models import RegistryApi
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import route_options
-from gateway.cache.call_cache import NO_IDENTITY
 from gateway.config.schema import Config
 from gateway.instances.records import InstanceInfo
 from gateway.instances.table import InstanceTable
@@ -32,7 +31,6 @@ from gateway.telemetry.snapshot import (
     StoreStatus,
 )
 from gateway.telemetry.totals import Totals
-from gateway.upstreams.upstream import Upstream
 
 FAILURES = document_errors(TEI)
 STATUS = route_options(is_probe=True, for_operators=True, needs_admin=True)
@@ -118,15 +116,8 @@ class StatusSource(msgspec.Struct, frozen=True):
                 upstream.fingerprint,
                 capabilities.dimensions if capabilities else None,
                 capabilities.notes if capabilities else (),
-                self._cache_state(name, upstream),
+                self.gateway.cache_state(name),
             )
-
-    def _cache_state(self, name: str, upstream: Upstream) -> str | None:
-        if not self.gateway.routes.is_cached(name):
-            return None
-        if self.gateway.cache is None:
-            return "needs a restart"
-        return "on" if upstream.vectors_identity() else NO_IDENTITY
 
 
 def _instance(info: InstanceInfo) -> InstanceStatus:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gateway.calls import CacheMode
 from gateway.errors import InvalidInput
+from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Tenant
-from gateway.timeline import Timeline
 
 REQUEST_ID_CHARACTERS_MAX = 128
 # No spaces: the next field of a log line begins after one.

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
 from gateway.api.server.http_protocol import CONNECTION, ConnectionHandle
+from gateway.api.server.in_flight import SMALL_BODY_BYTES, InFlight
 from gateway.api.server.responses import HttpReply, encode_headers
 from gateway.errors import BodyTooLarge, GatewayFull
-from gateway.in_flight import SMALL_BODY_BYTES, InFlight
 
 # ASGI's own types: plain mappings, which every server and framework agree on.
 Message: TypeAlias = MutableMapping[str, Any]

@@ -17,9 +17,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.api.server.body_pace import BodyPace
 from gateway.api.server.connection_limit import ConnectionLimit
+from gateway.api.server.in_flight import InFlight
 from gateway.api.server.lingering_close import LingeringClose, ReplyTransport
 from gateway.api.server.unread_replies import Backlog, StalledReplyTimer
-from gateway.in_flight import InFlight
 
 # The ASGI extension that contains the `ConnectionHandle` of a call.
 CONNECTION = "connection"

@@ -13,13 +13,13 @@ from urllib.parse import quote
 
 from gateway.api.server.call_io import ASGIApp, CallIO, Receive, Scope, Send
 from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 from gateway.api.server.manager_paths import move_manager_path
 from gateway.api.server.paths import OTHER, SLASH, RouteTable
 from gateway.api.server.request_context import STATE_KEY, RequestContext
 from gateway.api.server.responses import encode_headers
 from gateway.errors import GatewayError, MalformedBody, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import CallFinished, Observe
-from gateway.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 
 if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.

@@ -7,7 +7,7 @@ import math
 import struct
 import termios
 
-from gateway.in_flight import InFlight
+from gateway.api.server.in_flight import InFlight
 
 # A reply that has just been written has no rate yet.
 GRACE_S = 2.0
