@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -24,6 +25,7 @@ import msgspec
 from backends.contract import Operation
 from backends.registry import open_replica
 from backends.torch.client import TorchBackend
+from backends.torch.stats import EngineStats, joined_stats
 from gateway.admission import Admission
 from gateway.api.dialects import (
     cohere,
@@ -108,7 +110,7 @@ if TYPE_CHECKING:
 
 # Serves a new configuration, whose engines are given by upstream, with the names of its added models. The
 # task completes when everything that it replaced is closed.
-Follow = Callable[[Config, Mapping[str, str], Collection[str]], "asyncio.Task[None]"]
+Follow = Callable[[Config, Mapping[str, Mapping[str, str]], Collection[str]], "asyncio.Task[None]"]
 
 FINGERPRINTS_TIMEOUT_S = 1.0
 # No caller waits for keys and tenants: an operator does, who must not repeat a change on a busy machine.
@@ -227,7 +229,7 @@ class WorkerReload:
     in_flight: InFlight
 
     def follow(
-        self, config: Config, engines: Mapping[str, str], added_models: Collection[str]
+        self, config: Config, engines: Mapping[str, Mapping[str, str]], added_models: Collection[str]
     ) -> "asyncio.Task[None]":
         """Serve this configuration from now on. The task completes when everything replaced is closed.
 
@@ -357,16 +359,24 @@ def sources_of(upstreams: Mapping[str, Upstream], in_flight: InFlight, cache: It
             for replica in upstream.pool.replicas:
                 yield ReplicaLoad(name, replica.name, replica.batches, replica.slots)
 
-    backends = {
-        name: replica.backend for name, upstream in upstreams.items() for replica in upstream.pool.replicas
-    }
+    engines: defaultdict[str, list[TorchBackend]] = defaultdict(list)
+    for name, upstream in upstreams.items():
+        for replica in upstream.pool.replicas:
+            if isinstance(replica.backend, TorchBackend):
+                engines[name].append(replica.backend)
     return Sources(
         {name: upstream.backlog for name, upstream in upstreams.items()},
         replicas,
         lambda: (in_flight.calls, in_flight.bytes),
-        {name: backend.stats for name, backend in backends.items() if isinstance(backend, TorchBackend)},
+        {name: partial(_joined_stats, backends) for name, backends in engines.items()},
         lambda: (cache.store.size_bytes, cache.store.evictions) if cache else (0, 0),
     )
+
+
+async def _joined_stats(engines: Sequence[TorchBackend], timeout_s: float) -> EngineStats | None:
+    """Return the statistics of an upstream's engines together, None if none of them responds."""
+    found = await asyncio.gather(*(engine.stats(timeout_s) for engine in engines))
+    return joined_stats([stats for stats in found if stats is not None])
 
 
 def _keyring(boot: AppBoot) -> Keyring:

@@ -163,7 +163,7 @@ async def running_gateway(
     boot = AppBoot(
         parsed,
         bootstrap_digest,
-        engines={name: name for name in hosted},
+        engines={name: {"": name} for name in hosted},
         manager_port=None if instances is None and models is None else MANAGER_PORT,
     )
     application = build(boot, collaborators)

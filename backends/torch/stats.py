@@ -7,6 +7,7 @@ TEI is a piece of work here; `te_embed_*` and `te_predict_*` count inputs.
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 
@@ -62,6 +63,23 @@ class EngineStats(msgspec.Struct, frozen=True):
     queue_size: int
     counters: dict[str, dict[str, int]]
     distributions: dict[str, Distribution]
+
+
+def joined_stats(parts: Sequence[EngineStats]) -> EngineStats | None:
+    """Return the statistics of several engines together, None of none."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    counters: dict[str, Counter[str]] = {name: Counter() for name in COUNTERS}
+    distributions = {name: Distribution([0] * (len(bounds) + 1)) for name, bounds in BOUNDS.items()}
+    for part in parts:
+        for name, counts in part.counters.items():
+            counters[name].update(counts)
+        for name, distribution in part.distributions.items():
+            joined = distributions[name]
+            joined.total += distribution.total
+            joined.counts = [a + b for a, b in zip(joined.counts, distribution.counts, strict=True)]
+    waiting = sum(part.queue_size for part in parts)
+    return EngineStats(waiting, {name: dict(counts) for name, counts in counters.items()}, distributions)
 
 
 class Stopwatch:

@@ -13,16 +13,16 @@ class AppBoot(msgspec.Struct, frozen=True):
     first_key_digest: digest of the key that is valid while no tenant is configured; empty until a gateway has
     created it. first_key_waits: Redis was unavailable at start and may hold tenants, in which case the first
     key is not valid. first_key_is_kept: all gateways of the store agree on it by its digest there. engines:
-    upstream name → address of its model in an engine. added_models: models that are not in the file.
-    admin_port, manager_port: ports of these listeners, if they exist. worker: index of this worker; None if
-    there is only one.
+    upstream name → addresses of its model in engines, by `UpstreamSettings.devices`. added_models: models
+    that are not in the file. admin_port, manager_port: ports of these listeners, if they exist. worker: index
+    of this worker; None if there is only one.
     """
 
     config: Config
     first_key_digest: str | None = None
     first_key_waits: bool = False
     first_key_is_kept: bool = False
-    engines: Mapping[str, str] = {}
+    engines: Mapping[str, Mapping[str, str]] = {}
     added_models: frozenset[str] = frozenset()
     admin_port: int | None = None
     manager_port: int | None = None

@@ -74,6 +74,8 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
             yield Problem(f"{path}.model", "is missing; a hub id or the path of a checkpoint")
         if upstream.replicas:
             yield Problem(f"{path}.replicas", "torch runs here; replicas are for remote backends")
+        if not upstream.devices:
+            yield Problem(f"{path}.device", "is an empty list; name a device such as cuda:0, or leave it out")
         yield from _prompt_problems(upstream, path)
         yield from _code_problems(upstream, path)
         return

@@ -5,6 +5,7 @@ start and again with each reload.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from ipaddress import ip_address
@@ -237,7 +238,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     vector_space: VectorSpaceSettings = VectorSpaceSettings()
     revision: str | None = None
     dtype: DTypeName | None = None
-    device: str | None = None
+    device: str | tuple[str, ...] | None = None
     compile: bool = False
     task: Task | None = None
     pooling: Pooling | None = None
@@ -270,6 +271,23 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
             self.extra_body,
             self.task,
         )
+
+    @property
+    def devices(self) -> dict[str, str | None]:
+        """Device of each engine process, by what distinguishes the processes; "" if there is only one."""
+        if not isinstance(self.device, tuple):
+            return {"": self.device}
+        counts: Counter[str] = Counter()
+        places: dict[str, str | None] = {}
+        for device in self.device:
+            counts[device] += 1
+            places[device if counts[device] == 1 else f"{device} {counts[device]}"] = device
+        return places
+
+    @property
+    def first_device(self) -> str | None:
+        """Device of a process that serves alone, None for the engine's own choice."""
+        return next(iter(self.devices.values()))
 
     @property
     def is_hosted(self) -> bool:

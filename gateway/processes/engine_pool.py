@@ -1,7 +1,8 @@
 """The engine processes of one gateway: those that run, and those that a config needs.
 
-Upstreams that name the same `process` share one. If its models or bounds change, a second process starts next
-to the running one, so that requests continue until it has loaded. Only the parent decides when one stops.
+Upstreams that name the same `process` share one; those that list devices share one for each device. If its
+models or bounds change, a second process starts next to the running one, so that requests continue until it
+has loaded. Only the parent decides when one stops.
 """
 
 import asyncio
@@ -9,6 +10,9 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
+from typing import TypeAlias
+
+import msgspec
 
 from backends.torch import wire
 from gateway.config.schema import Config, EngineSettings, UpstreamSettings
@@ -20,6 +24,9 @@ from gateway.processes.restarts import Restarts
 
 # The default of `process`, which logs leave out.
 DEFAULT_PROCESS = UpstreamSettings(backend="torch").process
+
+# The `process` that upstreams name, and which of their `devices`.
+ProcessKey: TypeAlias = tuple[str, str]
 
 
 class EngineProcess:
@@ -81,36 +88,34 @@ class EnginePool:
         self._on_state = on_state
         self._restarts = restarts
         self._numbers = count()
-        # By the `process` that upstreams name.
-        self._running: dict[str, EngineProcess] = {}
+        self._running: dict[ProcessKey, EngineProcess] = {}
         # Includes engines that are about to run, and those that still finish requests.
         self._alive: set[EngineProcess] = set()
 
     @property
-    def addresses(self) -> dict[str, str]:
-        """Upstream name → address of its model."""
-        return {
-            name: address
-            for engine in self._running.values()
-            for name, address in engine.group.addresses.items()
-        }
+    def addresses(self) -> dict[str, dict[str, str]]:
+        """Upstream name → addresses of its model, by `UpstreamSettings.devices`."""
+        found: dict[str, dict[str, str]] = {}
+        for (_, place), engine in self._running.items():
+            for name, address in engine.group.addresses.items():
+                found.setdefault(name, {})[place] = address
+        return found
 
-    def engines_for(self, config: Config) -> dict[str, EngineProcess]:
+    def engines_for(self, config: Config) -> dict[ProcessKey, EngineProcess]:
         """Return the engines that a config needs, and start those that are not running."""
         return {
-            process: self._find(process, members, config.engine)
-            or self._start(process, members, config.engine)
-            for process, members in _by_process(config.upstreams).items()
+            key: self._find(key, members, config.engine) or self._start(key, members, config.engine)
+            for key, members in _by_process(config.upstreams).items()
         }
 
-    def started_among(self, needed: Mapping[str, EngineProcess]) -> list[EngineProcess]:
+    def started_among(self, needed: Mapping[ProcessKey, EngineProcess]) -> list[EngineProcess]:
         """Return the needed engines that `engines_for` has started."""
-        return [engine for process, engine in needed.items() if self._running.get(process) is not engine]
+        return [engine for key, engine in needed.items() if self._running.get(key) is not engine]
 
-    def replace_running(self, needed: dict[str, EngineProcess]) -> list[EngineProcess]:
+    def replace_running(self, needed: dict[ProcessKey, EngineProcess]) -> list[EngineProcess]:
         """Make these the running engines, and return the previous ones that are no longer needed."""
         before, self._running = self._running, needed
-        return [engine for process, engine in before.items() if needed.get(process) is not engine]
+        return [engine for key, engine in before.items() if needed.get(key) is not engine]
 
     async def stop(self, engines: Iterable[EngineProcess]) -> None:
         """Stop some engines in parallel, so that each has the full time to exit."""
@@ -123,16 +128,16 @@ class EnginePool:
         await self.stop(list(self._alive))
 
     def _find(
-        self, process: str, members: Mapping[str, UpstreamSettings], bounds: EngineSettings
+        self, key: ProcessKey, members: Mapping[str, UpstreamSettings], bounds: EngineSettings
     ) -> EngineProcess | None:
-        engine = self._running.get(process)
+        engine = self._running.get(key)
         return engine if engine is not None and engine.serves(members, bounds) else None
 
     def _start(
-        self, process: str, members: Mapping[str, UpstreamSettings], bounds: EngineSettings
+        self, key: ProcessKey, members: Mapping[str, UpstreamSettings], bounds: EngineSettings
     ) -> EngineProcess:
         self._folder = self._folder or self._new_folder()
-        name = "engine" if process == DEFAULT_PROCESS else f"engine {process}"
+        name = " ".join(("engine", *(word for word in key if word not in {DEFAULT_PROCESS, ""})))
         group = EngineGroup(name, f"{self._folder}/{next(self._numbers)}.sock", members)
         engine = EngineProcess(group, bounds)
         self._alive.add(engine)
@@ -146,21 +151,25 @@ class EnginePool:
         self._on_state(state)
 
 
-def _by_process(upstreams: Mapping[str, UpstreamSettings]) -> dict[str, dict[str, UpstreamSettings]]:
-    groups: dict[str, dict[str, UpstreamSettings]] = {}
+def _by_process(upstreams: Mapping[str, UpstreamSettings]) -> dict[ProcessKey, dict[str, UpstreamSettings]]:
+    """Return the upstreams of each process, each with the one device that it has there."""
+    groups: dict[ProcessKey, dict[str, UpstreamSettings]] = {}
     for name, upstream in upstreams.items():
-        if upstream.is_hosted:
-            groups.setdefault(upstream.process, {})[name] = upstream
+        if not upstream.is_hosted:
+            continue
+        for place, device in upstream.devices.items():
+            own = msgspec.structs.replace(upstream, device=device)
+            groups.setdefault((upstream.process, place), {})[name] = own
     return groups
 
 
 async def load_problems(engines: Iterable[EngineProcess], timeout_s: float) -> dict[str, str]:
     """Wait for the report on every model, and return why some cannot be used, by upstream."""
-    results = {name: result for engine in engines for name, result in engine.load_results.items()}
+    results = [(name, result) for engine in engines for name, result in engine.load_results.items()]
     if results:
-        await asyncio.wait(results.values(), timeout=timeout_s)
-    reasons = {
-        name: result.result() if result.done() else f"its model has not loaded within {timeout_s:g} s"
-        for name, result in results.items()
-    }
-    return {name: reason for name, reason in reasons.items() if reason is not None}
+        await asyncio.wait([result for _, result in results], timeout=timeout_s)
+    reasons = [
+        (name, result.result() if result.done() else f"its model has not loaded within {timeout_s:g} s")
+        for name, result in results
+    ]
+    return {name: reason for name, reason in reasons if reason is not None}

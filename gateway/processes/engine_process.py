@@ -102,7 +102,8 @@ def _model_boot(name: str, settings: UpstreamSettings, *, preload: bool) -> wire
         model=settings.model,
         revision=settings.revision,
         dtype=settings.dtype,
-        device=settings.device,
+        # Where several processes share the work, each has settings with one device.
+        device=settings.first_device,
         compiled=settings.compile,
         task=settings.task,
         pooling=settings.pooling,

@@ -150,7 +150,7 @@ class Instance:
             prometheus_port=settings.prometheus_port,
             kind=self.record.kind,
             upstream=self.record.upstream,
-            device=settings.device if self._upstream is None else self._upstream.device or settings.device,
+            device=(self._upstream.first_device if self._upstream else None) or settings.device,
             reason=self._reason,
             joined=self._is_served,
         )

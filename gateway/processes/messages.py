@@ -42,7 +42,7 @@ class ConfigUpdate(msgspec.Struct, frozen=True, tag="config_update"):
 
     number: int
     config: Config
-    engines: Mapping[str, str]
+    engines: Mapping[str, Mapping[str, str]]
     added_models: frozenset[str]
 
 

@@ -30,7 +30,9 @@ HEARTBEAT_EVERY_S = 1.0
 
 # Serve a new config with the engines of its upstreams and the names of its added models. The task completes
 # once all that it removed is closed.
-ServeConfig: TypeAlias = Callable[[Config, Mapping[str, str], Collection[str]], "asyncio.Task[None]"]
+ServeConfig: TypeAlias = Callable[
+    [Config, Mapping[str, Mapping[str, str]], Collection[str]], "asyncio.Task[None]"
+]
 _Reply = TypeVar("_Reply", ReloadOutcome, Listing, Result, ModelResult)
 
 

@@ -90,12 +90,12 @@ def create_upstream(
 ) -> Upstream:
     """Return a wired upstream that has contacted no server yet; needs a running event loop.
 
-    engines: upstream name → socket of the engine that hosts its model.
+    engines: addresses of its model in the gateway's own engines, by `UpstreamSettings.devices`.
     """
     observe, opener = dependencies.observe, dependencies.opener(name)
     pool = Pool(name, [], settings.policy, observe)
     if settings.discover is None:
-        for place in replica_places(settings, engines.get(name)):
+        for place in replica_places(settings, engines):
             pool.add(create_replica(settings, place, opener))
     else:
         for url in settings.replicas:
@@ -118,9 +118,9 @@ def create_upstream(
     return Upstream(name, settings, pool, lanes, space)
 
 
-def replica_places(settings: UpstreamSettings, engine: str | None) -> list[ReplicaAddress]:
-    """Return the places of the listed replicas. engine: address of the model in the gateway's own engine."""
-    own = [] if engine is None else [ReplicaAddress("engine", engine)]
+def replica_places(settings: UpstreamSettings, engines: Mapping[str, str]) -> list[ReplicaAddress]:
+    """Return the places of the listed replicas. engines: as in `create_upstream`."""
+    own = [ReplicaAddress(f"engine {place}".rstrip(), address) for place, address in engines.items()]
     return own + [ReplicaAddress(_label(settings, address), address) for address in settings.replicas]
 
 

@@ -62,15 +62,19 @@ class ScopedObserver:
 class RunningUpstream:
     """One upstream with its background tasks.
 
-    engine: socket of the engine that hosts its model, None for a remote upstream. observer: the
+    engines: addresses of its model in the gateway's own engines, none for a remote upstream. observer: the
     receiver of `dependencies.observe`.
     """
 
     def __init__(
-        self, upstream: Upstream, engine: str | None, dependencies: Dependencies, observer: ScopedObserver
+        self,
+        upstream: Upstream,
+        engines: Mapping[str, str],
+        dependencies: Dependencies,
+        observer: ScopedObserver,
     ) -> None:
         self.upstream = upstream
-        self.engine = engine
+        self.engines = engines
         self.observer = observer
         self._dependencies = dependencies
         self._watchers: dict[Replica, asyncio.Task[None]] = {}
@@ -85,12 +89,12 @@ class RunningUpstream:
 
     def update_replicas(self, settings: UpstreamSettings) -> None:
         """Add and remove replicas until they are those of `settings`; the rest keep their state."""
-        before, places = self.upstream.settings.replicas, replica_places(settings, self.engine)
+        before, places = self.upstream.settings.replicas, replica_places(settings, self.engines)
         names = {place.name for place in places}
         self.upstream.settings = settings
         # Add before removing: calls wait for a replica that joins, and fail if there is none at all.
         for place in places:
-            if place.address not in (*before, self.engine):
+            if place.address not in (*before, *self.engines.values()):
                 opener = self._dependencies.opener(self.upstream.name)
                 replica = create_replica(settings, place, opener)
                 self.upstream.pool.add(replica)
@@ -150,18 +154,18 @@ class UpstreamRegistry:
             running.start()
 
     def apply(
-        self, settings_by_name: Mapping[str, UpstreamSettings], engines: Mapping[str, str]
+        self, settings_by_name: Mapping[str, UpstreamSettings], engines: Mapping[str, Mapping[str, str]]
     ) -> list[RunningUpstream]:
         """Switch to the upstreams of a config; return those that are no longer part of it, to be retired.
 
-        engines: upstream name → socket of the engine that hosts its model. Raises: OSError if a file cannot
-        be read; then nothing has changed.
+        engines: upstream name → addresses of its model in engines. Raises: OSError if a file cannot be read;
+        then nothing has changed.
         """
         before = self._running
-        after = {
-            name: self._unchanged(name, settings, engines.get(name)) or self._create(name, settings, engines)
-            for name, settings in settings_by_name.items()
-        }
+        after = {}
+        for name, settings in settings_by_name.items():
+            own = engines.get(name, {})
+            after[name] = self._unchanged(name, settings, own) or self._create(name, settings, own)
         self._running = after
         for name, running in after.items():
             if running is not before.get(name):
@@ -193,9 +197,11 @@ class UpstreamRegistry:
         for running in [*self._running.values(), *retiring]:
             await running.aclose()
 
-    def _unchanged(self, name: str, settings: UpstreamSettings, engine: str | None) -> RunningUpstream | None:
+    def _unchanged(
+        self, name: str, settings: UpstreamSettings, engines: Mapping[str, str]
+    ) -> RunningUpstream | None:
         running = self._running.get(name)
-        if running is None or running.engine != engine:
+        if running is None or running.engines != engines:
             return None
         return running if _same_but_replicas(running.upstream.settings, settings) else None
 
@@ -203,7 +209,7 @@ class UpstreamRegistry:
         observer = ScopedObserver(self._dependencies.observe)
         dependencies = msgspec.structs.replace(self._dependencies, observe=observer.observe)
         upstream = create_upstream(name, settings, engines, dependencies)
-        return RunningUpstream(upstream, engines.get(name), dependencies, observer)
+        return RunningUpstream(upstream, engines, dependencies, observer)
 
 
 def _same_but_replicas(old: UpstreamSettings, new: UpstreamSettings) -> bool:

@@ -184,7 +184,7 @@ class TwoGateways(RuleBasedStateMachine):
             address = f"engine {revision}"
             engines.setdefault(address, FakeEngine(revision))
             parsed = parse_config(self.config(revision, is_cached=is_cached), {}, Path.cwd())
-            await gateway.application.follow(parsed, {"only": address}, ())
+            await gateway.application.follow(parsed, {"only": {"": address}}, ())
             async with asyncio.timeout(5):
                 upstream = gateway.application.gateway.upstreams["only"]
                 while not upstream.pool.usable():  # noqa: ASYNC110

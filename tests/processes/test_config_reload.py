@@ -211,6 +211,12 @@ def has_metric(gateway: Served, line: str) -> bool:
         return line in client.get("/metrics").text
 
 
+def metric_lines(gateway: Served, name: str) -> list[str]:
+    with gateway.client() as client:
+        lines = client.get("/metrics").text.splitlines()
+    return [line for line in lines if line.startswith(f"{name}{{")]
+
+
 def residence(gateway: Served, model: str) -> str | None:
     with gateway.client() as client:
         found = client.get(f"/v1/models/{model}").json()["residence"]
@@ -289,3 +295,23 @@ def test_changed_engine_takes_over_once_all_its_models_are_loaded(
     assert (422, second) == (refused.status_code, engines(called))
     assert "upstreams.first" in refused.json()["error"]
     assert 200 == status(called, "n")
+
+
+@pytest.mark.timeout(300)
+def test_each_listed_device_has_an_engine_that_serves_without_the_other(
+    called: Served, engine_config: Path
+) -> None:
+    put(engine_config, ", device: [cpu, cpu]")
+    assert 200 == reloaded(called).status_code
+    assert wait_until(lambda: len(engines(called)) == 2)
+    for replica in ("engine cpu", "engine cpu 2"):
+        served = f'gateway_attempts_total{{outcome="ok",replica="{replica}",upstream="first"}}'
+        assert wait_until(lambda served=served: has_metric(called, served)), replica
+
+    first = min(engines(called))
+    os.kill(first, signal.SIGKILL)
+    # The calls of `called` go on; none of them may fail.
+    assert wait_until(lambda: len(engines(called) - {first}) == 2)
+    # One series counts both.
+    (line,) = metric_lines(called, "te_queue_size")
+    assert line.startswith('te_queue_size{upstream="first"}')

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import Metric
 
 from backends.contract import Embed, Rerank, Tokenize, Work
-from backends.torch.stats import BOUNDS, Recorder, Stopwatch
+from backends.torch.stats import BOUNDS, Recorder, Stopwatch, joined_stats
 from backends.tracing import is_sampled
 from gateway.telemetry.engine_metrics import families
 
@@ -109,3 +109,23 @@ def test_reads_the_sampled_flag_of_a_traceparent(flags: str, *, recorded: bool) 
     assert recorded is is_sampled(parent)
     assert not is_sampled(b"")
     assert not is_sampled(b"-1")
+
+
+def test_engines_of_one_upstream_are_counted_together() -> None:
+    recorders = [Recorder(), Recorder()]
+    for recorder, texts in zip(recorders, (("a",), ("b", "c")), strict=True):
+        work = Embed(texts)
+        recorder.began(work)
+        recorder.finished(work, watched(*([3] * len(texts))))
+    parts = [recorder.snapshot(queue_size=size) for recorder, size in zip(recorders, (2, 5), strict=True)]
+
+    joined = joined_stats(parts)
+
+    assert joined is not None
+    metrics = {family.name: family for family in families({"up": joined}, {})}
+    assert 7 == sample(metrics["te_queue_size"])
+    assert 3 == sample(metrics["te_embed_success"])
+    assert 2 == sample(metrics["te_request_duration"], "te_request_duration_count")
+    # The parts keep their own counts.
+    assert parts[0] == recorders[0].snapshot(queue_size=2)
+    assert (parts[1], None) == (joined_stats(parts[1:]), joined_stats([]))

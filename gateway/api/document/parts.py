@@ -123,7 +123,7 @@ PARTS: Final[dict[str, str]] = {
     "UpstreamSettings.vector_space": "Comparison of the replicas' vectors.",
     "UpstreamSettings.revision": "Commit of the checkpoint.",
     "UpstreamSettings.dtype": "Number format of the weights. By default it is chosen by measuring.",
-    "UpstreamSettings.device": "Device of the engine, such as `cpu` or `cuda:0`.",
+    "UpstreamSettings.device": "Device of the engine, such as `cuda:0`; a list has one process for each.",
     "UpstreamSettings.compile": "Whether PyTorch compiles the network.",
     "UpstreamSettings.task": "What the model does, in place of what its files say.",
     "UpstreamSettings.pooling": "Pooling of token vectors, in place of what the checkpoint's files say.",
