@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from gateway.cli.operator_keys import NO_OPERATOR_KEY, needs_operator_key
 from gateway.config.ignored_keys import ignored_keys
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
@@ -25,6 +26,9 @@ def check(path: Path, environment: Mapping[str, str]) -> int:
     )
     for ignored in ignored_keys(config):
         console.print(f"  [bold]{escape(ignored.path)}[/]: {escape(ignored.message)}")
+    # Keys in Redis are not read here.
+    if config.tenants and config.quotas.store == "memory" and needs_operator_key(config):
+        console.print(f"  [bold]admin.keys[/]: {NO_OPERATOR_KEY}")
     return 0
 
 

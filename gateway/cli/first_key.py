@@ -213,3 +213,5 @@ def _discard(path: Path, *, is_new: bool) -> None:
 def _log_ignored(sources: KeySources, place: str) -> None:
     if sources.configured is not None:
         logger.info("GATEWAY_API_KEY is ignored: there are tenants in %s", place)
+    elif sources.file is not None and sources.file.exists():
+        logger.info("the first key in %s is ignored: there are tenants in %s", sources.file, place)

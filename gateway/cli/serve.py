@@ -16,6 +16,7 @@ from gateway.cli.banner import show_banner
 from gateway.cli.check import show_problems
 from gateway.cli.first_key import FirstKey, KeySources, create_first_key_later, first_key, key_sources
 from gateway.cli.named_models import UnusableModel, config_of
+from gateway.cli.operator_keys import warn_of_missing_operator_key
 from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
@@ -87,6 +88,8 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
     write_lines(config.logs)
     sources = key_sources(config, environment, is_terminal=sys.stdout.isatty())
     key = first_key(config, sources)
+    if key is None:
+        warn_of_missing_operator_key(config)
     try:
         asyncio.run(_run(config, ConfigSource(path, environment), key, sources))
     except StartError as error:

@@ -19,7 +19,7 @@ from backends.contract import Operation
 from gateway.config import schema as config
 from gateway.errors import GatewayError, QuotaUnavailable, ScopeForbidden, TenantUnknown, Unauthenticated
 from gateway.quotas.limits import Limit, parse_limit
-from gateway.tenants.names import FIRST_KEY_NOTE
+from gateway.tenants.names import FIRST_KEY_ENDED_NOTE, FIRST_KEY_NOTE
 
 # Tenant of the first key, which is generated or taken from GATEWAY_API_KEY if no tenant is configured.
 FIRST_TENANT = "default"
@@ -129,6 +129,7 @@ class Keyring:
         self._stored_keys: tuple[StoredKey, ...] = ()
         self._stored_tenants: Mapping[str, config.TenantConfig] = {}
         self._first = first_key
+        self._tenants = tenants
         self.replace_configured(tenants, operators)
 
     def replace_configured(
@@ -138,6 +139,8 @@ class Keyring:
 
         The first key is valid only while router.yaml has no tenant.
         """
+        if tenants and self._valid_first_key is not None:
+            logger.warning("%s", FIRST_KEY_ENDED_NOTE)
         self._tenants = tenants
         self._keys = [
             _configured_key(name, key, index)

@@ -29,6 +29,11 @@ FIRST_KEY_NOTE = (
     "this is the first tenant in Redis: the first key is refused after the next start of a gateway; "
     "for /admin create a key with the scope admin, or list one in `admin.keys`"
 )
+# For an operator whose file has its first tenant after a reload.
+FIRST_KEY_ENDED_NOTE = (
+    "there are tenants in router.yaml: the first key is refused from now on; "
+    "for /admin create a key with the scope admin, or list one in `admin.keys`"
+)
 
 
 def unknown_tenant_note(tenant: str) -> str:

@@ -14,6 +14,7 @@ from gateway.errors import TenantUnknown, Unauthenticated
 from gateway.quotas.limits import Limit
 from gateway.tenants.create_key import random_key
 from gateway.tenants.keyring import FIRST_TENANT, FirstKey, Keyring, StoredKey, Tenant, key_digest
+from gateway.tenants.names import FIRST_KEY_ENDED_NOTE
 
 TENANTS = {
     "acme": config.TenantConfig(
@@ -170,6 +171,15 @@ def test_logs_the_keys_that_lose_their_tenant_once(caplog: pytest.LogCaptureFixt
         "'k0', 'k1', 'k2', 'k3', 'k4' and 2 more"
     )
     assert [("gateway", logging.WARNING, line)] == caplog.record_tuples
+
+
+def test_reload_that_ends_the_first_key_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    keyring = Keyring({}, FirstKey(key_digest("first")))
+    keyring.replace_configured(TENANTS)
+    keyring.replace_configured(TENANTS)
+    Keyring(TENANTS, None).replace_configured(TENANTS)
+
+    assert [FIRST_KEY_ENDED_NOTE] == caplog.messages
 
 
 def test_first_key_and_operators_need_no_tenant() -> None:
