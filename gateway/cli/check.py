@@ -41,4 +41,5 @@ def show_problems(path: Path, error: ConfigError) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[red]{escape(str(path))} has {_count(error.problems, 'problem')}[/]")
     for problem in error.problems:
-        console.print(f"  [bold]{escape(problem.path)}[/]: {escape(problem.message)}")
+        line = "" if problem.line is None else f"line {problem.line}: "
+        console.print(f"  {line}[bold]{escape(problem.path)}[/]: {escape(problem.message)}")

@@ -1,11 +1,12 @@
 """Loader of router.yaml, which returns a Config or reports every problem at once.
 
 The text is parsed, its placeholders are filled inside scalars, and the result is typed and cross-checked.
-The environment is an argument: only the command line reads the real one.
+A misspelt key is reported and then read as the one that it most likely means, so that what is below is
+checked too. The environment is an argument: only the command line reads the real one.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,17 @@ import msgspec
 from gateway.config.cross_checks import EntryNames, cross_problems
 from gateway.config.file_checks import file_problems
 from gateway.config.placeholders import PlaceholderFiller
-from gateway.config.problems import ConfigError, Problem, join_path
+from gateway.config.problems import ConfigError, Problem
 from gateway.config.relative_paths import resolve_paths
-from gateway.config.schema import Config, ModelSettings, TenantConfig, UpstreamSettings
+from gateway.config.repair import KeyCorrector, sound_parts
+from gateway.config.schema import Config
 from gateway.config.type_checks import type_problems
-from gateway.config.yaml_parser import parse_yaml
+from gateway.config.yaml_parser import Lines, parse_yaml
 
-_REQUIRED_FIELDS: dict[str, tuple[str, ...]] = {
-    section: tuple(field.name for field in msgspec.structs.fields(kind) if field.required)
-    for section, kind in (
-        ("upstreams", UpstreamSettings),
-        ("models", ModelSettings),
-        ("tenants", TenantConfig),
-    )
+# Section that is missing or no mapping → paths whose references to it cannot be checked.
+FOLLOWING = {
+    "upstreams": re.compile(r"models\..*\.upstream$"),
+    "models": re.compile(r"defaults\.|tenants\..*\.(models|model_limits)"),
 }
 
 
@@ -43,10 +42,7 @@ def load_config(
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError([Problem(str(path), f"cannot be read: {reason}")]) from error
-    config = parse_config(text, environment, path.parent, sections)
-    if problems := _concerning(file_problems(config), sections):
-        raise ConfigError(problems)
-    return config
+    return _read(text, environment, path.parent).config_of(sections, file_problems)
 
 
 def parse_config(
@@ -57,23 +53,55 @@ def parse_config(
     base: folder that relative paths start from. sections: as in `load_config`. Raises: ConfigError with all
     problems.
     """
-    data = parse_yaml(text)
-    filler = PlaceholderFiller(environment, base)
+    return _read(text, environment, base).config_of(sections)
+
+
+class _Reading(msgspec.Struct, frozen=True):
+    """A file that was read as far as possible.
+
+    config: without the values that have a problem, None if too little is left. renamed: as in `KeyCorrector`.
+    """
+
+    config: Config | None
+    problems: list[Problem]
+    lines: Lines
+    renamed: Mapping[str, str]
+
+    def config_of(
+        self, sections: Collection[str] | None, check: Callable[[Config], Iterable[Problem]] | None = None
+    ) -> Config:
+        """Return the config if it has no problem in these sections. Raises: ConfigError."""
+        problems = self.problems
+        if check is not None and self.config is not None:
+            problems = problems + _not_near(check(self.config), problems)
+        concerning = [self._with_line(problem) for problem in _concerning(problems, sections)]
+        if self.config is None or concerning:
+            raise ConfigError(sorted(concerning or problems, key=_line))
+        return self.config
+
+    def _with_line(self, problem: Problem) -> Problem:
+        line = self.lines.line_of(problem.path, self.renamed)
+        return msgspec.structs.replace(problem, line=line)
+
+
+def _read(text: str, environment: Mapping[str, str], base: Path) -> _Reading:
+    """Read the text of a file, with all problems but those of other files. Raises: ConfigError."""
+    document = parse_yaml(text)
+    filler, corrector = PlaceholderFiller(environment, base), KeyCorrector()
     try:
-        filled = filler.fill(data, "")
+        filled = corrector.correct(filler.fill(document.data, ""), Config)
     except RecursionError as error:
         problem = Problem("the file", "a value contains itself or is nested too deeply")
         raise ConfigError([problem]) from error
-    problems = list(filler.problems)
+    problems = [*document.problems, *filler.problems, *corrector.problems]
     problems += _not_at(type_problems(filled, Config, ""), problems)
-    config = _convert_sound_parts(filled, [problem.path for problem in problems])
+    config = _convert_sound_parts(filled, frozenset(problem.path for problem in problems))
     if config is not None:
-        names = EntryNames(frozenset(filled["upstreams"]), frozenset(filled["models"]))
-        problems += _not_at(cross_problems(config, names), problems)
-    concerning = _concerning(problems, sections)
-    if config is None or concerning:
-        raise ConfigError(concerning or problems)
-    return resolve_paths(config, base)
+        names = EntryNames(_names(filled, "upstreams"), _names(filled, "models"))
+        found = _not_at(cross_problems(config, names), problems)
+        problems += [problem for problem in found if not _follows(problem, problems)]
+        config = resolve_paths(config, base)
+    return _Reading(config, problems, document.lines, corrector.renamed)
 
 
 def _concerning(problems: Iterable[Problem], sections: Collection[str] | None) -> list[Problem]:
@@ -83,9 +111,39 @@ def _concerning(problems: Iterable[Problem], sections: Collection[str] | None) -
 
 
 def _not_at(found: Iterable[Problem], reported: Iterable[Problem]) -> list[Problem]:
-    """Return the problems whose paths have not been reported yet."""
-    paths = {problem.path for problem in reported}
+    """Return the problems whose paths, or entries of whose lists, have not been reported yet."""
+    paths = {path for problem in reported for path in (problem.path, re.sub(r"\[\d+\]$", "", problem.path))}
     return [problem for problem in found if problem.path not in paths]
+
+
+def _not_near(found: Iterable[Problem], reported: Iterable[Problem]) -> list[Problem]:
+    """Return the problems that are neither inside nor around a value that has been reported."""
+    paths = [f"{problem.path}." for problem in reported]
+    return [
+        problem
+        for problem in found
+        if not any(
+            path.startswith(f"{problem.path}.") or f"{problem.path}.".startswith(path) for path in paths
+        )
+    ]
+
+
+def _follows(problem: Problem, reported: Iterable[Problem]) -> bool:
+    """Return True if a problem only results from a whole section that is missing or no mapping."""
+    return any(FOLLOWING[other.path].match(problem.path) for other in reported if other.path in FOLLOWING)
+
+
+def _names(filled: Mapping[str, Any], section: str) -> frozenset[str]:
+    """Return the names of entries in a section, none if it is no mapping."""
+    entries = filled.get(section)
+    return frozenset(entries if isinstance(entries, dict) else ())
+
+
+def _line(problem: Problem) -> float:
+    """Return the line for sorting; YAML's own problems have it as their path."""
+    if of_yaml := re.fullmatch(r"line (\d+)", problem.path):
+        return int(of_yaml[1])
+    return float("inf") if problem.line is None else problem.line
 
 
 def _convert_sound_parts(filled: dict[str, Any], bad_paths: Collection[str]) -> Config | None:
@@ -93,22 +151,8 @@ def _convert_sound_parts(filled: dict[str, Any], bad_paths: Collection[str]) -> 
 
     Returns None if too much is wrong to leave a config.
     """
-    sound = _without_paths(filled, "", bad_paths)
+    sound = {"upstreams": {}, "models": {}} | sound_parts(filled, Config, "", bad_paths)
     try:
         return msgspec.convert(sound, Config, strict=False)
     except msgspec.ValidationError:
         return None
-
-
-def _without_paths(value: Any, path: str, bad_paths: Collection[str]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    sound = {}
-    required = _REQUIRED_FIELDS.get(path, ())
-    for name, item in value.items():
-        item_path = join_path(path, str(name))
-        # A whole entry is dropped only if the bad value is one that it requires.
-        if item_path in bad_paths or any(join_path(item_path, field) in bad_paths for field in required):
-            continue
-        sound[name] = _without_paths(item, item_path, bad_paths)
-    return sound

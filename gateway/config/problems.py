@@ -11,17 +11,22 @@ NAME_CHARACTERS_MAX = 128
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One mistake: its path in the file, and a message that lists the allowed values."""
+    """One mistake: its path in the file, a message that lists the allowed values, and its line, if known."""
 
     path: str
     message: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.line is None else f"line {self.line}: "
+        return f"{place}{self.path}: {self.message}"
 
 
 class ConfigError(Exception):
     """A configuration that cannot be used. problems: every mistake that was found."""
 
     def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(f"{problem.path}: {problem.message}" for problem in problems))
+        super().__init__("\n".join(map(str, problems)))
         self.problems = problems
 
 
@@ -37,8 +42,14 @@ def unknown_name(noun: str, name: str, known: Collection[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a question about the most similar name, which a list may follow, or nothing."""
-    similar = get_close_matches(name[:NAME_CHARACTERS_MAX], list(known)[:NAMES_MAX], n=1)
-    return f"did you mean {similar[0]!r}? " if similar else ""
+    similar = similar_name(name, known)
+    return "" if similar is None else f"did you mean {similar!r}? "
+
+
+def similar_name(name: str, known: Iterable[str], min_similarity: float = 0.6) -> str | None:
+    """Return the most similar name, or None if none is similar."""
+    names = list(known)[:NAMES_MAX]
+    return next(iter(get_close_matches(name[:NAME_CHARACTERS_MAX], names, 1, min_similarity)), None)
 
 
 def _listed(names: Iterable[str]) -> str:

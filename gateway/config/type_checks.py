@@ -1,7 +1,7 @@
 """Type check of parsed YAML against the schema, which reports every mistake rather than the first."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -10,6 +10,11 @@ import msgspec
 from gateway.config.problems import Problem, did_you_mean, join_path
 
 MISMATCH = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+BOUND = re.compile(r"Expected `([^`]+)` (of length )?(>=|<=|>|<) (\S+)")
+MOMENT = re.compile(r"Invalid RFC3339.*")
+COMPARISONS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
+# Place of an entry of a list, as msgspec writes it.
+INDEX = re.compile(r"\[\d+\]")
 WORDS = {
     "str": "text",
     "int": "a whole number",
@@ -19,13 +24,22 @@ WORDS = {
     "object": "a mapping",
     "null": "nothing",
 }
+# Types of PyYAML's values.
+WORDS_OF_TYPES = {
+    str: WORDS["str"],
+    bool: WORDS["bool"],
+    int: WORDS["int"],
+    float: WORDS["float"],
+    list: WORDS["array"],
+    dict: WORDS["object"],
+    NoneType: WORDS["null"],
+}
 
 
 def type_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
     """Walk the schema and the data together, so that one wrong leaf does not hide the next."""
-    if value is not None and get_origin(kind) in {Union, UnionType}:
-        kind = _present_member(value, kind)
-    if _is_section(kind):
+    kind = present_member(value, kind)
+    if is_section(kind):
         yield from _section_problems(value, kind, path)
     elif get_origin(kind) is dict:
         if not isinstance(value, dict):
@@ -37,14 +51,17 @@ def type_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
         yield from _leaf_problems(value, kind, path)
 
 
-def _is_section(kind: Any) -> bool:
+def is_section(kind: Any) -> bool:
+    """Return True if a type of the schema is a mapping with fixed keys."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _present_member(value: Any, kind: Any) -> Any:
+def present_member(value: Any, kind: Any) -> Any:
     """Return the section among the alternatives of a present value, unless it may be something else."""
+    if value is None or get_origin(kind) not in {Union, UnionType}:
+        return kind
     members = [member for member in get_args(kind) if member is not NoneType]
-    sections = [member for member in members if _is_section(member)]
+    sections = [member for member in members if is_section(member)]
     return sections[0] if sections and (len(members) == 1 or isinstance(value, dict)) else kind
 
 
@@ -62,24 +79,32 @@ def _section_problems(value: Any, kind: type[msgspec.Struct], path: str) -> Iter
             # Without the rest, which may be a secret.
             yield Problem(join_path(path, key), "a space is missing after the colon")
         else:
-            suggestion = did_you_mean(name, annotations)
-            message = f"unknown key; {suggestion}allowed here: {', '.join(annotations)}"
-            yield Problem(join_path(path, name), message)
+            yield unknown_key(name, annotations, path)
     for field in msgspec.structs.fields(kind):
         if field.required and field.name not in {*value, *unspaced}:
             yield Problem(join_path(path, field.name), "is missing")
+
+
+def unknown_key(name: str, known: Iterable[str], path: str) -> Problem:
+    """Return the problem of a key that the section at a path does not have."""
+    message = f"unknown key; {did_you_mean(name, known)}allowed here: {', '.join(known)}"
+    return Problem(join_path(path, name), message)
 
 
 def _leaf_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
     try:
         msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
-        reason = str(error).split(" - at ")[0]
+        reason, _, place = str(error).partition(" - at `$")
+        if index := INDEX.match(place):
+            path += index[0]
         if choices := _choices(kind):
             reason = f"{value!r} is not one of: {', '.join(choices)}"
             if suggestion := did_you_mean(str(value), choices):
                 reason += f"; {suggestion.strip()}"
-        reason = MISMATCH.sub(_mismatch, reason)
+        reason = BOUND.sub(
+            _bound, MISMATCH.sub(_mismatch, MOMENT.sub("not a date such as 2027-01-31", reason))
+        )
         yield Problem(path, reason[0].lower() + reason[1:])
 
 
@@ -90,6 +115,14 @@ def _mismatch(match: re.Match[str]) -> str:
         for names in match.groups()
     )
     return f"expected {wanted}, not {found}"
+
+
+def _bound(match: re.Match[str]) -> str:
+    """Return a message of msgspec about a bound in the words of YAML."""
+    kind, is_length, comparison, bound = match.groups()
+    relation = COMPARISONS[comparison]
+    amount = bound.removesuffix(".0")
+    return f"expected {WORDS.get(kind, kind)}{' of length' if is_length else ','} {relation} {amount}"
 
 
 def _choices(kind: Any) -> list[str]:
@@ -103,4 +136,4 @@ def _choices(kind: Any) -> list[str]:
 
 def _type_name(value: Any) -> str:
     """Return the value's type, because the value itself may be a secret in the wrong place."""
-    return "text" if isinstance(value, str) else type(value).__name__
+    return WORDS_OF_TYPES.get(type(value), type(value).__name__)

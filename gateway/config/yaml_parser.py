@@ -1,33 +1,95 @@
-"""YAML: a parser that rejects duplicate keys, and a writer. The only module that imports PyYAML."""
+"""YAML: a parser that knows lines and rejects duplicate keys, and a writer. The only importer of PyYAML."""
 
 import math
-from collections.abc import Hashable
+import re
+from collections.abc import Hashable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from gateway.config.problems import ConfigError, Problem
 
 MERGE_TAG = "tag:yaml.org,2002:merge"
+INDEX = re.compile(r"\[(\d+)\]")
 
 
-def parse_yaml(text: str) -> Any:
+class Lines:
+    """Line of each entry of a document, by its path."""
+
+    def __init__(self, root: yaml.Node) -> None:
+        self._root = root
+        self._entries: dict[int, dict[str, tuple[int, yaml.Node]]] = {}
+
+    def line_of(self, path: str, renamed: Mapping[str, str]) -> int | None:
+        """Return the line of an entry, or of the closest one that contains it; None if that is the root.
+
+        renamed: path in which a key was corrected → the key as it is written.
+        """
+        line, node, start = None, self._root, 0
+        while start < len(path):
+            found = self._child(node, path, start, renamed)
+            if found is None:
+                return line
+            line, node, start = found
+        return line
+
+    def _child(
+        self, node: yaml.Node, path: str, start: int, renamed: Mapping[str, str]
+    ) -> tuple[int, yaml.Node, int] | None:
+        """Return the line, the value and the end of the next part of a path, if the document has it."""
+        if isinstance(node, yaml.SequenceNode):
+            index = INDEX.match(path, start)
+            if index is None or int(index[1]) >= len(node.value):
+                return None
+            item = node.value[int(index[1])]
+            return item.start_mark.line + 1, item, index.end()
+        if not isinstance(node, yaml.MappingNode):
+            return None
+        entries = self._entries_of(node)
+        start += path.startswith(".", start)
+        # A name may contain dots: the longest one that exists is the entry.
+        for end in _ends(path, start):
+            entry = entries.get(renamed.get(path[:end], path[start:end]))
+            if entry is not None:
+                return (*entry, end)
+        return None
+
+    def _entries_of(self, node: yaml.MappingNode) -> dict[str, tuple[int, yaml.Node]]:
+        """Return line and value of each entry. Those of a merge come first, and are overridden."""
+        if id(node) not in self._entries:
+            self._entries[id(node)] = {
+                str(key.value): (key.start_mark.line + 1, value) for key, value in node.value
+            }
+        return self._entries[id(node)]
+
+
+class Document(NamedTuple):
+    """A parsed document. problems: keys that are given twice, of which the last counts."""
+
+    data: Any
+    lines: Lines
+    problems: list[Problem]
+
+
+def parse_yaml(text: str) -> Document:
     """Parse a document whose root is a mapping.
 
     Raises: ConfigError with one problem, which includes the line number if it is known.
     """
     try:
         # A subclass of SafeLoader, which constructs plain values only.
-        data = yaml.load(text, Loader=_Loader)  # noqa: S506
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        data = None if root is None else loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}" if error.problem_mark else "the file"
         raise ConfigError([Problem(line, f"not valid YAML: {error.problem}")]) from error
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError([Problem("the file", f"not valid YAML: {error}")]) from error
-    if not isinstance(data, dict):
+    if root is None or not isinstance(data, dict):
         raise ConfigError([Problem("the file", "expected a mapping with upstreams and models")])
-    return data
+    return Document(data, Lines(root), loader.problems)
 
 
 def format_yaml(data: Any) -> str:
@@ -36,8 +98,20 @@ def format_yaml(data: Any) -> str:
     return text
 
 
+def _ends(path: str, start: int) -> Iterator[int]:
+    """Yield the positions at which a name may end that begins at `start`, the last one first."""
+    yield len(path)
+    for end in range(len(path) - 1, start, -1):
+        if path[end] in ".[":
+            yield end
+
+
 class _Loader(yaml.SafeLoader):
-    """Safe loader that rejects a duplicate key, where PyYAML would silently keep the last value."""
+    """Safe loader that reports a duplicate key, where PyYAML would silently keep the last value."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.problems: list[Problem] = []
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the base class's signature
         seen: set[str] = set()
@@ -50,8 +124,9 @@ class _Loader(yaml.SafeLoader):
             # Compared as text: every key is a name, and 1 would become the same name as "1".
             key = key_node.value
             if key in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {key!r} is given twice", problem_mark=key_node.start_mark
+                line = key_node.start_mark.line + 1
+                self.problems.append(
+                    Problem(f"line {line}", f"not valid YAML: the key {key!r} is given twice")
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)

@@ -90,7 +90,7 @@ def log_outcome(path: Path, job: ReloadJob, outcome: ReloadOutcome) -> None:
         level = logging.INFO if kind == "edit" else logging.ERROR
         logger.log(level, failure, subject, _count(outcome.problems, "problem"), extra=WRITE_ALWAYS)
         for problem in outcome.problems:
-            logger.log(level, "%s: %s", problem.path, problem.message, extra=WRITE_ALWAYS)
+            logger.log(level, "%s", problem, extra=WRITE_ALWAYS)
         return
     logger.info(success, subject, _count(outcome.changes, "change"), extra=WRITE_ALWAYS)
     for change in outcome.changes:

@@ -48,9 +48,8 @@ async def report(pending: Awaitable[ReloadOutcome]) -> ReloadReport:
 
 
 def problems_error(problems: Iterable[Problem], kind: type[GatewayError] = InvalidInput) -> GatewayError:
-    """Return an error that lists every problem with its path."""
-    lines = (f"{problem.path}: {problem.message}" for problem in problems)
-    return kind("nothing has changed: " + "; ".join(lines))
+    """Return an error that lists every problem with its path, and its line if it is one of the file."""
+    return kind("nothing has changed: " + "; ".join(map(str, problems)))
 
 
 def _reported(changes: Iterable[ConfigChange]) -> list[ReportedChange]:
