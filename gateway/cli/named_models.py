@@ -5,9 +5,10 @@ The kind of a server behind a URL is found by the paths that only it answers.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
+from socket import gaierror
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -50,21 +51,44 @@ def config_of(names: Sequence[str], listen: str, probe: Probe | None = None) -> 
 
     Raises: UnusableModel.
     """
+    return HEADING + msgspec.yaml.encode({"listen": listen, **sections_of(names, probe)}).decode()
+
+
+def sections_of(names: Sequence[str], probe: Probe | None = None) -> dict[str, dict[str, Any]]:
+    """Return the sections `upstreams`, `models` and, for one upstream, `defaults`. Raises: UnusableModel."""
     upstreams: dict[str, dict[str, Any]] = {}
     models: dict[str, dict[str, Any]] = {}
     for name in names:
         for public, settings in _upstreams_of(name, probe or probe_server):
             upstream = re.sub(r"[^A-Za-z0-9._-]+", "-", public.rsplit("/", 1)[-1]) or "model"
+            if next(iter(_names_of(upstream, models)), None) == public and _joins(
+                upstreams[upstream], settings
+            ):
+                continue
             if upstream in upstreams or public in models:
                 raise UnusableModel(f"two models are called {public!r}: write a router.yaml with other names")
             upstreams[upstream] = settings
             models[public] = {"upstream": upstream}
             models.setdefault(public.rsplit("/", 1)[-1], {"upstream": upstream})
-    body: dict[str, Any] = {"listen": listen, "upstreams": upstreams, "models": models}
+    sections: dict[str, dict[str, Any]] = {"upstreams": upstreams, "models": models}
     if len(upstreams) == 1:
         # For requests that name no model, as those of TEI's clients.
-        body["defaults"] = dict.fromkeys(("embed", "rerank"), next(iter(models)))
-    return HEADING + msgspec.yaml.encode(body).decode()
+        sections["defaults"] = dict.fromkeys(("embed", "rerank"), next(iter(models)))
+    return sections
+
+
+def _names_of(upstream: str, models: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the public names of an upstream, that of its server first."""
+    return [name for name, model in models.items() if model["upstream"] == upstream]
+
+
+def _joins(upstream: dict[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Add the server of some settings to an upstream; return False if these differ in anything else."""
+    replicas = upstream.get("replicas", [])
+    if not replicas or upstream != {**settings, "replicas": replicas}:
+        return False
+    replicas += [url for url in settings["replicas"] if url not in replicas]
+    return True
 
 
 def _upstreams_of(name: str, probe: Probe) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -123,7 +147,22 @@ def _answer(url: str) -> Any:
     except (HTTPError, ValueError):
         return None
     except (HTTPException, OSError) as error:
-        raise UnusableModel(f"{url}: {getattr(error, 'reason', error)}") from error
+        address = url.removesuffix(urlsplit(url).path)
+        raise UnusableModel(f"{address}: {_reason(getattr(error, 'reason', error))}") from error
+
+
+def _reason(cause: object) -> str:
+    match cause:
+        case HTTPException():
+            return "no HTTP server answers there"
+        case ConnectionRefusedError():
+            return "nothing listens at its port; start the server first, or correct the address"
+        case gaierror():
+            return "its host name cannot be resolved; correct the address"
+        case TimeoutError():
+            return f"no answer within {PROBE_TIMEOUT_S:.0f} s"
+        case _:
+            return str(cause) or type(cause).__name__
 
 
 def _ids(listed: Any) -> tuple[str, ...]:

@@ -73,13 +73,34 @@ def test_each_model_of_a_server_is_an_upstream(tmp_path: Path) -> None:
     assert {"org/a", "a", "b:latest"} == set(config.models)
 
 
+def test_servers_of_one_model_are_replicas_of_one_upstream(tmp_path: Path) -> None:
+    urls = ["http://tei-0", "http://tei-1", "http://tei-0/"]
+    config = loaded(tmp_path, urls, lambda _: Server("tei", ("BAAI/bge-m3",)))
+
+    assert {"bge-m3": ("http://tei-0", "http://tei-1")} == {
+        name: upstream.replicas for name, upstream in config.upstreams.items()
+    }
+    assert {"BAAI/bge-m3", "bge-m3"} == set(config.models)
+
+
+@pytest.mark.parametrize("second", ["other/bge", "bge"])
+def test_servers_of_models_with_similar_names_are_not_joined(second: str) -> None:
+    served = {"http://a": Server("tei", ("org/bge",)), "http://b": Server("tei", (second,))}
+    with pytest.raises(UnusableModel, match="two models are called"):
+        config_of(list(served), LISTEN, served.__getitem__)
+
+
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
         (["org/a", "other/a"], "two models are called"),
         (["./nowhere"], "no such folder"),
         (["a/b/c"], "no such folder"),
-        (["http://127.0.0.1:1"], "http://127.0.0.1:1/info: "),
+        (["http://127.0.0.1:1"], "http://127.0.0.1:1: nothing listens at its port"),
+        (
+            ["http://no-such-host.invalid:80"],
+            "http://no-such-host.invalid:80: its host name cannot be resolved",
+        ),
     ],
 )
 def test_names_that_cannot_be_served_are_refused(names: list[str], reason: str) -> None:
@@ -91,7 +112,7 @@ def test_a_server_of_another_protocol_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         Thread(target=_greet_once, args=(listener,), daemon=True).start()
 
-        with pytest.raises(UnusableModel, match="/info: "):
+        with pytest.raises(UnusableModel, match="no HTTP server answers there"):
             probe_server(f"http://127.0.0.1:{listener.getsockname()[1]}")
 
 
