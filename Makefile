@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs models protos lock clean
+.PHONY: help install serve example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -110,6 +110,9 @@ loadtest: .venv/installed-plots ## measure scenarios and the gateway next to its
 
 docs: .venv/installed-docs ## build the documentation as a site into site/; fails on a broken link or anchor
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
+
+schema: .venv/installed-dev ## write the JSON Schema of router.yaml from its structs and docs/configuration.md
+	$(BIN)/python docs/router_schema.py
 
 models: .venv/installed-dev ## write docs/models.md from the table of model families in tests/engine/families
 	$(BIN)/python -m tests.engine.families

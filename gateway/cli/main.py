@@ -10,6 +10,7 @@ from typing import get_args
 
 from gateway import __version__
 from gateway.cli.check import check
+from gateway.cli.init import add_init_options, add_schema_options, init, schema
 from gateway.cli.instances import add_instances_options, instances
 from gateway.cli.keys import keys
 from gateway.cli.models import add_models_options, models
@@ -36,9 +37,11 @@ exit status: 0 success, 1 failure (the message gives the reason), 2 wrong comman
 
 # Commands that take all their options.
 COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
+    "init": init,
     "instances": instances,
     "keys": keys,
     "models": models,
+    "schema": schema,
     "status": status,
     "tenants": tenants,
     "usage": usage,
@@ -50,7 +53,7 @@ def main() -> None:
     """Run the `gateway` command; entry point."""
     try:
         try:
-            code = _run(_parser().parse_args())
+            code = _run(_parser())
         finally:
             # Flushed here, where an error can be caught, rather than when the interpreter exits.
             sys.stdout.flush()
@@ -60,8 +63,12 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run(options: argparse.Namespace) -> int:
-    """Run a command and return its exit status."""
+def _run(parser: argparse.ArgumentParser) -> int:
+    """Run the command of the command line and return its exit status."""
+    if len(sys.argv) == 1:
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args()
     if options.command == "serve":
         return serve_command(options, os.environ)
     if options.command == "check":
@@ -87,8 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     text = "start the gateway: on a router.yaml, or on models by their names and servers by their URLs"
     add_serve_options(_with_config(commands.add_parser("serve", help=text, description=text)))
-    text = "report every problem of a router.yaml, each with its path and the allowed values"
+    text = "write a router.yaml for models and servers, whose kinds are found by asking them"
+    add_init_options(commands.add_parser("init", help=text, description=text))
+    text = "report every problem of a router.yaml, each with its line, its path and the allowed values"
     _with_config(commands.add_parser("check", help=text, description=text))
+    text = "print the JSON Schema of router.yaml, for editors"
+    add_schema_options(commands.add_parser("schema", help=text, description=text))
     text = "create, list and revoke API keys in Redis; without Redis, print lines for router.yaml"
     _add_keys(commands.add_parser("keys", help=text, description=text))
     text = "set, list and remove tenants in Redis; for a tenant that router.yaml has too, the file wins"

@@ -57,8 +57,8 @@ def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -
             return 2
         if not options.config.exists():
             errors.print(
-                f"{escape(str(options.config))}: there is no such file; write one, or name a model: "
-                "gateway serve BAAI/bge-m3"
+                f"{escape(str(options.config))}: there is no such file; write one with `gateway init`, "
+                "or name a model: gateway serve BAAI/bge-m3"
             )
             return 1
         return serve(options.config, environment)

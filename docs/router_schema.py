@@ -1,0 +1,107 @@
+"""JSON Schema of router.yaml for editors, made from the structs of the schema and the tables of the docs.
+
+`python docs/router_schema.py` writes it into the package, from where `gateway schema` prints it. The test
+tests/test_router_schema.py checks that the file is current.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway.config.schema import LIMIT_NAME, Config
+
+ROOT = Path(__file__).parents[1]
+SCHEMA = ROOT / "gateway/config/router.schema.json"
+TABLES = ROOT / "docs/configuration.md"
+
+ROW = re.compile(r"^\| (`[\w.<>`, ]+`) \| .+ \| (.+?) \|$", re.MULTILINE)
+LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+PLACEHOLDER = {"$ref": "#/$defs/Placeholder"}
+
+
+def meanings() -> dict[str, str]:
+    """Return the meaning of each documented key by its path, without links."""
+    found: dict[str, str] = {}
+    for keys, meaning in ROW.findall(TABLES.read_text(encoding="utf-8")):
+        text = LINK.sub(r"\1", meaning)
+        for key in re.findall(r"`([^`]+)`", keys):
+            found[key] = f"{found[key]} {text}" if key in found else text
+    return found
+
+
+def schema_text() -> str:
+    """Return the JSON Schema, one keyword on a line."""
+    made = msgspec.json.schema(Config)
+    definitions = made["$defs"]
+    for definition in definitions.values():
+        # The sentences after the first one describe the fields for developers.
+        definition["description"] = (
+            " ".join(definition["description"].split(". ")[0].split()).rstrip(".") + "."
+        )
+        definition.pop("title")
+    _describe(definitions, "Config", "", meanings())
+    for definition in definitions.values():
+        definition["properties"] = {name: _fillable(part) for name, part in definition["properties"].items()}
+    definitions["Placeholder"] = {
+        "description": "Filled from the environment or a file: ${NAME}, ${NAME:-default} or ${file:/path}.",
+        "type": "string",
+        "pattern": r"\$\{",
+    }
+    whole = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "router.yaml of the embedding gateway",
+        **definitions.pop("Config"),
+        "$defs": definitions,
+    }
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _describe(definitions: Mapping[str, Any], name: str, path: str, meaning: Mapping[str, str]) -> None:
+    """Describe the keys of a section, and of the sections below it."""
+    for key, part in definitions[name]["properties"].items():
+        place = f"{path}.{key}" if path else key
+        inner_sections = _sections(part)
+        if place in meaning:
+            part["description"] = meaning[place]
+        elif inner_sections:
+            part["description"] = definitions[inner_sections[0][0]]["description"]
+        for inner, suffix in inner_sections:
+            _describe(definitions, inner, place + suffix, meaning)
+
+
+def _sections(part: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the sections that a value may be, and what their path has after the key's."""
+    alternatives = [part, *part.get("anyOf", ())]
+    found = [(one["$ref"].rpartition("/")[2], "") for one in alternatives if "$ref" in one]
+    by_name = part.get("additionalProperties", False)
+    return found + (
+        [(by_name["$ref"].rpartition("/")[2], ".<name>")] if by_name and "$ref" in by_name else []
+    )
+
+
+def _fillable(part: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a value that allows placeholders in place of scalars, which are filled later."""
+    if "items" in part:
+        return {**part, "items": _fillable(part["items"])}
+    if isinstance(part.get("additionalProperties"), dict):
+        inner = part["additionalProperties"]
+        names = {"propertyNames": {"pattern": f"^({LIMIT_NAME.pattern})$"}} if "maximum" in inner else {}
+        return {**part, **names, "additionalProperties": _fillable(inner)}
+    if "anyOf" in part:
+        alternatives = [_fillable(one) for one in part["anyOf"]]
+        flat = [inner for one in alternatives for inner in one.get("anyOf", [one])]
+        unique = [one for index, one in enumerate(flat) if one not in flat[:index]]
+        return {**part, "anyOf": unique}
+    if part.get("type") in {"integer", "number", "boolean"} or "enum" in part:
+        outside = {key: part[key] for key in ("description", "default") if key in part}
+        inside = {key: value for key, value in part.items() if key not in outside}
+        return {"anyOf": [inside, PLACEHOLDER], **outside}
+    return part
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(schema_text(), encoding="utf-8")
