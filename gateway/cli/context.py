@@ -3,23 +3,26 @@
 import argparse
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
 from gateway.cli.check import show_problems
 from gateway.cli.output import show_line
-from gateway.config.load import load_config
+from gateway.config.load import load_config, parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
+from gateway.config.yaml_parser import format_yaml
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.store import TenantStore
 
 # Longer than a request's timeout, because a person waits.
 TIMEOUT_S = 5.0
-# A person at a terminal has the address of the store, but not all variables of the gateway's environment.
-STORE_SECTIONS = ("quotas", "tenants", "models")
+# A person at a terminal has the address of the store, but not all variables of the gateway's environment. Of
+# other sections only the names are used, which a mistake in an entry does not change.
+STORE_SECTIONS = ("quotas",)
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -34,12 +37,43 @@ class Context(msgspec.Struct, frozen=True):
 Action: TypeAlias = Callable[[Context], Awaitable[int]]
 
 
+def add_store_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the options that find the store, and return the parser."""
+    parser.add_argument(
+        "-c",
+        "--config",
+        type=Path,
+        default=Path("router.yaml"),
+        metavar="FILE",
+        help="the configuration (default: router.yaml)",
+    )
+    parser.add_argument(
+        "--store",
+        metavar="URL",
+        help="the Redis, without a configuration; '${NAME}' is filled from the environment",
+    )
+    return parser
+
+
+def store_config(options: argparse.Namespace, environment: Mapping[str, str]) -> Config:
+    """Return the config, of which at least the store is valid. Raises: ConfigError."""
+    if options.store is None:
+        return load_config(options.config, environment, STORE_SECTIONS)
+    text = format_yaml({"quotas": {"store": options.store}})
+    return parse_config(text, environment, Path.cwd(), STORE_SECTIONS)
+
+
+def show_config_problems(options: argparse.Namespace, error: ConfigError) -> None:
+    """Print the problems of the file or of the option that names the store."""
+    show_problems(options.config if options.store is None else Path("--store"), error)
+
+
 def run_action(action: Action, options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action with an open store; return its status, or 1 if the config or the store is unusable."""
     try:
-        config = load_config(options.config, environment, STORE_SECTIONS)
+        config = store_config(options, environment)
     except ConfigError as error:
-        show_problems(options.config, error)
+        show_config_problems(options, error)
         return 1
     try:
         return asyncio.run(_run(action, options, config))

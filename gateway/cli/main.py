@@ -10,6 +10,7 @@ from typing import get_args
 
 from gateway import __version__
 from gateway.cli.check import check
+from gateway.cli.context import add_store_options
 from gateway.cli.init import add_init_options, add_schema_options, init, schema
 from gateway.cli.instances import add_instances_options, instances
 from gateway.cli.keys import keys
@@ -109,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "list, create, start, stop, restart and delete instances of a running gateway, and show their logs"
     add_instances_options(commands.add_parser("instances", help=text, description=text))
     text = "show the settled usage of tenants by model and day (UTC)"
-    _add_usage(_with_config(commands.add_parser("usage", help=text, description=text)))
+    _add_usage(add_store_options(commands.add_parser("usage", help=text, description=text)))
     text = "show the state of a running gateway every second until Ctrl-C"
     _add_status(_with_config(commands.add_parser("status", help=text, description=text)))
     text = "check that upstreams return the same vectors as each other and as their stored fingerprints"
@@ -131,7 +132,7 @@ def _with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    create = _with_config(actions.add_parser("create", help="create a key and print it once"))
+    create = add_store_options(actions.add_parser("create", help="create a key and print it once"))
     create.add_argument("tenant", help="tenant that is billed and limited")
     create.add_argument("--id", help="name in lists and for `revoke` (default: random)")
     create.add_argument("--expires", type=_moment, metavar="DATE", help="2027-01-31, or with a time; UTC")
@@ -149,9 +150,9 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=AMOUNT",
         help="tokens_per_minute=1000, in addition to its tenant's limits; may be repeated",
     )
-    listing = _with_config(actions.add_parser("list", help="all keys, without their secrets"))
+    listing = add_store_options(actions.add_parser("list", help="all keys, without their secrets"))
     listing.add_argument("--json", action="store_true", help="for scripts")
-    revoke = _with_config(
+    revoke = add_store_options(
         actions.add_parser("revoke", help="revoke a key; every gateway rejects it within a second")
     )
     revoke.add_argument("id", help="as `list` shows it")
@@ -159,7 +160,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 
 def _add_tenants(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    setting = _with_config(actions.add_parser("set", help="add a tenant, or replace all its settings"))
+    setting = add_store_options(actions.add_parser("set", help="add a tenant, or replace all its settings"))
     setting.add_argument("tenant", help="its name")
     setting.add_argument("--model", action="append", help="the only model it may use; may be repeated")
     setting.add_argument(
@@ -177,9 +178,9 @@ def _add_tenants(parser: argparse.ArgumentParser) -> None:
     setting.add_argument(
         "--no-join", action="store_true", help="its texts never share an upstream request with others'"
     )
-    listing = _with_config(actions.add_parser("list", help="all tenants in Redis"))
+    listing = add_store_options(actions.add_parser("list", help="all tenants in Redis"))
     listing.add_argument("--json", action="store_true", help="for scripts")
-    remove = _with_config(actions.add_parser("remove", help="remove a tenant and its keys"))
+    remove = add_store_options(actions.add_parser("remove", help="remove a tenant and its keys"))
     remove.add_argument("tenant", help="its name")
 
 

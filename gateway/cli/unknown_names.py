@@ -18,8 +18,11 @@ def warn_of_first_key_end(context: Context, *, is_first: bool) -> None:
 async def warn_of_unknown_models(context: Context, names: Iterable[str]) -> None:
     """Warn of each model that is defined nowhere.
 
-    Additions in a gateway's own memory cannot be seen from here. Without Redis, only the file counts.
+    Additions in a gateway's own memory cannot be seen from here. Without Redis, only the file counts; without
+    a file, nothing is known.
     """
+    if context.options.store is not None:
+        return
     missing = [name for name in dict.fromkeys(names) if name not in context.config.models]
     if not missing:
         return

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from rich.table import Table
 
-from gateway.cli.check import show_problems
-from gateway.cli.context import STORE_SECTIONS, TIMEOUT_S
+from gateway.cli.context import TIMEOUT_S, show_config_problems, store_config
 from gateway.cli.output import show_line, show_table
-from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
@@ -25,9 +23,9 @@ from gateway.tenants.store import TenantStore
 def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Show the usage; return 1 if the store or the config does not exist, or the days are not a period."""
     try:
-        config = load_config(options.config, environment, STORE_SECTIONS)
+        config = store_config(options, environment)
     except ConfigError as error:
-        show_problems(options.config, error)
+        show_config_problems(options, error)
         return 1
     if config.quotas.store == "memory":
         show_line("usage is counted in the gateway's memory here: ask it at /admin/usage")

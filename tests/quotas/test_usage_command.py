@@ -12,6 +12,7 @@ from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.store.redis_client import RedisClient
+from gateway.tenants.names import FIRST_KEY_NOTE
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer
 
@@ -205,3 +206,56 @@ def test_usage_command_reports_a_missing_store_in_one_line(
     assert "unavailable" in away.err
     assert "/admin/usage" in memory.err
     assert [1, 1] == [len(result.err.strip().splitlines()) for result in (away, memory)]
+
+
+NEEDS_MUCH = """
+listen: ${LISTEN}
+tracing: {endpoint: "${COLLECTOR}"}
+quotas: {store: "%s"}
+upstreams: {one: {backend: tei, replicas: ["${TEI}"], tls: {ca: /nowhere.pem}}}
+models: {bge: {upstream: one, deadline_s: "${DEADLINE}", colour: blue}}
+tenants: {acme: {keys: ["sha256:${DIGEST}"], limits: {tokens_per_day: 0}}}
+"""
+COMMANDS = (
+    ("usage",),
+    ("keys", "list"),
+    ("keys", "create", "acme", "--id", "new"),
+    ("keys", "revoke", "new"),
+    ("tenants", "set", "globex", "--model", "bge"),
+    ("tenants", "list"),
+    ("tenants", "remove", "globex"),
+)
+
+
+def test_commands_on_redis_need_only_redis(own_redis: RedisServer, tmp_path: Path, command: Commands) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(NEEDS_MUCH % own_redis.url)
+    for words in COMMANDS:
+        ended = command(*words, "-c", str(path))
+        assert (0, "") == (ended.status, ended.err.replace(FIRST_KEY_NOTE, "").strip()), words
+
+
+def test_commands_on_redis_need_no_file(
+    own_redis: RedisServer, tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_REDIS", own_redis.url)
+    assert 0 == command("tenants", "set", "acme", "--store", "${MY_REDIS}").status
+    for words in COMMANDS:
+        ended = command(*words, "--store", "${MY_REDIS}")
+        assert (0, "") == (ended.status, ended.err), words
+
+
+@pytest.mark.parametrize(
+    ("store", "reason"),
+    [
+        ("${NOWHERE_SET}", "the environment has no NOWHERE_SET"),
+        ("redis:/x", "quotas.store: not one of: memory"),
+    ],
+)
+def test_store_of_the_command_line_is_checked(store: str, reason: str, command: Commands) -> None:
+    ended = command("usage", "--store", store)
+
+    assert 1 == ended.status
+    assert "--store has 1 problem" in ended.err
+    assert reason in ended.err
