@@ -10,6 +10,7 @@ from typing import get_args
 
 from gateway import __version__
 from gateway.cli.check import check
+from gateway.cli.completion import add_completion_options, completion
 from gateway.cli.context import add_store_options
 from gateway.cli.init import add_init_options, add_schema_options, init, schema
 from gateway.cli.instances import add_instances_options, instances
@@ -38,6 +39,7 @@ exit status: 0 success, 1 failure (the message gives the reason), 2 wrong comman
 
 # Commands that take all their options.
 COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
+    "completion": completion,
     "init": init,
     "instances": instances,
     "keys": keys,
@@ -101,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     _with_config(commands.add_parser("check", help=text, description=text))
     text = "print the JSON Schema of router.yaml, for editors"
     add_schema_options(commands.add_parser("schema", help=text, description=text))
+    text = "print a script that completes this command line in bash, zsh or fish"
+    add_completion_options(commands.add_parser("completion", help=text, description=text))
+    commands.choices["completion"].set_defaults(parser=parser)
     text = "create, list and revoke API keys in Redis; without Redis, print lines for router.yaml"
     _add_keys(commands.add_parser("keys", help=text, description=text))
     text = "set, list and remove tenants in Redis; for a tenant that router.yaml has too, the file wins"
