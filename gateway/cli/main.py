@@ -12,6 +12,7 @@ from gateway import __version__
 from gateway.cli.check import check
 from gateway.cli.completion import add_completion_options, completion
 from gateway.cli.context import add_store_options
+from gateway.cli.import_config import add_import_options, import_config
 from gateway.cli.init import add_init_options, add_schema_options, init, schema
 from gateway.cli.instances import add_instances_options, instances
 from gateway.cli.keys import keys
@@ -41,6 +42,7 @@ exit status: 0 success, 1 failure (the message gives the reason), 2 wrong comman
 COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
     "completion": completion,
     "init": init,
+    "import": import_config,
     "instances": instances,
     "keys": keys,
     "models": models,
@@ -114,6 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     add_models_options(commands.add_parser("models", help=text, description=text))
     text = "list, create, start, stop, restart and delete instances of a running gateway, and show their logs"
     add_instances_options(commands.add_parser("instances", help=text, description=text))
+    text = "write the router.yaml that corresponds to a configuration of LiteLLM"
+    add_import_options(commands.add_parser("import", help=text, description=text))
     text = "show the settled usage of tenants by model and day (UTC)"
     _add_usage(add_store_options(commands.add_parser("usage", help=text, description=text)))
     text = "show the state of a running gateway every second until Ctrl-C"

@@ -1,0 +1,232 @@
+"""router.yaml from a config.yaml of LiteLLM. Pure.
+
+Whatever cannot be carried over is reported with the reason: nothing is left out in silence. Keys never reach
+the result: they become references to variables of the environment.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec.yaml
+
+from gateway.cli.litellm_providers import NotServed, upstream_of
+
+HEADING = "# Written by `gateway import litellm`; docs/configuration.md describes all keys.\n"
+LISTEN = "0.0.0.0:4000"
+REFERENCE = "os.environ/"
+POLICIES = {"least-busy": "least_tokens", "simple-shuffle": "round_robin"}
+MODES = {"embedding", "rerank"}
+# Names by which models without a `mode` are taken for models that embed or rank.
+SPECIALIZED = re.compile(r"embed|rerank|bge|gte|e5|minilm|mpnet|nomic|colbert|splade|arctic|jina")
+# Settings that are read, by section.
+READ = {
+    "litellm_params": {"model", "api_base", "base_url", "api_key", "api_version", "timeout"},
+    "router_settings": {"routing_strategy", "redis_url", "redis_host", "redis_port", "redis_password"},
+    "general_settings": {"master_key"},
+    "litellm_settings": {"request_timeout"},
+}
+CALLBACKS = "see docs/metrics.md and docs/tracing.md"
+REASONS = {
+    "rpm": "windows are learned; `in_flight_batches` fixes one",
+    "tpm": "windows are learned; `models.<name>.limits` limits each tenant",
+    "max_parallel_requests": "windows are learned; `in_flight_batches` fixes one",
+    "weight": "replicas are chosen by load",
+    "order": "replicas are chosen by load",
+    "dimensions": "callers ask for `dimensions` themselves",
+    "input_cost_per_token": "money is not counted",
+    "fallbacks": "vectors of another model would be silently wrong",
+    "num_retries": "`retry_share` and the deadline bound the retries",
+    "database_url": "keys, tenants and usage are stored in Redis",
+    "cache": "set `cache` and `models.<name>.cache`",
+    "success_callback": CALLBACKS,
+    "failure_callback": CALLBACKS,
+    "callbacks": CALLBACKS,
+    "allowed_fails": "a replica that fails is probed until it is healthy",
+    "cooldown_time": "a replica that fails is probed until it is healthy",
+}
+NO_COUNTERPART = "it has no counterpart"
+
+
+class Unreadable(Exception):
+    """A file that is no configuration of LiteLLM, or has nothing for this gateway. For a person."""
+
+
+class Imported(NamedTuple):
+    """Text of a router.yaml, what was left out with its reason, and the variables that it needs."""
+
+    text: str
+    left_out: list[str]
+    variables: list[str]
+
+
+class References:
+    """Names of the variables that the result refers to, in order."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+
+    def to(self, value: object, variable: str) -> str:
+        """Return a reference to LiteLLM's own variable, or to this one in place of a value in the file."""
+        name = str(value).removeprefix(REFERENCE) if is_reference(value) else variable
+        self.names[name] = None
+        return f"${{{name}}}"
+
+    def resolved(self, value: object) -> str:
+        """Return a value that is no secret, with a reference where LiteLLM has one."""
+        return self.to(value, "") if is_reference(value) else str(value)
+
+
+class Models:
+    """Models and their upstreams, gathered entry by entry."""
+
+    def __init__(self, references: References) -> None:
+        self.left_out: list[str] = []
+        self.upstreams: dict[str, dict[str, Any]] = {}
+        self.by_name: dict[str, dict[str, str]] = {}
+        self._references = references
+        # `provider/model` of each name.
+        self._kinds: dict[str, str] = {}
+
+    def add(self, index: int, entry: Mapping[str, Any]) -> None:
+        """Carry over one entry of `model_list`, or report why not."""
+        name, params = str(entry.get("model_name", "")), section_of(entry, "litellm_params")
+        place, kind = f"model_list[{index}] ({name})", str(params.get("model", ""))
+        try:
+            _check(name, kind, section_of(entry, "model_info").get("mode"))
+            settings = self._settings(place, name, kind, params)
+            self._join(name, kind, settings)
+        except NotServed as error:
+            self.left_out.append(f"{place}: {error}")
+            return
+        self.left_out += unread(params, "litellm_params", f"{place}.litellm_params")
+
+    def _settings(self, place: str, name: str, kind: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the upstream of one entry. Raises: NotServed."""
+        provider, _, model = kind.partition("/") if "/" in kind else ("openai", "/", kind)
+        base, key = params.get("api_base") or params.get("base_url"), params.get("api_key")
+        address = None if base is None else self._references.resolved(base)
+        settings, variable = upstream_of(provider, model, address, params)
+        if key is not None and not is_reference(key):
+            variable = re.sub(r"\W+", "_", name).upper().strip("_") + "_API_KEY"
+            self.left_out.append(f"{place}.api_key: keys are not written here; set {variable}")
+        if key is not None or variable is not None:
+            settings["api_key"] = self._references.to(key, variable or "")
+        if isinstance(params.get("timeout"), int | float):
+            settings["attempt_timeout_s"] = params["timeout"]
+        return settings
+
+    def _join(self, name: str, kind: str, settings: dict[str, Any]) -> None:
+        """Add an upstream, or a replica to the one of this name. Raises: NotServed."""
+        if name not in self.by_name:
+            upstream = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "model"
+            while upstream in self.upstreams:
+                upstream += "-2"
+            self.upstreams[upstream], self.by_name[name] = settings, {"upstream": upstream}
+            self._kinds[name] = kind
+            return
+        known = self.upstreams[self.by_name[name]["upstream"]]
+        if kind != self._kinds[name] or _without_replicas(settings) != _without_replicas(known):
+            raise NotServed("another entry of this name has another model, provider, key or timeout")
+        known["replicas"] = list(dict.fromkeys([*known.get("replicas", ()), *settings.get("replicas", ())]))
+
+
+def import_litellm(text: str) -> Imported:
+    """Return the router.yaml of a configuration of LiteLLM. Raises: Unreadable."""
+    config, references = _parsed(text), References()
+    models = Models(references)
+    for index, entry in enumerate(config["model_list"]):
+        if isinstance(entry, dict):
+            models.add(index, entry)
+        else:
+            models.left_out.append(f"model_list[{index}]: it is no mapping")
+    if not models.by_name:
+        raise Unreadable("\n".join(["it has no model that can be served here", *models.left_out]))
+    router = section_of(config, "router_settings")
+    left_out = [*models.left_out, *_set_for_all(models.upstreams.values(), config)]
+    written: dict[str, Any] = {"listen": LISTEN}
+    if store := _store(router, references):
+        written["quotas"] = {"store": store}
+    written |= {"upstreams": models.upstreams, "models": models.by_name}
+    if key := section_of(config, "general_settings").get("master_key"):
+        written["admin"] = {"keys": [_master_key(key, references)]}
+    for name in config.keys() - {"model_list"}:
+        left_out += unread(config[name], name, name)
+    return Imported(HEADING + msgspec.yaml.encode(written).decode(), sorted(left_out), list(references.names))
+
+
+def is_reference(value: object) -> bool:
+    """Return whether a value refers to a variable of the environment."""
+    return str(value).startswith(REFERENCE)
+
+
+def section_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section, empty if there is none."""
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def unread(content: Any, section: str, place: str) -> Iterator[str]:
+    """Yield what is left out of a section, with the reason."""
+    if section not in READ or not isinstance(content, dict):
+        yield f"{place}: {NO_COUNTERPART}"
+        return
+    for key in content.keys() - READ[section]:
+        yield f"{place}.{key}: {REASONS.get(key, NO_COUNTERPART)}"
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        config = msgspec.yaml.decode(text)
+    except msgspec.DecodeError as error:
+        raise Unreadable(f"it is no YAML: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_list"), list):
+        raise Unreadable("it has no `model_list`")
+    return config
+
+
+def _check(name: str, kind: str, mode: object) -> None:
+    """Check that an entry is one model that embeds or ranks. Raises: NotServed."""
+    if not name or not kind or "*" in name + kind:
+        raise NotServed("it names no model, or a pattern; list each model")
+    if mode not in MODES and (mode is not None or not SPECIALIZED.search(f"{name} {kind}".lower())):
+        raise NotServed("it neither embeds nor ranks, by its mode or its name")
+
+
+def _without_replicas(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != "replicas"}
+
+
+def _set_for_all(upstreams: Any, config: Mapping[str, Any]) -> Iterator[str]:
+    """Set policy and timeout of all upstreams; yield what is left out."""
+    strategy = section_of(config, "router_settings").get("routing_strategy")
+    if strategy is not None and strategy not in POLICIES:
+        yield f"router_settings.routing_strategy: no `policy` is {strategy}"
+    timeout_s = section_of(config, "litellm_settings").get("request_timeout")
+    for settings in upstreams:
+        if strategy in POLICIES and len(settings.get("replicas", ())) > 1:
+            settings["policy"] = POLICIES[strategy]
+        if isinstance(timeout_s, int | float):
+            settings.setdefault("attempt_timeout_s", timeout_s)
+
+
+def _store(settings: Mapping[str, Any], references: References) -> str | None:
+    """Return the address of Redis, None without one."""
+    if url := settings.get("redis_url"):
+        # It may contain a password.
+        return references.to(url, "REDIS_URL") if is_reference(url) or "@" in str(url) else str(url)
+    if not (host := settings.get("redis_host")):
+        return None
+    place = f"{references.resolved(host)}:{references.resolved(settings.get('redis_port', 6379))}/0"
+    password = settings.get("redis_password")
+    return f"redis://:{references.to(password, 'REDIS_PASSWORD')}@{place}" if password else f"redis://{place}"
+
+
+def _master_key(key: object, references: References) -> dict[str, Any]:
+    """Return the operators' key of LiteLLM's master key, by its digest."""
+    if is_reference(key):
+        digest = references.to(f"{key}_SHA256", "")
+    else:
+        digest = hashlib.sha256(str(key).encode()).hexdigest()
+    return {"digest": f"sha256:{digest}", "scopes": ["embed", "rerank", "tokenize", "metrics", "admin"]}

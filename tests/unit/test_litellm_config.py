@@ -1,0 +1,154 @@
+"""`gateway import litellm`: what is carried over, and that all else is reported."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.import_config import import_config
+from gateway.cli.litellm_config import Unreadable, import_litellm
+from gateway.cli.main import _parser
+from gateway.config.load import parse_config
+from gateway.config.schema import Config
+
+MOVING = (Path(__file__).parents[2] / "docs" / "moving.md").read_text()
+ONE = "model_list:\n  - model_name: {name}\n    litellm_params: {{model: {model}{more}}}\n"
+
+
+def served(text: str) -> Config:
+    """Return the configuration as the gateway reads it, with a value for each variable."""
+    found = import_litellm(text)
+    environment = dict.fromkeys(found.variables, "a" * 64)
+    return parse_config(found.text, environment, Path())
+
+
+def one(model: str, more: str = "", name: str = "bge-embed") -> str:
+    return ONE.format(name=name, model=model, more=more)
+
+
+def test_the_example_of_the_documents_becomes_the_router_yaml_below_it() -> None:
+    source = MOVING.split("```yaml litellm\n")[1].split("```")[0]
+    expected = MOVING.split("```yaml\n")[1].split("```")[0]
+    variables = dict.fromkeys(["OPENAI_API_KEY", "REDIS_PASSWORD", "LITELLM_MASTER_KEY_SHA256"], "a" * 64)
+
+    found = import_litellm(source)
+
+    assert parse_config(expected, variables, Path()) == parse_config(found.text, variables, Path())
+    assert set(variables) == set(found.variables)
+    assert [] == found.left_out
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "backend", "replica"),
+    [
+        ("text-embedding-3-small", "", "openai", "https://api.openai.com/v1"),
+        ("openai/a/b", ", api_base: 'http://x/v1'", "openai", "http://x/v1"),
+        ("cohere/embed-v4.0", "", "cohere", "https://api.cohere.com/v2"),
+        ("jina_ai/jina-embeddings-v3", "", "jina", "https://api.jina.ai/v1"),
+        ("voyage/voyage-3", "", "voyage", "https://api.voyageai.com/v1"),
+        ("infinity/BAAI/bge-m3", ", api_base: 'http://i:7997'", "infinity", "http://i:7997"),
+        ("hosted_vllm/BAAI/bge-m3", ", api_base: 'http://v:8000/v1'", "vllm", "http://v:8000"),
+        ("huggingface/BAAI/bge-m3", ", api_base: 'http://t:8080'", "tei", "http://t:8080"),
+        ("ollama/nomic-embed-text", "", "openai", "http://localhost:11434"),
+        (
+            "azure/small",
+            ", api_base: 'https://n.openai.azure.com', api_version: '2025-01-01'",
+            "openai",
+            "https://n.openai.azure.com/openai/deployments/small?api-version=2025-01-01",
+        ),
+    ],
+)
+def test_each_provider_has_its_backend(model: str, more: str, backend: str, replica: str) -> None:
+    (upstream,) = served(one(model, more)).upstreams.values()
+
+    assert (backend, (replica,)) == (upstream.backend, upstream.replicas)
+
+
+def test_keys_of_the_file_become_references_and_digests() -> None:
+    text = one("openai/x", ", api_key: sk-secret") + "general_settings: {master_key: sk-master}\n"
+
+    found = import_litellm(text)
+
+    assert "secret" not in found.text + "".join(found.left_out)
+    assert "sk-master" not in found.text
+    assert ["BGE_EMBED_API_KEY"] == found.variables
+    assert hashlib.sha256(b"sk-master").hexdigest() in found.text
+    assert [
+        "model_list[0] (bge-embed).api_key: keys are not written here; set BGE_EMBED_API_KEY"
+    ] == found.left_out
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("{model_name: gpt-4o, litellm_params: {model: openai/gpt-4o}}", "neither embeds nor ranks"),
+        (
+            "{model_name: embed-chat, litellm_params: {model: openai/x}, model_info: {mode: chat}}",
+            "neither embeds nor ranks",
+        ),
+        ("{model_name: '*', litellm_params: {model: 'openai/*'}}", "a pattern"),
+        ("{model_name: titan-embed, litellm_params: {model: bedrock/titan}}", "the API of 'bedrock'"),
+        ("{model_name: my-bge, litellm_params: {model: hosted_vllm/bge}}", "no `api_base`"),
+        ("{model_name: first-embed, litellm_params: {model: openai/other}}", "another model"),
+        ("text", "no mapping"),
+    ],
+)
+def test_an_entry_that_cannot_be_served_is_reported(entry: str, reason: str) -> None:
+    first = "{model_name: first-embed, litellm_params: {model: openai/one}}"
+    found = import_litellm(f"model_list: [{first}, {entry}]\n")
+
+    assert 1 == len(found.left_out)
+    assert reason in found.left_out[0]
+    assert ["first-embed"] == list(parse_config(found.text, {"OPENAI_API_KEY": "k"}, Path()).models)
+
+
+def test_every_setting_that_is_not_carried_over_is_reported() -> None:
+    text = (
+        one("openai/x", ", rpm: 5, drop_params: true")
+        + "litellm_settings: {num_retries: 3, request_timeout: 12}\n"
+        + "router_settings: {routing_strategy: latency-based-routing, redis_url: 'redis://:pw@r:6379'}\n"
+        + "general_settings: {database_url: x}\nenvironment_variables: {A: b}\n"
+    )
+
+    found = import_litellm(text)
+
+    assert [
+        "environment_variables",
+        "general_settings.database_url",
+        "litellm_settings.num_retries",
+        "model_list[0] (bge-embed).litellm_params.drop_params",
+        "model_list[0] (bge-embed).litellm_params.rpm",
+        "router_settings.routing_strategy",
+    ] == [line.split(": ")[0] for line in found.left_out]
+    assert "pw" not in found.text
+    assert "${REDIS_URL}" in found.text
+    assert "attempt_timeout_s: 12" in found.text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: [", "no YAML"),
+        ("- a", "no `model_list`"),
+        ("model_list: 3", "no `model_list`"),
+        ("model_list: [{model_name: gpt-4o, litellm_params: {model: gpt-4o}}]", "neither embeds nor ranks"),
+    ],
+)
+def test_a_file_without_such_models_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(Unreadable, match=reason):
+        import_litellm(text)
+
+
+def test_the_command_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = tmp_path / "config.yaml", tmp_path / "router.yaml"
+    source.write_text(one("openai/x") + "general_settings: {master_key: os.environ/MASTER}\n")
+    options = _parser().parse_args(["import", "litellm", str(source), "-o", str(target)])
+
+    statuses = [import_config(options, environment) for environment in ({"OPENAI_API_KEY": "k"}, {})]
+    assert [0, 1] == statuses
+
+    assert "${MASTER_SHA256}" in target.read_text()
+    errors = capsys.readouterr().err
+    assert "set before the start: MASTER_SHA256" in errors
+    assert "sha256sum" in errors
+    assert "File exists" in errors
