@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
+.PHONY: help install serve dist example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,10 @@ install: .venv/installed ## make .venv with everything that `serve` needs, inclu
 
 serve: .venv/installed ## start the gateway on router.yaml
 	@$(BIN)/gateway serve
+
+dist: .venv/installed ## build the wheel in dist/
+	@$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 example: .venv/installed-example ## search the standard library's docs through the gateway that `make serve` runs
 	@$(BIN)/python examples/search_docs.py
