@@ -24,6 +24,8 @@ class CallMetrics:
         stage_duration = create.seconds(
             "stage_duration", "Time of calls by stage, as in server-timing.", "stage", STAGE_BUCKETS_S
         )
+        model_duration = create.seconds("model_duration", "Calls by model, as call_duration.", "model")
+        tenant_duration = create.seconds("tenant_duration", "Calls by tenant, as call_duration.", "tenant")
         tokens = create.counter("tokens", "Tokens computed, as settled.", ("tenant", "model"))
         inputs = create.counter("inputs", "Inputs answered.", ("tenant", "model"))
         tenant_calls = create.counter(
@@ -37,6 +39,8 @@ class CallMetrics:
         )
         self._duration = Children[str, BatchedHistogram](duration.labels)
         self._stage_duration = Children[str, BatchedHistogram](stage_duration.labels)
+        self._model_duration = Children[str, BatchedHistogram](model_duration.labels)
+        self._tenant_duration = Children[str, BatchedHistogram](tenant_duration.labels)
         self._usage = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
             lambda key: (tokens.labels(*key), inputs.labels(*key), tenant_calls.labels(*key))
         )
@@ -56,6 +60,9 @@ class CallMetrics:
             tokens.inc(sum(call.tokens for call in of_model))
             inputs.inc(sum(call.inputs for call in of_model))
             tenant_calls.inc(len(of_model))
+            seconds = [call.duration_s for call in of_model]
+            self._model_duration[model or ""].observe_many(seconds)
+            self._tenant_duration[tenant or ""].observe_many(seconds)
 
     def count_decisions(self, decisions: Sequence[QuotaDecided]) -> None:
         """Count admissions and refusals of the ledger."""

@@ -90,6 +90,8 @@ async def test_counts_a_call_once(boot: Boots) -> None:
     assert 3 == value(families, "gateway_attempts_total", upstream="embedder", outcome="ok")
     assert 3 == value(families, "gateway_quota_decisions_total", tenant="default", decision="admitted")
     assert 3 == value(families, "gateway_call_duration_seconds_count", route=OPENAI)
+    assert 3 == value(families, "gateway_model_duration_seconds_count", model="bge")
+    assert 3 == value(families, "gateway_tenant_duration_seconds_count", tenant="default")
 
 
 async def test_counts_failures_by_kind(boot: Boots) -> None:
