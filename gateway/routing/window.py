@@ -5,7 +5,7 @@ leave it idle. The window therefore alternates between its size and a larger or 
 throughput, in spells during which the window was full all the time, or more batches were in flight than the
 smaller size allows. The larger size is kept if its extra slots bring a fair part of the throughput that they
 promise. The sizes alternate so that outside changes affect both equally, and several spells of each even out
-chance.
+chance. Until a larger size is rejected for the first time, the window doubles after one spell of each.
 """
 
 # Few slots: a server that computes one batch at a time does best if calls share batches.
@@ -56,7 +56,7 @@ class Window:
         self.size = size
         self._settled = size
         self._candidate: int | None = None
-        self._is_growing = True
+        self._is_growing = self._is_new = True
         self._misses = 0
         self._rest_s = REST_S
         self._resting_until_s = 0.0
@@ -98,6 +98,7 @@ class Window:
         if self._is_fixed or (sent_s is not None and sent_s <= self._cut_s):
             return
         self._settled = max(1, self._settled * 2 // 3)
+        self._is_new = False
         self._cut_s = now_s
         self._rest(now_s)
 
@@ -144,13 +145,14 @@ class Window:
         self._begin_spell(max(previous, self.size))
 
     def _next_candidate(self) -> int:
-        """Return a different size to try: half as many slots again, or a third fewer."""
+        """Return the next size: twice as many slots at first, later half as many again, or a third fewer."""
         if self._settled <= SIZE_MIN:
             self._is_growing = True
         elif self._settled >= SIZE_MAX:
             self._is_growing = False
         if self._is_growing:
-            return min(SIZE_MAX, self._settled + max(1, self._settled // 2))
+            more = self._settled if self._is_new else max(1, self._settled // 2)
+            return min(SIZE_MAX, self._settled + more)
         return max(SIZE_MIN, self._settled * 2 // 3)
 
     def _decide(self, now_s: float) -> bool:
@@ -159,7 +161,8 @@ class Window:
         small, large = sorted((self._settled, self._candidate))
         promised_gain = (self._larger_peak or large) / small - 1
         gain_share = (self._records[large].rate / self._records[small].rate - 1) / promised_gain
-        if self._records[self._candidate].spells < SPELLS and gain_share < CLEAR_GAIN:
+        is_clear = self._is_new or gain_share >= CLEAR_GAIN
+        if self._records[self._candidate].spells < SPELLS and not is_clear:
             return False
         if (large if gain_share >= WORTHWHILE_GAIN else small) == self._candidate:
             # Keep no more slots than were seen to be of use.
@@ -172,6 +175,7 @@ class Window:
 
     def _reject_candidate(self, now_s: float) -> None:
         """Try the other direction next, or rest if neither direction was better."""
+        self._is_new = False
         self._is_growing = not self._is_growing
         self._misses += 1
         if self._misses < 2:

@@ -108,6 +108,21 @@ def test_window_grows_to_its_maximum_on_a_fast_replica() -> None:
     assert server.run(240)[0] >= SIZE_MAX * 0.85
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_new_window_doubles_on_a_parallel_replica(seed: int) -> None:
+    # Batches of a second, as those of a slow server in a bulk load.
+    server = Server(Window(), 16, 1.0, 0.3, seed)
+    server.run(14)
+
+    assert server.run(20)[0] >= 10
+
+
+def test_new_window_does_not_double_on_a_serial_replica() -> None:
+    server = Server(Window(), 1, 0.1, 0.3, 1)
+
+    assert max(server.run(60)[1]) <= 2 * SIZE_START
+
+
 def test_window_follows_a_changing_replica() -> None:
     server = Server(Window(), 2, 0.05, 0.3, 1)
     server.run(60)
