@@ -144,6 +144,9 @@ def attend(
         return out
     options = AttentionOptions(scale, causal, window)
     pieces = _pieces(q, starts.tolist(), key_starts.tolist(), options)
+    if len(pieces) == 1:
+        parts = q.unflatten(0, (pieces[0].sequences, -1)), keys_of(k, pieces[0], 0), keys_of(v, pieces[0], 0)
+        return _attend_only(parts, pieces[0], options)
     key_starts_of_pieces = accumulate((piece.sequences * piece.key_length for piece in pieces), initial=0)
     qkv_of_pieces = (
         (part.unflatten(0, (piece.sequences, -1)), keys_of(k, piece, start), keys_of(v, piece, start))
@@ -163,6 +166,9 @@ def attend_joined(joined: Tensor, starts: Tensor, longest: int, scale: float) ->
     options, sequence_starts = AttentionOptions(scale), starts.tolist()
     pieces = _pieces(joined, sequence_starts, sequence_starts, options)
     dtype = _fastest_dtype(joined)
+    if len(pieces) == 1:
+        parts = _query_key_value(keys_of(joined, pieces[0], 0), pieces[0])
+        return _attend_only(parts, pieces[0], options)
     starts_of_pieces = accumulate(_tokens(pieces), initial=0)
     qkv_of_pieces = (
         _query_key_value(keys_of(joined, piece, start).to(dtype), piece)
@@ -192,6 +198,16 @@ def _pieces(
 
 def _tokens(pieces: Sequence[Piece]) -> list[int]:
     return [piece.sequences * piece.length for piece in pieces]
+
+
+def _attend_only(parts: tuple[Tensor, ...], piece: Piece, options: AttentionOptions) -> Tensor:
+    """Compute attention of a pass of one piece. parts: its query, key and value.
+
+    The copy into memory for several pieces would be a tenth of a short text's attention.
+    """
+    dtype, own = _fastest_dtype(parts[0]), parts[0].dtype
+    q, k, v = (part.to(dtype) for part in parts)
+    return _attend_piece(q, k, v, piece.mask, options).to(own)
 
 
 def _compute_pieces(
