@@ -5,9 +5,10 @@ import json
 import random
 import shutil
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import transformers
@@ -19,6 +20,52 @@ from backends.tokens import open_tokenizer
 _MAX_TOKENS = 250
 _SOURCES = ("json", "asyncio", "pathlib", "collections", "argparse", "logging", "email.message", "decimal")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+
+
+class LargeShape(NamedTuple):
+    """Shape of a large network. products: inputs and outputs of the matrix products of one layer."""
+
+    create: Callable[[], transformers.PreTrainedModel]
+    layers: int
+    products: tuple[tuple[int, int], ...]
+
+
+# The vocabulary is all-MiniLM's, which is smaller; no time of the layers depends on it.
+_WORDS = 30522
+LARGE_SHAPES = {
+    "XLM-R large": LargeShape(
+        lambda: transformers.XLMRobertaModel(
+            transformers.XLMRobertaConfig(
+                vocab_size=_WORDS,
+                hidden_size=1024,
+                num_hidden_layers=24,
+                num_attention_heads=16,
+                intermediate_size=4096,
+                max_position_embeddings=514,
+                type_vocab_size=1,
+            ),
+            add_pooling_layer=False,
+        ),
+        24,
+        ((1024, 3072), (1024, 1024), (1024, 4096), (4096, 1024)),
+    ),
+    "Qwen3 0.6B": LargeShape(
+        lambda: transformers.Qwen3Model(
+            transformers.Qwen3Config(
+                vocab_size=_WORDS,
+                hidden_size=1024,
+                num_hidden_layers=28,
+                num_attention_heads=16,
+                num_key_value_heads=8,
+                head_dim=128,
+                intermediate_size=3072,
+                max_position_embeddings=32768,
+            )
+        ),
+        28,
+        ((1024, 4096), (2048, 1024), (1024, 3072), (1024, 3072), (3072, 1024)),
+    ),
+}
 
 
 def texts_for(checkpoint: Path, count: int) -> tuple[list[str], float]:
@@ -63,6 +110,25 @@ def make_reranker(folder: Path) -> Path:
     path = folder / "tokenizer_config.json"
     changes = {"model_max_length": 512, "model_input_names": ["input_ids", "attention_mask"]}
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+def make_large(shape: LargeShape, folder: Path) -> Path:
+    """Write a network with random weights in bfloat16, with mean pooling, and return its folder."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = shape.create()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.eval().save_pretrained(folder)
+    copy_tokenizer(folder)
+    source = locate_checkpoint(DEFAULT_MODEL)
+    shutil.copy(source / "modules.json", folder)
+    shutil.copytree(source / "1_Pooling", folder / "1_Pooling")
+    path = folder / "1_Pooling" / "config.json"
+    width = {"word_embedding_dimension": model.config.hidden_size}
+    path.write_text(json.dumps(json.loads(path.read_text()) | width))
     return folder
 
 

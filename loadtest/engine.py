@@ -1,11 +1,13 @@
 """Comparison of the built-in engine with its peers: one checkpoint, the same texts, one contender at a time.
 
     .venv/bin/python -m loadtest.engine --peers sentence-transformers,infinity,vllm
+    .venv/bin/python -m loadtest.engine --peers sentence-transformers-onnx,sentence-transformers-openvino
     .venv/bin/python -m loadtest.engine --task rerank --peers infinity
     .venv/bin/python -m loadtest.engine --only "behind" --peers vllm --behind   # the gateway in front of vLLM
 
-sentence-transformers runs in a process of its own and is called there; servers are called over HTTP on
-loopback, with vectors as base64. `python -m tests.real.servers infinity vllm` installs the servers once.
+sentence-transformers runs in a process of its own and is called there, by PyTorch, ONNX Runtime or OpenVINO;
+servers are called over HTTP on loopback, with vectors as base64. `python -m tests.real.servers infinity vllm
+sentence-transformers` installs them once.
 --behind also measures each server through the gateway, in turns with direct calls, on the same cores.
 """
 
@@ -15,20 +17,19 @@ import contextlib
 import json
 import os
 import signal
-import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import cycle, repeat
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import torch
 import uvloop
 from rich.console import Console
@@ -42,16 +43,23 @@ from loadtest.generator import CallSender, LoadTarget, closed_loop
 from loadtest.processes import free_port, peak_mb
 from loadtest.recorder import Sample, SampleRecorder
 from loadtest.results import Measure, spread
-from tests.real.servers import prepare_command, run_server
+from tests.real.servers import environment, prepare_command, run_server
 
 KEY = "loadtest"
-CALL_TEXTS, SINGLE_CALLERS, LONE_CALLS = 32, 32, 60
+CALL_TEXTS, SINGLE_CALLERS = 32, 32
 # Far more than are in flight: the gateway computes identical texts in flight only once.
 POOL_TEXTS, IN_PROCESS_TEXTS = 4096, 512
 LONE_P50, LONE_P95 = "p50 ms, lone caller", "p95 ms, lone caller"
 QUERY = "How do I read a JSON document from a file and change one of its keys?"
 SHORT = "How do I reset my password?"
-PEERS = ("sentence-transformers", "infinity", "vllm")
+Runtime = Literal["torch", "onnx", "openvino"]
+RUNTIMES: dict[str, Runtime] = {
+    "sentence-transformers": "torch",
+    "sentence-transformers-onnx": "onnx",
+    "sentence-transformers-openvino": "openvino",
+}
+PEERS = (*RUNTIMES, "infinity", "vllm")
+COSINE_MIN = 0.999
 DTYPES = ("float32", "bfloat16")
 GATEWAY_DTYPES = (*DTYPES, "int8")
 # The measured rate of matrix products is the best of this many tries.
@@ -121,33 +129,64 @@ async def _sample(job: Job, server: Contender, callers: int, inputs: int) -> Sam
     return sample
 
 
-def in_process(checkpoint: Path, job: Job, dtype: str) -> tuple[Figures, float]:
-    """Measure sentence-transformers in this process: batches of 32, sorted by length; rates and peak MB."""
-    from sentence_transformers import CrossEncoder, SentenceTransformer
+def in_process(checkpoint: Path, job: Job, runtime: Runtime, dtype: str) -> tuple[Figures, list[float]]:
+    """Measure sentence-transformers in a process that it has for itself; return the vector of SHORT too.
 
-    run: Callable[[Any], object]
-    if job.task == "embed":
-        encoder = SentenceTransformer(str(checkpoint), device="cpu", model_kwargs={"dtype": dtype})
-        run = partial(encoder.encode, batch_size=CALL_TEXTS, show_progress_bar=False)
-    else:
-        cross_encoder = CrossEncoder(str(checkpoint), device="cpu", model_kwargs={"dtype": dtype})
-        run = partial(cross_encoder.predict, batch_size=CALL_TEXTS, show_progress_bar=False)
-    texts = [text if job.task == "embed" else (QUERY, text) for text in job.texts[:IN_PROCESS_TEXTS]]
-    lone = [SHORT if job.task == "embed" else (QUERY, SHORT)]
-    run(texts[:CALL_TEXTS])
-    figures: Figures = defaultdict(list)
-    for _ in range(job.repeats):
-        figures[f"{UNITS[job.task]}, bulk"].append(len(texts) / _seconds(run, texts))
-        waits_ms = sorted(_seconds(run, lone) * 1e3 for _ in range(LONE_CALLS))
-        figures[LONE_P50].append(statistics.median(waits_ms))
-        figures[LONE_P95].append(waits_ms[int(len(waits_ms) * 0.95)])
-    return figures, peak_mb(os.getpid())
+    Raises: subprocess.CalledProcessError.
+    """
+    folder = Path(sys.prefix) if runtime == "torch" else environment("sentence-transformers")
+    order = {
+        "checkpoint": str(checkpoint),
+        "backend": runtime,
+        "dtype": dtype,
+        "task": job.task,
+        "texts": job.texts[:IN_PROCESS_TEXTS],
+        "query": QUERY,
+        "short": SHORT,
+        "repeats": job.repeats,
+    }
+    command = [folder / "bin/python", Path(__file__).with_name("in_process.py")]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(
+        command, input=json.dumps(order), stdout=subprocess.PIPE, text=True, check=True, env=offline
+    )
+    found = json.loads(ended.stdout.splitlines()[-1])
+    figures = {
+        f"{UNITS[job.task]}, bulk": found["rates"],
+        LONE_P50: found["p50_ms"],
+        LONE_P95: found["p95_ms"],
+        "peak MB": [found["peak_mb"]],
+    }
+    return figures, found["vector"]
 
 
-def _seconds(run: Callable[[Any], object], texts: object) -> float:
+def of_sentence_transformers(options: argparse.Namespace, checkpoint: Path, job: Job) -> Iterator[Measure]:
+    """Measure each runtime of sentence-transformers that the command line names.
+
+    Raises: SystemExit if one gives other vectors than the first.
+    """
+    expected: list[float] = []
+    for peer, runtime in RUNTIMES.items():
+        for dtype in DTYPES if runtime == "torch" else ("",):
+            if peer not in options.peers:
+                continue
+            # ONNX Runtime computes in float32, and OpenVINO as it chooses.
+            name = f"{peer} {dtype}".rstrip()
+            figures, vector = in_process(checkpoint, job, runtime, dtype)
+            expected = expected or vector
+            if vector and _cosine(vector, expected) < COSINE_MIN:
+                raise SystemExit(f"{name}: its vectors differ from those before")
+            yield from measures(name, figures)
+
+
+def _seconds(run: Callable[[Any], object], inputs: object) -> float:
     started_s = time.perf_counter()
-    run(texts)
+    run(inputs)
     return time.perf_counter() - started_s
+
+
+def _cosine(left: Sequence[float], right: Sequence[float]) -> float:
+    return float(np.dot(left, right) / np.linalg.norm(left) / np.linalg.norm(right))
 
 
 def matrix_ceiling(checkpoint: Path, tokens: float) -> tuple[float, float]:
@@ -193,7 +232,7 @@ def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> I
         upstream = f"backend: torch, model: {checkpoint}, dtype: {dtype}"
         start = partial(gateway, upstream, port, folder)
         yield Contender(f"this gateway {dtype}", _target(port, path), "m", start)
-    for peer in (peer for peer in options.peers if peer != "sentence-transformers"):
+    for peer in (peer for peer in options.peers if peer not in RUNTIMES):
         for dtype in DTYPES if peer == "infinity" else ("bfloat16",):
             yield from _peer(options, peer, dtype, checkpoint, folder)
 
@@ -254,11 +293,7 @@ def run(options: argparse.Namespace, checkpoint: Path, folder: Path) -> list[Mea
     print(f"{len(texts)} texts of {tokens:.1f} tokens on average, {torch.get_num_threads()} cores")
     before = matrix_ceiling(checkpoint, tokens)
     found: list[Measure] = []
-    if "sentence-transformers" in options.peers:
-        for dtype in DTYPES:
-            with ProcessPoolExecutor(1, get_context("spawn")) as process:
-                figures, peak = process.submit(in_process, checkpoint, job, dtype).result()
-            found += measures(f"sentence-transformers {dtype}", figures | {"peak MB": [peak]})
+    found += of_sentence_transformers(options, checkpoint, job)
     for contender in contenders(options, checkpoint, folder):
         if not options.only or options.only in contender.name:
             print(f"{contender.name} …", file=sys.stderr)

