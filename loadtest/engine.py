@@ -62,6 +62,8 @@ PEERS = (*RUNTIMES, "infinity", "vllm")
 COSINE_MIN = 0.999
 DTYPES = ("float32", "bfloat16")
 GATEWAY_DTYPES = (*DTYPES, "int8")
+# A server is idle once it answers a lone call within this time.
+_SETTLING_S, _SETTLING_TRIES = 0.5, 10
 # The measured rate of matrix products is the best of this many tries.
 _TRIES = 20
 
@@ -115,15 +117,21 @@ async def measure_turns(job: Job, servers: Sequence[Contender]) -> list[Figures]
 
 
 async def _sample(job: Job, server: Contender, callers: int, inputs: int) -> Sample:
-    """Run a closed loop over the texts.
+    """Run a closed loop over the texts, once the server has finished the calls that the last one abandoned.
 
     Raises: RuntimeError where a call fails.
     """
     query = QUERY if job.task == "rerank" else ""
-    shape = CallShape(inputs, model=server.model, query=query)
-    texts = repeat(SHORT) if callers == 1 else cycle(job.texts)
-    sender = CallSender(server.target, CallFactory(texts, shape), SampleRecorder({}))
-    sample = await closed_loop(sender, callers, job.seconds, job.seconds / 5)
+
+    def sender(inputs: int) -> CallSender:
+        texts = repeat(SHORT) if callers == 1 else cycle(job.texts)
+        calls = CallFactory(texts, CallShape(inputs, model=server.model, query=query))
+        return CallSender(server.target, calls, SampleRecorder({}))
+
+    for _ in range(_SETTLING_TRIES):
+        if (await closed_loop(sender(1), 1, _SETTLING_S, 0)).calls:
+            break
+    sample = await closed_loop(sender(inputs), callers, job.seconds, job.seconds / 5)
     if sample.failed or not sample.calls:
         raise RuntimeError(f"{server.name}: {sample.calls} calls answered, {sample.failures} failed")
     return sample
