@@ -174,10 +174,15 @@ class Window:
         return True
 
     def _reject_candidate(self, now_s: float) -> None:
-        """Try the other direction next, or rest if neither direction was better."""
-        self._is_new = False
-        self._is_growing = not self._is_growing
-        self._misses += 1
+        """Try the other direction next, or rest if neither direction was better.
+
+        One spell may have been chance: a new window tries half as many slots again next.
+        """
+        if self._is_new:
+            self._is_new = False
+        else:
+            self._is_growing = not self._is_growing
+            self._misses += 1
         if self._misses < 2:
             self._compare_with(self._next_candidate())
         else:
