@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -20,13 +20,18 @@ TLS_CONTEXT = httpx.create_ssl_context(trust_env=False)
 
 
 class Served:
-    """A gateway in a child process. banner: its standard output. log: lines of its standard error."""
+    """A gateway in a child process. banner: its standard output. log: lines of its standard error.
 
-    def __init__(self, config: Path, environment: dict[str, str] | None = None) -> None:
+    models: arguments of `serve` in place of the file, whose folder then only contains the state.
+    """
+
+    def __init__(
+        self, config: Path, environment: dict[str, str] | None = None, models: Sequence[str] = ()
+    ) -> None:
         variables = {"LISTEN": "127.0.0.1:0", "GATEWAY_API_KEY": KEY, "HF_HUB_OFFLINE": "1"}
         variables["XDG_STATE_HOME"] = str(config.parent / "state")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "serve", "-c", str(config)],
+            [sys.executable, "-m", "gateway", "serve", *(models or ["-c", str(config)])],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -17,6 +17,8 @@ import pytest
 from huggingface_hub import InferenceClient
 from openai import NotFoundError, OpenAI
 
+from tests.fakes.tei import FakeTei
+from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, Served
 
 pytestmark = pytest.mark.slow
@@ -160,6 +162,21 @@ def test_verify_starts_its_own_engine(repository: Path) -> None:
     [member] = report["members"]
     assert ("torch", 384) == (member["backend"], member["dimensions"])
     assert member["least_norm"] == pytest.approx(1, abs=1e-3)
+
+
+def test_server_is_served_by_its_url_alone(tmp_path: Path) -> None:
+    with serve_in_thread(FakeTei()) as url:
+        gateway = Served(tmp_path / "no-file", models=[url, "--port", "0"])
+        try:
+            with gateway.wait_until_up().client() as client:
+                replies = [
+                    client.post("/v1/embeddings", json={"model": "model", "input": "Hello"}),
+                    client.post("/embed", json={"inputs": "Hello"}),
+                ]
+        finally:
+            gateway.stop()
+
+    assert [200, 200] == [reply.status_code for reply in replies]
 
 
 def test_verify_reports_why_an_engine_does_not_load(tmp_path: Path) -> None:
