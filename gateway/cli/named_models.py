@@ -5,8 +5,9 @@ The kind of a server behind a URL is found by the paths that only it answers.
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from socket import gaierror
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from urllib.request import ProxyHandler, build_opener
 import msgspec.yaml
 
 PROBE_TIMEOUT_S = 5.0
-REPLY_BYTES_MAX = 4 * 1024 * 1024
+REPLY_BYTES_MAX, READ_BYTES = 4 * 1024 * 1024, 64 * 1024
 MODELS_MAX = 64
 HEADING = """\
 # Written by `gateway serve`. Save it as router.yaml and change it; docs/configuration.md describes all keys.
@@ -143,12 +144,22 @@ def _answer(url: str) -> Any:
     """Return the JSON at a path, None if there is none. Raises: UnusableModel if no server answers."""
     try:
         with _open(url, timeout=PROBE_TIMEOUT_S) as reply:
-            return json.loads(reply.read(REPLY_BYTES_MAX))
-    except (HTTPError, ValueError):
+            return json.loads(_body_of(reply))
+    except (HTTPError, RecursionError, ValueError):
         return None
     except (HTTPException, OSError) as error:
         address = url.removesuffix(urlsplit(url).path)
         raise UnusableModel(f"{address}: {_reason(getattr(error, 'reason', error))}") from error
+
+
+def _body_of(reply: HTTPResponse) -> bytes:
+    """Read a body as it arrives, up to a bound. Raises: TimeoutError if it takes longer than a probe may."""
+    body, end_s = bytearray(), time.monotonic() + PROBE_TIMEOUT_S
+    while len(body) < REPLY_BYTES_MAX and (chunk := reply.read1(READ_BYTES)):
+        body += chunk
+        if time.monotonic() > end_s:
+            raise TimeoutError
+    return bytes(body)
 
 
 def _reason(cause: object) -> str:

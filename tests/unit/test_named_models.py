@@ -2,13 +2,14 @@
 
 import socket
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
+from gateway.cli import named_models
 from gateway.cli.main import _parser
 from gateway.cli.named_models import Server, UnusableModel, config_of, probe_server
 from gateway.cli.serve import serve_command
@@ -120,6 +121,36 @@ def _greet_once(listener: socket.socket) -> None:
     connection, _ = listener.accept()
     with connection:
         connection.sendall(b"220 mail.example.org ready\r\n")
+
+
+def test_a_body_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named_models, "PROBE_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        Thread(target=_drip, args=(listener,), daemon=True).start()
+
+        with pytest.raises(UnusableModel, match="no answer within"):
+            probe_server(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+
+def _drip(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection, suppress(OSError):
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+        while True:
+            connection.sendall(b" ")
+            Event().wait(0.05)
+
+
+def test_json_that_is_nested_without_end_is_no_answer() -> None:
+    nested = b"[" * 100_000
+
+    async def respond(scope: Any, receive: Any, send: Any) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": nested})
+
+    with serve_in_thread(respond) as url, pytest.raises(UnusableModel, match="no TEI, vLLM, Infinity"):
+        probe_server(url)
 
 
 @pytest.mark.parametrize(
