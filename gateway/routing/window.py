@@ -41,16 +41,20 @@ class _SizeRecord:
 
 
 class Window:
-    """Adaptive limit on batches in flight. fixed: a configured size, which never changes."""
+    """Adaptive limit on batches in flight.
 
-    def __init__(self, fixed: int | None = None) -> None:
+    fixed: a configured size, which never changes. start: the first size of one that is learned.
+    """
+
+    def __init__(self, fixed: int | None = None, *, start: int = SIZE_START) -> None:
         self._is_fixed = fixed is not None
+        self._first_size = start
         self._started_s: float | None = None
         self._skip = self._batches = self._tokens = 0
         # The most batches in flight in this spell, and in all spells of the larger size; and how many batches
         # at the larger size found no more in flight than the smaller size allows.
         self._spell_peak = self._larger_peak = self._unfilled = 0
-        self._start_at(fixed or SIZE_START)
+        self._start_at(fixed or start)
 
     def _start_at(self, size: int) -> None:
         self.size = size
@@ -105,7 +109,7 @@ class Window:
     def restart(self) -> None:
         """Forget the measurements, because the replica has restarted and may behave differently."""
         if not self._is_fixed:
-            self._start_at(SIZE_START)
+            self._start_at(self._first_size)
 
     def _discard_spell(self, now_s: float, *, tries_larger: bool) -> None:
         """Start the spell again: a window that was not full shows nothing.

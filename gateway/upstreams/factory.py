@@ -28,7 +28,7 @@ from gateway.routing.model_state import follow_model_state
 from gateway.routing.pool import Pool
 from gateway.routing.prober import ENGINE_PROBES, REMOTE_PROBES, ProbeIntervals, Prober
 from gateway.routing.replica import Replica
-from gateway.routing.window import Window
+from gateway.routing.window import SIZE_START, Window
 from gateway.upstreams.batch_bounds import BatchBounds
 from gateway.upstreams.upstream import Lanes, Upstream
 from gateway.vector_spaces.space import VectorSpace
@@ -39,6 +39,8 @@ OpenReplica = Callable[[BackendKind, ReplicaSpec], Backend]
 # One batch runs and one is ready, or two run. A third would wait in the engine, out of reach of the lane's
 # priorities.
 ENGINE_WINDOW = 2
+# Infinity sorts all that waits in it by length before it forms batches, so it needs much to choose from.
+WINDOW_STARTS = {"infinity": 16}
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True):
@@ -174,8 +176,9 @@ def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: Re
         place.ip,
         api=settings.api or ApiSettings(),
     )
-    window = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_hosted else None)
-    return Replica(place.name, opener.open(settings.backend, place.name, spec), Window(window))
+    fixed = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_hosted else None)
+    start = WINDOW_STARTS.get(settings.backend, SIZE_START)
+    return Replica(place.name, opener.open(settings.backend, place.name, spec), Window(fixed, start=start))
 
 
 def _headers_of(settings: UpstreamSettings) -> dict[str, str]:
