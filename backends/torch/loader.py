@@ -24,7 +24,6 @@ from backends.torch.int8 import require_int8
 from backends.torch.kinds import recognize
 from backends.torch.load_plan import LoadOptions, LoadPlan, permitted_code, plan_load
 from backends.torch.loaded_model import (
-    CPU_BATCH_TOKENS,
     GPU_BATCH_TOKENS,
     MEDIA_CPU_BATCH_TOKENS,
     STATIC_BATCH_TOKENS,
@@ -37,6 +36,7 @@ from backends.torch.native_configs import read_config
 from backends.torch.networks import OpenedNetwork, open_network
 from backends.torch.own_network import TrustedCode
 from backends.torch.pairs import PairEncoder
+from backends.torch.pass_size import measure_pass_size
 from backends.torch.precision import best_dtype, dtype_name
 from backends.torch.preparing import Preparer, Templates
 from backends.torch.recipe import ModelKind, Recipe, takes_late_chunking
@@ -83,6 +83,7 @@ def load(
     started_s = time.perf_counter()
     with refuse_on_error(f"the first passes through {checkpoint} failed"):
         width = run_on_device(partial(_warm_up, network, plan, reader))
+        batch_tokens = run_on_device(partial(_batch_tokens, network, plan, device))
     if options.compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")
     capabilities = msgspec.structs.replace(
@@ -103,7 +104,7 @@ def load(
         network.head,
         capabilities,
         packed=network.packed,
-        batch_tokens=_batch_tokens(recipe, device),
+        batch_tokens=batch_tokens,
         reentrant=network.reentrant,
         media=None if reader is None else MediaPreparer(reader, preparer, MAIN_OUTPUTS[recipe.kind]),
     )
@@ -153,6 +154,22 @@ def best_device(device: str | None) -> torch.device:
     return torch.device(device or next(name for name, is_available in DEVICES if is_available()))
 
 
+def require_device(device: str | None) -> None:
+    """Raise ModelUnavailable if this machine lacks the configured device, or torch cannot use it."""
+    if device is None or device.startswith("cpu"):
+        return
+    present = [name for name, is_available in DEVICES if is_available()]
+    if "cuda" in present:
+        present[:1] = ["cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if device in present:
+        return
+    reason = "" if torch.version.cuda or "cuda" not in device else "; the installed PyTorch has no CUDA"
+    raise ModelUnavailable(
+        f"there is no device {device!r} for PyTorch on this machine, only {', '.join(present)}{reason}; "
+        "name one that exists, or leave `device` out"
+    )
+
+
 def _width(checkpoint: Path, recipe: Recipe) -> int | None:
     width, static = dense_width(checkpoint, recipe), CheckpointFiles(checkpoint).static
     if width is None and static is not None:
@@ -188,12 +205,15 @@ def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
     return dtype
 
 
-def _batch_tokens(recipe: Recipe, device: torch.device) -> int:
+def _batch_tokens(network: OpenedNetwork, plan: LoadPlan, device: torch.device) -> int:
+    recipe = plan.recipe
     if recipe.kind == "static":
         return STATIC_BATCH_TOKENS
     if device.type != "cpu":
         return GPU_BATCH_TOKENS
-    return CPU_BATCH_TOKENS if recipe.medium is None else MEDIA_CPU_BATCH_TOKENS
+    if recipe.medium is not None:
+        return MEDIA_CPU_BATCH_TOKENS
+    return measure_pass_size(network.head, plan.tokenizer, recipe.max_tokens, network.outputs)
 
 
 def _warm_up(network: OpenedNetwork, plan: LoadPlan, reader: ReadsMedium | None) -> int:

@@ -15,7 +15,7 @@ from backends.torch import memory, wire
 from backends.torch.engine import Engine
 from backends.torch.hosted_model import HostedModel, PendingLoad
 from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import RunOnDevice, best_device
+from backends.torch.loader import RunOnDevice, best_device, require_device
 from backends.torch.loading import (
     LoadModel,
     describe_model,
@@ -64,6 +64,8 @@ class ModelLoads:
     async def load(self, model: HostedModel, pending: PendingLoad) -> None:
         """Load a model; the work that waits holds it when this returns. Raises: ModelUnavailable."""
         try:
+            # Before a download that would be in vain.
+            require_device(model.boot.device)
             self._budget.report(model, "loading", f"looking for {model.boot.model}")
             # Outside the lock: other models need not wait for a download.
             folder = await self._folder(model)

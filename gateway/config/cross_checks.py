@@ -27,6 +27,7 @@ from gateway.config.schema import OPERATION_SEGMENTS, OWN_VOCABULARY, Config, Mo
 
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
 COMMIT = re.compile(r"[0-9a-f]{40}")
+DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:[0-9]+)?")
 STORES_ALLOWED = "memory, redis://host:port/db, rediss://host:port/db, redis+sentinel://h1,h2/name/db, redis+cluster://h1,h2"
 
 
@@ -76,6 +77,11 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
             yield Problem(f"{path}.replicas", "torch runs here; replicas are for remote backends")
         if not upstream.devices:
             yield Problem(f"{path}.device", "is an empty list; name a device such as cuda:0, or leave it out")
+        yield from (
+            Problem(f"{path}.device", f"{device!r} is not a device; write cpu, mps, cuda or cuda:0")
+            for device in sorted(set(filter(None, upstream.devices.values())))
+            if not DEVICE.fullmatch(device)
+        )
         yield from _prompt_problems(upstream, path)
         yield from _code_problems(upstream, path)
         return

@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM
 from backends.errors import ModelUnavailable
 from backends.torch import wire
 from backends.torch.inspection import inspect_folder
-from backends.torch.loader import load
+from backends.torch.loader import load, require_device
 from backends.torch.loading import options_of
 from backends.torch.refusals import describe_error, refuse_on_error
 from tests.engine.checkpoints import (
@@ -36,6 +36,23 @@ def test_an_unexpected_error_carries_its_first_line() -> None:
         refuse_on_error("it failed", "fetch it again"),
     ):
         raise ValueError("\ngive one of two\nTraceback")
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "cpu:0"])
+def test_a_processor_is_always_present(device: str | None) -> None:
+    require_device(device)
+
+
+def test_a_device_that_is_missing_is_named_with_those_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    require_device("cuda")
+    require_device("cuda:1")
+    with pytest.raises(ModelUnavailable, match=r"no device 'cuda:2' .* only cuda, cuda:0, cuda:1, cpu;"):
+        require_device("cuda:2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ModelUnavailable, match=r"no device 'cuda:0' .* only cpu"):
+        require_device("cuda:0")
 
 
 def test_an_error_without_a_message_is_described_by_its_type() -> None:
