@@ -54,10 +54,12 @@ from gateway.api.operators import (
     host_models,
     instances,
     keys,
+    own_usage,
     probes,
     start_page,
     status,
     tenants,
+    traffic,
     ui,
 )
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
@@ -90,10 +92,11 @@ from gateway.routing.routes import Routes
 from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.change_history import ChangeHistory
 from gateway.telemetry.load_metrics import ReplicaLoad, Sources
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import measure_lag
+from gateway.telemetry.records import Records
+from gateway.telemetry.totals import Totals
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FirstKey, Keyring
 from gateway.tenants.store import TenantStore
@@ -149,6 +152,8 @@ OPERATOR_MODULES = (
     instances,
     host_models,
     status,
+    traffic,
+    own_usage,
     ui,
     start_page,
 )
@@ -225,7 +230,7 @@ class WorkerReload:
     api: InferenceApi
     admin: Admin
     metrics: Metrics
-    recent: ChangeHistory
+    records: Records
     in_flight: InFlight
 
     def follow(
@@ -242,7 +247,7 @@ class WorkerReload:
         self.api.inputs_max = config.limits.inputs
         self.admin.apply(config)
         for running in retired:
-            self.recent.forget(running.upstream.name)
+            self.records.changes.forget(running.upstream.name)
         self.metrics.watch(sources_of(upstreams, self.in_flight, self.api.gateway.cache))
         return self.registry.retire(retired)
 
@@ -251,11 +256,11 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     """Wire everything together. Needs a running event loop; contacts nothing before the lifespan begins."""
     outside, config = collaborators or Collaborators(), boot.config
     is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
-    metrics, recent = Metrics(is_open=is_local, worker=boot.worker), ChangeHistory()
+    metrics, records = Metrics(is_open=is_local, worker=boot.worker), Records(boot.worker)
 
     def observe(event: Event) -> None:
         metrics.observe(event)
-        recent.observe(event)
+        records.observe(event)
         outside.observe(event)
         if isinstance(event, SpaceChecked) and event.outcome == "differs" and event.changed and stores.cache:
             # Its replica may have computed other vectors before the check that found them.
@@ -282,7 +287,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         "api": api,
         "in_flight": in_flight,
         "exporter": metrics,
-        "watched": StatusSource(gateway, metrics, recent, config, boot.worker or 0, time.time(), table),
+        "watched": StatusSource(gateway, metrics, records, config, boot.worker or 0, time.time(), table),
         "admin": operators,
         "adding": AdditionsApi(outside.adding),
         "instances": InstancesApi(outside.instances),
@@ -301,13 +306,13 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         traces,
         boot.manager_port,
     )
-    tasks = _background_tasks(boot, stores, follower, metrics)
+    tasks = _background_tasks(boot, stores, follower, metrics, records)
     return Application(
         Middleware(_litestar(tuple(dependencies)), parts),
         partial(_run, registry, stores, tasks, traces),
         in_flight,
         gateway,
-        WorkerReload(registry, api, operators, metrics, recent, in_flight).follow,
+        WorkerReload(registry, api, operators, metrics, records, in_flight).follow,
         observe,
         table,
         None if config.grpc is None else partial(_create_grpc, config, parts, api),
@@ -433,10 +438,11 @@ def _open_cache(settings: CacheSettings, quota_store: str, observe: Observe) -> 
 
 
 def _background_tasks(
-    boot: AppBoot, stores: Stores, follower: KeyFollower | None, metrics: Metrics
+    boot: AppBoot, stores: Stores, follower: KeyFollower | None, metrics: Metrics, records: Records
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks, which run for as long as the application does."""
     tasks = [stores.ledger.maintain(), measure_lag(metrics.observe_lag)]
+    tasks += records.tasks(lambda: Totals(metrics.collected()))
     if stores.cache is not None:
         tasks.append(stores.cache.store.maintain())
     if boot.worker is not None:

@@ -24,7 +24,7 @@ logger = logging.getLogger("gateway")
 PROBED_ROUTES = frozenset({"/livez", "/readyz", "/health", "/ping", "/models/{model}/health", "/metrics"})
 # An open /ui and `gateway status` request the status every second, and load balancers get / for their health
 # check. A refusal has a line: it may be an attack.
-POLLED_ROUTES = frozenset({"/admin/status", "/"})
+POLLED_ROUTES = frozenset({"/admin/status", "/admin/traffic", "/admin/calls", "/"})
 QUIET_ROUTES = PROBED_ROUTES | POLLED_ROUTES
 
 # The longest IPv6 address with a zone is shorter.

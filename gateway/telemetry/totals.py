@@ -37,7 +37,7 @@ class Totals:
         """Return the calls, without those of monitoring."""
         outcomes: dict[str, int] = defaultdict(int)
         for labels, value in self._samples["gateway_calls_total"]:
-            if not _is_monitoring(labels):
+            if not is_monitoring(labels.get("route", "")):
                 outcomes[labels["outcome"]] += int(value)
         return CallsStatus(dict(outcomes), self.durations("gateway_call_duration_seconds"))
 
@@ -45,13 +45,13 @@ class Totals:
         """Return the sum of a histogram's series, without those of monitoring."""
         counts: dict[float, float] = defaultdict(float)
         for sample_labels, value in self._of(f"{name}_bucket", labels):
-            if not _is_monitoring(sample_labels):
+            if not is_monitoring(sample_labels.get("route", "")):
                 counts[float(sample_labels["le"])] += value
         bounds = tuple(sorted(counts))
         sum_s = sum(
             value
             for sample_labels, value in self._of(f"{name}_sum", labels)
-            if not _is_monitoring(sample_labels)
+            if not is_monitoring(sample_labels.get("route", ""))
         )
         return Durations(bounds[:-1], tuple(counts[bound] for bound in bounds), sum_s)
 
@@ -81,5 +81,6 @@ class Totals:
         ]
 
 
-def _is_monitoring(labels: Labels) -> bool:
-    return labels.get("route", "").startswith(MONITORING)
+def is_monitoring(route: str) -> bool:
+    """Return whether a route is one of monitoring, or of the console."""
+    return route.startswith(MONITORING)

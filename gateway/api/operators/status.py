@@ -19,8 +19,8 @@ from gateway.instances.records import InstanceInfo
 from gateway.instances.table import InstanceTable
 from gateway.registry.requests import ModelInfo
 from gateway.serve import Gateway
-from gateway.telemetry.change_history import ChangeHistory
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.records import Records
 from gateway.telemetry.snapshot import (
     CheckpointStatus,
     InstanceStatus,
@@ -44,7 +44,7 @@ class StatusSource(msgspec.Struct, frozen=True):
 
     gateway: Gateway
     exporter: Metrics
-    recent: ChangeHistory
+    records: Records
     config: Config
     worker: int
     started_s: float
@@ -68,7 +68,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             replicas=tuple(self._replicas(totals)),
             models=tuple(self._models()),
             tenants=totals.tenants(),
-            changes=self.recent.changes(),
+            changes=self.records.changes.changes(),
             instances=tuple(map(_instance, self.instances)),
             registry=tuple(map(_checkpoint, registry)),
         )
@@ -82,7 +82,7 @@ class StatusSource(msgspec.Struct, frozen=True):
         for name, upstream in self.gateway.upstreams.items():
             for replica in upstream.pool.replicas:
                 labels = {"upstream": name, "replica": replica.name}
-                history = self.recent.of(name, replica.name)
+                history = self.records.changes.of(name, replica.name)
                 attempts = int(totals.number("gateway_attempts_total", **labels))
                 not_failed = sum(
                     int(totals.number("gateway_attempts_total", outcome=outcome, **labels))

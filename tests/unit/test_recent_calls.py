@@ -1,0 +1,67 @@
+"""The last calls: what is kept, the bound, and the files that workers share."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from gateway.events import AttemptFinished, CallFinished
+from gateway.telemetry.recent_calls import CALLS_MAX, RecentCalls
+
+
+def call(request_id: str, route: str = "/v1/embeddings") -> CallFinished:
+    return CallFinished(
+        request_id,
+        "POST",
+        route,
+        200,
+        "ok",
+        0.02,
+        "acme",
+        "bge",
+        1,
+        7,
+        stages={"queue": 0.001},
+        key_id="acme-1",
+    )
+
+
+def ticking() -> Callable[[], float]:
+    ticks = count(1000)
+    return lambda: float(next(ticks))
+
+
+def test_calls_are_listed_from_the_newest() -> None:
+    recent = RecentCalls(clock=ticking())
+    recent.observe(call("first"))
+    recent.observe(AttemptFinished("u", "r", "ok", 0.1))
+    recent.observe(call("poll", "/admin/status"))
+    recent.observe(call("second"))
+
+    second, first = recent.calls()
+    assert (second.request_id, second.at_s) == ("second", 1001)
+    assert (first.tenant, first.key_id, first.model, first.tokens) == ("acme", "acme-1", "bge", 7)
+    assert first.stages == {"queue": 0.001}
+
+
+def test_the_number_of_calls_is_bounded() -> None:
+    recent = RecentCalls(clock=ticking())
+    for number in range(CALLS_MAX * 2):
+        recent.observe(call(str(number)))
+    found = recent.calls()
+    assert len(found) == CALLS_MAX
+    assert found[0].request_id == str(CALLS_MAX * 2 - 1)
+
+
+def test_workers_see_each_others_calls(tmp_path: Path) -> None:
+    clock = ticking()
+    workers = [RecentCalls(tmp_path, worker, clock) for worker in range(2)]
+    for number in range(4):
+        workers[number % 2].observe(call(str(number)))
+    for worker in workers:
+        worker.write()
+
+    listed = [[found.request_id for found in worker.calls()] for worker in workers]
+    assert listed == [["3", "2", "1", "0"]] * 2
+    # A file that cannot be read is left out.
+    (tmp_path / "recent-calls-1.json").write_bytes(b"[{")
+    assert [found.request_id for found in workers[0].calls()] == ["2", "0"]
