@@ -8,8 +8,8 @@ from backends.torch.preparing import Preparer
 from backends.torch.recipe import Recipe
 from backends.torch.sequences import Head
 
-# Tokens of one forward pass. For a processor this is the least: what it gains from more is measured for each
-# network. Only a large batch keeps a GPU busy.
+# Tokens of one forward pass. A processor gains nothing from more, and the next request waits for the whole
+# batch; only a large batch keeps a GPU busy.
 CPU_BATCH_TOKENS = 1024
 GPU_BATCH_TOKENS = 16384
 # A static model computes so little that a pass of the same size would be mostly its fixed costs.

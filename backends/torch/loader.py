@@ -24,6 +24,7 @@ from backends.torch.int8 import require_int8
 from backends.torch.kinds import recognize
 from backends.torch.load_plan import LoadOptions, LoadPlan, permitted_code, plan_load
 from backends.torch.loaded_model import (
+    CPU_BATCH_TOKENS,
     GPU_BATCH_TOKENS,
     MEDIA_CPU_BATCH_TOKENS,
     STATIC_BATCH_TOKENS,
@@ -36,7 +37,6 @@ from backends.torch.native_configs import read_config
 from backends.torch.networks import OpenedNetwork, open_network
 from backends.torch.own_network import TrustedCode
 from backends.torch.pairs import PairEncoder
-from backends.torch.pass_size import measure_pass_size
 from backends.torch.precision import best_dtype, dtype_name
 from backends.torch.preparing import Preparer, Templates
 from backends.torch.recipe import ModelKind, Recipe, takes_late_chunking
@@ -83,7 +83,6 @@ def load(
     started_s = time.perf_counter()
     with refuse_on_error(f"the first passes through {checkpoint} failed"):
         width = run_on_device(partial(_warm_up, network, plan, reader))
-        batch_tokens = run_on_device(partial(_batch_tokens, network, plan, device))
     if options.compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")
     capabilities = msgspec.structs.replace(
@@ -104,7 +103,7 @@ def load(
         network.head,
         capabilities,
         packed=network.packed,
-        batch_tokens=batch_tokens,
+        batch_tokens=_batch_tokens(recipe, device),
         reentrant=network.reentrant,
         media=None if reader is None else MediaPreparer(reader, preparer, MAIN_OUTPUTS[recipe.kind]),
     )
@@ -205,15 +204,12 @@ def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
     return dtype
 
 
-def _batch_tokens(network: OpenedNetwork, plan: LoadPlan, device: torch.device) -> int:
-    recipe = plan.recipe
+def _batch_tokens(recipe: Recipe, device: torch.device) -> int:
     if recipe.kind == "static":
         return STATIC_BATCH_TOKENS
     if device.type != "cpu":
         return GPU_BATCH_TOKENS
-    if recipe.medium is not None:
-        return MEDIA_CPU_BATCH_TOKENS
-    return measure_pass_size(network.head, plan.tokenizer, recipe.max_tokens, network.outputs)
+    return CPU_BATCH_TOKENS if recipe.medium is None else MEDIA_CPU_BATCH_TOKENS
 
 
 def _warm_up(network: OpenedNetwork, plan: LoadPlan, reader: ReadsMedium | None) -> int:
