@@ -17,6 +17,7 @@ from collections.abc import (
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
 
@@ -97,6 +98,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import measure_lag
 from gateway.telemetry.records import Records
 from gateway.telemetry.totals import Totals
+from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FirstKey, Keyring
 from gateway.tenants.store import TenantStore
@@ -198,13 +200,14 @@ class Application(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Clients of the shared state. tenants, fingerprints: None if the configuration has no Redis.
+    """Clients of the shared state. fingerprints: None if the configuration has no Redis.
 
-    cache: of vectors, None if the configuration has none.
+    tenants: in Redis, or in a file; None where there is neither. cache: of vectors, None if the configuration
+    has none.
     """
 
     ledger: Ledger
-    tenants: TenantStore | None = None
+    tenants: TenantStore | FileTenantStore | None = None
     fingerprints: FingerprintStore | None = None
     cache: ItemCache | None = None
 
@@ -266,7 +269,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
             # Its replica may have computed other vectors before the check that found them.
             stores.cache.store.distrust(event.upstream)
 
-    stores = _open_stores(config, outside.ledger, observe)
+    stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
     registry = UpstreamRegistry(
         Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
     )
@@ -390,7 +393,7 @@ def _keyring(boot: AppBoot) -> Keyring:
         config.tenants,
         _first_key(boot),
         operators=config.admin.keys,
-        has_store=config.quotas.store != "memory",
+        has_store=config.quotas.store != "memory" or boot.tenants_file is not None,
     )
 
 
@@ -409,20 +412,21 @@ def _key_follower(
     return KeyFollower(keyring, stores.tenants, grace_s, authenticator.forgive_known_keys)
 
 
-def _open_stores(config: Config, ledger: Ledger | None, observe: Observe) -> Stores:
+def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None, observe: Observe) -> Stores:
     """Return the clients that the configuration asks for. ledger: used in place of its own."""
     quotas = config.quotas
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
-        return Stores(ledger or MemoryLedger(), cache=cache)
+        tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file))
+        return Stores(ledger or MemoryLedger(), tenants, cache=cache)
     timeout_s = quotas.timeout_ms / 1000
     if ledger is None:
         rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
         ledger = RedisLedger(RedisClient(quotas.store, timeout_s), rules, secrets.token_hex(8), observe)
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
-    tenants = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
-    return Stores(ledger, tenants, FingerprintStore(fingerprints), cache)
+    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
+    return Stores(ledger, stored, FingerprintStore(fingerprints), cache)
 
 
 def _open_cache(settings: CacheSettings, quota_store: str, observe: Observe) -> ItemCache:

@@ -18,6 +18,8 @@ from gateway.config.state_folder import state_folder
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.create_key import random_key
+from gateway.tenants.file_store import FILE_NAME as TENANTS_FILE
+from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.first_key_file import FILE_NAME, FirstKeyFileError, keep_first_key, read_first_key
 from gateway.tenants.keyring import key_digest
 from gateway.tenants.store import FIRST_KEY, TenantStore
@@ -51,17 +53,22 @@ class KeySources(msgspec.Struct, frozen=True):
     """Places of the first key. configured: from the environment. file: None if there is no folder for it.
 
     is_terminal: the banner is read by a person; otherwise it is part of a log, which shows no secret.
+    tenants_file: of tenants and keys without Redis, None if there is no folder for it.
     """
 
     configured: str | None
     file: Path | None
     is_terminal: bool
+    tenants_file: Path | None = None
 
 
 def key_sources(config: Config, environment: Mapping[str, str], *, is_terminal: bool) -> KeySources:
     """Return the places of a gateway's first key."""
-    file = _key_file(config.state_dir, environment)
-    return KeySources(environment.get(VARIABLE) or None, file, is_terminal)
+    folder = state_folder(config.state_dir, environment)
+    configured = environment.get(VARIABLE) or None
+    if folder is None:
+        return KeySources(configured, None, is_terminal)
+    return KeySources(configured, folder / FILE_NAME, is_terminal, folder / TENANTS_FILE)
 
 
 def first_key(config: Config, sources: KeySources) -> FirstKey | None:
@@ -75,6 +82,8 @@ def first_key(config: Config, sources: KeySources) -> FirstKey | None:
         return None
     try:
         if config.quotas.store == "memory":
+            if _has_tenants(sources):
+                return None
             return _configured(sources) or _read(sources) or _create(sources)
         return asyncio.run(_agree(config.quotas.store, sources))
     except FirstKeyFileError as error:
@@ -106,10 +115,18 @@ async def create_first_key_later(url: str, sources: KeySources) -> None:
             return
 
 
-def _key_file(state_dir: str | None, environment: Mapping[str, str]) -> Path | None:
-    """Return the path of the first key's file, None if no folder is known."""
-    folder = state_folder(state_dir, environment)
-    return None if folder is None else folder / FILE_NAME
+def _has_tenants(sources: KeySources) -> bool:
+    """Return whether the file of tenants has any; one that cannot be read may have some."""
+    if sources.tenants_file is None:
+        return False
+    try:
+        has_tenants = asyncio.run(FileTenantStore(sources.tenants_file).has_tenants())
+    except StoreUnavailable as error:
+        logger.warning("%s; its keys and the first key are refused", error)
+        return True
+    if has_tenants:
+        _log_ignored(sources, str(sources.tenants_file))
+    return has_tenants
 
 
 async def _agree(url: str, sources: KeySources) -> FirstKey | None:

@@ -113,6 +113,7 @@ async def _run(config: Config, source: ConfigSource, key: FirstKey | None, sourc
         first_key_digest=key.digest if key else None,
         first_key_waits=key is not None and key.waits,
         first_key_is_kept=key is not None and key.is_kept,
+        tenants_file=None if sources.tenants_file is None else str(sources.tenants_file),
     )
     show_progress("starting")
     async with _creating_missing_key(config, key, sources):

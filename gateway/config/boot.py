@@ -15,7 +15,8 @@ class AppBoot(msgspec.Struct, frozen=True):
     key is not valid. first_key_is_kept: all gateways of the store agree on it by its digest there. engines:
     upstream name → addresses of its model in engines, by `UpstreamSettings.devices`. added_models: models
     that are not in the file. admin_port, manager_port: ports of these listeners, if they exist. worker: index
-    of this worker; None if there is only one.
+    of this worker; None if there is only one. tenants_file: of tenants and keys where there is no Redis, None
+    if no folder for it is known.
     """
 
     config: Config
@@ -27,3 +28,4 @@ class AppBoot(msgspec.Struct, frozen=True):
     admin_port: int | None = None
     manager_port: int | None = None
     worker: int | None = None
+    tenants_file: str | None = None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gateway.store.errors import StoreUnavailable
+from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.keyring import Keyring
 from gateway.tenants.store import FIRST_KEY, TenantStore
 
@@ -28,7 +29,7 @@ class KeyFollower:
     def __init__(
         self,
         keyring: Keyring,
-        store: TenantStore,
+        store: TenantStore | FileTenantStore,
         grace_s: float,
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.time,

@@ -27,6 +27,7 @@ from gateway.config.schema import host_and_port, is_loopback
 from gateway.errors import NotFound
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.usage import UsageRow, as_csv, days_between
+from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FIRST_TENANT
 from gateway.tenants.names import FIRST_KEY_NOTE
@@ -95,7 +96,7 @@ class Admin:
             self._authenticator.authenticate(context).require("admin")
 
     @property
-    def store(self) -> TenantStore:
+    def store(self) -> TenantStore | FileTenantStore:
         """Return the store of tenants and keys.
 
         Raises: NotFound if router.yaml is the only source of both.
@@ -119,7 +120,8 @@ class Admin:
     def _stored(self) -> KeyFollower:
         if self._follower is None:
             raise NotFound(
-                "tenants and keys are defined in router.yaml here; adding others needs a Redis `quotas.store`"
+                "tenants and keys are defined in router.yaml here; adding others needs a Redis "
+                "`quotas.store`, or a folder for them: `state_dir`"
             )
         return self._follower
 

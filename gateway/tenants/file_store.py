@@ -1,0 +1,187 @@
+"""Keys and tenants of a gateway without Redis, in one file of `state_dir`: digests, never a key itself.
+
+Rule: every change replaces the file in one step, under a lock, so that the workers of the gateway see the
+file before or after it. They notice a change by the file's number and time.
+"""
+
+import asyncio
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gateway.config import schema as config
+from gateway.store.errors import StoreUnavailable
+from gateway.tenants.keyring import StoredKey
+from gateway.tenants.store import KeyCreation, StoreState, check_limit_names
+
+FILE_NAME = "tenants.json"
+# Some 50,000 keys.
+FILE_BYTES_MAX = 16 * 1024 * 1024
+Result = TypeVar("Result")
+
+
+class _Content(msgspec.Struct):
+    """Content of the file: keys by id, and tenants by name."""
+
+    keys: dict[str, StoredKey] = {}
+    tenants: dict[str, config.TenantConfig] = {}
+
+    def all_limits(self) -> Iterator[dict[str, config.LimitAmount]]:
+        """Yield the limits of every key and tenant."""
+        for key in self.keys.values():
+            yield key.limits
+        for tenant in self.tenants.values():
+            yield tenant.limits
+            yield from tenant.model_limits.values()
+
+
+class _TenantsFile:
+    """The file, and the lock next to it. All methods raise StoreUnavailable if it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def version(self) -> bytes:
+        """Return what changes with each change of the file; nothing if there is no file."""
+        try:
+            stat = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+        except OSError as error:
+            raise self._unusable(error) from error
+        return f"{stat.st_ino}-{stat.st_mtime_ns}".encode()
+
+    def change(self, change: Callable[[_Content], Result]) -> Result:
+        """Replace the content by what a function makes of it, and return the function's result."""
+        with self._locked():
+            content = self.read()
+            result = change(content)
+            self._write(content)
+        return result
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._path.with_suffix(".lock").open("w", encoding="ascii") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def read(self) -> _Content:
+        """Return the content, which is empty without a file."""
+        try:
+            content = msgspec.json.decode(self._path.read_bytes(), type=_Content)
+            for limits in content.all_limits():
+                check_limit_names(limits)
+        except (FileNotFoundError, NotADirectoryError):
+            return _Content()
+        except OSError as error:
+            raise self._unusable(error) from error
+        except ValueError as error:
+            raise StoreUnavailable(
+                f"{self._path} has no keys and tenants: {error}; mend or remove it"
+            ) from error
+        return content
+
+    def _write(self, content: _Content) -> None:
+        encoded = msgspec.json.encode(content)
+        if len(encoded) > FILE_BYTES_MAX:
+            raise StoreUnavailable(
+                f"{self._path} would exceed {FILE_BYTES_MAX} bytes; use Redis for so many keys"
+            )
+        draft = self._path.with_name(f".{FILE_NAME}-{secrets.token_hex(8)}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(encoded)
+                file.flush()
+                os.fsync(descriptor)
+            draft.replace(self._path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _unusable(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._path} cannot be used: {error.strerror}; set `state_dir`")
+
+
+class FileTenantStore:
+    """Store of keys and tenants in a file. Its operations raise StoreUnavailable if it cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = _TenantsFile(path)
+
+    async def create_key(self, key: StoredKey) -> KeyCreation:
+        """Add a key, unless there is one of the same id."""
+
+        def add(content: _Content) -> KeyCreation:
+            is_new = key.id not in content.keys
+            content.keys.setdefault(key.id, key)
+            return KeyCreation(is_new, key.tenant in content.tenants)
+
+        return await self._change(add)
+
+    async def revoke(self, id_: str) -> bool:
+        """Remove a key; return False if there is none of that id."""
+        return await self._change(lambda content: content.keys.pop(id_, None) is not None)
+
+    async def keys(self) -> list[StoredKey]:
+        """Return every key, by id."""
+        return sorted(self._file.read().keys.values(), key=lambda key: key.id)
+
+    async def put_tenant(self, name: str, settings: config.TenantConfig) -> bool:
+        """Add a tenant, or replace its settings. Return True if it is the first one."""
+
+        def put(content: _Content) -> bool:
+            is_first = not content.tenants
+            content.tenants[name] = settings
+            return is_first
+
+        return await self._change(put)
+
+    async def remove_tenant(self, name: str) -> bool:
+        """Remove a tenant with its keys. Return False if neither exists."""
+
+        def remove(content: _Content) -> bool:
+            owned = [id_ for id_, key in content.keys.items() if key.tenant == name]
+            for id_ in owned:
+                del content.keys[id_]
+            return content.tenants.pop(name, None) is not None or bool(owned)
+
+        return await self._change(remove)
+
+    async def tenants(self) -> dict[str, config.TenantConfig]:
+        """Return every tenant, by name."""
+        return dict(sorted(self._file.read().tenants.items()))
+
+    async def names(self) -> set[str]:
+        """Return the names of all tenants and of those that keys belong to."""
+        content = self._file.read()
+        return {*content.tenants, *(key.tenant for key in content.keys.values())}
+
+    async def has_tenants(self) -> bool:
+        """Return True if there is any tenant."""
+        return bool(self._file.read().tenants)
+
+    async def agree_on_first_key(self, digest: str) -> str:
+        """Return the digest: no other gateway uses this file."""
+        return digest
+
+    async def look(self) -> StoreState:
+        """Return the version, which is empty without a file, and the time."""
+        return StoreState(self._file.version(), time.time(), "")
+
+    async def aclose(self) -> None:
+        """Do nothing: no file stays open."""
+
+    async def _change(self, change: Callable[[_Content], Result]) -> Result:
+        # Another worker may hold the lock for as long as a write takes.
+        return await asyncio.to_thread(self._file.change, change)

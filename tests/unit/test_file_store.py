@@ -1,0 +1,94 @@
+"""Keys and tenants in a file: what is kept, changes by several workers, and files that cannot be used."""
+
+import asyncio
+import stat
+from pathlib import Path
+
+import pytest
+
+from gateway.config.schema import TenantConfig
+from gateway.store.errors import StoreUnavailable
+from gateway.tenants.file_store import FILE_NAME, FileTenantStore
+from gateway.tenants.follower import KeyFollower
+from gateway.tenants.keyring import Keyring, StoredKey, key_digest
+
+
+def key(id_: str, tenant: str = "acme") -> StoredKey:
+    return StoredKey(id_, key_digest(f"sk-{id_}"), tenant)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / FILE_NAME
+
+
+async def test_keys_and_tenants_outlive_the_process(path: Path) -> None:
+    store = FileTenantStore(path)
+    assert (await store.look()).version == b""
+    assert not await store.has_tenants()
+    assert await store.put_tenant("acme", TenantConfig(limits={"tokens_per_day": 5}))
+    assert not await store.put_tenant("other", TenantConfig())
+    created = await store.create_key(key("laptop"))
+    assert (created.is_created, created.has_tenant) == (True, True)
+    assert not (await store.create_key(key("laptop", "other"))).is_created
+
+    again = FileTenantStore(path)
+    assert await again.keys() == [key("laptop")]
+    assert (await again.tenants())["acme"].limits == {"tokens_per_day": 5}
+    assert await again.names() == {"acme", "other"}
+    mode, content = await asyncio.to_thread(lambda: (path.stat().st_mode, path.read_bytes()))
+    assert stat.S_IMODE(mode) == 0o600
+    assert b"sk-laptop" not in content
+
+
+async def test_a_removed_tenant_takes_its_keys_along(path: Path) -> None:
+    store = FileTenantStore(path)
+    await store.put_tenant("acme", TenantConfig())
+    for id_ in ("one", "two"):
+        await store.create_key(key(id_))
+    assert await store.revoke("one")
+    assert not await store.revoke("one")
+    assert await store.remove_tenant("acme")
+    assert not await store.remove_tenant("acme")
+    assert await store.keys() == []
+
+
+async def test_changes_at_the_same_time_are_all_kept(path: Path) -> None:
+    stores = [FileTenantStore(path) for _ in range(4)]
+    await asyncio.gather(*(stores[number % 4].create_key(key(str(number))) for number in range(40)))
+    assert len(await stores[0].keys()) == 40
+
+
+async def test_another_worker_follows_a_change(path: Path) -> None:
+    writer, keyring = FileTenantStore(path), Keyring({}, None, has_store=True)
+    follower = KeyFollower(keyring, FileTenantStore(path), 60.0, lambda: None)
+    running = asyncio.create_task(follower.run())
+    await follower.refresh()
+    await writer.put_tenant("acme", TenantConfig())
+    await writer.create_key(key("laptop"))
+    await follower.refresh()
+    assert keyring.identify("sk-laptop").key_id == "laptop"
+    await writer.revoke("laptop")
+    await follower.refresh()
+    assert not keyring.knows(key_digest("sk-laptop"))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"{", b'{"keys": {"a": 1}}', b'{"tenants": {"a": {"limits": {"tokens_per_hair": 1}}}}']
+)
+def test_a_file_that_cannot_be_read_is_never_overwritten(path: Path, content: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+    store = FileTenantStore(path)
+    for change in (store.create_key(key("a")), store.put_tenant("acme", TenantConfig()), store.revoke("a")):
+        with pytest.raises(StoreUnavailable, match="mend or remove it"):
+            asyncio.run(change)
+    assert path.read_bytes() == content
+
+
+async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(StoreUnavailable, match="set `state_dir`"):
+        await FileTenantStore(tmp_path / "state" / FILE_NAME).put_tenant("acme", TenantConfig())
