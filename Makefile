@@ -8,7 +8,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve dist example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
+.PHONY: help install serve dist console example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -63,7 +63,16 @@ test-real: .venv/installed-dev ## test the adapters against real Infinity and vL
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm
 	$(BIN)/python -m pytest tests/real -m real
 
-.venv/installed-browser: .venv/installed-dev requirements/browser.txt
+CONSOLE = gateway/api/operators/console
+
+$(CONSOLE)/node_modules: $(CONSOLE)/package-lock.json
+	cd $(CONSOLE) && npm ci --no-audit --no-fund
+	@touch $@
+
+console: $(CONSOLE)/node_modules ## build the console at /ui into gateway/api/operators/page; needs Node 20
+	cd $(CONSOLE) && npm run --silent build
+
+.venv/installed-browser: .venv/installed-dev requirements/browser.txt $(CONSOLE)/node_modules
 	$(PIP) install --quiet --require-hashes --no-deps -r requirements/browser.txt
 	@touch $@
 

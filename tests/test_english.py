@@ -36,7 +36,11 @@ DOCSTRING_STARTS = re.compile(r'"""(?:What|Who|Whom|Whose|Whether|How|Where|Whic
 
 def code_files() -> Iterator[Path]:
     for folder in CODE:
-        yield from (path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in SUFFIXES)
+        yield from (
+            path
+            for path in sorted((ROOT / folder).rglob("*"))
+            if path.suffix in SUFFIXES and "node_modules" not in path.parts
+        )
 
 
 def documents() -> Iterator[Path]:

@@ -64,7 +64,7 @@ class RecentCalls:
 
     def calls(self) -> list[RecentCall]:
         """Return the last calls of all workers, the newest first."""
-        own = [_recent(at_s, event) for at_s, event in self._ended]
+        own = [_recent(at_s, event) for at_s, event in reversed(self._ended)]
         found = own + [call for file in self._other_files() for call in _read(file)]
         return sorted(found, key=lambda call: call.at_s, reverse=True)[:CALLS_MAX]
 

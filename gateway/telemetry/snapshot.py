@@ -60,7 +60,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
     dimensions: of its vectors, None if it has none or they are not known yet. notes: guesses and further
     facts about its replicas, for operators. cache: `on`, or why its vectors are not cached; None if the
-    configuration does not ask for it.
+    configuration does not ask for it. memory_bytes: of a model in this gateway's engine, None elsewhere.
     """
 
     name: str
@@ -72,6 +72,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     dimensions: int | None
     notes: tuple[str, ...] = ()
     cache: str | None = None
+    memory_bytes: int | None = None
 
 
 class TenantStatus(msgspec.Struct, frozen=True):

@@ -93,9 +93,12 @@ def browser() -> Iterator[Any]:
 
 
 class ObservedPage:
-    """A page at /ui. complaints: errors and warnings of the browser, with policy violations."""
+    """The console at /ui. complaints: errors and warnings of the browser, with policy violations.
 
-    def __init__(self, browser: Any, base: str, **options: Any) -> None:
+    view: the page of the console that is opened.
+    """
+
+    def __init__(self, browser: Any, base: str, view: str = "overview", **options: Any) -> None:
         self.context = browser.new_context(**options)
         self.context.set_default_timeout(15_000)
         self.page = self.context.new_page()
@@ -104,12 +107,17 @@ class ObservedPage:
         self.page.on("console", self._collect)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.addresses.append(request.url))
-        self.page.goto(f"{base}/ui")
+        self.page.goto(f"{base}/ui#/{view}")
 
     def use_key(self, key: str) -> None:
         """Type a key and submit it, like a user."""
         self.page.get_by_label("API key").fill(key)
         self.page.get_by_role("button", name="Use").click()
+
+    def show(self, title: str) -> None:
+        """Follow the link to another page of the console."""
+        self.page.get_by_role("navigation").get_by_role("link", name=title, exact=True).click()
+        self.page.wait_for_selector(f"h2:text-is('{title}')")
 
     def _collect(self, message: Any) -> None:
         if message.type in ("error", "warning"):
@@ -126,7 +134,8 @@ def watched(browser: Any, gateway: Served) -> Iterator[ObservedPage]:
 
 @pytest.fixture
 def ready(watched: ObservedPage) -> ObservedPage:
-    """Open a page with a key, and wait for its lists of models."""
+    """Open the playground with a key, and wait for its lists of models."""
     watched.use_key(KEY)
+    watched.show("Playground")
     watched.page.wait_for_selector("#embed-model option", state="attached")
     return watched

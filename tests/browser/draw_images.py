@@ -1,4 +1,4 @@
-"""Draw images of `gateway status` and of the page at /ui under load, for docs/images.
+"""Draw images of `gateway status` and of the console at /ui under load, for docs/images.
 
     .venv/bin/python -m tests.browser.draw_images --folder docs/images
 
@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 from rich.console import Console
@@ -31,20 +30,20 @@ from loadtest.servers import start_gateway, start_stub
 
 KEYS = {name: f"sk-{name}" for name in ("search", "ingest", "trial")}
 ENGINE, STUB = "all-minilm-l6-v2", "bge-m3"
-# Time under load before an image is taken, in which windows and rates settle.
-SETTLE_S = 6.0
+# Time under load before an image is taken, in which windows and rates settle and the charts get points.
+SETTLE_S = 100.0
 WIDE = {"width": 1180, "height": 860}
 PHONE = {"width": 390, "height": 844}
 TERMINAL_COLUMNS = 124
 TEXT = "what people ask a search for, of which there are many "
 
 
-def config(stubs: list[int]) -> str:
-    """Return a configuration with two upstreams and three tenants."""
+def config(stubs: list[int], state: Path) -> str:
+    """Return a configuration with two upstreams and three tenants. state: folder of stored keys."""
     replicas = ", ".join(f"'http://127.0.0.1:{port}'" for port in stubs)
     limited = "limits: {requests_per_minute: 30}"
     return (
-        "logs: {access: false}\nupstreams:\n"
+        f"logs: {{access: false}}\nstate_dir: {state}\nupstreams:\n"
         "  minilm: {backend: torch, model: sentence-transformers/all-MiniLM-L6-v2}\n"
         f"  bge: {{backend: tei, replicas: [{replicas}], in_flight_batches: 2}}\n"
         f"models: {{{ENGINE}: {{upstream: minilm}}, text-embedding-3-small: {{upstream: minilm}}, "
@@ -98,43 +97,46 @@ async def draw_terminal(url: str, folder: Path) -> None:
 
 
 async def draw_pages(url: str, folder: Path) -> None:
-    """Draw the status and the playground: wide and on a phone, light and dark."""
+    """Draw each page of the console, and some on a phone and in dark colors."""
     from playwright.async_api import async_playwright
 
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     async with async_playwright() as running:
         browser = await running.chromium.launch(executable_path=chromium(), args=arguments)
-        for name, size, scheme, place in (
-            ("ui-status", WIDE, "light", "#status"),
-            ("ui-playground", WIDE, "light", "#embed"),
-            ("ui-dark", WIDE, "dark", "#rerank"),
-            ("ui-phone", PHONE, "light", "#embed"),
+        for name, size, scheme, title, awaited in (
+            ("ui-overview", WIDE, "light", "Overview", "#charts canvas"),
+            ("ui-upstreams", WIDE, "light", "Upstreams", "#replicas tbody tr"),
+            ("ui-models", WIDE, "light", "Models", "#models tbody tr"),
+            ("ui-tenants", WIDE, "light", "Tenants and keys", "#keys tbody tr"),
+            ("ui-calls", WIDE, "light", "Recent calls", "#calls tbody tr"),
+            ("ui-playground", WIDE, "light", "Playground", "#embed-answer table"),
+            ("ui-usage", WIDE, "light", "My key", "#own-usage tbody tr"),
+            ("ui-dark", WIDE, "dark", "Overview", "#charts canvas"),
+            ("ui-phone", PHONE, "light", "Overview", "#charts canvas"),
         ):
             context = await browser.new_context(viewport=size, color_scheme=scheme)
             page = await context.new_page()
             await page.goto(f"{url}/ui")
-            await fill(page)
-            await page.locator(place).evaluate("element => element.scrollIntoView()")
-            if place == "#status":
-                await page.evaluate("scrollTo(0, 0)")
+            await page.get_by_label("API key").fill(KEYS["search"])
+            await page.get_by_role("button", name="Use").click()
+            await page.get_by_role("navigation").get_by_role("link", name=title, exact=True).click()
+            if title == "Playground":
+                await page.get_by_role("button", name="Embed").click()
+            await page.wait_for_selector(awaited)
+            # A rate needs a second update.
+            await page.wait_for_timeout(2500)
             await page.screenshot(path=str(folder / f"{name}.png"))
             await context.close()
         await browser.close()
 
 
-async def fill(page: Any) -> None:
-    """Enter a key, and request a result in every part of the playground."""
-    await page.get_by_label("API key").fill(KEYS["search"])
-    await page.get_by_role("button", name="Use").click()
-    await page.wait_for_selector("#embed-model option", state="attached")
-    for part in ("embed", "rerank"):
-        await page.select_option(f"#{part}-model", ENGINE)
-    for part in ("embed", "rerank", "compare"):
-        await page.click(f"#{part}-form button")
-        await page.wait_for_selector(f"#{part}-answer table")
-    await page.wait_for_selector("#tenants tbody tr")
-    # A rate needs a second update.
-    await page.wait_for_timeout(2500)
+async def store_keys(url: str) -> None:
+    """Make a tenant and two keys, as the page of tenants does."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        settings = {"limits": {"tokens_per_day": 5_000_000, "requests_per_minute": 600}}
+        (await client.put("/admin/tenants/analytics", json=settings)).raise_for_status()
+        for key in ({"id": "notebook"}, {"id": "nightly", "expires": "2027-12-31", "models": [STUB]}):
+            (await client.post("/admin/keys", json={"tenant": "analytics", **key})).raise_for_status()
 
 
 def chromium() -> str:
@@ -150,6 +152,7 @@ def chromium() -> str:
 
 async def draw(url: str, folder: Path, stopped_stub: PinnedProcess) -> None:
     """Draw all images under load. stopped_stub: a stub that is stopped once the load runs."""
+    await store_keys(url)
     async with load(url):
         await asyncio.to_thread(stopped_stub.stop)
         await asyncio.sleep(2)
@@ -173,7 +176,7 @@ def main() -> None:
         stopped_stub = stubs.pop()
         processes += [stub.process for stub in (*stubs, stopped_stub)]
         ports = [stub.target.port for stub in (*stubs, stopped_stub)]
-        gateway = start_gateway(Path(name), config(ports))
+        gateway = start_gateway(Path(name), config(ports, Path(name) / "state"))
         processes.append(gateway.process)
         gateway.process.unpin()
         url = f"http://127.0.0.1:{gateway.target.port}"

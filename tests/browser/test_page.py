@@ -1,6 +1,7 @@
-"""The page at /ui in a real browser: status, playground, safety and accessibility."""
+"""The console at /ui in a real browser: status, playground, safety and accessibility."""
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,12 +29,18 @@ def heat(page: Any, selector: str) -> list[list[str]]:
 
 
 def test_shows_the_status_without_console_errors(watched: ObservedPage) -> None:
-    watched.page.wait_for_selector("#replicas tbody tr")
+    watched.page.wait_for_selector("#lanes tbody tr")
+    troubles = text_of(watched.page, "#troubles")
+    watched.show("Upstreams")
     replicas = text_of(watched.page, "#replicas")
+    watched.show("Models")
+    models = text_of(watched.page, "#models")
+    watched.show("Playground")
 
+    assert "no connection to the replica" in troubles
     assert "up" in replicas
     assert "no connection to the replica" in replicas
-    assert "bge" in text_of(watched.page, "#models")
+    assert "bge" in models
     assert "Type an API key" in text_of(watched.page, "#models-problem")
     assert [] == watched.complaints
 
@@ -41,6 +48,7 @@ def test_shows_the_status_without_console_errors(watched: ObservedPage) -> None:
 def test_shows_the_models_of_the_host(watched: ObservedPage, gateway: Served) -> None:
     with gateway.client() as client:
         added = client.post("/admin/registry", json={"model_id": "org/listed"})
+    watched.show("Models")
     watched.page.wait_for_selector("#registry tbody tr")
     rows = [row.split("\t") for row in text_of(watched.page, "#registry tbody").splitlines()]
 
@@ -50,7 +58,9 @@ def test_shows_the_models_of_the_host(watched: ObservedPage, gateway: Served) ->
 
 
 def test_loads_everything_from_the_gateway(ready: ObservedPage, gateway: Served) -> None:
-    ready.page.wait_for_selector("#replicas tbody tr")
+    for title in ("Upstreams", "Models", "Tenants and keys", "Recent calls", "My key", "Overview"):
+        ready.show(title)
+    ready.page.wait_for_selector("#lanes tbody tr")
 
     assert ready.addresses
     assert [] == [address for address in ready.addresses if not address.startswith(f"{gateway.url}/")]
@@ -76,7 +86,7 @@ def test_policy_blocks_what_the_page_does_not_need(watched: ObservedPage, gatewa
 
 
 def test_embeds_texts_and_draws_their_similarity(ready: ObservedPage) -> None:
-    ready.page.get_by_label("Texts, one a line").fill("one\ntwo\none")
+    ready.page.get_by_label("Texts, one a line", exact=True).fill("one\ntwo\none")
     ready.page.get_by_role("button", name="Embed").click()
     ready.page.wait_for_selector("#embed-answer table.heat")
     cells = heat(ready.page, "#embed-answer")
@@ -162,16 +172,30 @@ def test_takes_dropped_images_and_refuses_other_files(ready: ObservedPage) -> No
     assert 0 == page.locator("#images-chosen img").count()
 
 
-def test_every_shade_of_the_heat_map_is_readable(watched: ObservedPage) -> None:
-    pairs = watched.page.evaluate(
-        """() => Array.from({ length: 201 }, (_, index) => {
-            const cell = document.body.appendChild(shaded(document.createElement("p"), index / 100 - 1));
+def test_every_shade_of_the_heat_map_is_readable(ready: ObservedPage) -> None:
+    # Vectors at angles from none to a half turn, whose cosines cover the whole scale.
+    def answer(route: Any) -> None:
+        angles = [math.pi * index / 39 for index in range(40)]
+        data = [
+            {"index": index, "embedding": [math.cos(angle), math.sin(angle)]}
+            for index, angle in enumerate(angles)
+        ]
+        route.fulfill(json={"data": data, "usage": {"total_tokens": 40}})
+
+    ready.page.route("**/v1/embeddings", answer)
+    ready.page.get_by_label("Texts, one a line", exact=True).fill("\n".join(map(str, range(40))))
+    ready.page.get_by_role("button", name="Embed").click()
+    ready.page.wait_for_selector("#embed-answer table.heat")
+    pairs = ready.page.eval_on_selector_all(
+        "#embed-answer table.heat tbody td",
+        """all => all.map(cell => {
             const { color, backgroundColor } = getComputedStyle(cell);
             return [color, backgroundColor];
-        })"""
+        })""",
     )
 
-    assert 201 == len(pairs)
+    assert 1600 == len(pairs)
+    assert len({tuple(pair) for pair in pairs}) > 15
     assert 4.5 <= min(contrast(*pair) for pair in pairs)
 
 
@@ -201,11 +225,13 @@ def test_does_not_compare_models_of_unequal_width(ready: ObservedPage) -> None:
 
 def test_wrong_key_shows_a_clear_error(watched: ObservedPage) -> None:
     watched.use_key("wrong")
-    watched.page.wait_for_selector("#models-problem.problem:not([hidden])")
+    watched.show("Playground")
+    watched.page.wait_for_selector("#models-problem.problem")
 
     assert "Incorrect API key provided" in text_of(watched.page, "#models-problem")
     # The status needs no key from this machine.
-    assert watched.page.is_visible("#replicas")
+    watched.show("Overview")
+    watched.page.wait_for_selector("#lanes tbody tr")
 
 
 def test_rejected_key_is_not_tried_again(browser: Any, tmp_path: Path) -> None:
@@ -225,14 +251,14 @@ tenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}
         # The test moves the page's clock: no timer of the page fires by itself.
         watched.page.clock.install()
         watched.use_key("operator-key")
-        watched.page.wait_for_selector("#replicas tbody tr")
+        watched.page.wait_for_selector("#lanes tbody tr")
         watched.use_key(KEY)
         watched.page.wait_for_selector("#status-problem:has-text('scope admin')")
         asked = len(watched.addresses)
         watched.page.clock.fast_forward(10_000)
         watched.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         watched.use_key("operator-key")
-        watched.page.wait_for_selector("#replicas tbody tr", state="visible")
+        watched.page.wait_for_selector("#lanes tbody tr", state="visible")
         again = [address for address in watched.addresses[asked:] if address.endswith("/admin/status")]
         watched.context.close()
     finally:
@@ -243,7 +269,8 @@ tenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}
 
 def test_key_that_no_header_can_hold_shows_a_clear_error(watched: ObservedPage) -> None:
     watched.use_key("schlüssel mit leerzeichen")
-    watched.page.wait_for_selector("#models-problem.problem:not([hidden])")
+    watched.show("Playground")
+    watched.page.wait_for_selector("#models-problem.problem")
 
     assert "plain letters" in text_of(watched.page, "#models-problem")
 
@@ -264,29 +291,31 @@ def test_the_key_is_in_no_storage_and_no_address(ready: ObservedPage) -> None:
 
 
 def test_shows_markup_in_names_and_texts_as_text(ready: ObservedPage) -> None:
-    ready.page.get_by_label("Texts, one a line").fill(f"{MARKUP}\nother")
+    ready.page.get_by_label("Texts, one a line", exact=True).fill(f"{MARKUP}\nother")
     ready.page.get_by_role("button", name="Embed").click()
     ready.page.wait_for_selector("#embed-answer table.heat")
     ready.page.get_by_label("Documents, one a line").fill(MARKUP)
     ready.page.get_by_role("button", name="Rerank").click()
     ready.page.wait_for_selector("#rerank-answer tbody tr")
-    ready.page.wait_for_selector("#tenants tbody tr")
-
-    for place in ("#embed-answer", "#rerank-answer", "#tenants", "#models"):
+    for place in ("#embed-answer", "#rerank-answer"):
         assert MARKUP in text_of(ready.page, place), place
     assert MARKUP in ready.page.eval_on_selector_all("#embed-model option", "all => all.map(o => o.text)")
+    for title, place in (("Tenants and keys", "#tenants"), ("Models", "#models"), ("Recent calls", "#calls")):
+        ready.show(title)
+        ready.page.wait_for_selector(f"{place} tbody tr")
+        assert MARKUP in text_of(ready.page, place), place
     assert 0 == ready.page.locator("img").count()
     assert "Embedding gateway" == ready.page.title()
     assert [] == ready.complaints
 
 
 def test_shows_errors_next_to_their_form(ready: ObservedPage) -> None:
-    ready.page.get_by_label("Texts, one a line").fill("\n \n")
+    ready.page.get_by_label("Texts, one a line", exact=True).fill("\n \n")
     ready.page.get_by_role("button", name="Embed").click()
     ready.page.wait_for_selector("#embed-answer .problem")
 
     assert "at least one text" in text_of(ready.page, "#embed-answer")
-    ready.page.get_by_label("Texts, one a line").fill("one")
+    ready.page.get_by_label("Texts, one a line", exact=True).fill("one")
     ready.page.get_by_role("button", name="Embed").click()
     ready.page.wait_for_selector("#embed-answer table.heat")
     assert not ready.page.is_visible("#embed-answer .problem")
@@ -294,28 +323,41 @@ def test_shows_errors_next_to_their_form(ready: ObservedPage) -> None:
 
 def test_works_from_the_keyboard(watched: ObservedPage) -> None:
     watched.page.keyboard.press("Tab")
-    assert "Skip to the status" == watched.page.evaluate("document.activeElement.textContent")
-    for _ in range(7):
-        watched.page.keyboard.press("Tab")
+    assert "Skip to the content" == watched.page.evaluate("document.activeElement.textContent")
+    watched.page.keyboard.press("Tab")
     assert "key" == watched.page.evaluate("document.activeElement.id")
     watched.page.keyboard.type(KEY)
     watched.page.keyboard.press("Enter")
+    for _ in range(7):
+        watched.page.keyboard.press("Tab")
+    assert "Playground" == watched.page.evaluate("document.activeElement.textContent")
+    watched.page.keyboard.press("Enter")
+    watched.page.wait_for_selector("h2:focus:text-is('Playground')")
     watched.page.wait_for_selector("#embed-model option", state="attached")
 
 
 def test_every_control_has_a_name(ready: ObservedPage) -> None:
-    nameless = ready.page.evaluate(
-        "[...document.querySelectorAll('input, select, textarea, button')]"
-        ".filter(control => !(control.labels?.length || control.textContent.trim()))"
-        ".map(control => control.outerHTML)"
-    )
-
-    assert [] == nameless
+    for title in (
+        "Playground",
+        "Overview",
+        "Upstreams",
+        "Models",
+        "Tenants and keys",
+        "Recent calls",
+        "My key",
+    ):
+        ready.show(title)
+        nameless = ready.page.evaluate(
+            "[...document.querySelectorAll('input, select, textarea, button')]"
+            ".filter(control => !(control.labels?.length || control.textContent.trim()))"
+            ".map(control => control.outerHTML)"
+        )
+        assert [] == nameless, title
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast(browser: Any, gateway: Served, scheme: str) -> None:
-    watched = ObservedPage(browser, gateway.url, color_scheme=scheme)
+    watched = ObservedPage(browser, gateway.url, "upstreams", color_scheme=scheme)
     watched.page.wait_for_selector("#replicas tbody tr")
     pairs = {
         selector: watched.page.evaluate(
@@ -331,8 +373,6 @@ def test_text_has_enough_contrast(browser: Any, gateway: Served, scheme: str) ->
         for selector in (
             "h1",
             ".note",
-            "dd",
-            "dt",
             "#replicas td",
             ".state.good",
             ".state.bad",
@@ -365,7 +405,7 @@ LONG_PROBLEM = "no replica of this model can be reached: http://replica-0.of.a.l
 
 @pytest.mark.parametrize("width", [360, 400, 1280])
 def test_fits_the_width_of_the_screen(browser: Any, gateway: Served, width: int) -> None:
-    watched = ObservedPage(browser, gateway.url, viewport={"width": width, "height": 740})
+    watched = ObservedPage(browser, gateway.url, "playground", viewport={"width": width, "height": 740})
     page = watched.page
 
     def fail_one_model(route: Any) -> None:
@@ -378,14 +418,18 @@ def test_fits_the_width_of_the_screen(browser: Any, gateway: Served, width: int)
     watched.use_key(KEY)
     page.wait_for_selector("#embed-model option", state="attached")
     page.set_input_files("#images-files", pictures(12))
-    for name in ("embed", "images", "rerank", "compare"):
+    for name in ("embed", "search", "images", "rerank", "compare"):
         page.locator(f"#{name}-form button").last.click()
         page.wait_for_selector(f"#{name}-answer table")
     problem = page.locator("#compare-answer td.problem").bounding_box()
-    widest = page.evaluate("document.documentElement.scrollWidth")
+    widest = {"Playground": page.evaluate("document.documentElement.scrollWidth")}
+    for title in ("Overview", "Upstreams", "Models", "Tenants and keys", "Recent calls", "My key"):
+        watched.show(title)
+        page.wait_for_selector("table:visible")
+        widest[title] = page.evaluate("document.documentElement.scrollWidth")
     watched.context.close()
 
-    assert widest <= width
+    assert {} == {title: pixels for title, pixels in widest.items() if pixels > width}
     # Several words a line.
     assert problem["width"] > 150
 
@@ -396,34 +440,30 @@ def test_preselects_the_default_model(ready: ObservedPage) -> None:
 
 
 def test_reports_an_unreachable_gateway_and_recovers(ready: ObservedPage) -> None:
-    ready.page.wait_for_selector("#replicas tbody tr")
+    ready.show("Overview")
+    ready.page.wait_for_selector("#lanes tbody tr")
     ready.context.set_offline(True)
-    ready.page.wait_for_selector("#status-problem:not([hidden])")
+    ready.page.wait_for_selector("#status-problem")
     assert "does not answer; asking again" in text_of(ready.page, "#status-problem")
     assert "Last seen at" in text_of(ready.page, "#status-line")
     ready.context.set_offline(False)
-    ready.page.wait_for_selector("#status-problem", state="hidden")
+    ready.page.wait_for_selector("#status-problem", state="detached")
 
 
-def test_keeps_the_selection_until_it_is_cleared(watched: ObservedPage) -> None:
+def test_keeps_the_selection_while_the_status_changes(watched: ObservedPage) -> None:
     watched.page.wait_for_selector("#lanes tbody tr")
-    watched.page.evaluate(
-        "const lanes = document.getElementById('lanes'); lanes.firstChild.id = 'marked'; "
-        "getSelection().selectAllChildren(lanes)"
-    )
+    watched.page.evaluate("getSelection().selectAllChildren(document.getElementById('lanes'))")
+    selected = watched.page.evaluate("String(getSelection())")
     for _ in range(2):
         with watched.page.expect_response(lambda reply: reply.url.endswith("/admin/status")):
             pass
-    assert watched.page.is_visible("#marked")
-    watched.page.evaluate("getSelection().removeAllRanges()")
-    watched.page.wait_for_selector("#marked", state="detached")
-
-    assert [] == watched.complaints
+    assert "attempt p50" in selected
+    assert selected == watched.page.evaluate("String(getSelection())")
 
 
 @pytest.mark.parametrize("width", [360, 400, 1280])
 def test_docs_break_no_path(browser: Any, gateway: Served, width: int) -> None:
-    watched = ObservedPage(browser, gateway.url, viewport={"width": width, "height": 740})
+    watched = ObservedPage(browser, gateway.url, "playground", viewport={"width": width, "height": 740})
     watched.page.goto(f"{gateway.url}/docs")
     widest = watched.page.evaluate("document.documentElement.scrollWidth")
     broken = watched.page.evaluate(

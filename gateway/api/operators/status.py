@@ -66,7 +66,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             calls=totals.calls(),
             lanes=tuple(_lane(name, totals) for name in self.gateway.upstreams),
             replicas=tuple(self._replicas(totals)),
-            models=tuple(self._models()),
+            models=tuple(self._models(totals)),
             tenants=totals.tenants(),
             changes=self.records.changes.changes(),
             instances=tuple(map(_instance, self.instances)),
@@ -102,7 +102,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                     replica.refusals.learned_bytes,
                 )
 
-    def _models(self) -> Iterator[ModelStatus]:
+    def _models(self, totals: Totals) -> Iterator[ModelStatus]:
         routes = self.gateway.routes
         for name in routes.all_names():
             upstream = self.gateway.upstreams[routes.upstream_of(name)]
@@ -117,6 +117,9 @@ class StatusSource(msgspec.Struct, frozen=True):
                 capabilities.dimensions if capabilities else None,
                 capabilities.notes if capabilities else (),
                 self.gateway.cache_state(name),
+                int(totals.number("gateway_model_memory_bytes", upstream=upstream.name))
+                if upstream.settings.is_hosted
+                else None,
             )
 
 

@@ -1,0 +1,23 @@
+// Numbers and times as people read them.
+const integers = new Intl.NumberFormat("en");
+const shortNumbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, notation: "compact" });
+const plainNumbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+
+export const NONE = "–";
+export const count = (value) => (value === null || value === undefined ? NONE : integers.format(value));
+export const rate = (value) => (value === null || value === undefined ? NONE : shortNumbers.format(value));
+export const milliseconds = (seconds) =>
+  seconds === null || seconds === undefined ? NONE : `${shortNumbers.format(seconds * 1000)} ms`;
+export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
+export const bytes = (value) =>
+  value >= 1e9 ? `${plainNumbers.format(value / 1e9)} GB` : `${plainNumbers.format(value / 1e6)} MB`;
+export const day = (date) => date.toISOString().slice(0, 10);
+export const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+export const shortened = (text) => (text.length > 60 ? `${text.slice(0, 59)}…` : text);
+
+export function duration(seconds) {
+  const total = Math.floor(seconds);
+  if (total < 120) return `${total} s`;
+  if (total < 7200) return `${Math.floor(total / 60)} min`;
+  return total < 172800 ? `${Math.floor(total / 3600)} h` : `${Math.floor(total / 86400)} d`;
+}

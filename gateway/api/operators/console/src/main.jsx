@@ -1,0 +1,170 @@
+// The console at /ui. Rule: it shows what the key may see, and only what the gateway it came from sends.
+import "uplot/dist/uPlot.min.css";
+import "./style.css";
+import { render } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { hasKey, send, setKey, STATUS_TIMEOUT_MS } from "./api.js";
+import { clock, duration } from "./format.js";
+import { useOnce, usePolling, useRoute } from "./hooks.js";
+import { Calls } from "./pages/calls.jsx";
+import { Models } from "./pages/models.jsx";
+import { Overview } from "./pages/overview.jsx";
+import { Own } from "./pages/own.jsx";
+import { Playground } from "./pages/playground.jsx";
+import { TenantsAndKeys } from "./pages/tenants.jsx";
+import { Upstreams } from "./pages/upstreams.jsx";
+import { Problem } from "./parts.jsx";
+import { ratesBetween } from "./rates.js";
+
+const REFRESH_INTERVAL_MS = 1000;
+// name: in the address. operators: its content comes from /admin.
+const PAGES = [
+  { name: "overview", title: "Overview", show: Overview, operators: true },
+  { name: "upstreams", title: "Upstreams", show: Upstreams, operators: true },
+  { name: "models", title: "Models", show: Models, operators: true },
+  { name: "tenants", title: "Tenants and keys", show: TenantsAndKeys, operators: true },
+  { name: "calls", title: "Recent calls", show: Calls, operators: true },
+  { name: "playground", title: "Playground", show: Playground, operators: false },
+  { name: "usage", title: "My key", show: Own, operators: false },
+];
+const NAMES = PAGES.map((page) => page.name);
+
+function problemOf(problem) {
+  if (!problem) return "";
+  if (problem.status === 403) return `${problem.message}: this page needs a key with the scope admin`;
+  if (problem.status === 404) return "The pages of operators are on the address admin.listen; see Playground and My key.";
+  return problem.status ? problem.message : `${problem.message}; asking again`;
+}
+
+function StatusLine({ snapshot, lastAtS, problem }) {
+  if (problem || !snapshot) {
+    const text = problem ? (lastAtS ? `Last seen at ${clock(lastAtS)}.` : "Not seen yet.") : "Loading …";
+    return (
+      <p id="status-line" class="note">
+        {text}
+      </p>
+    );
+  }
+  const workers = snapshot.workers > 1 ? ` · ${snapshot.workers} workers, seen by worker ${snapshot.worker}` : "";
+  const store = snapshot.store.away ? `${snapshot.store.kind}, UNAVAILABLE` : snapshot.store.kind;
+  const up = `up ${duration(snapshot.uptime_s)}`;
+  return (
+    <p id="status-line" class="note">
+      {`version ${snapshot.version} · ${up}${workers} · quotas in ${store} · ${clock(snapshot.at_s)}`}
+    </p>
+  );
+}
+
+function KeyForm({ onUse }) {
+  const [text, setText] = useState("");
+  return (
+    <form
+      id="key-form"
+      autocomplete="off"
+      onSubmit={(event) => {
+        event.preventDefault();
+        onUse(text.trim());
+      }}
+    >
+      <label for="key">API key</label>
+      <input
+        id="key"
+        type="password"
+        autocomplete="off"
+        spellcheck={false}
+        aria-describedby="key-note"
+        value={text}
+        onInput={(event) => setText(event.currentTarget.value)}
+      />
+      <button>Use</button>
+      <p id="key-note" class="note">
+        Kept only in this page&apos;s memory, until the page is closed or reloaded.
+      </p>
+    </form>
+  );
+}
+
+function modelsProblem(problem) {
+  if (!hasKey()) return "Type an API key above to try the models.";
+  if (!problem) return "";
+  if (problem.status === 404) return "This address is for operators only and serves no models.";
+  return `Listing the models failed: ${problem.message}`;
+}
+
+// The snapshot now and before, for rates. An earlier snapshot of another key is not kept.
+function useStatus(turn) {
+  const { content, problem } = usePolling(
+    async () => (await send("/admin/status", { timeoutMs: STATUS_TIMEOUT_MS })).content,
+    REFRESH_INTERVAL_MS,
+    turn,
+  );
+  const seen = useRef({ turn, now: null, before: null });
+  if (seen.current.turn !== turn || !content) seen.current = { turn, now: null, before: null };
+  if (content && content !== seen.current.now) seen.current = { turn, now: content, before: seen.current.now };
+  return { snapshot: content, problem, rates: content && ratesBetween(seen.current.before, content) };
+}
+
+function App() {
+  // Grows with each key that is used: everything is asked for again.
+  const [turn, setTurn] = useState(0);
+  const route = useRoute(NAMES);
+  const { snapshot, problem, rates } = useStatus(turn);
+  const listed = useOnce(async () => {
+    if (!hasKey()) throw new Error("no key");
+    return (await send("/v1/models", { timeoutMs: STATUS_TIMEOUT_MS })).content.data;
+  }, turn);
+  const page = PAGES.find(({ name }) => name === route);
+  const heading = useRef(null);
+  const isFirst = useRef(true);
+  useEffect(() => {
+    // People who use a screen reader hear that the page has changed.
+    if (!isFirst.current) heading.current?.focus();
+    isFirst.current = false;
+  }, [route]);
+  const shown = { snapshot, rates, turn, models: listed.content, hasKey: hasKey(), problem: modelsProblem(listed.problem) };
+  return (
+    <>
+      <a
+        class="skip"
+        href="#content"
+        onClick={(event) => {
+          event.preventDefault();
+          heading.current?.focus();
+        }}
+      >
+        Skip to the content
+      </a>
+      <header>
+        <h1>Embedding gateway</h1>
+        <KeyForm
+          onUse={(text) => {
+            setKey(text);
+            setTurn((before) => before + 1);
+          }}
+        />
+        <nav aria-label="Pages">
+          {PAGES.map(({ name, title }) => (
+            <a href={`#/${name}`} aria-current={name === route ? "page" : undefined}>
+              {title}
+            </a>
+          ))}
+          <a href="/docs">API</a>
+        </nav>
+      </header>
+      <main id="content">
+        <h2 tabIndex={-1} ref={heading}>
+          {page.title}
+        </h2>
+        {page.operators && (
+          <>
+            <StatusLine snapshot={snapshot} lastAtS={snapshot?.at_s} problem={problem} />
+            <Problem id="status-problem">{problemOf(problem)}</Problem>
+          </>
+        )}
+        {(!page.operators || snapshot) && <page.show key={route} {...shown} />}
+      </main>
+    </>
+  );
+}
+
+render(<App />, document.getElementById("console"));

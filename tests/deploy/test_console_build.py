@@ -1,0 +1,47 @@
+"""The built files of the console: made from the present sources, with the licenses of what they contain.
+
+make console   # builds them; needs Node
+"""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+OPERATORS = Path(__file__).parents[2] / "gateway/api/operators"
+SOURCES, PAGE = OPERATORS / "console", OPERATORS / "page"
+
+
+def digest_of_sources() -> str:
+    """Return the digest that the build writes into the first line of page.js."""
+    names = ["build.mjs", "package-lock.json", "package.json"]
+    names += [path.relative_to(SOURCES).as_posix() for path in (SOURCES / "src").rglob("*") if path.is_file()]
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        digest.update(f"{name}\0".encode() + (SOURCES / name).read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def test_the_built_script_is_current() -> None:
+    first_line = (PAGE / "page.js").read_text().partition("\n")[0]
+    assert first_line.endswith(f"sha256 {digest_of_sources()}"), "run `make console`"
+
+
+def test_the_packages_are_pinned_and_licensed() -> None:
+    package = json.loads((SOURCES / "package.json").read_text())
+    lock = json.loads((SOURCES / "package-lock.json").read_text())["packages"]
+    licenses = (PAGE / "licenses.txt").read_text()
+    for name, version in (package["dependencies"] | package["devDependencies"]).items():
+        assert re.fullmatch(r"[0-9.]+", version), name
+        assert lock[f"node_modules/{name}"]["version"] == version
+        assert lock[f"node_modules/{name}"]["integrity"]
+    for name in package["dependencies"]:
+        assert licenses.count(f"{name}\n\n") == 1, name
+    assert licenses.count("Permission is hereby granted") == len(package["dependencies"])
+
+
+def test_no_request_leaves_the_gateway() -> None:
+    for name in ("page.js", "page.css", "index.html"):
+        text = (PAGE / name).read_text()
+        addresses = set(re.findall(r"https?://[^\s\"'`)]+", text)) - {"http://www.w3.org/2000/svg"}
+        assert {address for address in addresses if "www.w3.org" not in address} == set(), name
