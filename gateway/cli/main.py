@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from gateway import __version__
+from gateway.cli.bench import add_bench_options, bench
 from gateway.cli.check import check
 from gateway.cli.completion import add_completion_options, completion
 from gateway.cli.context import add_store_options
@@ -40,6 +41,7 @@ exit status: 0 success, 1 failure (the message gives the reason), 2 wrong comman
 
 # Commands that take all their options.
 COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
+    "bench": bench,
     "completion": completion,
     "init": init,
     "import": import_config,
@@ -118,13 +120,20 @@ def _parser() -> argparse.ArgumentParser:
     add_instances_options(commands.add_parser("instances", help=text, description=text))
     text = "write the router.yaml that corresponds to a configuration of LiteLLM"
     add_import_options(commands.add_parser("import", help=text, description=text))
+    _add_observers(commands)
+    return parser
+
+
+def _add_observers(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands that look at a gateway and change nothing."""
     text = "show the settled usage of tenants by model and day (UTC)"
     _add_usage(add_store_options(commands.add_parser("usage", help=text, description=text)))
     text = "show the state of a running gateway every second until Ctrl-C"
     _add_status(_with_config(commands.add_parser("status", help=text, description=text)))
     text = "check that upstreams return the same vectors as each other and as their stored fingerprints"
     _add_verify(_with_config(commands.add_parser("verify", help=text, description=text)))
-    return parser
+    text = "measure a server: calls at a rate or from callers, percentiles, and a picture"
+    add_bench_options(commands.add_parser("bench", help=text, description=text))
 
 
 def _with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
