@@ -157,6 +157,7 @@ class Admission:
             model=route.model,
             shadow=self._shadow,
             is_bound=prepared.input_tokens is None,
+            key=tenant.key_id,
         )
         reservation = await self._reserve(ask, "admitted")
         return Grant(tenant, prepared, deadline, reservation, self._ledger)

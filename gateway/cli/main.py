@@ -210,6 +210,12 @@ def _add_usage(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--json", action="store_const", const="json", dest="form", help="for scripts")
     form.add_argument("--csv", action="store_const", const="csv", dest="form", help="for spreadsheets")
     form.add_argument("--form", choices=["table", "json", "csv"], default="table", help="the same, older")
+    parser.add_argument(
+        "--by",
+        choices=["model", "key"],
+        default="model",
+        help="a row for each model, or for each model and key",
+    )
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:

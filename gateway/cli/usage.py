@@ -13,7 +13,7 @@ from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
-from gateway.quotas.usage import USAGE_COLUMNS, UsageRow, as_csv, days_between
+from gateway.quotas.usage import UsageRow, as_csv, columns_of, days_between
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import FIRST_TENANT
@@ -32,24 +32,24 @@ def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         return 1
     try:
         days = days_between(options.since, options.until)
-        rows = asyncio.run(_read(config, options.tenant, days))
+        rows = asyncio.run(_read(config, options.tenant, days, by_key=options.by == "key"))
     except StoreUnavailable as error:
         show_line(f"the store of tenants and keys is unavailable: {error}")
         return 1
     except GatewayError as error:
         show_line(str(error))
         return 1
-    _show(rows, options.form)
+    _show(rows, options.form, by_key=options.by == "key")
     return 0
 
 
-async def _read(config: Config, tenant: str | None, days: Sequence[str]) -> list[UsageRow]:
+async def _read(config: Config, tenant: str | None, days: Sequence[str], *, by_key: bool) -> list[UsageRow]:
     """Return the usage of a tenant, or of all if it is None. Raises: GatewayError, StoreUnavailable."""
     redis = RedisClient(config.quotas.store, TIMEOUT_S)
     ledger = RedisLedger(redis, OutagePolicy(), "command line", lambda _: None)
     try:
         tenants = [tenant] if tenant is not None else await _all_tenants(config, TenantStore(redis))
-        return [row for name in tenants for row in await ledger.usage(name, days)]
+        return [row for name in tenants for row in await ledger.usage(name, days, by_key=by_key)]
     finally:
         await ledger.aclose()
 
@@ -59,14 +59,15 @@ async def _all_tenants(config: Config, store: TenantStore) -> list[str]:
     return sorted({*config.tenants, *await store.names(), FIRST_TENANT})
 
 
-def _show(rows: Sequence[UsageRow], form: str) -> None:
+def _show(rows: Sequence[UsageRow], form: str, *, by_key: bool) -> None:
     match form:
         case "csv":
-            print(as_csv(rows).decode(), end="")
+            print(as_csv(rows, by_key=by_key).decode(), end="")
         case "json":
             print(msgspec.json.encode(rows).decode())
         case _:
-            table = Table(*USAGE_COLUMNS, box=None)
+            columns = columns_of(by_key=by_key)
+            table = Table(*columns, box=None)
             for row in rows:
-                table.add_row(*(str(getattr(row, column)) for column in USAGE_COLUMNS))
+                table.add_row(*(str(getattr(row, column)) for column in columns))
             show_table(table)

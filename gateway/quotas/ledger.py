@@ -23,12 +23,11 @@ from gateway.quotas.limits import (
     Limit,
     LimitStatus,
     Meter,
-    Unit,
     meter_for,
     period_end_us,
 )
 from gateway.quotas.spent_limits import SpentLimits
-from gateway.quotas.usage import UsageRow
+from gateway.quotas.usage import UsageRow, usage_rows
 
 # OpenAI's clients ignore a longer one; the exact wait is in the message.
 RETRY_AFTER_MAX_S = 60
@@ -44,7 +43,8 @@ class QuotaRequest(msgspec.Struct, frozen=True):
     """A request to take a cost from the limits of a tenant.
 
     id: makes a repeated reserve idempotent. expires_us: from now; an unsettled reservation then counts as
-    spent. model: the name under which usage is recorded; without one, none is. shadow: count, but never
+    spent. model: the name under which usage is recorded; without one, none is. key: id of the key that it is
+    recorded for. shadow: count, but never
     refuse. is_bound: the tokens are an upper bound, not a count. is_lower_bound: the cost is the least that
     the call can have.
     """
@@ -58,6 +58,7 @@ class QuotaRequest(msgspec.Struct, frozen=True):
     shadow: bool = False
     is_bound: bool = False
     is_lower_bound: bool = False
+    key: str = ""
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -103,8 +104,8 @@ class Ledger(Protocol):
         Raises: QuotaUnavailable; the settlements are then sent when the store is up again.
         """
 
-    async def usage(self, tenant: str, days: Sequence[str]) -> list[UsageRow]:
-        """Return the settled usage of those days (YYYY-MM-DD, UTC).
+    async def usage(self, tenant: str, days: Sequence[str], *, by_key: bool = False) -> list[UsageRow]:
+        """Return the settled usage of those days (YYYY-MM-DD, UTC), by model, or by model and key.
 
         Raises: QuotaUnavailable.
         """
@@ -128,7 +129,8 @@ class MemoryLedger:
         self._open: dict[str, tuple[int, QuotaRequest]] = {}
         # Expiries of reservations, soonest first; those of closed ones stay until their time comes.
         self._expiries: list[tuple[int, int, str]] = []
-        self._usage: dict[tuple[str, str, str], dict[Unit, int]] = defaultdict(dict)
+        # By tenant and day, then by model and key.
+        self._usage: dict[tuple[str, str], dict[tuple[str, str], dict[str, int]]] = defaultdict(dict)
         self._spent = SpentLimits(self._now)
 
     def refuse_if_spent(self, tenant: str, limits: tuple[Limit, ...], least: Cost) -> None:
@@ -179,12 +181,12 @@ class MemoryLedger:
     async def flush(self) -> None:
         """Do nothing: no other gateway shares this ledger."""
 
-    async def usage(self, tenant: str, days: Sequence[str]) -> list[UsageRow]:
+    async def usage(self, tenant: str, days: Sequence[str], *, by_key: bool = False) -> list[UsageRow]:
         """Return the usage that this process has settled since its start."""
         return [
-            UsageRow(tenant, day, model, **counts)
-            for (owner, day, model), counts in sorted(self._usage.items())
-            if owner == tenant and day in days
+            row
+            for day in sorted(days)
+            for row in usage_rows(tenant, day, self._usage.get((tenant, day), {}), by_key=by_key)
         ]
 
     async def maintain(self) -> None:
@@ -215,7 +217,7 @@ class MemoryLedger:
                     self._meter(request.tenant, limit).forget(number)
 
     def _record_usage(self, request: QuotaRequest, actual: Cost, now_us: int) -> None:
-        counts = self._usage[request.tenant, day_of(now_us), request.model]
+        counts = self._usage[request.tenant, day_of(now_us)].setdefault((request.model, request.key), {})
         for unit in UNITS:
             counts[unit] = counts.get(unit, 0) + actual.of(unit)
 

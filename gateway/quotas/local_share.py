@@ -27,6 +27,7 @@ class OfflineUsage(msgspec.Struct, frozen=True):
     cost: Cost
     model: str = ""
     day: str = ""
+    key: str = ""
 
     def charge(self, today: str) -> QuotaRequest:
         """Build the request that charges it, whether it fits or not, but not to a period that is over.
@@ -36,7 +37,9 @@ class OfflineUsage(msgspec.Struct, frozen=True):
         ended = {"day": today != self.day, "month": today[:7] != self.day[:7]}
         limits = tuple([limit for limit in self.limits if not ended.get(limit.period)])
         id_ = f"owed-{secrets.token_hex(8)}"
-        return QuotaRequest(id_, self.tenant, limits, self.cost, LEASE_US, self.model, shadow=True)
+        return QuotaRequest(
+            id_, self.tenant, limits, self.cost, LEASE_US, self.model, shadow=True, key=self.key
+        )
 
 
 class LocalShare:
@@ -52,7 +55,7 @@ class LocalShare:
         self._states: dict[str, dict[Limit, tuple[LimitState, int]]] = defaultdict(dict)
         self._shares: dict[tuple[str, Limit], Limit] = {}
         self._requests: dict[str, QuotaRequest] = {}
-        self._usage: dict[tuple[str, tuple[Limit, ...], str, str], Cost] = {}
+        self._usage: dict[tuple[str, tuple[Limit, ...], str, str, str], Cost] = {}
         self._rate_usage: dict[tuple[str, Limit], int] = defaultdict(int)
         self._numbers = count()
 
@@ -109,7 +112,7 @@ class LocalShare:
         request = self._requests.pop(reservation.request.id, None)
         if request is not None:
             calendars = tuple([limit for limit in request.limits if limit.period in ("day", "month")])
-            key = (request.tenant, calendars, request.model, day)
+            key = (request.tenant, calendars, request.model, day, request.key)
             used = self._usage.get(key, NOTHING)
             self._usage[key] = Cost(
                 used.requests + actual.requests,

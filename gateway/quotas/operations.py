@@ -12,6 +12,9 @@ from gateway.quotas.limits import SECOND_US, UNITS, WINDOWS_US, Cost, Limit, Lim
 DAY_US = 24 * 3600 * SECOND_US
 # A cost in time above this, 142 years, is written as this: it is still a whole number in the scripts.
 COST_MAX_US = 2**52
+# Between the key's id and the model in a field of usage: neither contains a control character. An earlier
+# release shows both as the model.
+KEY_END = "\x1f"
 
 Key = TypeVar("Key")
 
@@ -100,7 +103,7 @@ def settle_argument(
         reserved = _cost_parts(limit, request.cost.of(limit.unit))
         amounts += (limit_index[limit], *reserved, *_cost_parts(limit, actual.of(limit.unit)))
     usage: list[str | int] = []
-    for unit, field in _usage_fields(request.model):
+    for unit, field in _usage_fields(request.model, request.key):
         if amount := actual.of(unit):
             usage += (field, amount)
     return request.id, settlement.mark_us, day_index[settlement.day], amounts, usage
@@ -134,6 +137,14 @@ def _cost_parts(limit: Limit, amount: int) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=4096)
-def _usage_fields(model: str) -> tuple[tuple[Unit, str], ...]:
-    """Return the field of a day's usage hash for each unit of a model; none without a model."""
-    return tuple((unit, f"{model}|{unit}") for unit in UNITS) if model else ()
+def _usage_fields(model: str, key: str) -> tuple[tuple[Unit, str], ...]:
+    """Return the field of a day's usage hash for each unit of a model and key; none without a model."""
+    name = f"{key}{KEY_END}{model}" if key else model
+    return tuple((unit, f"{name}|{unit}") for unit in UNITS) if model else ()
+
+
+def usage_field_parts(field: str) -> tuple[str, str, str]:
+    """Return the model, the key's id and the unit of a field. Earlier releases recorded no key."""
+    name, _, unit = field.rpartition("|")
+    key, end, model = name.partition(KEY_END)
+    return (model, key, unit) if end else (name, "", unit)

@@ -28,9 +28,9 @@ from gateway.quotas.ledger import (
 )
 from gateway.quotas.limits import Cost, Limit, LimitStatus
 from gateway.quotas.local_share import LocalShare, OfflineUsage
-from gateway.quotas.operations import LimitState, keys_of, usage_key
+from gateway.quotas.operations import LimitState, keys_of, usage_field_parts, usage_key
 from gateway.quotas.spent_limits import SpentLimits
-from gateway.quotas.usage import UsageRow
+from gateway.quotas.usage import UsageRow, usage_rows
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 
@@ -140,14 +140,14 @@ class RedisLedger:
             if error is not None:
                 raise error
 
-    async def usage(self, tenant: str, days: Sequence[str]) -> list[UsageRow]:
+    async def usage(self, tenant: str, days: Sequence[str], *, by_key: bool = False) -> list[UsageRow]:
         """Return a tenant's usage, including all that this gateway has settled. Raises: QuotaUnavailable."""
         rows: list[UsageRow] = []
         try:
             await self._account(tenant).flush()
             for day in sorted(days):
                 fields = await self._client.execute("HGETALL", usage_key(tenant, day))
-                rows += _usage_rows(tenant, day, fields)
+                rows += usage_rows(tenant, day, _counts_of(fields), by_key=by_key)
         except StoreUnavailable as error:
             raise QuotaUnavailable("the quota store is unavailable") from error
         return rows
@@ -286,9 +286,10 @@ def _unavailable() -> QuotaUnavailable:
     return QuotaUnavailable("the quota store is unavailable", retry_after_s=1)
 
 
-def _usage_rows(tenant: str, day: str, fields: Mapping[bytes, bytes]) -> list[UsageRow]:
-    counts: dict[str, dict[str, int]] = defaultdict(dict)
+def _counts_of(fields: Mapping[bytes, bytes]) -> dict[tuple[str, str], dict[str, int]]:
+    """Return the counts of a day's fields by model and key, then by unit."""
+    counts: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for field, amount in fields.items():
-        model, _, unit = field.decode().rpartition("|")
-        counts[model][unit] = int(amount)
-    return [UsageRow(tenant, day, model, **units) for model, units in sorted(counts.items())]
+        model, key, unit = usage_field_parts(field.decode())
+        counts[model, key][unit] = int(amount)
+    return counts

@@ -1,20 +1,25 @@
-"""Recorded usage: rows by tenant, day and model, and the same as CSV."""
+"""Recorded usage: rows by tenant, day and model, on request also by key, and the same as CSV."""
 
 import csv
 import io
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 
 import msgspec
 
 from gateway.errors import InvalidInput
+from gateway.quotas.limits import UNITS
 
 DAYS_MAX = 400
 USAGE_COLUMNS = ("tenant", "day", "model", "requests", "tokens", "inputs", "images")
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """Settled usage of one model by one tenant on one day (UTC)."""
+    """Settled usage of one model by one tenant on one day (UTC).
+
+    key: id of the key that was used, empty for usage recorded without one; unset where keys are added up.
+    """
 
     tenant: str
     day: str
@@ -23,6 +28,26 @@ class UsageRow(msgspec.Struct, frozen=True):
     tokens: int = 0
     inputs: int = 0
     images: int = 0
+    key: str | msgspec.UnsetType = msgspec.UNSET
+
+
+def usage_rows(
+    tenant: str, day: str, counts: Mapping[tuple[str, str], Mapping[str, int]], *, by_key: bool
+) -> list[UsageRow]:
+    """Return the usage of a day, by model. counts: of each unit, by model and id of the key."""
+    if by_key:
+        return [_row(tenant, day, model, units, key) for (model, key), units in sorted(counts.items())]
+    totals: dict[str, Counter[str]] = {}
+    for (model, _), units in counts.items():
+        totals.setdefault(model, Counter()).update(units)
+    return [_row(tenant, day, model, units) for model, units in sorted(totals.items())]
+
+
+def _row(
+    tenant: str, day: str, model: str, units: Mapping[str, int], key: str | msgspec.UnsetType = msgspec.UNSET
+) -> UsageRow:
+    requests, tokens, inputs, images = (units.get(unit, 0) for unit in UNITS)
+    return UsageRow(tenant, day, model, requests, tokens, inputs, images, key)
 
 
 def days_between(since: date | None, until: date | None) -> list[str]:
@@ -40,10 +65,16 @@ def days_between(since: date | None, until: date | None) -> list[str]:
     return [(first + timedelta(days=number)).isoformat() for number in range(count)]
 
 
-def as_csv(rows: Sequence[UsageRow]) -> bytes:
+def columns_of(*, by_key: bool) -> tuple[str, ...]:
+    """Return the columns of a table of usage."""
+    return (*USAGE_COLUMNS, "key") if by_key else USAGE_COLUMNS
+
+
+def as_csv(rows: Sequence[UsageRow], *, by_key: bool = False) -> bytes:
     """Encode rows as CSV, with the column names in the first line."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(USAGE_COLUMNS)
-    writer.writerows([getattr(row, column) for column in USAGE_COLUMNS] for row in rows)
+    columns = columns_of(by_key=by_key)
+    writer.writerow(columns)
+    writer.writerows([getattr(row, column) for column in columns] for row in rows)
     return text.getvalue().encode()

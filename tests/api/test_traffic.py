@@ -45,6 +45,7 @@ async def test_a_key_sees_its_own_limits_and_usage(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}, f"{TENANT}{CONFIG}") as gateway:
         await gateway.post(OPENAI, {"input": ["one two", "three"], "model": "bge"})
         own = await gateway.client.get("/usage")
+        by_key = await gateway.client.get("/usage?by=key")
         without = await gateway.client.get("/usage", headers=HERE)
         long = await gateway.client.get("/usage?since=2026-01-01&until=2026-03-01")
 
@@ -55,5 +56,7 @@ async def test_a_key_sees_its_own_limits_and_usage(boot: Boots) -> None:
     assert shown["model_limits"] == {"bge": {"model bge requests_per_day": 9}}
     (row,) = shown["data"]
     assert (row["tenant"], row["model"], row["requests"], row["inputs"]) == ("acme", "bge", 1, 2)
+    assert "key" not in row
+    assert [(found["key"], found["requests"]) for found in by_key.json()["data"]] == [("laptop", 1)]
     assert without.status_code == 401
     assert (long.status_code, "31 days" in long.text) == (422, True)

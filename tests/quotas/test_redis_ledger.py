@@ -204,7 +204,14 @@ async def play(redis: RedisServer, limits: tuple[Limit, ...], history: list[tupl
                     clock.now_us += passed_us
                 case ("reserve", tenant, cost, shadow):
                     request = QuotaRequest(
-                        f"{run}{number}", f"{tenant}-{run}", limits, cost, 60 * SECOND_US, "m", shadow
+                        f"{run}{number}",
+                        f"{tenant}-{run}",
+                        limits,
+                        cost,
+                        60 * SECOND_US,
+                        "m",
+                        shadow,
+                        key=("", "laptop", "batch")[number % 3],
                     )
                     await both.reserve(request)
                 case ("again", index) if both.open:
@@ -214,10 +221,13 @@ async def play(redis: RedisServer, limits: tuple[Limit, ...], history: list[tupl
         days = ["2024-02-29", "2024-03-01"]
         for tenant in TENANTS:
             name = f"{tenant}-{run}"
-            used = [
-                row for row in await both.memory.usage(name, days) if row.requests or row.tokens or row.inputs
-            ]
-            assert used == await both.redis.usage(name, days)
+            for by_key in (False, True):
+                used = [
+                    row
+                    for row in await both.memory.usage(name, days, by_key=by_key)
+                    if row.requests or row.tokens or row.inputs
+                ]
+                assert used == await both.redis.usage(name, days, by_key=by_key)
     finally:
         await in_redis.aclose()
     assert not events

@@ -144,23 +144,25 @@ class Admin:
     tags=["Operators"],
     opt=OPERATORS,
 )
-async def usage(
+async def usage(  # noqa: PLR0913, PLR0917 - one for each parameter of the query
     admin: NamedDependency[Admin],
     tenant: FromQuery[str | None] = None,
     since: FromQuery[date | None] = None,
     until: FromQuery[date | None] = None,
     form: FromQuery[Literal["json", "csv"]] = "json",
+    by: FromQuery[Literal["model", "key"]] = "model",
 ) -> Response[bytes]:
     """Return a tenant's usage by model and day, or that of all tenants if the query names none.
 
-    Days are in UTC. Without `since` and `until` the usage is today's. `form` selects JSON or CSV.
+    Days are in UTC. Without `since` and `until` the usage is today's. `form` selects JSON or CSV. `by=key`
+    gives a row for each key.
     """
     days = days_between(since, until)
     with store_errors():
         tenants = await admin.tenants() if tenant is None else [tenant]
-    rows = [row for name in tenants for row in await admin.ledger.usage(name, days)]
+    rows = [row for name in tenants for row in await admin.ledger.usage(name, days, by_key=by == "key")]
     if form == "csv":
-        return Response(as_csv(rows), media_type="text/csv")
+        return Response(as_csv(rows, by_key=by == "key"), media_type="text/csv")
     return Response(msgspec.json.encode(UsageResponse(rows)), media_type="application/json")
 
 

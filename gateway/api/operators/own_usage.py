@@ -1,6 +1,7 @@
 """GET /usage: what the holder of a key may use, and has used."""
 
 from datetime import date
+from typing import Literal
 
 import msgspec
 from litestar import get
@@ -39,23 +40,25 @@ class OwnUsage(msgspec.Struct, frozen=True):
 
 
 @get("/usage", responses=FAILURES, tags=["Operators"], opt=route_options())
-async def own_usage(
+async def own_usage(  # noqa: PLR0913, PLR0917 - one for each parameter of the query
     context: NamedDependency[RequestContext],
     api: NamedDependency[InferenceApi],
     admin: NamedDependency[Admin],
     since: FromQuery[date | None] = None,
     until: FromQuery[date | None] = None,
+    by: FromQuery[Literal["model", "key"]] = "model",
 ) -> OwnUsage:
     """Return the limits and the usage of the tenant whose key is sent, by day and model.
 
-    Days are in UTC. Without `since` and `until` the usage is today's; 31 days at most.
+    Days are in UTC. Without `since` and `until` the usage is today's; 31 days at most. `by=key` gives a row
+    for each key.
     """
     tenant = api.authenticator.authenticate(context)
     days = days_between(since, until)
     if len(days) > DAYS_MAX:
         raise InvalidInput(f"from 1 to {DAYS_MAX} days, not {len(days)}", param="since")
     with store_errors():
-        rows = await admin.ledger.usage(tenant.name, days)
+        rows = await admin.ledger.usage(tenant.name, days, by_key=by == "key")
     return OwnUsage(
         tenant.name,
         tenant.key_id,

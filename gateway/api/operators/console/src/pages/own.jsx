@@ -20,7 +20,7 @@ export function UsageTable({ rows, id }) {
       rows={rows.map((row) => [
         row.day,
         row.tenant,
-        ...(hasKeys ? [row.key ?? NONE] : []),
+        ...(hasKeys ? [row.key || NONE] : []),
         row.model,
         ...numbers.map((name) => count(row[name])),
       ])}
@@ -45,7 +45,7 @@ export function useDays() {
 
 export function Own({ turn }) {
   const days = useDays();
-  const address = `/usage?since=${days.since}&until=${days.until}`;
+  const address = `/usage?since=${days.since}&until=${days.until}&by=key`;
   const { content, problem } = useOnce(async () => (await send(address)).content, `${turn} ${address}`);
   const limits = content
     ? [

@@ -261,7 +261,7 @@ function Tenants({ snapshot, rates, turn }) {
 function Usage({ turn }) {
   const days = useDays();
   const [tenant, setTenant] = useState("");
-  const query = new URLSearchParams({ since: days.since, until: days.until });
+  const query = new URLSearchParams({ since: days.since, until: days.until, by: "key" });
   if (tenant) query.set("tenant", tenant);
   const { content, problem } = useOnce(async () => (await send(`/admin/usage?${query}`)).content, `${turn} ${query}`);
   const download = useAction(async () => {
