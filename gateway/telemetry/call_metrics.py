@@ -11,10 +11,14 @@ from gateway.telemetry.metric_factory import DURATION_BUCKETS_S, Children, Metri
 
 # A stage may be much shorter than a call.
 STAGE_BUCKETS_S = (0.0001, *DURATION_BUCKETS_S)
+# Keys with series of their own in one process. Operators may make any number of keys, and a series is never
+# removed: the calls of all further keys are counted together.
+KEYS_MAX = 500
+OTHER_KEYS = "other"
 
 
 class CallMetrics:
-    """Calls by route, outcome, tenant and model."""
+    """Calls by route, outcome, tenant, model and key."""
 
     def __init__(self, create: MetricFactory) -> None:
         calls = create.counter(
@@ -31,6 +35,12 @@ class CallMetrics:
         tenant_calls = create.counter(
             "tenant_calls", "Calls of a tenant that named a model it may use.", ("tenant", "model")
         )
+        key_calls = create.counter(
+            "key_calls", "Calls with a known API key, by the key's id.", ("tenant", "key", "outcome")
+        )
+        key_tokens = create.counter(
+            "key_tokens", "Tokens computed, as settled, by the key's id.", ("tenant", "key")
+        )
         decisions = create.counter(
             "quota_decisions", "Calls that the ledger admitted or refused.", ("tenant", "decision")
         )
@@ -43,6 +53,13 @@ class CallMetrics:
         self._tenant_duration = Children[str, BatchedHistogram](tenant_duration.labels)
         self._usage = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
             lambda key: (tokens.labels(*key), inputs.labels(*key), tenant_calls.labels(*key))
+        )
+        self._key_calls = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
+            lambda key: (
+                key_calls.labels(*key, "ok"),
+                key_calls.labels(*key, "failed"),
+                key_tokens.labels(*key),
+            )
         )
         self._decisions = Children[tuple[str, str], Counter](lambda key: decisions.labels(*key))
 
@@ -63,6 +80,20 @@ class CallMetrics:
             seconds = [call.duration_s for call in of_model]
             self._model_duration[model or ""].observe_many(seconds)
             self._tenant_duration[tenant or ""].observe_many(seconds)
+
+        with_key = [((call.tenant, call.key_id), call) for call in calls if call.tenant and call.key_id]
+        for (tenant, key_id), of_key in grouped(with_key).items():
+            self._count_key(tenant or "", key_id or "", of_key)
+
+    def _count_key(self, tenant: str, key: str, calls: Sequence[CallFinished]) -> None:
+        known = (tenant, key)
+        if known not in self._key_calls and len(self._key_calls) >= KEYS_MAX:
+            known = (OTHER_KEYS, OTHER_KEYS)
+        good, failed, tokens = self._key_calls[known]
+        answered = sum(call.outcome == "ok" for call in calls)
+        good.inc(answered)
+        failed.inc(len(calls) - answered)
+        tokens.inc(sum(call.tokens for call in calls))
 
     def count_decisions(self, decisions: Sequence[QuotaDecided]) -> None:
         """Count admissions and refusals of the ledger."""

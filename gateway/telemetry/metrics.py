@@ -1,6 +1,6 @@
 """Events as Prometheus metrics.
 
-Rule: the values of a label come from the config or from a closed list, never from a caller.
+Rule: the values of a label come from the config, from operators or from a closed list, never from a caller.
 
 A single worker keeps its numbers in memory. Several workers write theirs to files of one folder, which the
 environment specifies (PROMETHEUS_MULTIPROC_DIR), so that each can report for all. Files are named by the

@@ -4,8 +4,8 @@ A call is a span with its stages as children; below `dispatch` are the waits and
 attempt that carries several calls is a span in the trace of each: the first call's span is sent upstream as
 the parent, and the others link to it. Names follow OpenTelemetry's HTTP and GenAI conventions, else
 `gateway.*`.
-Rule: no inputs and no keys in spans. A trace that is not recorded creates no spans, but its id is
-propagated.
+Rule: no inputs and no keys in spans; of a key only its id. A trace that is not recorded creates no spans,
+but its id is propagated.
 """
 
 import logging
@@ -249,6 +249,7 @@ def _attributes(call: CallFinished) -> Mapping[str, str | int]:
         "gen_ai.request.model": call.model,
         "gen_ai.usage.input_tokens": call.tokens,
         "gateway.tenant": call.tenant,
+        "gateway.key_id": call.key_id,
         "gateway.inputs": call.inputs,
         "gateway.request_id": call.request_id,
     }

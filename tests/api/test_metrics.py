@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.app import ROUTES
 from gateway.events import CallFinished, ConnectionFaulted, ReplicaChanged
 from gateway.telemetry.batched_histogram import BatchedHistogram
+from gateway.telemetry.call_metrics import KEYS_MAX
 from gateway.telemetry.load_metrics import ReplicaLoad, Sources
 from gateway.telemetry.metrics import Metrics
 from gateway.tenants.keyring import key_digest
@@ -23,7 +24,7 @@ from tests.route_labels import PLAIN_PATHS, ROUTE_LABELS
 
 OPENAI = "/v1/embeddings"
 # Every label is listed here, so that adding one is a deliberate choice.
-LABELS = {"route", "status", "outcome", "tenant", "model", "upstream", "replica", "decision", "le"}
+LABELS = {"route", "status", "outcome", "tenant", "key", "model", "upstream", "replica", "decision", "le"}
 LABELS |= {"stage", "state", "version", "fault"}
 
 
@@ -152,6 +153,25 @@ async def test_measures_batches_and_stages(boot: Boots) -> None:
     assert 1 == value(families, "gateway_tenant_calls_total", tenant="default", model="bge")
     stages = {"parse", "auth", "quota", "queue", "upstream", "encode"}
     assert {1} == {value(families, "gateway_stage_duration_seconds_count", stage=stage) for stage in stages}
+
+
+async def test_counts_calls_by_key_and_bounds_the_number_of_keys() -> None:
+    metrics = Metrics(is_open=True)
+    for number in range(KEYS_MAX + 20):
+        outcome = "ok" if number % 2 else "invalid_input"
+        metrics.observe(
+            CallFinished(
+                "id", "POST", "/embed", 200, outcome, 0.1, "acme", "bge", 1, 7, key_id=f"key-{number}"
+            )
+        )
+        metrics.collected()
+    text, _ = await metrics.render()
+    lines = [line for line in text.decode().splitlines() if line.startswith("gateway_key_tokens_total")]
+
+    assert len(lines) == KEYS_MAX + 1
+    assert 'gateway_key_calls_total{key="key-1",outcome="ok",tenant="acme"} 1.0' in text.decode()
+    assert 'gateway_key_calls_total{key="key-2",outcome="failed",tenant="acme"} 1.0' in text.decode()
+    assert 'gateway_key_tokens_total{key="other",tenant="other"} 140.0' in text.decode()
 
 
 async def test_shows_the_age_of_the_oldest_queued_input(boot: Boots) -> None:

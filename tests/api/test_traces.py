@@ -110,6 +110,7 @@ async def test_call_span_has_stages_and_attempts_below_it(traced: Boots) -> None
         "gen_ai.request.model": "bge",
         "gen_ai.usage.input_tokens": 7,
         "gateway.tenant": "default",
+        "gateway.key_id": "first",
         "gateway.inputs": 2,
     }.items() <= attributes(call).items()
 
