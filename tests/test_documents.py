@@ -125,8 +125,8 @@ def test_the_site_fetches_nothing() -> None:
     assert not re.search(r"https?://", settings)
 
 
-@pytest.mark.parametrize("document", ["README.md"])
-def test_yaml_examples_of_the_readme_load(document: str) -> None:
+@pytest.mark.parametrize("document", ["docs/start.md"])
+def test_yaml_examples_of_the_first_steps_load(document: str) -> None:
     examples = re.findall(r"```yaml\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 
     assert examples

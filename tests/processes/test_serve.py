@@ -60,9 +60,9 @@ def test_openai_sdk_works(served: Served) -> None:
         client.embeddings.create(model="nope", input="a")
 
 
-def test_readme_programs_run(served: Served, repository: Path) -> None:
+def test_programs_of_the_first_steps_run(served: Served, repository: Path) -> None:
     programs = re.findall(
-        r"^```python\n(.*?)^```", (repository / "README.md").read_text(), re.DOTALL | re.MULTILINE
+        r"^```python\n(.*?)^```", (repository / "docs/start.md").read_text(), re.DOTALL | re.MULTILINE
     )
     variables: dict[str, Any] = {}
     for program in programs:
