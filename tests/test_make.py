@@ -9,11 +9,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def recipe(target: str) -> str:
+def recipe(target: str, *variables: str) -> str:
     """Return all commands of a target, as if nothing had been made yet."""
     if shutil.which("make") is None:
         pytest.skip("no make on the path")
-    command = ["make", "--dry-run", "--always-make", target]
+    command = ["make", "--dry-run", "--always-make", target, *variables]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
@@ -24,8 +24,23 @@ def test_example_installs_only_what_it_needs() -> None:
     assert "requirements/dev.txt" not in commands
 
 
-def test_install_shows_the_progress_of_its_largest_download() -> None:
-    (torch,) = [line for line in recipe("install").splitlines() if "requirements/torch.txt" in line]
+@pytest.mark.parametrize(
+    ("build", "begins"),
+    [
+        ((), ".venv/bin/uv pip install --python .venv/bin/python --torch-backend=auto "),
+        (("TORCH=cpu",), ".venv/bin/uv pip install --python .venv/bin/python --torch-backend=cpu "),
+        (("TORCH=cuda",), ".venv/bin/python -m pip --disable-pip-version-check install "),
+        (
+            ("TORCH_INDEX=https://h/whl",),
+            ".venv/bin/python -m pip --disable-pip-version-check install --index-url ",
+        ),
+    ],
+)
+def test_install_chooses_the_build_and_shows_the_progress_of_its_download(
+    build: tuple[str, ...], begins: str
+) -> None:
+    (line,) = [line for line in recipe("install", *build).splitlines() if "requirements/torch.txt" in line]
+    torch = line[line.index(begins) :].partition("requirements/torch.txt")[0]
 
     assert "--quiet" not in torch
 
