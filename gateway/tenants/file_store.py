@@ -6,6 +6,7 @@ file before or after it. They notice a change by the file's number and time.
 
 import asyncio
 import fcntl
+import logging
 import os
 import secrets
 import time
@@ -20,6 +21,8 @@ from gateway.config import schema as config
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.store import KeyCreation, StoreState, check_limit_names
+
+logger = logging.getLogger("gateway")
 
 FILE_NAME = "tenants.json"
 # Some 50,000 keys.
@@ -47,6 +50,7 @@ class _TenantsFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._logged = ""
 
     def version(self) -> bytes:
         """Return what changes with each change of the file; nothing if there is no file."""
@@ -87,9 +91,13 @@ class _TenantsFile:
         except OSError as error:
             raise self._unusable(error) from error
         except ValueError as error:
-            raise StoreUnavailable(
-                f"{self._path} has no keys and tenants: {error}; mend or remove it"
-            ) from error
+            message = f"{self._path} has no keys and tenants: {error}; mend or remove it"
+            if message != self._logged:
+                # It is read several times a second.
+                self._logged = message
+                logger.warning("%s", message)
+            raise StoreUnavailable(message) from error
+        self._logged = ""
         return content
 
     def _write(self, content: _Content) -> None:

@@ -78,7 +78,9 @@ async def test_another_worker_follows_a_change(path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"[]", b"{", b'{"keys": {"a": 1}}', b'{"tenants": {"a": {"limits": {"tokens_per_hair": 1}}}}']
 )
-def test_a_file_that_cannot_be_read_is_never_overwritten(path: Path, content: bytes) -> None:
+def test_a_file_that_cannot_be_read_is_never_overwritten(
+    path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     path.parent.mkdir()
     path.write_bytes(content)
     store = FileTenantStore(path)
@@ -86,6 +88,8 @@ def test_a_file_that_cannot_be_read_is_never_overwritten(path: Path, content: by
         with pytest.raises(StoreUnavailable, match="mend or remove it"):
             asyncio.run(change)
     assert path.read_bytes() == content
+    # The gateway reads the file several times a second, and logs the reason once.
+    assert len(caplog.records) == 1
 
 
 async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
