@@ -103,14 +103,15 @@ def test_returns_2048_inputs_in_order(served: Served) -> None:
     assert (vectors[[0, 1000, 2047]] * np.array(few)).sum(axis=1).min() > 0.9995
 
 
-def test_the_pages_rerank_example_ranks_its_answer_first(served: Served) -> None:
+def test_the_consoles_rerank_example_ranks_its_answer_first(served: Served, repository: Path) -> None:
+    source = repository / "gateway/api/operators/console/src/pages/playground.jsx"
+    page = source.read_text()
+    query = re.search(r'useState\("(How long.*?)"\)', page)
+    documents = re.search(r"const SEARCHED = `(.*?)`", page, re.DOTALL)
+    assert query is not None
+    assert documents is not None
+    body = {"query": query[1], "documents": documents[1].splitlines()}
     with served.client() as client:
-        page = client.get("/ui").text
-        query = re.search(r'id="rerank-query" value="(.*?)"', page)
-        documents = re.search(r'id="rerank-documents".*?>(.*?)</textarea>', page, re.DOTALL)
-        assert query is not None
-        assert documents is not None
-        body = {"query": query[1], "documents": documents[1].splitlines()}
         best = client.post("/v1/rerank", json=body).json()["results"][0]
 
     assert "30 days" in body["documents"][best["index"]]
