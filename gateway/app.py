@@ -400,7 +400,13 @@ def _keyring(boot: AppBoot) -> Keyring:
 def _first_key(boot: AppBoot) -> FirstKey | None:
     if boot.first_key_digest is None:
         return None
-    return FirstKey(boot.first_key_digest, boot.first_key_waits, boot.first_key_is_kept)
+    return FirstKey(
+        boot.first_key_digest,
+        boot.first_key_waits,
+        boot.first_key_is_kept,
+        # Without Redis the operator would lose the only key for /admin.
+        outlives_tenants=boot.config.quotas.store == "memory",
+    )
 
 
 def _key_follower(

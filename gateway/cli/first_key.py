@@ -82,7 +82,7 @@ def first_key(config: Config, sources: KeySources) -> FirstKey | None:
         return None
     try:
         if config.quotas.store == "memory":
-            if _has_tenants(sources):
+            if _has_admin_key(sources):
                 return None
             return _configured(sources) or _read(sources) or _create(sources)
         return asyncio.run(_agree(config.quotas.store, sources))
@@ -115,18 +115,18 @@ async def create_first_key_later(url: str, sources: KeySources) -> None:
             return
 
 
-def _has_tenants(sources: KeySources) -> bool:
-    """Return whether the file of tenants has any; one that cannot be read may have some."""
+def _has_admin_key(sources: KeySources) -> bool:
+    """Return whether the file of tenants has a key for /admin; one that cannot be read may have one."""
     if sources.tenants_file is None:
         return False
     try:
-        has_tenants = asyncio.run(FileTenantStore(sources.tenants_file).has_tenants())
+        has_key = asyncio.run(FileTenantStore(sources.tenants_file).has_admin_key())
     except StoreUnavailable as error:
         logger.warning("%s; its keys and the first key are refused", error)
         return True
-    if has_tenants:
-        _log_ignored(sources, str(sources.tenants_file))
-    return has_tenants
+    if has_key:
+        _log_ignored(sources, f"{sources.tenants_file}, with a key that has the scope admin")
+    return has_key
 
 
 async def _agree(url: str, sources: KeySources) -> FirstKey | None:

@@ -179,6 +179,10 @@ class FileTenantStore:
         """Return True if there is any tenant."""
         return bool(self._file.read().tenants)
 
+    async def has_admin_key(self) -> bool:
+        """Return True if any key has the scope admin."""
+        return any("admin" in (key.scopes or ()) for key in self._file.read().keys.values())
+
     async def agree_on_first_key(self, digest: str) -> str:
         """Return the digest: no other gateway uses this file."""
         return digest

@@ -49,11 +49,13 @@ class FirstKey(msgspec.Struct, frozen=True):
 
     digest: empty until a gateway has created the key. is_pending: it becomes valid only when the store turns
     out to contain no tenants. is_kept: all gateways of the store agree on it, and the store's digest wins.
+    outlives_tenants: stored tenants do not end it.
     """
 
     digest: str
     is_pending: bool = False
     is_kept: bool = False
+    outlives_tenants: bool = False
 
 
 class StoredKey(msgspec.Struct, frozen=True):
@@ -108,7 +110,7 @@ class Tenant(msgspec.Struct, frozen=True):
 class Keyring:
     """All keys that are valid now, by digest. now_s: the wall clock.
 
-    has_store: keys are stored in Redis too. Until they have been read, an unknown key may still be valid.
+    has_store: keys are stored too. Until they have been read, an unknown key may still be valid.
     clock_offset_s: how far the clock of Redis is ahead, so that a key expires on all gateways at once.
     """
 
@@ -170,7 +172,8 @@ class Keyring:
     @property
     def first_key_is_ending(self) -> bool:
         """True if the first key is valid only until the next start, because the store has tenants."""
-        return self._valid_first_key is not None and bool(self._stored_tenants)
+        first = self._valid_first_key
+        return first is not None and not first.outlives_tenants and bool(self._stored_tenants)
 
     @property
     def _valid_first_key(self) -> FirstKey | None:

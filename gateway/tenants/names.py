@@ -26,7 +26,7 @@ def id_problem(id_: str | None) -> str | None:
 
 # For an operator who creates the first tenant in the store.
 FIRST_KEY_NOTE = (
-    "this is the first tenant outside of router.yaml: the first key is refused after the next start; "
+    "this is the first tenant in Redis: the first key is refused after the next start of a gateway; "
     "for /admin create a key with the scope admin, or list one in `admin.keys`"
 )
 # For an operator whose file has its first tenant after a reload.

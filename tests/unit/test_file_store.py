@@ -4,13 +4,18 @@ import asyncio
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gateway.cli.first_key import KeySources, first_key
+from gateway.config.load import parse_config
 from gateway.config.schema import TenantConfig
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.file_store import FILE_NAME, FileTenantStore
 from gateway.tenants.follower import KeyFollower
-from gateway.tenants.keyring import Keyring, StoredKey, key_digest
+from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
+
+CONFIG = 'upstreams: {one: {backend: tei, replicas: ["http://tei"]}}\nmodels: {bge: {upstream: one}}\n'
 
 
 def key(id_: str, tenant: str = "acme") -> StoredKey:
@@ -51,6 +56,35 @@ async def test_a_removed_tenant_takes_its_keys_along(path: Path) -> None:
     assert await store.remove_tenant("acme")
     assert not await store.remove_tenant("acme")
     assert await store.keys() == []
+
+
+def test_the_first_key_lives_until_there_is_a_key_for_operators(path: Path) -> None:
+    config = parse_config(CONFIG, {}, path.parent)
+    sources = KeySources("sk-first", None, is_terminal=False, tenants_file=path)
+    store = FileTenantStore(path)
+    asyncio.run(store.put_tenant("acme", TenantConfig()))
+    asyncio.run(store.create_key(key("laptop")))
+    kept = first_key(config, sources)
+    assert kept is not None
+    assert kept.digest == key_digest("sk-first")
+    asyncio.run(store.create_key(msgspec.structs.replace(key("ops"), scopes=("embed", "admin"))))
+    assert first_key(config, sources) is None
+
+
+def test_a_file_that_cannot_be_read_lets_no_first_key_in(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("{")
+    sources = KeySources("sk-first", None, is_terminal=False, tenants_file=path)
+    assert first_key(parse_config(CONFIG, {}, path.parent), sources) is None
+
+
+def test_stored_tenants_end_the_first_key_only_where_gateways_share_them() -> None:
+    for outlives in (False, True):
+        first = FirstKey(key_digest("sk-first"), outlives_tenants=outlives)
+        keyring = Keyring({}, first, has_store=True)
+        keyring.replace_stored([], {"acme": TenantConfig()})
+        assert keyring.first_key_is_ending is not outlives
+        assert keyring.identify("sk-first").key_id == "first"
 
 
 async def test_changes_at_the_same_time_are_all_kept(path: Path) -> None:

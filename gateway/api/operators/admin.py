@@ -114,7 +114,8 @@ class Admin:
 
     def first_key_notes(self, *, is_first: bool) -> list[str]:
         """Return a note if a change ends the first key. is_first: there was no tenant in Redis before."""
-        return [FIRST_KEY_NOTE] if is_first and not self.file_tenants else []
+        ends = is_first and not self.file_tenants and isinstance(self.store, TenantStore)
+        return [FIRST_KEY_NOTE] if ends else []
 
     @property
     def _stored(self) -> KeyFollower:
