@@ -130,10 +130,13 @@ class FairQueue(Generic[T]):
 
     def has_other_tenants(self, tenant: str) -> bool:
         """Return whether any other tenant waits."""
-        return self._count > 0 and any(
-            len(priority_class.tenants) > (tenant in priority_class.tenants)
-            for priority_class in self._classes.values()
-        )
+        if not self._count:
+            return False
+        # Not a generator: every call asks.
+        for priority_class in self._classes.values():
+            if len(priority_class.tenants) > (tenant in priority_class.tenants):
+                return True
+        return False
 
     def tokens_of(self, tenant: str) -> int:
         """Return the tokens of one tenant that wait."""

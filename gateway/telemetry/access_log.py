@@ -5,6 +5,8 @@ from functools import lru_cache
 from typing import Any, TypeAlias, get_args
 from urllib.parse import quote
 
+import msgspec
+
 from gateway.events import (
     CallFinished,
     ConnectionFaulted,
@@ -78,7 +80,8 @@ class EventLine:
         """Return flat fields with units in their names; unknown values are left out."""
         match self.event:
             case CallFinished():
-                return call_fields(self.event)
+                fields: dict[str, Any] = msgspec.to_builtins(call_fields(self.event))
+                return fields
             case ReplicaChanged():
                 change = self.event
                 facts = {"upstream": change.upstream, "replica": change.replica, "state": change.state}
@@ -183,26 +186,60 @@ def _escaped(address: str) -> str:
     return quote(address, safe=":", errors="replace")
 
 
-def call_fields(event: CallFinished) -> dict[str, Any]:
+class CallFields(msgspec.Struct, omit_defaults=True):
+    """Fields of a call's line for programs, in their order; those without a value are left out."""
+
+    time: str | None = None
+    level: str | None = None
+    event: str | None = None
+    request_id: str | None = None
+    trace_id: str | None = None
+    method: str | None = None
+    route: str | None = None
+    path: str | None = None
+    status: int | None = None
+    outcome: str | None = None
+    tenant: str | None = None
+    key: str | None = None
+    address: str | None = None
+    model: str | None = None
+    operation: str | None = None
+    inputs: int | None = None
+    tokens: int | None = None
+    duration_ms: float | None = None
+    parse_ms: float | None = None
+    fetch_ms: float | None = None
+    auth_ms: float | None = None
+    quota_ms: float | None = None
+    queue_ms: float | None = None
+    cache_ms: float | None = None
+    upstream_ms: float | None = None
+    encode_ms: float | None = None
+
+
+def call_fields(event: CallFinished, time: str | None = None, level: str | None = None) -> CallFields:
     """Return the fields of a call's line for programs."""
-    fields = {
-        "event": "call",
-        "request_id": event.request_id,
-        "trace_id": event.trace_id,
-        "method": event.method,
-        "route": event.route,
-        "path": event.path,
-        "status": event.status,
-        "outcome": event.outcome,
-        "tenant": event.tenant,
-        "key": event.key_id,
-        "address": None if event.address is None else _escaped(event.address[:ADDRESS_CHARACTERS_MAX]),
-        "model": event.model,
-        "operation": event.operation,
-        "inputs": event.inputs,
-        "tokens": event.tokens,
-        "duration_ms": round(event.duration_s * 1000, 2),
-    }
+    # By position: a struct of this size with named arguments costs twice as much.
+    fields = CallFields(
+        time,
+        level,
+        "call",
+        event.request_id,
+        event.trace_id,
+        event.method,
+        event.route,
+        event.path,
+        event.status,
+        event.outcome,
+        event.tenant,
+        event.key_id,
+        None if event.address is None else _escaped(event.address[:ADDRESS_CHARACTERS_MAX]),
+        event.model,
+        event.operation,
+        event.inputs,
+        event.tokens,
+        round(event.duration_s * 1000, 2),
+    )
     for stage, seconds in event.stages.items():
-        fields[STAGE_FIELDS[stage]] = round(seconds * 1000, 2)
-    return {name: value for name, value in fields.items() if value is not None}
+        setattr(fields, STAGE_FIELDS[stage], round(seconds * 1000, 2))
+    return fields

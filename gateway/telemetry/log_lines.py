@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from threading import Timer
 from typing import Any, TextIO
 
@@ -85,7 +86,7 @@ class CallLines:
 
 
 def _json_line(at_s: float, event: CallFinished) -> str:
-    return _ENCODER.encode({"time": _iso_time(at_s), "level": "info"} | call_fields(event)).decode() + "\n"
+    return _ENCODER.encode(call_fields(event, _iso_time(at_s), "info")).decode() + "\n"
 
 
 def _text_line(at_s: float, event: CallFinished) -> str:
@@ -94,7 +95,15 @@ def _text_line(at_s: float, event: CallFinished) -> str:
 
 def _iso_time(at_s: float) -> str:
     """Return the time in UTC, to the millisecond."""
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
+    second, milliseconds = divmod(int(at_s * 1000), 1000)
+    return f"{_iso_second(second)}.{milliseconds:03d}+00:00"
+
+
+# Many lines are of the same second.
+@lru_cache(maxsize=2)
+def _iso_second(second: int) -> str:
+    """Return a second since 1970 in UTC, without its offset."""
+    return datetime.fromtimestamp(second, UTC).isoformat()[: -len("+00:00")]
 
 
 class JsonLines(logging.Formatter):

@@ -87,7 +87,7 @@ def api_key_of(context: CallContext) -> str | None:
     accepted too: LlamaIndex's TEI reranker sends it like that. Without `authorization` it is the value of the
     header in which Azure's or Google's clients send keys. Raises: Unauthenticated.
     """
-    if any(context.is_ambiguous(name) for name in (b"authorization", *KEY_HEADERS)):
+    if context.repeats_headers and any(map(context.is_ambiguous, (b"authorization", *KEY_HEADERS))):
         # A proxy in front may have checked the other one.
         raise Unauthenticated("the request has several different keys in headers of one name: send one")
     authorization = context.header(b"authorization")

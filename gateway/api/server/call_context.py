@@ -37,9 +37,14 @@ class CallContext:
         value = self._by_name.get(name)
         return missing if value is None else value.decode("latin-1")
 
+    @property
+    def repeats_headers(self) -> bool:
+        """True if any header was sent several times."""
+        return len(self._by_name) != len(self.headers)
+
     def is_ambiguous(self, name: bytes) -> bool:
         """Return whether a header was sent several times with different values."""
-        if len(self._by_name) == len(self.headers):
+        if not self.repeats_headers:
             return False
         return len({value for sent, value in self.headers if sent == name}) > 1
 
