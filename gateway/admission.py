@@ -1,7 +1,9 @@
 """Stage `admit`: reserve the maximum cost of a call before anything is sent, settle afterwards."""
 
+import asyncio
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Self
 
@@ -16,14 +18,20 @@ from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus, bounded_a
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
 
+# Of the event loop, until a call that waits for nothing has been written to its replica.
+TURNS_TO_DISPATCH = 3
+
 
 class Grant:
     """Permission to send one call, and the count of its usage.
 
-    A `with` block under it keeps the reservation. On success, on a fault of the caller, or when the caller
-    disconnects, the reservation is settled at the tokens that were computed and at those that replicas were
-    still computing. A call that outlasts the model's deadline is settled at the tokens that were computed. On
-    a fault of the gateway or of an upstream it is refunded in full.
+    A provisional grant is given before the ledger has answered, where every limit is known to have ample
+    room: the reply may reach the caller only after `confirm`.
+
+    An `async with` block under it keeps the reservation. On success, on a fault of the caller, or when the
+    caller disconnects, the reservation is settled at the tokens that were computed and at those that replicas
+    were still computing. A call that outlasts the model's deadline is settled at the tokens that were
+    computed. On a fault of the gateway or of an upstream it is refunded in full.
     """
 
     def __init__(
@@ -31,19 +39,45 @@ class Grant:
         tenant: Tenant,
         prepared: PreparedWork,
         deadline: Deadline,
-        reservation: Reservation,
+        reservation: "Reservation | asyncio.Task[Reservation]",
         ledger: Ledger,
     ) -> None:
         self.tenant = tenant
         self.prepared = prepared
         self.deadline = deadline
-        self.limit_statuses: tuple[LimitStatus, ...] = reservation.limit_statuses
-        self.degraded = reservation.degraded
+        self.limit_statuses: tuple[LimitStatus, ...] = ()
+        self.degraded = False
         self._tokens = 0
         self._unanswered_tokens = 0
         self._uncharged_inputs = 0
-        self._reservation = reservation
         self._ledger = ledger
+        # None while the grant is provisional.
+        self._reservation: Reservation | None = None
+        self._pending: asyncio.Task[Reservation] | None = None
+        if isinstance(reservation, Reservation):
+            self._take(reservation)
+        else:
+            self._pending = reservation
+
+    @property
+    def is_provisional(self) -> bool:
+        """True until the ledger's answer is known."""
+        return self._pending is not None
+
+    async def confirm(self) -> None:
+        """Wait for the ledger's answer to a provisional grant.
+
+        Raises: QuotaExceeded, QuotaUnavailable; nothing is then reserved.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            # A caller that disconnects must not leave a reservation that nothing settles.
+            self._take(await asyncio.shield(pending))
+        except asyncio.CancelledError:
+            self._pending = pending
+            raise
 
     def count(self, tokens: int) -> None:
         """Add tokens that a replica has computed for this call."""
@@ -62,25 +96,34 @@ class Grant:
             self.count(tokens)
             return
         # Texts besides the inputs that the call pays for, such as the query of a rerank, may be among them.
-        unpaid = len(inputs_of(self.prepared.work)) - self._reservation.request.cost.inputs
+        unpaid = len(inputs_of(self.prepared.work)) - self.prepared.cost.inputs
         self._uncharged_inputs = max(0, inputs - max(0, unpaid))
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         """Begin the call."""
         return self
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Settle the cost of the call, or refund it."""
-        used = self._used(error)
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Settle the cost of the call, or refund it; nothing if the ledger has refused it."""
+        if self._pending is not None:
+            # The call failed before the ledger's answer came. It is bounded by the store's timeout.
+            with suppress(GatewayError):
+                await self.confirm()
+        if self._reservation is None:
+            return
+        used = self._used(self._reservation.request.cost, error)
         self.limit_statuses = self._ledger.settle(self._reservation, used)
         if isinstance(error, GatewayError):
             error.is_settled = True
             if used.requests:
                 error.headers |= rate_limit_headers(self.limit_statuses)
 
-    def _used(self, error: BaseException | None) -> Cost:
+    def _take(self, reservation: Reservation) -> None:
+        self._reservation = reservation
+        self.limit_statuses, self.degraded = reservation.limit_statuses, reservation.degraded
+
+    def _used(self, reserved: Cost, error: BaseException | None) -> Cost:
         """Return what the call has cost, by the way it ended."""
-        reserved = self._reservation.request.cost
         if isinstance(error, DeadlineExceeded) and not self.deadline.by_caller:
             # The caller chose a size for which the model's time was too short. Nothing computed is a fault of
             # ours, and so is a replica that hangs.
@@ -112,6 +155,8 @@ class Admission:
         self._shadow = shadow
         self._process = secrets.token_hex(6)
         self._numbers = count()
+        # Tenants with a provisional grant: one each, so that little is computed for nothing if it is refused.
+        self._provisional: set[str] = set()
 
     def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
         """Refuse a request of at least this cost if a limit of its caller is known to have no room.
@@ -145,6 +190,8 @@ class Admission:
     async def admit(self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline) -> Grant:
         """Reserve the cost of a call in all of its limits, or in none.
 
+        The grant is provisional if the limits have ample room.
+
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """
         route = prepared.route
@@ -159,8 +206,13 @@ class Admission:
             is_bound=prepared.input_tokens is None,
             key=tenant.key_id,
         )
-        reservation = await self._reserve(ask, "admitted")
-        return Grant(tenant, prepared, deadline, reservation, self._ledger)
+        # The trip to the store takes a third of the gateway's time for a lone call: the replica starts
+        # meanwhile.
+        if tenant.name not in self._provisional and self._ledger.has_ample_room(ask):
+            self._provisional.add(tenant.name)
+            reserving = asyncio.create_task(self._reserve_after_dispatch(ask))
+            return Grant(tenant, prepared, deadline, reserving, self._ledger)
+        return Grant(tenant, prepared, deadline, await self._reserve(ask, "admitted"), self._ledger)
 
     async def ask(self, tenant: Tenant, route: Route, least: Cost) -> int:
         """Refuse a call of at least this cost if it does not fit now; return how many tokens fit.
@@ -198,6 +250,15 @@ class Admission:
     def _new_id(self) -> str:
         """Return an id that is unique among all gateways, and cheap: a random prefix and a counter."""
         return f"{self._process}{next(self._numbers):x}"
+
+    async def _reserve_after_dispatch(self, ask: QuotaRequest) -> Reservation:
+        """Reserve once the request to the replica has been written: packing a reserve takes time, too."""
+        try:
+            for _ in range(TURNS_TO_DISPATCH):
+                await asyncio.sleep(0)
+            return await self._reserve(ask, "admitted")
+        finally:
+            self._provisional.discard(ask.tenant)
 
     async def _reserve(self, ask: QuotaRequest, on_success: Decision) -> Reservation:
         decision: Decision = "refused"

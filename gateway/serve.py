@@ -1,8 +1,8 @@
 """The request path: the stages of a call between decoding and encoding. Read this file first.
 
 Each stage takes the result of the stage before it, so that the types allow one order only: no route without a
-tenant, no work without a route, no grant without prepared work, and nothing reaches a replica without a
-grant.
+tenant, no work without a route, no grant without prepared work, nothing reaches a replica without a grant,
+and no reply leaves before the ledger has confirmed it.
 """
 
 import asyncio
@@ -142,11 +142,14 @@ class Gateway:
         with serving.upstreams[route.upstream].hold() as upstream:
             prepared = await self._preparer.prepare(upstream.model_inputs, tenant, route, call, deadline)
             cache = self._cache_of(caller, route, upstream)
-            with await self._admission.admit(tenant, prepared, deadline) as grant:
+            async with await self._admission.admit(tenant, prepared, deadline) as grant:
                 timeline.lap("quota")
                 reply = await self._dispatcher.dispatch(
                     grant, upstream.lane_of(prepared.work), upstream.model_inputs, timeline, cache
                 )
+                if grant.is_provisional:
+                    await grant.confirm()
+                    timeline.lap("quota")
             fingerprint = upstream.fingerprint if _has_vectors(reply) else None
         cut = prepared.cut
         if cut.indices:

@@ -113,6 +113,11 @@ class Account:
         """True while the store's last state may lack a settlement."""
         return bool(self._settlements)
 
+    @property
+    def is_reserving(self) -> bool:
+        """True while a reserve waits for the store."""
+        return bool(self._reserves) or (self._sent is not None and bool(self._sent.reserves))
+
     async def reserve(self, request: QuotaRequest) -> ReserveReply:
         """Reserve a cost in the store.
 

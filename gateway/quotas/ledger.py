@@ -85,6 +85,12 @@ class Ledger(Protocol):
         It never waits, and changes nothing. Raises: QuotaExceeded, QuotaUnavailable.
         """
 
+    def has_ample_room(self, request: QuotaRequest) -> bool:
+        """Return whether waiting for `reserve` would only cost time: it is all but certain to be admitted.
+
+        False while another reserve of the tenant waits for the store: both travel together then.
+        """
+
     async def reserve(self, request: QuotaRequest) -> Reservation:
         """Take a cost from all limits, or from none.
 
@@ -136,6 +142,11 @@ class MemoryLedger:
     def refuse_if_spent(self, tenant: str, limits: tuple[Limit, ...], least: Cost) -> None:
         """Refuse a request that cannot pass, by the last refusal. Raises: QuotaExceeded."""
         refuse_if_spent(self._spent, tenant, limits, least)
+
+    def has_ample_room(self, request: QuotaRequest) -> bool:
+        """Return False: there is no trip to save."""
+        del request
+        return False
 
     async def reserve(self, request: QuotaRequest) -> Reservation:
         """Take a cost from all limits, or from none. Raises: QuotaExceeded, RequestExceedsLimit."""

@@ -14,6 +14,10 @@ from gateway.quotas.operations import LimitState, decode_statuses
 
 # With this many free slots in flight, and half of the limit free, requests hardly ever wait for one.
 FREE_SLOTS_MIN = 64
+# What a request that does not wait for its reserve leaves in each limit, as a multiple of its cost, and how
+# old the state may be that shows it.
+AMPLE_COSTS = 100
+AMPLE_US = 10 * SECOND_US
 
 
 class OfflineUsage(msgspec.Struct, frozen=True):
@@ -80,6 +84,22 @@ class LocalShare:
                 if free < FREE_SLOTS_MIN or free < limit.amount // 2:
                     return True
         return False
+
+    def has_ample_room(self, request: QuotaRequest) -> bool:
+        """Return whether AMPLE_COSTS times the cost, and half of each limit, are left by the last states.
+
+        Other gateways would have to use all of that within AMPLE_US for the request to be refused.
+        """
+        known, now_us = self._states[request.tenant], time.time_ns() // 1000
+        for limit in request.limits:
+            state, at_us = known.get(limit, (None, 0))
+            if state is None or not 0 <= now_us - at_us <= AMPLE_US:
+                return False
+            [status] = decode_statuses([limit], [state])
+            cost = request.cost.of(limit.unit)
+            if status.remaining < max(limit.amount // 2, AMPLE_COSTS * cost):
+                return False
+        return True
 
     def reset(self) -> None:
         """Forget the counts of an earlier outage, at the beginning of a new one."""

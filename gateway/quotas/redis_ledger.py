@@ -51,6 +51,18 @@ class OutagePolicy(msgspec.Struct, frozen=True):
     gateways: int = 1
 
 
+class _Accounts(dict[str, Account]):
+    """Accounts by tenant, each created at its first use."""
+
+    def __init__(self, create: Callable[[str], Account]) -> None:
+        super().__init__()
+        self._create = create
+
+    def __missing__(self, tenant: str) -> Account:
+        account = self[tenant] = self._create(tenant)
+        return account
+
+
 class RedisLedger:
     """Quotas shared by all gateways on one store. now_us: a test's clock; None is the clock of Redis."""
 
@@ -65,13 +77,14 @@ class RedisLedger:
         self._client = client
         self._policy = policy
         self._observe = observe
-        self._now_us = now_us
         self._availability = Availability()
         self._heartbeat = GatewayHeartbeat(client, gateway_id, now_us)
         self._gateways = policy.gateways
         self._local = LocalShare()
         self._spent = SpentLimits(now_us or (lambda: time.monotonic_ns() // 1000))
-        self._accounts: dict[str, Account] = {}
+        self._accounts = _Accounts(
+            lambda tenant: Account(tenant, client, self._availability, self._on_result, now_us)
+        )
         # Open reservations that occupy a slot in flight.
         self._open: dict[str, Reservation] = {}
         self._charges: list[OfflineUsage] = []
@@ -92,6 +105,12 @@ class RedisLedger:
             with _degraded():
                 self._local.refuse_if_spent(tenant, limits, least)
 
+    def has_ample_room(self, request: QuotaRequest) -> bool:
+        """Return whether a request need not wait for its reserve, by the last known states of its limits."""
+        if self._availability.is_down or self._accounts[request.tenant].is_reserving:
+            return False
+        return self._local.has_ample_room(request)
+
     async def reserve(self, request: QuotaRequest) -> Reservation:
         """Take a cost from all limits, or from none.
 
@@ -102,13 +121,13 @@ class RedisLedger:
         if self._availability.is_down:
             return await self._reserve_offline(request)
         try:
-            reply = await self._account(request.tenant).reserve(request)
+            reply = await self._accounts[request.tenant].reserve(request)
         except StoreUnavailable:
             return await self._reserve_offline(request)
         over = request.limits[reply.blocking - 1] if reply.blocking else None
         if not reply.ok:
             assert over is not None
-            if not self._account(request.tenant).is_settling:
+            if not self._accounts[request.tenant].is_settling:
                 self._spent.record(request.tenant, reply.limit_statuses, reply.at_us)
             raise refusal(request, over, reply.wait_us, reply.limit_statuses, reply.at_us)
         self._spent.forget(request.tenant)
@@ -125,8 +144,8 @@ class RedisLedger:
         request = reservation.request
         urgent = self._open.pop(request.id, None) is not None and self._local.slots_are_scarce(request)
         if reservation.degraded:
-            return self._local.settle(reservation, actual, self._account(request.tenant).today())
-        self._account(request.tenant).settle(request, actual, urgent=urgent)
+            return self._local.settle(reservation, actual, self._accounts[request.tenant].today())
+        self._accounts[request.tenant].settle(request, actual, urgent=urgent)
         if actual != request.cost:
             self._spent.forget(request.tenant)
         return settled_statuses(reservation, actual)
@@ -144,7 +163,7 @@ class RedisLedger:
         """Return a tenant's usage, including all that this gateway has settled. Raises: QuotaUnavailable."""
         rows: list[UsageRow] = []
         try:
-            await self._account(tenant).flush()
+            await self._accounts[tenant].flush()
             for day in sorted(days):
                 fields = await self._client.execute("HGETALL", usage_key(tenant, day))
                 rows += usage_rows(tenant, day, _counts_of(fields), by_key=by_key)
@@ -179,13 +198,6 @@ class RedisLedger:
                 await self._catch_up()
                 await self.flush()
         await self._client.aclose()
-
-    def _account(self, tenant: str) -> Account:
-        account = self._accounts.get(tenant)
-        if account is None:
-            account = Account(tenant, self._client, self._availability, self._on_result, self._now_us)
-            self._accounts[tenant] = account
-        return account
 
     def _on_result(
         self, tenant: str, states: Sequence[tuple[Limit, LimitState]], error: StoreUnavailable | None
@@ -242,7 +254,7 @@ class RedisLedger:
         self._charges += self._local.take_usage()
         while self._charges:
             usage = self._charges[0]
-            account = self._account(usage.tenant)
+            account = self._accounts[usage.tenant]
             request = usage.charge(account.today())
             try:
                 await account.reserve(request)

@@ -132,7 +132,8 @@ class RecordedCall(CallTrace):
         elif name not in ("queue", "upstream"):
             span = self.tracer.start_span(name, self._context, start_time=self._unix_ns(started_s))
             span.end(self._unix_ns(ended_s))
-            if name == "quota":
+            # The answer of the ledger to a provisional grant comes after the dispatch.
+            if name == "quota" and self._dispatch is None:
                 self._dispatch = self.tracer.start_span(
                     "dispatch", self._context, start_time=self._unix_ns(ended_s)
                 )

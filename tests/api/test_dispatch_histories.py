@@ -255,7 +255,7 @@ class World:
         deadline = Deadline(asyncio.get_running_loop().time() + 30, 30)
         reservation = Reservation(QuotaRequest(str(index), tenant.name, (), NOTHING, 10**9, "m"), ())
         prepared = await self.prepared(work)
-        with Grant(tenant, prepared, deadline, reservation, MemoryLedger()) as grant:
+        async with Grant(tenant, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:
                 upstream = self.upstream
                 reply = await self.dispatcher.dispatch(

@@ -41,7 +41,7 @@ async def test_grant_charges_no_negative_count(caplog: pytest.LogCaptureFixture)
     request = QuotaRequest("id", "acme", LIMITS, Cost(1, 400, 4), LEASE_US, "m")
     reservation = await ledger.reserve(request)
     deadline = Deadline(time.monotonic() + 60, timeout_s=60)
-    with Grant(None, None, deadline, reservation, ledger) as grant:  # type: ignore[arg-type] - neither is used
+    async with Grant(None, None, deadline, reservation, ledger) as grant:  # type: ignore[arg-type] - neither is used
         grant.count(300)
         grant.count(-100_000)
         grant.count_unanswered(-100_000)
