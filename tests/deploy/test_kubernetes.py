@@ -91,6 +91,16 @@ def test_kubectl_builds_the_same_objects(name: str) -> None:
     assert ({"redis"} if name.endswith("-scaled") else {"redis", "gateway", name}) == fixed
 
 
+@pytest.mark.parametrize("name", ["engine", "tei"])
+def test_the_image_is_set_for_every_object_of_an_overlay(name: str) -> None:
+    kustomization = yaml.safe_load((KUBERNETES / "overlays" / name / "kustomization.yaml").read_text())
+    base = yaml.safe_load((KUBERNETES / "base/kustomization.yaml").read_text())
+
+    # In the base it would leave out the engine's pods.
+    assert "images" not in base
+    assert "../../components/image" in kustomization["components"]
+
+
 def test_gateway_accepts_the_configs(overlay: Bundle, tmp_path: Path) -> None:
     served = list(gateways(overlay))
 
