@@ -368,11 +368,3 @@ async def test_the_document_tells_which_paths_need_a_key(boot: Boots) -> None:
         replies = [await gateway.client.get(path, headers=headers) for path in plain]
 
     assert needs == {path for path, reply in zip(plain, replies, strict=True) if reply.status_code == 401}
-
-
-async def test_no_example_is_made_of_random_values(boot: Boots) -> None:
-    # Litestar would write lists of `examples`, and would need Faker, which the images leave out.
-    texts = json.dumps(await document(boot))
-
-    assert '"example": ' in texts
-    assert '"examples": ' not in texts
