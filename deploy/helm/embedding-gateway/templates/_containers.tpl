@@ -1,7 +1,7 @@
 {{/* Container of a pool by its kind, but for lifecycle, resources and rights: a list of the root and the pool. */}}
 {{- define "gateway.container.engine" -}}
 {{- $root := index . 0 -}}
-image: {{ include "gateway.image" (list $root (index . 1).flavour) }}
+image: {{ include "gateway.image" (list $root (index . 1).flavour (index . 1).digest) }}
 {{- if ne $root.Values.image.pullPolicy "IfNotPresent" }}
 imagePullPolicy: {{ $root.Values.image.pullPolicy }}
 {{- end }}

@@ -21,13 +21,14 @@ app.kubernetes.io/name: {{ index . 1 }}
 app.kubernetes.io/instance: {{ $root.Release.Name }}
 {{- end }}
 
-{{/* Image of this project: a list of the root and the flavour. */}}
+{{/* Image of this project: a list of the root, the flavour, and its digest or "". A digest is that of one flavour. */}}
 {{- define "gateway.image" -}}
 {{- $image := (index . 0).Values.image -}}
 {{- $flavour := index . 1 -}}
+{{- $digest := index . 2 | default (ternary $image.digest "" (eq $flavour $image.flavour)) -}}
 {{- $suffix := ternary "" (printf "-%s" $flavour) (eq $flavour "cpu") -}}
-{{- if $image.digest -}}
-{{ $image.repository }}@{{ $image.digest }}
+{{- if $digest -}}
+{{ $image.repository }}@{{ $digest }}
 {{- else -}}
 {{ $image.repository }}:{{ $image.tag | default (index . 0).Chart.AppVersion }}{{ $suffix }}
 {{- end -}}

@@ -1,6 +1,7 @@
 {{/* router.yaml of the gateways: the text of `routerYaml`, or `config` over what follows from the other values. */}}
 {{- define "gateway.router" -}}
 {{- if .Values.routerYaml -}}
+{{- include "gateway.checkListeners" (dict "name" "routerYaml" "router" (fromYaml .Values.routerYaml)) -}}
 {{- .Values.routerYaml -}}
 {{- else -}}
 {{- $fullname := include "gateway.fullname" . -}}
@@ -28,10 +29,18 @@
 {{- end -}}
 {{- if .Values.tls.secretName }}{{ $_ := set $router "tls" (dict "certificate" "/tls/tls.crt" "private_key" "/tls/tls.key") }}{{ end -}}
 {{- $router = mustMergeOverwrite $router (deepCopy .Values.config) -}}
+{{- include "gateway.checkListeners" (dict "name" "config" "router" $router) -}}
 {{- if not $router.models }}{{ fail "no model is served: enable one of `pools`, or name upstreams and models in `config` or `routerYaml`" }}{{ end -}}
 {{- if not (dig "quotas" "store" "" $router) }}{{ fail "no store for quotas and keys: enable `redis`, set `redis.url`, or say `config.quotas.store: memory` for one gateway without any" }}{{ end -}}
 {{- toYaml $router -}}
 {{- end -}}
+{{- end }}
+
+{{/* Refuse a router.yaml whose ports are not those of the containers, which would never become ready. */}}
+{{- define "gateway.checkListeners" -}}
+{{- with .router.Error }}{{ fail (printf "%s is no YAML: %s" $.name .) }}{{ end -}}
+{{- $admin := dig "admin" "listen" "" .router -}}
+{{- if or (ne (toString .router.listen) "0.0.0.0:8080") (ne (toString $admin) "0.0.0.0:8081") }}{{ fail (printf "%s: `listen` has to be 0.0.0.0:8080 and `admin.listen` 0.0.0.0:8081, the ports of the containers" .name) }}{{ end -}}
 {{- end }}
 
 {{/* router.yaml of an engine's pods: a list of the root and the pool. Only gateways call them. */}}
