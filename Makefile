@@ -7,10 +7,11 @@ TORCH_INDEX ?=
 TORCH_INDEX_OPTION = $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
+DIST_PIP = .venv-dist/bin/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve dist console example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
+.PHONY: help install serve dist release-notes images console example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,9 +50,44 @@ install: .venv/installed ## make .venv with everything that `serve` needs, inclu
 serve: .venv/installed ## start the gateway on router.yaml
 	@$(BIN)/gateway serve
 
-dist: .venv/installed ## build the wheel in dist/
-	@$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	@ls dist/*.whl
+.venv/installed-sbom: .venv/installed requirements/sbom.txt
+	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/sbom.txt
+	@touch $@
+
+# All that a release is named after. Archives get the commit's time, so that two builds are equal, byte for byte.
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' gateway/__init__.py)
+SBOM = dist/embedding-gateway-$(VERSION).cdx.json
+BUILD_TIME = SOURCE_DATE_EPOCH=$(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null || echo 1577836800))
+
+# The SBOM lists what the wheel has in a clean environment, with gRPC, media and traces, and the licenses: the text
+# where a package names none. PyTorch is left out, because its build is the user's choice.
+dist: .venv/installed-sbom ## build the sdist, from it the wheel, and the SBOM of its packages, in dist/
+	@rm -rf dist .venv-dist
+	@$(BUILD_TIME) $(BIN)/python -m hatchling build --target sdist --directory dist
+	@$(BUILD_TIME) $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	@$(PYTHON) -m venv .venv-dist
+	@$(DIST_PIP) install --quiet --require-hashes --no-deps -r requirements/gateway-grpc.txt
+	@$(DIST_PIP) install --quiet --no-deps dist/*.whl
+	@$(DIST_PIP) check
+	@$(DIST_PIP) uninstall --quiet --yes pip setuptools
+	@sed 's/^dynamic = \["version"\]/version = "$(VERSION)"/' pyproject.toml > .venv-dist/pyproject.toml
+	@$(BUILD_TIME) $(BIN)/cyclonedx-py environment --pyproject .venv-dist/pyproject.toml --gather-license-texts --output-reproducible -o $(SBOM) .venv-dist/bin/python
+	@rm -rf .venv-dist
+	@ls dist
+
+release-notes: ## print the changelog of a version; fails unless TAG, such as v0.1.0, names the version of the code
+	@test "$(TAG)" = "v$(VERSION)" || { echo "The version of gateway/__init__.py is $(VERSION), and TAG is $(TAG)"; exit 1; }
+	@grep -q "^## $(VERSION)" CHANGELOG.md || { echo "CHANGELOG.md has no section $(VERSION)"; exit 1; }
+	@awk '/^## /{inside = ($$2 == "$(VERSION)"); next} inside' CHANGELOG.md
+
+DOCKER ?= docker
+image = $(DOCKER) build --build-arg TORCH=$(2) --build-arg EXTRAS=$(3) --build-arg TORCH_INDEX=$(TORCH_INDEX) --label org.opencontainers.image.version=$(VERSION) --tag embedding-gateway:$(VERSION)$(1) .
+
+images: ## build the four flavours of the image, tagged with the version: cpu, -cuda, -gateway, -gateway-grpc
+	$(call image,,cpu,)
+	$(call image,-cuda,cuda,)
+	$(call image,-gateway,none,)
+	$(call image,-gateway-grpc,none,grpc)
 
 example: .venv/installed-example ## search the standard library's docs through the gateway that `make serve` runs
 	@$(BIN)/python examples/search_docs.py
@@ -150,7 +186,10 @@ models: .venv/installed-dev ## write docs/models.md from the table of model fami
 protos: .venv-protos/installed ## generate the code of backends/tei_protos/*.proto
 	.venv-protos/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. backends/tei_protos/*.proto
 
-LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --override requirements/without-torch.txt pyproject.toml --extra grpc --extra media --group engine --group build
+PLAIN_LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+LOCK = $(PLAIN_LOCK) --override requirements/without-torch.txt pyproject.toml --extra grpc --extra media --group engine --group build
+# Of the image without an engine.
+IMAGE_LOCK = $(PLAIN_LOCK) pyproject.toml --extra media --extra otlp --constraint requirements/runtime.txt --constraint requirements/otlp.txt
 CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))
 LOCK_CLIENT = cd tests/clients/requirements && uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate
 
@@ -158,16 +197,19 @@ lock: ## pin the newest allowed releases again; needs uv
 	$(LOCK) --output-file requirements/runtime.txt
 	$(LOCK) --extra otlp --resolution lowest-direct --output-file requirements/lowest.txt
 	$(LOCK) --extra otlp --constraint requirements/runtime.txt --output-file requirements/otlp.txt
-	$(subst --group engine,,$(LOCK)) --extra otlp --constraint requirements/runtime.txt --output-file requirements/gateway.txt
+	$(IMAGE_LOCK) --output-file requirements/gateway.txt
+	$(IMAGE_LOCK) --extra grpc --output-file requirements/gateway-grpc.txt
+	$(PLAIN_LOCK) --group build --constraint requirements/runtime.txt --output-file requirements/build.txt
 	$(LOCK) --group example --constraint requirements/runtime.txt --output-file requirements/example.txt
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
 	$(LOCK) --group browser --constraint requirements/dev.txt --output-file requirements/browser.txt
 	$(LOCK) --group plots --constraint requirements/dev.txt --output-file requirements/plots.txt
 	$(LOCK) --group docs --constraint requirements/dev.txt --output-file requirements/docs.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/protos.in --output-file requirements/protos.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate requirements/uv.in --output-file requirements/uv.txt
+	$(PLAIN_LOCK) requirements/protos.in --output-file requirements/protos.txt
+	$(PLAIN_LOCK) requirements/uv.in --output-file requirements/uv.txt
+	$(PLAIN_LOCK) requirements/sbom.in --constraint requirements/dev.txt --output-file requirements/sbom.txt
 	for client in $(filter-out sie,$(CLIENTS)); do ( $(LOCK_CLIENT) --python-version 3.11 $$client.in --output-file $$client.txt ) || exit 1; done
 	$(LOCK_CLIENT) --python-version 3.12 sie.in --output-file sie.txt
 
 clean: ## remove what was installed and cached
-	rm -rf .venv .venv-lowest .venv-protos .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-lowest .venv-protos .venv-dist dist .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

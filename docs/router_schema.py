@@ -1,7 +1,8 @@
 """JSON Schema of router.yaml for editors, made from the structs of the schema and the tables of the docs.
 
-`python docs/router_schema.py` writes it into the package, from where `gateway schema` prints it. The test
-tests/test_router_schema.py checks that the file is current.
+`python docs/router_schema.py` writes it into the package, from where `gateway schema` prints it. It also
+writes it into the schema of the Helm chart's values, whose `config` has the same keys. The test
+tests/test_router_schema.py checks that both files are current.
 """
 
 import json
@@ -16,6 +17,7 @@ from gateway.config.schema import LIMIT_NAME, Config
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "gateway/config/router.schema.json"
+VALUES_SCHEMA = ROOT / "deploy/helm/embedding-gateway/values.schema.json"
 TABLES = ROOT / "docs/configuration.md"
 
 ROW = re.compile(r"^\| (`[\w.<>`, ]+`) \| .+ \| (.+?) \|$", re.MULTILINE)
@@ -58,6 +60,19 @@ def schema_text() -> str:
         "$defs": definitions,
     }
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def values_schema_text(router_schema: str) -> str:
+    """Return the schema of the chart's values with the current sections of router.yaml as its `$defs`.
+
+    The rest of it is written by hand. Values are merged over what the chart makes, so no key is required.
+    """
+    router = json.loads(router_schema)
+    whole = json.loads(VALUES_SCHEMA.read_text(encoding="utf-8"))
+    sections = {"Router": {key: router[key] for key in ("type", "properties", "additionalProperties")}}
+    for name, section in (sections | router["$defs"]).items():
+        sections[name] = {key: value for key, value in section.items() if key != "required"}
+    return json.dumps(whole | {"$defs": sections}, indent=1, ensure_ascii=False) + "\n"
 
 
 def _describe(definitions: Mapping[str, Any], name: str, path: str, meaning: Mapping[str, str]) -> None:
@@ -105,3 +120,4 @@ def _fillable(part: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     SCHEMA.write_text(schema_text(), encoding="utf-8")
+    VALUES_SCHEMA.write_text(values_schema_text(SCHEMA.read_text(encoding="utf-8")), encoding="utf-8")

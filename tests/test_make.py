@@ -45,6 +45,22 @@ def test_install_chooses_the_build_and_shows_the_progress_of_its_download(
     assert "--quiet" not in torch
 
 
+def test_dist_builds_the_wheel_from_the_sdist_and_lists_what_a_clean_environment_has() -> None:
+    commands = recipe("dist")
+    order = [
+        "--target sdist",
+        "pip wheel",
+        "dist/*.tar.gz",
+        "-m venv .venv-dist",
+        "pip check",
+        "cyclonedx-py",
+    ]
+    places = [commands.replace("--disable-pip-version-check ", "").rindex(part) for part in order]
+
+    assert sorted(places) == places
+    assert 3 == commands.count("SOURCE_DATE_EPOCH=")
+
+
 def test_messages_name_no_package_that_is_not_published() -> None:
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("gateway/**/*.py")]
 

@@ -32,6 +32,7 @@ def test_the_shipped_schema_is_current() -> None:
     made = runpy.run_path(str(ROOT / "docs/router_schema.py"))
 
     assert made["schema_text"]() == editor_schema(), "run: .venv/bin/python docs/router_schema.py"
+    assert made["values_schema_text"](editor_schema()) == made["VALUES_SCHEMA"].read_text()
 
 
 def test_the_schema_is_valid_and_describes_every_section() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -13,9 +14,11 @@ from gateway.cli.output import show_line
 from gateway.config.load import load_config, parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
+from gateway.config.state_folder import state_folder
 from gateway.config.yaml_parser import format_yaml
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
+from gateway.tenants.file_store import FILE_NAME, FileTenantStore
 from gateway.tenants.store import TenantStore
 
 # Longer than a request's timeout, because a person waits.
@@ -23,15 +26,29 @@ TIMEOUT_S = 5.0
 # A person at a terminal has the address of the store, but not all variables of the gateway's environment. Of
 # other sections only the names are used, which a mistake in an entry does not change.
 STORE_SECTIONS = ("quotas",)
+MEMORY = "memory"
+NO_STORE = "there is no Redis, and no gateway has started with this `state_dir`"
 
 
 class Context(msgspec.Struct, frozen=True):
-    """Input of one action. redis, store: None if tenants and keys are only in router.yaml."""
+    """Input of one action.
+
+    redis: None if there is none. store: of tenants and keys; None if they are only in router.yaml. file: of
+    the store if it is no Redis.
+    """
 
     options: argparse.Namespace
     config: Config
     redis: RedisClient | None
-    store: TenantStore | None
+    store: TenantStore | FileTenantStore | None
+    file: Path | None = None
+
+    @property
+    def followed(self) -> str:
+        """Return who applies a change, and when."""
+        if self.file is None:
+            return "every gateway follows within a second"
+        return f"the gateway that keeps {self.file} follows within a second"
 
 
 Action: TypeAlias = Callable[[Context], Awaitable[int]]
@@ -56,9 +73,12 @@ def add_store_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParse
 
 
 def store_config(options: argparse.Namespace, environment: Mapping[str, str]) -> Config:
-    """Return the config, of which at least the store is valid. Raises: ConfigError."""
+    """Return the config, of which at least the place of the store is valid. Raises: ConfigError."""
     if options.store is None:
-        return load_config(options.config, environment, STORE_SECTIONS)
+        config = load_config(options.config, environment, STORE_SECTIONS)
+        if config.quotas.store == MEMORY:
+            return load_config(options.config, environment, (*STORE_SECTIONS, "state_dir"))
+        return config
     text = format_yaml({"quotas": {"store": options.store}})
     return parse_config(text, environment, Path.cwd(), STORE_SECTIONS)
 
@@ -76,18 +96,36 @@ def run_action(action: Action, options: argparse.Namespace, environment: Mapping
         show_config_problems(options, error)
         return 1
     try:
-        return asyncio.run(_run(action, options, config))
+        return asyncio.run(_run(action, options, config, environment))
     except StoreUnavailable as error:
         show_line(f"the store of tenants and keys is unavailable: {error}")
         return 1
 
 
-async def _run(action: Action, options: argparse.Namespace, config: Config) -> int:
-    if config.quotas.store == "memory":
-        return await action(Context(options, config, None, None))
+async def _run(
+    action: Action, options: argparse.Namespace, config: Config, environment: Mapping[str, str]
+) -> int:
+    if config.quotas.store == MEMORY:
+        file = _tenants_file(config, environment)
+        store = None if file is None else FileTenantStore(file)
+        return await action(Context(options, config, None, store, file))
     redis = RedisClient(config.quotas.store, TIMEOUT_S)
-    store = TenantStore(redis)
+    shared = TenantStore(redis)
     try:
-        return await action(Context(options, config, redis, store))
+        return await action(Context(options, config, redis, shared))
     finally:
-        await store.aclose()
+        await shared.aclose()
+
+
+def _tenants_file(config: Config, environment: Mapping[str, str]) -> Path | None:
+    """Return the file of a gateway without Redis, or None if none has started with this state folder.
+
+    Every change replaces the file, which another user's gateway could then not read.
+    Raises: StoreUnavailable.
+    """
+    folder = state_folder(config.state_dir, environment)
+    if folder is None or not folder.is_dir():
+        return None
+    if folder.stat().st_uid != os.geteuid():
+        raise StoreUnavailable(f"{folder} belongs to another user: run the command as the gateway's user")
+    return folder / FILE_NAME

@@ -1,4 +1,4 @@
-"""`gateway keys create | list | revoke`: keys in Redis, or a line to paste into router.yaml."""
+"""`gateway keys create | list | revoke`: keys in Redis or the gateway's file, or lines for router.yaml."""
 
 import argparse
 import time
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from rich.table import Table
 
-from gateway.cli.context import Action, Context, run_action
+from gateway.cli.context import NO_STORE, Action, Context, run_action
 from gateway.cli.limits import format_limits, parse_limits
 from gateway.cli.output import show_line, show_table
 from gateway.cli.unknown_names import warn_of_unknown_models
@@ -30,7 +30,7 @@ async def _create(context: Context) -> int:
         show_line(str(error))
         return 1
     await warn_of_unknown_models(context, options.model or ())
-    if store is None:
+    if store is None or options.yaml:
         if options.tenant not in context.config.tenants:
             show_line(f"tenant {options.tenant} is not in router.yaml yet")
         print(
@@ -44,6 +44,8 @@ async def _create(context: Context) -> int:
         show_line(f"there is a key {key.stored.id} already; revoke it first, or choose another id")
         return 1
     print(key.text)
+    if context.file is not None:
+        show_line(context.followed)
     if not creation.has_tenant and options.tenant not in context.config.tenants:
         show_line(unknown_tenant_note(options.tenant))
     return 0
@@ -80,7 +82,7 @@ def _yaml_line(key: StoredKey) -> str:
 
 async def _list(context: Context) -> int:
     if context.store is None:
-        show_line("keys of router.yaml are listed there; no other store is configured")
+        show_line(f"keys of router.yaml are listed there; {NO_STORE}")
         return 1
     stored = await context.store.keys()
     tenants = {*context.config.tenants, *await context.store.tenants()}
@@ -100,11 +102,11 @@ async def _list(context: Context) -> int:
 
 async def _revoke(context: Context) -> int:
     if context.store is None:
-        show_line("keys of router.yaml are revoked there; no other store is configured")
+        show_line(f"keys of router.yaml are revoked there; {NO_STORE}")
         return 1
     key_id = context.options.id
     if not await context.store.revoke(key_id):
         show_line(f"there is no key {key_id}")
         return 1
-    print(f"revoked {key_id}; every gateway refuses it within a second")
+    print(f"revoked {key_id}; {context.followed}")
     return 0

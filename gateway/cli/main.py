@@ -110,9 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     text = "print a script that completes this command line in bash, zsh or fish"
     add_completion_options(commands.add_parser("completion", help=text, description=text))
     commands.choices["completion"].set_defaults(parser=parser)
-    text = "create, list and revoke API keys in Redis; without Redis, print lines for router.yaml"
+    text = "create, list and revoke API keys in Redis, or in the file of a gateway without it"
     _add_keys(commands.add_parser("keys", help=text, description=text))
-    text = "set, list and remove tenants in Redis; for a tenant that router.yaml has too, the file wins"
+    text = "set, list and remove tenants next to router.yaml; for a tenant that it has too, it wins"
     _add_tenants(commands.add_parser("tenants", help=text, description=text))
     text = "list, download, check, remove and inspect checkpoints for the built-in engine"
     add_models_options(commands.add_parser("models", help=text, description=text))
@@ -168,6 +168,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=AMOUNT",
         help="tokens_per_minute=1000, in addition to its tenant's limits; may be repeated",
     )
+    create.add_argument("--yaml", action="store_true", help="store nothing; print a line for router.yaml")
     listing = add_store_options(actions.add_parser("list", help="all keys, without their secrets"))
     listing.add_argument("--json", action="store_true", help="for scripts")
     revoke = add_store_options(
@@ -196,7 +197,7 @@ def _add_tenants(parser: argparse.ArgumentParser) -> None:
     setting.add_argument(
         "--no-join", action="store_true", help="its texts never share an upstream request with others'"
     )
-    listing = add_store_options(actions.add_parser("list", help="all tenants in Redis"))
+    listing = add_store_options(actions.add_parser("list", help="all tenants that are not in router.yaml"))
     listing.add_argument("--json", action="store_true", help="for scripts")
     remove = add_store_options(actions.add_parser("remove", help="remove a tenant and its keys"))
     remove.add_argument("tenant", help="its name")

@@ -7,9 +7,11 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from socket import gaierror
+from threading import Thread
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -143,13 +145,34 @@ def probe_server(url: str) -> Server:
 def _answer(url: str) -> Any:
     """Return the JSON at a path, None if there is none. Raises: UnusableModel if no server answers."""
     try:
-        with _open(url, timeout=PROBE_TIMEOUT_S) as reply:
-            return json.loads(_body_of(reply))
-    except (HTTPError, RecursionError, ValueError):
+        return json.loads(_fetched(url))
+    except (RecursionError, ValueError):
         return None
     except (HTTPException, OSError) as error:
         address = url.removesuffix(urlsplit(url).path)
         raise UnusableModel(f"{address}: {_reason(getattr(error, 'reason', error))}") from error
+
+
+def _fetched(url: str) -> bytes:
+    """Return the body at a URL, nothing if the status is an error's.
+
+    The thread is given up when a probe's time is over: the socket's timeout bounds each read alone, and a
+    server may send its headers byte by byte. Raises: TimeoutError.
+    """
+    exchange: Future[bytes] = Future()
+
+    def fetch() -> None:
+        try:
+            with _open(url, timeout=PROBE_TIMEOUT_S) as reply:
+                exchange.set_result(_body_of(reply))
+        except HTTPError as error:
+            error.close()
+            exchange.set_result(b"")
+        except Exception as error:  # noqa: BLE001 - it is raised again in the caller's thread
+            exchange.set_exception(error)
+
+    Thread(target=fetch, name="probe", daemon=True).start()
+    return exchange.result(PROBE_TIMEOUT_S)
 
 
 def _body_of(reply: HTTPResponse) -> bytes:

@@ -1,4 +1,4 @@
-"""`gateway tenants set | list | remove`: tenants in Redis, which every gateway follows."""
+"""`gateway tenants set | list | remove`: tenants in Redis, or in the file of a gateway without it."""
 
 import argparse
 from collections.abc import Mapping
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 import msgspec
 from rich.table import Table
 
-from gateway.cli.context import Action, Context, run_action
+from gateway.cli.context import NO_STORE, Action, Context, run_action
 from gateway.cli.limits import format_limits, parse_limits
 from gateway.cli.output import show_line, show_table
 from gateway.cli.unknown_names import warn_of_first_key_end, warn_of_unknown_models
 from gateway.config.schema import TenantConfig
 from gateway.tenants.names import name_problem
 
-NO_STORE = "tenants of router.yaml are changed there; no other store is configured"
+ONLY_IN_FILE = f"tenants of router.yaml are changed there; {NO_STORE}"
 
 
 def tenants(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -24,7 +24,7 @@ def tenants(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 async def _set(context: Context) -> int:
     if context.store is None:
-        show_line(NO_STORE)
+        show_line(ONLY_IN_FILE)
         return 1
     tenant = context.options.tenant
     try:
@@ -37,7 +37,7 @@ async def _set(context: Context) -> int:
     if tenant in context.config.tenants:
         show_line(f"{tenant} is set, but router.yaml also defines it and takes precedence")
     else:
-        print(f"{tenant} is set; every gateway follows within a second")
+        print(f"{tenant} is set; {context.followed}")
     warn_of_first_key_end(context, is_first=is_first)
     return 0
 
@@ -66,7 +66,7 @@ def _settings(options: argparse.Namespace) -> TenantConfig:
 
 async def _list(context: Context) -> int:
     if context.store is None:
-        show_line(NO_STORE)
+        show_line(ONLY_IN_FILE)
         return 1
     stored = await context.store.tenants()
     if context.options.json:
@@ -86,15 +86,17 @@ async def _list(context: Context) -> int:
 
 async def _remove(context: Context) -> int:
     if context.store is None:
-        show_line(NO_STORE)
+        show_line(ONLY_IN_FILE)
         return 1
     tenant = context.options.tenant
     is_in_file = tenant in context.config.tenants
     if not await context.store.remove_tenant(tenant):
-        where = " in Redis; router.yaml defines it: change it there" if is_in_file else ""
+        where = (
+            f" in {context.file or 'Redis'}; router.yaml defines it: change it there" if is_in_file else ""
+        )
         show_line(f"there is no tenant {tenant}{where}")
         return 1
-    print(f"removed {tenant} and its keys; every gateway follows within a second")
+    print(f"removed {tenant} and its keys; {context.followed}")
     if is_in_file:
         show_line(f"router.yaml also defines {tenant}; it stays valid there, with the keys in the file")
     return 0

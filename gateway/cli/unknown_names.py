@@ -10,8 +10,11 @@ from gateway.tenants.names import FIRST_KEY_NOTE
 
 
 def warn_of_first_key_end(context: Context, *, is_first: bool) -> None:
-    """Warn if a change ends the first key. is_first: there was no tenant in Redis before."""
-    if is_first and not context.config.tenants:
+    """Warn if a change ends the first key, which outlives tenants where there is no Redis.
+
+    is_first: there was no tenant in the store before.
+    """
+    if is_first and context.file is None and not context.config.tenants:
         show_line(FIRST_KEY_NOTE)
 
 

@@ -12,7 +12,10 @@ from gateway.config.schema import Config, UpstreamSettings, UpstreamTls
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 GRPC_PACKAGES = ("grpc", "grpc_health", "grpc_reflection")
-NO_GRPC = "needs the extra `grpc`: .venv/bin/pip install -r requirements/runtime.txt"
+NO_GRPC = (
+    "needs the extra `grpc`: .venv/bin/pip install -r requirements/runtime.txt, "
+    "or the image built with EXTRAS=grpc"
+)
 
 
 def file_problems(config: Config) -> Iterator[Problem]:

@@ -38,7 +38,7 @@ def bundle(folder: Path) -> Bundle:
     """Read everything that a folder's kustomization names, except patches."""
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     read = Bundle([], {})
-    for name in [*kustomization["resources"], *kustomization.get("components", [])]:
+    for name in [*kustomization.get("resources", []), *kustomization.get("components", [])]:
         if (path := folder / name).is_dir():
             inner = bundle(path)
             read.manifests.extend(inner.manifests)

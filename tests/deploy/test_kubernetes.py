@@ -23,6 +23,7 @@ SECRETS = {
     "redis-password": "random text",
     "upstream-key": "another random text",
     "metrics-key-digest": f"sha256:{'0' * 64}",
+    "admin-key-digest": f"sha256:{'1' * 64}",
 }
 # Kinds of other projects, for which Kubernetes has no schema.
 FOREIGN = {"ScaledObject", "ServiceMonitor"}
@@ -88,6 +89,16 @@ def test_kubectl_builds_the_same_objects(name: str) -> None:
             kubernetes_validate.validate(manifest, RELEASE, strict=True)
     fixed = {manifest["metadata"]["name"] for manifest in manifests if "replicas" in manifest.get("spec", {})}
     assert ({"redis"} if name.endswith("-scaled") else {"redis", "gateway", name}) == fixed
+
+
+@pytest.mark.parametrize("name", ["engine", "tei"])
+def test_the_image_is_set_for_every_object_of_an_overlay(name: str) -> None:
+    kustomization = yaml.safe_load((KUBERNETES / "overlays" / name / "kustomization.yaml").read_text())
+    base = yaml.safe_load((KUBERNETES / "base/kustomization.yaml").read_text())
+
+    # In the base it would leave out the engine's pods.
+    assert "images" not in base
+    assert "../../components/image" in kustomization["components"]
 
 
 def test_gateway_accepts_the_configs(overlay: Bundle, tmp_path: Path) -> None:
@@ -208,7 +219,7 @@ def test_files_hold_no_secret_and_the_documented_command_creates_all(
             used |= set(re.findall(r"\$\{file:/secrets/([\w-]+)\}", path.read_text()))
 
     assert not overlay.of_kind("Secret")
-    assert {"redis-password", "upstream-key", "first-key", "metrics-key-digest"} <= used
+    assert {"redis-password", "upstream-key", "first-key", "metrics-key-digest", "admin-key-digest"} <= used
     assert used <= created
 
 
@@ -249,9 +260,18 @@ def test_prometheus_scrapes_with_the_configured_key(tmp_path: Path) -> None:
     for service in scraped:
         assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert {"name": "gateway-secrets", "key": "metrics-key"} == endpoint["authorization"]["credentials"]
-    [key] = config_of(scaled.configs["gateway-config"], tmp_path).admin.keys
+    key, _ = config_of(scaled.configs["gateway-config"], tmp_path).admin.keys
     assert not isinstance(key, str)
     assert (SECRETS["metrics-key-digest"], ("metrics",)) == (key.digest, key.scopes)
+
+
+def test_operators_have_a_key_of_their_own(overlay: Bundle, tmp_path: Path) -> None:
+    keys = config_of(overlay.configs["gateway-config"], tmp_path).admin.keys
+    [operators] = [key for key in keys if not isinstance(key, str) and key.id == "operators"]
+
+    assert SECRETS["admin-key-digest"] == operators.digest
+    # Every scope of an operator: admin and metrics.
+    assert operators.scopes is None
 
 
 def _pod_selectors(spec: Any) -> Iterator[dict[str, str]]:

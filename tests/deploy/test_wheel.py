@@ -23,9 +23,13 @@ START_S = 50.0
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel as a release does: from the sdist, hence without the repository."""
     folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (sdist,) = folder.glob("*.tar.gz")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", folder, ROOT], check=True, capture_output=True)
+    subprocess.run([*command, "--wheel-dir", folder, sdist], check=True, capture_output=True)
     (built,) = folder.glob("*.whl")
     return built
 

@@ -106,7 +106,8 @@ def test_lists_keys_that_are_refused(config: Path, command: Commands) -> None:
     assert "not defined" not in after
 
 
-def test_prints_a_line_for_router_yaml_without_redis(tmp_path: Path) -> None:
+def test_prints_a_line_for_router_yaml_without_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no state"))
     path = tmp_path / "router.yaml"
     path.write_text(CONFIG.format(store="memory"))
     created = gateway("keys", "create", "acme", "--id", "x", "-c", str(path)).stdout
@@ -165,7 +166,7 @@ def test_stores_and_prints_limits_of_a_key(config: Path, own_redis: RedisServer,
     listed = json.loads(command("keys", "list", "--json", "-c", str(config)).out)
     table = command("keys", "list", "-c", str(config)).out
     config.write_text(CONFIG.format(store="memory"))
-    line = command("keys", "create", "acme", *words, "-c", str(config)).out.splitlines()[-1]
+    line = command("keys", "create", "acme", *words, "--yaml", "-c", str(config)).out.splitlines()[-1]
 
     assert 0 == created.status
     assert [("k", own), ("plain", {})] == [(key["id"], key["limits"]) for key in listed]

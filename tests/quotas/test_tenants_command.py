@@ -319,8 +319,13 @@ def test_notes_unknown_names_and_continues(
     "words", [("set", "acme"), ("list",), ("remove", "acme")], ids=lambda words: words[0]
 )
 def test_tenants_command_reports_a_missing_store_in_one_line(
-    file: Path, own_redis: RedisServer, command: Commands, words: tuple[str, ...]
+    file: Path,
+    own_redis: RedisServer,
+    command: Commands,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
 ) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(file.parent / "no state"))
     own_redis.kill()
     away = command("tenants", *words, "-c", str(file))
     file.write_text(text("memory"))

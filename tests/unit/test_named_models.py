@@ -123,22 +123,31 @@ def _greet_once(listener: socket.socket) -> None:
         connection.sendall(b"220 mail.example.org ready\r\n")
 
 
-def test_a_body_that_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [b"HTTP/1.1 ", HEAD + b"x-more: ", HEAD + b"content-length: 100000\r\n\r\n"],
+    ids=["status", "headers", "body"],
+)
+def test_a_reply_that_never_ends_is_not_waited_for(beginning: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named_models, "PROBE_TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        Thread(target=_drip, args=(listener,), daemon=True).start()
+        Thread(target=_drip, args=(listener, beginning), daemon=True).start()
 
         with pytest.raises(UnusableModel, match="no answer within"):
             probe_server(f"http://127.0.0.1:{listener.getsockname()[1]}")
 
 
-def _drip(listener: socket.socket) -> None:
+def _drip(listener: socket.socket, beginning: bytes) -> None:
+    """Send the beginning of a reply, and then a byte at a time, each before a read would time out."""
     connection, _ = listener.accept()
     with connection, suppress(OSError):
-        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
+        connection.sendall(beginning)
         while True:
             connection.sendall(b" ")
-            Event().wait(0.05)
+            Event().wait(0.02)
 
 
 def test_json_that_is_nested_without_end_is_no_answer() -> None:

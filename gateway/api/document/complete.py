@@ -39,7 +39,6 @@ ARROW_MEANING = (
 def complete(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document, completed in place; a completed one is returned as it is."""
     if "tags" not in document:
-        _drop_random_examples(document)
         _simplify_enums(document)
         _sort_paths(document)
         for path, item in document["paths"].items():
@@ -60,13 +59,6 @@ def operation_id(method: str, path: str) -> str:
     letters = "".join(letter if letter.isalnum() else " " for letter in path)
     words = letters.split() or ["root"]
     return method.lower() + "".join(word[0].upper() + word[1:] for word in words)
-
-
-def _drop_random_examples(document: dict[str, Any]) -> None:
-    """Remove the examples that Litestar makes of random values, which look like replies and are none."""
-    for member in list(_objects(document)):
-        if isinstance(member.get("examples"), list | dict):
-            del member["examples"]
 
 
 def _simplify_enums(document: dict[str, Any]) -> None:

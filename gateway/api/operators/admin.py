@@ -139,7 +139,11 @@ class Admin:
 
 @get(
     "/admin/usage",
-    responses={200: ResponseSpec(UsageResponse, description="Usage by model and day, as JSON or CSV")}
+    responses={
+        200: ResponseSpec(
+            UsageResponse, generate_examples=False, description="Usage by model and day, as JSON or CSV"
+        )
+    }
     | FAILURES,
     operation_class=UsageOperation,
     tags=["Operators"],
@@ -170,7 +174,11 @@ async def usage(  # noqa: PLR0913, PLR0917 - one for each parameter of the query
 @post(
     "/admin/reload",
     status_code=200,
-    responses={200: ResponseSpec(ReloadReport, description="The changes, which apply to every new call")}
+    responses={
+        200: ResponseSpec(
+            ReloadReport, generate_examples=False, description="The changes, which apply to every new call"
+        )
+    }
     | FAILURES,
     tags=["Operators"],
     opt=OPERATORS,
