@@ -80,7 +80,7 @@ class StatusSource(msgspec.Struct, frozen=True):
 
     def _replicas(self, totals: Totals) -> Iterator[ReplicaStatus]:
         for name, upstream in self.gateway.upstreams.items():
-            for replica in upstream.pool.replicas:
+            for replica, state in upstream.replica_states():
                 labels = {"upstream": name, "replica": replica.name}
                 history = self.records.changes.of(name, replica.name)
                 attempts = int(totals.number("gateway_attempts_total", **labels))
@@ -91,7 +91,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                 yield ReplicaStatus(
                     name,
                     replica.name,
-                    replica.state.value,
+                    state,
                     history.reason,
                     history.since_s,
                     int(totals.number("gateway_replica_in_flight_batches", **labels)),
@@ -100,6 +100,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                     attempts,
                     attempts - not_failed,
                     replica.refusals.learned_bytes,
+                    replica.is_drained,
                 )
 
     def _models(self, totals: Totals) -> Iterator[ModelStatus]:
