@@ -102,7 +102,7 @@ def test_operators_listener_has_no_caller_paths(sides: Sides, path: str) -> None
     )
 
 
-async def test_the_consoles_playground_needs_a_key_with_the_scope_on_the_operators_listener(
+def test_the_consoles_playground_needs_a_key_with_the_scope_on_the_operators_listener(
     sides: Sides,
 ) -> None:
     body = {"model": "bge", "input": "a", "query": "a", "documents": ["a"]}
