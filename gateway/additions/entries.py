@@ -112,7 +112,7 @@ def apply_edit(file: Config, additions: Additions, edit: Edit) -> Additions:
 def _with_drain(file: Config, additions: Additions, edit: Drain) -> Additions:
     """Return the additions after an edit of a replica.
 
-    Raises: ConfigError if router.yaml or an addition decides; UnknownAddition.
+    Raises: ConfigError if the additions become too large; UnknownAddition.
     """
     path, drained = f"upstreams.{edit.name}", additions.drained.get(edit.name, ())
     others = tuple(name for name in drained if name != edit.replica)

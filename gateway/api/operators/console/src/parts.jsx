@@ -111,15 +111,15 @@ export function State({ value }) {
   return <span class={`state ${kind}`}>{value}</span>;
 }
 
-// The outcome of an action. said: what a screen reader announces in place of a long outcome, a table for instance.
+// The outcome of an action. said: what a screen reader announces in place of a long outcome, null before there is one.
 export const Answer = ({ id, action, said, children }) => (
   <>
     <p class="unseen" role="status">
-      {action.busy ? "Working …" : !action.problem && action.outcome && said}
+      {action.busy ? "Working …" : !action.problem && said}
     </p>
-    <div class="answer" id={id} aria-live={said ? undefined : "polite"} aria-busy={action.busy}>
+    <div class="answer" id={id} aria-live={said === undefined ? "polite" : undefined} aria-busy={action.busy}>
       {action.problem ? (
-        <p class="problem" role={said ? "alert" : undefined}>
+        <p class="problem" role={said === undefined ? undefined : "alert"}>
           {action.problem}
         </p>
       ) : (

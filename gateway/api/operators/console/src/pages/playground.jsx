@@ -114,7 +114,11 @@ function Search({ models }) {
   );
 }
 
-const saidOf = (hits) => hits && `Done: ${hits.length} texts. Best, ${hits[0].score.toFixed(4)}: ${shortened(hits[0].document)}`;
+// What a screen reader announces: the outcome in a sentence, in place of its table.
+const saidOf = (hits) =>
+  hits?.length
+    ? `Done: ${hits.length} texts. Best, ${hits[0].score.toFixed(4)}: ${shortened(hits[0].document)}`
+    : null;
 
 function Scores({ hits, label, name }) {
   const [least, most] = meterRange(hits.map((hit) => hit.score));
