@@ -92,7 +92,7 @@ def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
 
 
 def _why(replica: ReplicaStatus, now_s: float) -> str:
-    """Return for how long a replica has been in its state, and why; both are unknown before its first change."""
+    """Return for how long a replica has been in its state, and why; unknown before its first change."""
     since = "" if replica.since_s is None else f"for {span(now_s - replica.since_s)}"
     return ": ".join(filter(None, (since, replica.reason)))
 

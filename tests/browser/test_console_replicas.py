@@ -9,6 +9,7 @@ import pytest
 
 from gateway.tenants.keyring import key_digest
 from tests.browser.conftest import ObservedPage
+from tests.browser.test_console import axe_script
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
@@ -147,6 +148,9 @@ def test_many_and_long_names_fit(browser: Any, stand: Stand, width: int) -> None
     page.wait_for_selector("span[role=status]:text-is('1–50 of 1,000')")
     page.get_by_role("button", name="Next").click()
     page.wait_for_selector("span[role=status]:text-is('51–100 of 1,000')")
+    page.evaluate(axe_script())
+    report = page.evaluate("axe.run()")
+    violations = [(each["id"], each["nodes"][0]["target"]) for each in report["violations"]]
     widths = {}
     for title in ("Models", "Overview", "Upstreams", "Playground"):
         observed.show(title)
@@ -154,6 +158,7 @@ def test_many_and_long_names_fit(browser: Any, stand: Stand, width: int) -> None
         widths[title] = page.evaluate("document.documentElement.scrollWidth")
     observed.context.close()
 
+    assert [] == violations
     assert 50 == rows
     assert [LONG, FROM_THE_RIGHT, HAN] == found
     assert {width} == set(widths.values()), widths
