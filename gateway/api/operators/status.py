@@ -82,7 +82,7 @@ class StatusSource(msgspec.Struct, frozen=True):
         for name, upstream in self.gateway.upstreams.items():
             present = {replica.name for replica in upstream.pool.replicas}
             for absent in set(upstream.settings.drained) - present:
-                # Otherwise nobody would see that it gets no work when it is listed again.
+                # It gets no work when it is listed again, which must be in sight.
                 reason = "it is drained, and is not among the replicas"
                 yield ReplicaStatus(name, absent, "absent", reason, None, 0, 0, None, 0, 0, is_drained=True)
             for replica, state in upstream.replica_states():
