@@ -88,9 +88,7 @@ def test_callers_listener_has_no_operator_paths(sides: Sides, path: str, key: st
     assert "x-request-id" in reply.headers
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/models/bge", "/embeddings", "/v2/rerank", "/info", "/models/bge/info", "/health", "/embed"]
-)
+@pytest.mark.parametrize("path", ["/v1/models/bge", "/info", "/models/bge/info", "/health", "/embed"])
 def test_operators_listener_has_no_caller_paths(sides: Sides, path: str) -> None:
     reply = sides.get("operators", path, authorization=f"Bearer {KEY}")
 

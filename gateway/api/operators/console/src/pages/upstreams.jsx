@@ -64,7 +64,7 @@ function DrainButton({ replica, drain, undrain }) {
     return (
       <button
         type="button"
-        class="quiet"
+        class="quiet short"
         aria-label={`Put back ${name} of ${upstream}`}
         disabled={undrain.busy}
         onClick={() => undrain.run(replica)}
@@ -77,7 +77,7 @@ function DrainButton({ replica, drain, undrain }) {
     isDrainable(replica) && (
       <button
         type="button"
-        class="quiet"
+        class="quiet short"
         aria-label={`Drain ${name} of ${upstream}`}
         disabled={drain.busy}
         onClick={ask(`Give ${name} of ${upstream} no new work, until you put it back?`, () => drain.run(replica))}
@@ -153,7 +153,7 @@ export function Upstreams({ snapshot, turn }) {
         label="Replicas"
         columns={[
           ["upstream", "text"],
-          ["replica", "text"],
+          ["replica", "text address"],
           ["state"],
           ["for", "number"],
           ["in flight", "number"],
