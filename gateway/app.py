@@ -57,6 +57,7 @@ from gateway.api.operators import (
     keys,
     own_usage,
     probes,
+    replicas,
     start_page,
     status,
     tenants,
@@ -67,6 +68,7 @@ from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.host_models import AskAboutModels, RegistryApi
 from gateway.api.operators.instances import AskParent, InstancesApi
+from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.application import litestar_application
 from gateway.api.server.authentication import Authenticator
@@ -155,6 +157,7 @@ OPERATOR_MODULES = (
     host_models,
     status,
     traffic,
+    replicas,
     own_usage,
     ui,
     start_page,
@@ -286,13 +289,15 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     api = InferenceApi(gateway, authenticator, config.limits.inputs, table, fetcher)
     follower = _key_follower(config, stores, api.authenticator, gateway.keyring)
     operators = Admin(config, stores.ledger, follower, api.authenticator, outside.reload)
+    adding = AdditionsApi(outside.adding)
     dependencies = {
         "api": api,
         "in_flight": in_flight,
         "exporter": metrics,
         "watched": StatusSource(gateway, metrics, records, config, boot.worker or 0, time.time(), table),
         "admin": operators,
-        "adding": AdditionsApi(outside.adding),
+        "adding": adding,
+        "replicas": ReplicasApi(gateway, adding),
         "instances": InstancesApi(outside.instances),
         "registry": RegistryApi(outside.models),
     }

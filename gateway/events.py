@@ -74,12 +74,16 @@ class AttemptFinished(msgspec.Struct, frozen=True):
     hedge: bool = False
 
 
+# As of `State`, and drained: it could work, and an operator keeps work away from it.
+ReplicaState: TypeAlias = Literal["joining", "up", "probation", "down", "drained", "gone"]
+
+
 class ReplicaChanged(msgspec.Struct, frozen=True):
     """Change of the state of a replica, such as joining, ejection or removal. reason: safe to log."""
 
     upstream: str
     replica: str
-    state: Literal["joining", "up", "probation", "down", "gone"]
+    state: ReplicaState
     reason: str = ""
 
 

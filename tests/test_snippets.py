@@ -134,14 +134,17 @@ def test_compose_has_the_documented_profiles() -> None:
 
 async def test_every_curl_command_succeeds(boot: Boots) -> None:
     config = """
-upstreams: {minilm: {backend: tei, replicas: ["http://tei-0"]}}
+upstreams:
+  minilm: {backend: tei, replicas: ["http://tei-0"]}
+  e5: {backend: tei, replicas: ["http://tei-0:8080", "http://tei-1:8080"]}
 models: {all-minilm-l6-v2: {upstream: minilm}}
 """
     curls = [command for _, command in commands() if command.startswith("curl ")]
 
     assert curls
     parent = ReadingParent(parse_config(config, {}, ROOT))
-    async with boot({"tei-0": FakeTei()}, config, adding=parent.adding) as gateway:
+    servers = {"tei-0": FakeTei(), "tei-1": FakeTei()}
+    async with boot(servers, config, adding=parent.adding) as gateway:
         for words in map(shlex.split, curls):
             headers = dict(words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H")
             assert "Bearer $KEY" == headers.pop("Authorization")

@@ -64,8 +64,23 @@ def compose(
         return read_model(name, written, upstreams)
 
     models = _read_all("models", additions.models, file.models, model_of, rejected)
-    config = msgspec.structs.replace(file, upstreams=upstreams, models=file.models | models)
+    drained = _with_drains(upstreams, additions.drained)
+    config = msgspec.structs.replace(file, upstreams=drained, models=file.models | models)
     return ComposedConfig(config, frozenset(added), rejected)
+
+
+def _with_drains(
+    upstreams: Mapping[str, UpstreamSettings], drained: Mapping[str, tuple[str, ...]]
+) -> dict[str, UpstreamSettings]:
+    """Return the upstreams with the replicas that operators drain, in addition to their own settings."""
+
+    def union(settings: UpstreamSettings, names: tuple[str, ...]) -> UpstreamSettings:
+        return msgspec.structs.replace(settings, drained=tuple(dict.fromkeys((*settings.drained, *names))))
+
+    return {
+        name: union(settings, drained[name]) if name in drained else settings
+        for name, settings in upstreams.items()
+    }
 
 
 def _in_own_process(upstream: UpstreamSettings) -> UpstreamSettings:

@@ -1,4 +1,4 @@
-"""Upstreams and models that operators add at run time, as written. Pure.
+"""Upstreams and models that operators add at run time, as written, and the replicas that they drain. Pure.
 
 Rule: they are stored as written, with references in place of secrets. Each gateway reads them for itself,
 in addition to its own file, which takes precedence.
@@ -19,10 +19,11 @@ WRITTEN_BYTES_MAX = 1024 * 1024
 
 
 class Additions(msgspec.Struct, frozen=True):
-    """All additions, by name."""
+    """All additions, by name. drained: upstream → addresses of its replicas that get no work."""
 
     upstreams: dict[str, Any] = {}
     models: dict[str, Any] = {}
+    drained: dict[str, tuple[str, ...]] = {}
 
 
 class Put(msgspec.Struct, frozen=True, tag="put"):
@@ -46,7 +47,18 @@ class Remove(msgspec.Struct, frozen=True, tag="remove"):
         return f"DELETE of {self.part}.{self.name}"
 
 
-Edit: TypeAlias = Put | Remove
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Edit that keeps work away from a replica, or ends that. name: of its upstream. replica: its address."""
+
+    name: str
+    replica: str
+    is_drained: bool
+
+    def __str__(self) -> str:
+        return f"{'drain' if self.is_drained else 'return'} of {self.replica} of upstreams.{self.name}"
+
+
+Edit: TypeAlias = Put | Remove | Drain
 
 
 class AdditionEntry(msgspec.Struct, frozen=True):
@@ -65,11 +77,11 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 class UnknownAddition(Exception):
-    """No addition has that name."""
+    """An edit names something that does not exist."""
 
-    def __init__(self, edit: Remove) -> None:
-        super().__init__(f"{edit.part}.{edit.name}: nothing was added by that name")
-        self.problem = Problem(f"{edit.part}.{edit.name}", "nothing was added by that name")
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
 
 
 def apply_edit(file: Config, additions: Additions, edit: Edit) -> Additions:
@@ -77,6 +89,8 @@ def apply_edit(file: Config, additions: Additions, edit: Edit) -> Additions:
 
     Raises: ConfigError if the edit is not allowed; UnknownAddition.
     """
+    if isinstance(edit, Drain):
+        return _with_drain(file, additions, edit)
     entries = _entries(additions, edit.part)
     if isinstance(edit, Put):
         if edit.name in _entries(file, edit.part):
@@ -87,11 +101,36 @@ def apply_edit(file: Config, additions: Additions, edit: Edit) -> Additions:
     if edit.name not in entries:
         if edit.name in _entries(file, edit.part):
             raise _rejection(edit, "router.yaml defines it: remove it there")
-        raise UnknownAddition(edit)
+        raise UnknownAddition(Problem(f"{edit.part}.{edit.name}", "nothing was added by that name"))
     if edit.part == "upstreams" and (users := _users(file, additions, edit.name)):
         raise _rejection(edit, f"it serves models, which go first: {', '.join(users)}")
     remaining = {name: settings for name, settings in entries.items() if name != edit.name}
-    return msgspec.structs.replace(additions, **{edit.part: remaining})
+    removed = msgspec.structs.replace(additions, **{edit.part: remaining})
+    return _with_drained(removed, edit.name, ()) if edit.part == "upstreams" else removed
+
+
+def _with_drain(file: Config, additions: Additions, edit: Drain) -> Additions:
+    """Return the additions after an edit of a replica.
+
+    Raises: ConfigError if the additions become too large; UnknownAddition.
+    """
+    path, drained = f"upstreams.{edit.name}", additions.drained.get(edit.name, ())
+    others = tuple(name for name in drained if name != edit.replica)
+    if edit.is_drained:
+        if edit.name not in file.upstreams and edit.name not in additions.upstreams:
+            raise UnknownAddition(Problem(path, "neither router.yaml nor an addition has this upstream"))
+        return _within_bounds(_with_drained(additions, edit.name, (*others, edit.replica)))
+    if edit.replica not in drained:
+        message = f"{edit.replica} was not drained here; a `drained` in settings is changed there"
+        raise UnknownAddition(Problem(path, message))
+    return _with_drained(additions, edit.name, others)
+
+
+def _with_drained(additions: Additions, upstream: str, replicas: tuple[str, ...]) -> Additions:
+    drained = {name: names for name, names in additions.drained.items() if name != upstream}
+    return msgspec.structs.replace(
+        additions, drained={**drained, upstream: replicas} if replicas else drained
+    )
 
 
 def _entries(source: Config | Additions, part: Part) -> Mapping[str, Any]:
@@ -118,5 +157,5 @@ def _within_bounds(additions: Additions) -> Additions:
     return additions
 
 
-def _rejection(edit: Edit, reason: str) -> ConfigError:
+def _rejection(edit: Put | Remove, reason: str) -> ConfigError:
     return ConfigError([Problem(f"{edit.part}.{edit.name}", reason)])

@@ -25,10 +25,8 @@ def show_banner(
     console.print(_models_table(models))
     console.print()
     key = "$KEY" if first_key is None else first_key.shell_word
-    console.print(f"  [bold]key[/]   {escape(_note_on_key(first_key))}")
-    console.print(
-        f"  [bold]page[/]  {page}   ({'status and playground' if admin_listen is None else 'status'})"
-    )
+    console.print(f"  [bold]key[/]      {escape(_note_on_key(first_key))}")
+    console.print(f"  [bold]console[/]  {page}")
     # Printed without rich, which would interpret the brackets as markup.
     print(f'\n  OpenAI(base_url="{url}/v1", api_key="<the key>")   # Python: from openai import OpenAI')
     print(_curl_command(models, url, key), flush=True)

@@ -149,14 +149,14 @@ async def _run(
 def summary_of(plan: LoadPlan, model: str | None, measured: Measured) -> dict[str, Any]:
     """Return the figures of a load, with units in their names."""
     figures, seconds = measured.figures, max(measured.seconds, 1e-9)
-    load = f"{plan.callers} callers" if plan.rate is None else f"{plan.rate:g} calls/s, {plan.arrivals}"
+    load = f"callers: {plan.callers}" if plan.rate is None else f"{plan.rate:g} calls/s, {plan.arrivals}"
     quantiles = {f"p{share * 100:g}": figures.latencies.quantile_s(share) for share in SHARES}
     latency = {name: None if value is None else round(value * 1000, 3) for name, value in quantiles.items()}
     late_s = figures.late.quantile_s(0.99) or 0.0
     return {
         "url": plan.target.base + plan.target.path,
         "model": model,
-        "load": f"{load}, {plan.texts} texts each",
+        "load": f"{load}, texts in each call: {plan.texts}",
         "seconds": round(measured.seconds, 3),
         "calls": figures.good,
         "failed": sum(figures.statuses.values()) - figures.good,

@@ -84,12 +84,17 @@ def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
         yield f"quotas in {snapshot.store.kind}", "unavailable", "requests are counted without the store"
     for replica in snapshot.replicas:
         if replica.state not in GOOD:
-            since = NONE if replica.since_s is None else span(snapshot.at_s - replica.since_s)
-            yield f"{replica.upstream} {replica.name}", replica.state, f"for {since}: {replica.reason}"
+            yield f"{replica.upstream} {replica.name}", replica.state, _why(replica, snapshot.at_s)
     for model in snapshot.models:
         if model.state not in GOOD:
             yield f"model {model.name}", model.state, f"upstream {model.upstream}"
     yield from _failures(snapshot)
+
+
+def _why(replica: ReplicaStatus, now_s: float) -> str:
+    """Return for how long a replica has been in its state, and why; unknown before its first change."""
+    since = "" if replica.since_s is None else f"for {span(now_s - replica.since_s)}"
+    return ": ".join(filter(None, (since, replica.reason)))
 
 
 def _failures(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:

@@ -6,8 +6,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from backends.canaries import CANARIES, embed_in_batches, max_inputs_per_request
-from backends.contract import Operation
 from backends.errors import BackendError
 from backends.registry import open_replica
 from gateway.config.schema import UpstreamSettings
@@ -15,9 +13,7 @@ from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.routing.discovery import resolve
 from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
 from gateway.vector_spaces.comparison import ReplicaVectors
-from gateway.vector_spaces.fingerprint import fingerprint_of
-
-REQUEST_TIMEOUT_S = 30.0
+from gateway.vector_spaces.reading import read_vectors
 
 
 class CannotVerify(Exception):
@@ -85,15 +81,8 @@ class UpstreamReader:
         settings = self._settings
         backend = create_replica(settings, replica, ReplicaOpener(self._name, open_replica)).backend
         try:
-            capabilities = await backend.describe(REQUEST_TIMEOUT_S)
-            if Operation.EMBED not in capabilities.operations:
-                return None
-            inputs_max = max_inputs_per_request(capabilities, settings.batch_inputs)
-            reply = await embed_in_batches(backend, self._texts, inputs_max, REQUEST_TIMEOUT_S)
+            return await read_vectors(replica.name, self._name, backend, settings, self._texts)
         except BackendError as error:
             raise CannotVerify(f"{replica.name}: {error.message}") from error
         finally:
             await backend.aclose()
-        fingerprint = fingerprint_of(reply.vectors[: len(CANARIES)], settings.backend, capabilities)
-        min_cosine = settings.vector_space.min_cosine
-        return ReplicaVectors(replica.name, self._name, fingerprint, reply.vectors, reply.tokens, min_cosine)

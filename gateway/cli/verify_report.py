@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from gateway.vector_spaces.comparison import Pair, Report, StoredMatch
+from gateway.vector_spaces.comparison import Report, findings
 
 COLUMNS = ("upstream", "backend", "model", "dtype", "dims", "norms", "tokens", "fingerprint", "stored")
 # A pipe has no width, and a cell must not be cut there.
@@ -19,7 +19,7 @@ def show_report(report: Report) -> None:
     if report.pairs:
         console.print(f"\nleast cosine of {report.texts} texts, in the order above")
         console.print(_cosine_matrix(report))
-    for line in _findings(report):
+    for line in findings(report):
         console.print(line, markup=False)
 
 
@@ -57,31 +57,3 @@ def _cosine_cell(cosines: Mapping[tuple[str, str], float | None], row: str, colu
         return "1"
     cosine = cosines[row, column] if (row, column) in cosines else cosines[column, row]
     return "–" if cosine is None else f"{cosine:.5f}"
-
-
-def _findings(report: Report) -> list[str]:
-    """Return a sentence for each disagreement."""
-    lines = [
-        _stored_difference(member.name, member.upstream, member.stored)
-        for member in report.members
-        if member.stored and not member.stored.fits
-    ]
-    lines += [_pair_difference(pair) for pair in report.pairs if not pair.fits]
-    lines += [
-        f"{pair.one} and {pair.other} count tokens differently"
-        for pair in report.pairs
-        if pair.needed is not None and not pair.same_tokens
-    ]
-    return lines or ["all that should agree does"]
-
-
-def _stored_difference(name: str, upstream: str, stored: StoredMatch) -> str:
-    return (
-        f"{name} does not give the vectors of its stored fingerprint: {stored.cosine:.5f}, {stored.needed} "
-        f"needed; `gateway verify {upstream} --accept` replaces it"
-    )
-
-
-def _pair_difference(pair: Pair) -> str:
-    similarity = "other dimensions" if pair.cosine is None else f"{pair.cosine:.5f}"
-    return f"{pair.one} and {pair.other} differ: {similarity}, {pair.needed} needed"

@@ -75,6 +75,10 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
             yield Problem(f"{path}.model", "is missing; a hub id or the path of a checkpoint")
         if upstream.replicas:
             yield Problem(f"{path}.replicas", "torch runs here; replicas are for remote backends")
+        if upstream.drained:
+            yield Problem(
+                f"{path}.drained", "torch runs here and is not drained; this is for remote backends"
+            )
         if not upstream.devices:
             yield Problem(f"{path}.device", "is an empty list; name a device such as cuda:0, or leave it out")
         yield from (
@@ -132,7 +136,17 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
             yield Problem(f"{path}.replicas[{index}]", problem)
         elif url in upstream.replicas[:index]:
             yield Problem(f"{path}.replicas[{index}]", "is listed twice")
+    yield from _drain_problems(upstream, path)
     yield from metadata_problems(upstream, path)
+
+
+def _drain_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    if upstream.drained and upstream.discover is not None:
+        yield Problem(f"{path}.drained", "the replicas of `discover` are those that its name resolves to")
+        return
+    for index, url in enumerate(upstream.drained):
+        if url not in upstream.replicas:
+            yield Problem(f"{path}.drained[{index}]", "is not one of `replicas`")
 
 
 def _tokenizer_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:

@@ -188,7 +188,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
 
     model: a hub id or local path for torch. For the others it is the served name, learned from a server that
     has only one model.
-    discover: every address of a replica's host name becomes a replica.
+    discover: every address of a replica's host name becomes a replica. drained: replicas that get no work.
     when_unavailable: treatment of requests while no replica is available. Requests to torch always wait.
     replicas: a hosted API has a default. api_key_header: header of the key; absent, a bearer token.
     embeddings, rerank, input_type, extra_body: as in `ApiSettings`.
@@ -213,6 +213,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     model: str | None = None
     replicas: tuple[str, ...] = ()
     discover: Literal["dns"] | None = None
+    drained: tuple[str, ...] = ()
     when_unavailable: Literal["refuse", "wait"] = "refuse"
     api_key: str = ""
     api_key_header: str | None = None

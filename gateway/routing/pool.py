@@ -12,7 +12,7 @@ from gateway.routing.health import USABLE, ReplicaEvent, State, event_of, next_s
 from gateway.routing.load import BatchLoad, LoadKind
 from gateway.routing.offers import ModelOffer, offers
 from gateway.routing.policies import Policy, rank_replicas
-from gateway.routing.replica import Replica
+from gateway.routing.replica import Replica, gets_work, shown_state
 
 # Replicas that are down are probed, and names without an address resolved, at least this often.
 PROBED_WITHIN_S = 5
@@ -79,11 +79,11 @@ class Pool:
 
     def usable(self, avoid: Collection[Replica] = ()) -> list[Replica]:
         """Return the replicas that are given work, without those to avoid."""
-        return [replica for replica in self.replicas if replica.state in USABLE and replica not in avoid]
+        return [replica for replica in self.replicas if gets_work(replica) and replica not in avoid]
 
     def is_mixed(self) -> bool:
         """Return whether a usable replica returns vectors of a different space."""
-        return any(replica.is_foreign and replica.state in USABLE for replica in self.replicas)
+        return any(replica.is_foreign and gets_work(replica) for replica in self.replicas)
 
     def has_rejected(self) -> bool:
         """Return whether a replica is kept out because of its vectors."""
@@ -190,10 +190,22 @@ class Pool:
         replica.state = state
         replica.rejection = None
         _combine_capabilities(self)
-        self.observe(ReplicaChanged(self.upstream, replica.name, state.value, printable(reason)))
+        self.observe(ReplicaChanged(self.upstream, replica.name, shown_state(replica), printable(reason)))
         if event is ReplicaEvent.STALLED:
             self.subscribers.report_stalled(replica)
         self.subscribers.report_change()
+
+
+def apply_drains(pool: Pool, drained: Collection[str]) -> None:
+    """Keep work away from the named replicas, and from no others. Batches in flight are not affected."""
+    for replica in pool.replicas:
+        before = shown_state(replica)
+        replica.is_drained = replica.name in drained
+        if shown_state(replica) != before:
+            reason = "an operator drains it" if replica.is_drained else "an operator has put it back"
+            pool.observe(ReplicaChanged(pool.upstream, replica.name, shown_state(replica), reason))
+    _combine_capabilities(pool)
+    pool.subscribers.report_change()
 
 
 def has_room(pool: Pool, inputs: int, kind: LoadKind = "texts") -> bool:
@@ -227,6 +239,8 @@ def no_replica_error(pool: Pool) -> NoReplica:
     """Return the error for a call that no replica can serve."""
     if pool.has_rejected():
         reason = "the reachable replicas of this model return vectors of a different space and are not used"
+    elif any(shown_state(replica) == "drained" for replica in pool.replicas):
+        reason = "an operator drains the replicas of this model that can be reached"
     else:
         reason = "no replica of this model can be reached"
     return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)
@@ -234,8 +248,8 @@ def no_replica_error(pool: Pool) -> NoReplica:
 
 def _combine_capabilities(pool: Pool) -> None:
     known = [replica for replica in pool.replicas if _counts(replica)]
-    usable = [replica.capabilities for replica in known if replica.state in USABLE]
-    down = [replica.capabilities for replica in known if replica.state not in USABLE]
+    usable = [replica.capabilities for replica in known if gets_work(replica)]
+    down = [replica.capabilities for replica in known if not gets_work(replica)]
     pool.offer.combine([each for each in usable if each], [each for each in down if each])
 
 

@@ -14,7 +14,8 @@ from backends.contract import (
     Work,
 )
 from backends.errors import ReplicaFailed
-from gateway.routing.health import PROBATION_BATCHES, State
+from gateway.events import ReplicaState
+from gateway.routing.health import PROBATION_BATCHES, USABLE, State
 from gateway.routing.load import BatchLoad, LoadKind
 from gateway.routing.refusals import Refusals
 from gateway.routing.window import Window
@@ -38,6 +39,8 @@ class Replica:
         self.backend = backend
         self.window = window or Window()
         self.state = State.JOINING
+        # True while an operator keeps work away from it; probes continue.
+        self.is_drained = False
         self.capabilities: Capabilities | None = None
         # The reason to eject it unless it passes a probe, and the function that asks for the probe.
         self.suspicion: str | None = None
@@ -177,3 +180,13 @@ class Replica:
             return timeout_s
         expected_s = STALL_FACTOR * self._slowest_s * max(1.0, self.tokens / self._largest_tokens)
         return min(timeout_s, max(STALL_MIN_S, expected_s))
+
+
+def gets_work(replica: Replica) -> bool:
+    """Return whether a replica is given work."""
+    return replica.state in USABLE and not replica.is_drained
+
+
+def shown_state(replica: Replica) -> ReplicaState:
+    """Return a replica's state for operators: a drained one that could work is `drained`."""
+    return "drained" if replica.is_drained and replica.state in USABLE else replica.state.value

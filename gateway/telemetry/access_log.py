@@ -42,6 +42,7 @@ STATES = {
     "up": "is up",
     "probation": "is on probation",
     "down": "is down",
+    "drained": "is drained",
     "gone": "is gone",
 }
 STAGE_FIELDS: dict[Stage, str] = {stage: f"{stage}_ms" for stage in get_args(Stage)}

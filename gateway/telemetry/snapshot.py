@@ -39,7 +39,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     state, reason, since_s (seconds since 1970) and latency_s are the view of the worker that answers; all
     else is summed over workers. latency_s: running mean of successful attempts, None before the first.
     attempts, failed: since the start; a cancelled attempt has not failed. learned_bytes: most bytes of inputs
-    in one request, learned by the worker that answers; None if the replica refused no size.
+    in one request, learned by the worker that answers; None if the replica refused no size. is_drained: an
+    operator keeps work away from it.
     """
 
     upstream: str
@@ -53,6 +54,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     attempts: int
     failed: int
     learned_bytes: int | None = None
+    is_drained: bool = False
 
 
 class ModelStatus(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from gateway.config.schema import UpstreamSettings
 from gateway.events import ConnectionFaulted, Observe
 from gateway.routing.discovery import Discovery, Resolver
 from gateway.routing.model_state import follow_model_state
-from gateway.routing.pool import Pool
+from gateway.routing.pool import Pool, apply_drains
 from gateway.routing.prober import ENGINE_PROBES, REMOTE_PROBES, ProbeIntervals, Prober
 from gateway.routing.replica import Replica
 from gateway.routing.window import SIZE_START, Window
@@ -102,6 +102,7 @@ def create_upstream(
     else:
         for url in settings.replicas:
             pool.expect_discovery(url)
+    apply_drains(pool, settings.drained)
     pool.holds = settings.is_hosted or settings.when_unavailable == "wait"
     lane_settings = LaneSettings(
         settings.queue_tokens,

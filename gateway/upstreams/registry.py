@@ -1,8 +1,8 @@
 """All upstreams of one worker: created, maintained, and closed when no call uses them.
 
 Rule: a reload leaves an unchanged upstream untouched, with the health and windows of its replicas. If only
-the list of replicas changed, they are exchanged inside the upstream. Any other change creates a new upstream,
-which takes over while the old one finishes its calls.
+the list of replicas changed, or which of them are drained, the upstream follows in place. Any other change
+creates a new upstream, which takes over while the old one finishes its calls.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from gateway.events import (
 )
 from gateway.routing.discovery import drain_replica
 from gateway.routing.health import ReplicaEvent
+from gateway.routing.pool import apply_drains
 from gateway.routing.replica import Replica
 from gateway.upstreams.factory import (
     Dependencies,
@@ -88,7 +89,7 @@ class RunningUpstream:
             self._watch(replica)
 
     def update_replicas(self, settings: UpstreamSettings) -> None:
-        """Add and remove replicas until they are those of `settings`; the rest keep their state."""
+        """Add, remove and drain replicas as `settings` say; the rest keep their state."""
         before, places = self.upstream.settings.replicas, replica_places(settings, self.engines)
         names = {place.name for place in places}
         self.upstream.settings = settings
@@ -104,6 +105,7 @@ class RunningUpstream:
             reason = "it is no longer in the configuration"
             self.upstream.pool.transition(replica, ReplicaEvent.REMOVED, reason)
             self._run(drain_replica(self.upstream.pool, replica))
+        apply_drains(self.upstream.pool, settings.drained)
 
     async def drain(self) -> None:
         """Close the upstream once no call uses it, which its deadlines guarantee."""
@@ -213,9 +215,9 @@ class UpstreamRegistry:
 
 
 def _same_but_replicas(old: UpstreamSettings, new: UpstreamSettings) -> bool:
-    """Return whether the settings are equal, or differ in the listed replicas only."""
-    is_listed = old.discover is None
-    return old == (msgspec.structs.replace(new, replicas=old.replicas) if is_listed else new)
+    """Return whether the settings are equal, or differ only in the listed replicas and the drained ones."""
+    replicas = old.replicas if old.discover is None else new.replicas
+    return old == msgspec.structs.replace(new, replicas=replicas, drained=old.drained)
 
 
 async def _drain_all(retiring: Iterable[RunningUpstream]) -> None:

@@ -7,9 +7,10 @@ from backends.contract import Capabilities, Residence, Work
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds
 from gateway.config import schema
-from gateway.events import LaneBacklog
+from gateway.events import LaneBacklog, ReplicaState
 from gateway.routing.load import LoadKind, kind_of
 from gateway.routing.pool import Pool
+from gateway.routing.replica import Replica, shown_state
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.token_ids import IdDecoder
 from gateway.vector_spaces.identity import IdentitySource, VectorsIdentity
@@ -70,6 +71,10 @@ class Upstream:
             sum(part.inputs for part in parts),
             max(part.oldest_s for part in parts),
         )
+
+    def replica_states(self) -> list[tuple[Replica, ReplicaState]]:
+        """Return the replicas with their states for operators."""
+        return [(replica, shown_state(replica)) for replica in self.pool.replicas]
 
     @property
     def startup_done(self) -> bool:

@@ -138,3 +138,31 @@ def _needed_cosine(first: ReplicaVectors, second: ReplicaVectors) -> float | Non
 def _base_name(model_id: str) -> str:
     """Return the last part of a model id: servers name a model by hub id, by path, or as configured."""
     return model_id.rstrip("/").rpartition("/")[2].lower()
+
+
+def findings(report: Report) -> list[str]:
+    """Return a sentence for each disagreement, or one that there is none."""
+    lines = [
+        _stored_difference(member.name, member.upstream, member.stored)
+        for member in report.members
+        if member.stored and not member.stored.fits
+    ]
+    lines += [_pair_difference(pair) for pair in report.pairs if not pair.fits]
+    lines += [
+        f"{pair.one} and {pair.other} count tokens differently"
+        for pair in report.pairs
+        if pair.needed is not None and not pair.same_tokens
+    ]
+    return lines or ["all that should agree does"]
+
+
+def _stored_difference(name: str, upstream: str, stored: StoredMatch) -> str:
+    return (
+        f"{name} does not give the vectors of its stored fingerprint: {stored.cosine:.5f}, {stored.needed} "
+        f"needed; `gateway verify {upstream} --accept` replaces it"
+    )
+
+
+def _pair_difference(pair: Pair) -> str:
+    reached = "other dimensions" if pair.cosine is None else f"{pair.cosine:.5f}"
+    return f"{pair.one} and {pair.other} differ: {reached}, {pair.needed} needed"

@@ -28,7 +28,7 @@ from gateway.api.document.complete import TAGS
 from gateway.api.document.examples import EXAMPLES
 from gateway.api.document.fields import FIELDS, OWN_FIELDS
 from gateway.api.document.parts import PARTS
-from gateway.api.operators import host_models, keys
+from gateway.api.operators import host_models, keys, replicas
 from gateway.api.wire import tei_bodies, tei_operations, tei_predictions
 from gateway.app import ROUTES
 from gateway.instances.records import CreateInstance
@@ -40,6 +40,9 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
     "/admin/instances": CreateInstance,
     "/admin/registry": host_models.RegisterModel,
+    "/admin/replicas/drain": replicas.ReplicaBody,
+    "/admin/replicas/undrain": replicas.ReplicaBody,
+    "/admin/replicas/verify": replicas.VerifyBody,
     "/v1/embeddings": openai.OpenAIEmbeddingsRequest,
     "/v1/multi-vector": openai.OpenAIEmbeddingsRequest,
     "/embeddings": openai.OpenAIEmbeddingsRequest,

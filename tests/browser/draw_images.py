@@ -105,7 +105,7 @@ async def draw_pages(url: str, folder: Path) -> None:
         browser = await running.chromium.launch(executable_path=chromium(), args=arguments)
         for name, size, scheme, title, awaited in (
             ("ui-overview", WIDE, "light", "Overview", "#charts canvas"),
-            ("ui-upstreams", WIDE, "light", "Upstreams", "#replicas tbody tr"),
+            ("ui-upstreams", WIDE, "light", "Upstreams", "#verify-members"),
             ("ui-models", WIDE, "light", "Models", "#models tbody tr"),
             ("ui-tenants", WIDE, "light", "Tenants and keys", "#keys tbody tr"),
             ("ui-calls", WIDE, "light", "Recent calls", "#calls tbody tr"),
@@ -122,6 +122,9 @@ async def draw_pages(url: str, folder: Path) -> None:
             await page.get_by_role("navigation").get_by_role("link", name=title, exact=True).click()
             if title == "Playground":
                 await page.get_by_role("button", name="Embed").click()
+            if title == "Upstreams":
+                await page.get_by_label("Upstream to compare").select_option("bge")
+                await page.get_by_role("button", name="Verify").click()
             await page.wait_for_selector(awaited)
             # A rate needs a second update.
             await page.wait_for_timeout(2500)

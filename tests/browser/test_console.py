@@ -73,6 +73,13 @@ def console(browser: Any, gateway: Served) -> Iterator[ObservedPage]:
     observed.context.close()
 
 
+def axe_script() -> str:
+    """Return axe-core, or skip the test if it is not installed."""
+    if not AXE.exists():
+        pytest.skip("make .venv/installed-browser installs axe-core with npm")
+    return AXE.read_text()
+
+
 def rows(page: Any, selector: str) -> list[list[str]]:
     """Return the texts of a table's cells, by row."""
     return [
@@ -282,18 +289,23 @@ def test_a_key_of_a_tenant_sees_only_its_own(browser: Any, console: ObservedPage
 def test_no_page_has_an_accessibility_violation(
     browser: Any, gateway: Served, scheme: str, width: int
 ) -> None:
-    if not AXE.exists():
-        pytest.skip("make .venv/installed-browser installs axe-core with npm")
+    script = axe_script()
     observed = ObservedPage(
         browser, gateway.url, color_scheme=scheme, viewport={"width": width, "height": 800}
     )
     observed.use_key(OPERATOR)
     observed.page.wait_for_selector("#lanes tbody tr")
-    observed.page.evaluate(AXE.read_text())
+    observed.page.evaluate(script)
     found = {}
     for title in TITLES:
         observed.show(title)
         observed.page.wait_for_selector("main h3, main table, main .note")
+        if title == "Upstreams":
+            observed.page.get_by_role("button", name="Verify").click()
+            observed.page.wait_for_selector("#verify-members")
+        if title == "Playground":
+            observed.page.get_by_role("button", name="Embed").click()
+            observed.page.wait_for_selector("#embed-answer table.heat")
         report = observed.page.evaluate("axe.run()")
         found[title] = [
             (violation["id"], violation["nodes"][0]["target"]) for violation in report["violations"]

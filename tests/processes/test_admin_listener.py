@@ -88,9 +88,7 @@ def test_callers_listener_has_no_operator_paths(sides: Sides, path: str, key: st
     assert "x-request-id" in reply.headers
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/embeddings", "/info", "/models/bge/info", "/health", "/docs"]
-)
+@pytest.mark.parametrize("path", ["/v1/models/bge", "/info", "/models/bge/info", "/health", "/embed"])
 def test_operators_listener_has_no_caller_paths(sides: Sides, path: str) -> None:
     reply = sides.get("operators", path, authorization=f"Bearer {KEY}")
 
@@ -100,6 +98,34 @@ def test_operators_listener_has_no_caller_paths(sides: Sides, path: str) -> None
         if path.startswith("/v1")
         else reply.json()["error_type"]
     )
+
+
+def test_the_consoles_playground_needs_a_key_with_the_scope_on_the_operators_listener(
+    sides: Sides,
+) -> None:
+    body = {"model": "bge", "input": "a", "query": "a", "documents": ["a"]}
+    statuses = {
+        key: [
+            httpx.post(
+                sides.operators + path,
+                json=body,
+                headers={"authorization": f"Bearer {key}"},
+                timeout=10,
+                trust_env=False,
+            ).status_code
+            for path in ("/v1/embeddings", "/v1/multi-vector", "/v1/rerank")
+        ]
+        for key in (KEY, OPERATOR, "sk-unknown")
+    }
+
+    # The upstream's server does not answer: the call was admitted.
+    assert {KEY: [503] * 3, OPERATOR: [403] * 3, "sk-unknown": [401] * 3} == statuses
+    assert [200, 200] == [
+        sides.get("operators", path, authorization=f"Bearer {KEY}").status_code
+        for path in ("/v1/models", "/usage")
+    ]
+    assert 401 == sides.get("operators", "/v1/models").status_code
+    assert 200 == sides.get("operators", "/docs").status_code
 
 
 @pytest.mark.parametrize("side", ["callers", "operators"])

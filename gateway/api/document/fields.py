@@ -84,6 +84,7 @@ FIELDS: Final[dict[str, str]] = {
     "query": "Text against which the others are scored.",
     "rank_fields": UNSUPPORTED,
     "raw_scores": "Whether scores are returned as logits, without sigmoid or softmax.",
+    "replica": "Address of the replica, as `replicas` of its upstream lists it.",
     "request_id": "Name of the request, which becomes the id of the reply.",
     "requests": "One request for each input, all with the same options.",
     "return_documents": "Whether each result contains the text of its document.",
@@ -115,6 +116,8 @@ FIELDS: Final[dict[str, str]] = {
         "End at which an input that is too long is cut. `Left` and `Right` are accepted too."
     ),
     "truncation_side": "End at which an input that is too long is cut.",
+    "upstream": "Name of the upstream.",
+    "upstreams": "Names of the upstreams whose replicas are compared.",
     "use_activation": (
         "Whether the last activation is applied. False returns logits as scores, and raw vectors."
     ),

@@ -99,6 +99,7 @@ PARTS: Final[dict[str, str]] = {
     "UpstreamSettings.replicas": "Base URLs of equal remote servers.",
     "UpstreamSettings.discover": "`dns`: every address behind a replica's host name is a replica.",
     "UpstreamSettings.when_unavailable": "Requests without any replica: 503 at once, or wait.",
+    "UpstreamSettings.drained": "Those of `replicas` that get no work.",
     "UpstreamSettings.api_key": "Key that is sent to the replicas.",
     "UpstreamSettings.api_key_header": "Header with the bare key, in place of a bearer token.",
     "UpstreamSettings.headers": "Further headers for the replicas.",

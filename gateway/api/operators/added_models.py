@@ -74,14 +74,21 @@ class AdditionsApi:
             raise problems_error(problems)
         if len(msgspec.json.encode((name, settings))) > SETTINGS_BYTES_MAX:
             raise InvalidInput(f"name and settings are more than {SETTINGS_BYTES_MAX} bytes")
-        return await report(self._parent.change(Put(part, name, settings)))
+        return await self.edit(Put(part, name, settings))
 
     async def remove(self, part: Part, segment: str) -> ReloadReport:
         """Remove an addition. segment: its name, as in the path.
 
         Raises: GatewayError.
         """
-        return await report(self._parent.change(Remove(part, _name(segment))))
+        return await self.edit(Remove(part, _name(segment)))
+
+    async def edit(self, edit: Edit) -> ReloadReport:
+        """Let the parent carry out an edit.
+
+        Raises: GatewayError.
+        """
+        return await report(self._parent.change(edit))
 
     async def listing(self) -> Listing:
         """Return all additions.

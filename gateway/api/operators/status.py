@@ -80,7 +80,12 @@ class StatusSource(msgspec.Struct, frozen=True):
 
     def _replicas(self, totals: Totals) -> Iterator[ReplicaStatus]:
         for name, upstream in self.gateway.upstreams.items():
-            for replica in upstream.pool.replicas:
+            present = {replica.name for replica in upstream.pool.replicas}
+            for absent in set(upstream.settings.drained) - present:
+                # It gets no work when it is listed again, which must be in sight.
+                reason = "it is drained, and is not among the replicas"
+                yield ReplicaStatus(name, absent, "absent", reason, None, 0, 0, None, 0, 0, is_drained=True)
+            for replica, state in upstream.replica_states():
                 labels = {"upstream": name, "replica": replica.name}
                 history = self.records.changes.of(name, replica.name)
                 attempts = int(totals.number("gateway_attempts_total", **labels))
@@ -91,7 +96,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                 yield ReplicaStatus(
                     name,
                     replica.name,
-                    replica.state.value,
+                    state,
                     history.reason,
                     history.since_s,
                     int(totals.number("gateway_replica_in_flight_batches", **labels)),
@@ -100,6 +105,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                     attempts,
                     attempts - not_failed,
                     replica.refusals.learned_bytes,
+                    replica.is_drained,
                 )
 
     def _models(self, totals: Totals) -> Iterator[ModelStatus]:

@@ -26,6 +26,19 @@ METHOD = "/:"
 SLASH = "\x1f"
 # The metrics label of a path that no handler declares.
 OTHER = "other"
+# What the console requests besides operators' paths: its playground, a key's own usage, and the link to the
+# documentation. They are served on `admin.listen` too, and check the key there as well.
+CONSOLE_PATHS = frozenset(
+    (
+        "/v1/models",
+        "/v1/embeddings",
+        "/v1/multi-vector",
+        "/v1/rerank",
+        "/usage",
+        "/docs",
+        "/docs/openapi.json",
+    )
+)
 # Key of a Litestar handler's `opt`.
 OPTIONS_KEY = "route"
 
@@ -159,7 +172,7 @@ class RouteTable:
             answer=options.answer,
             for_operators=options.for_operators,
             is_probe=options.is_probe,
-            on_both_listeners=options.on_both_listeners,
+            on_both_listeners=options.on_both_listeners or path in CONSOLE_PATHS,
         )
 
     def _parse(self, path: str) -> Target:
@@ -183,6 +196,7 @@ class RouteTable:
             None if options is None else options.answer,
             for_operators=below_operators if options is None else options.for_operators,
             is_probe=bool(name) and options is not None and options.is_probe,
+            on_both_listeners=path in CONSOLE_PATHS,
         )
 
     def _split(self, path: str) -> tuple[str, str]:

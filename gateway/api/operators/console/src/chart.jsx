@@ -9,6 +9,12 @@ const ROWS = 12;
 const SHORT_S = 600;
 const colorOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+// Points without a neighbor, of which a line shows nothing.
+function lonePoints({ data }, series) {
+  const isLone = (at) => data[series][at] !== null && data[series][at - 1] == null && data[series][at + 1] == null;
+  return data[0].map((_, at) => at).filter(isLone);
+}
+
 function optionsOf(series, width, format, characters) {
   const axis = { stroke: colorOf("faint"), grid: { stroke: colorOf("line"), width: 1 }, ticks: { show: false } };
   return {
@@ -23,7 +29,7 @@ function optionsOf(series, width, format, characters) {
     ],
     series: [
       {},
-      ...series.map(({ color, dash }) => ({ stroke: colorOf(color), width: 2, dash, points: { show: false } })),
+      ...series.map(({ color, dash }) => ({ stroke: colorOf(color), width: 2, dash, points: { size: 5, filter: lonePoints } })),
     ],
   };
 }
@@ -63,7 +69,7 @@ export function Chart({ title, times, series, format }) {
     };
   }, [characters]);
   useEffect(() => chart.current?.setData(data));
-  const last = (values) => values.findLast((value) => value !== null) ?? null;
+  const last = (values) => values.at(-1) ?? null;
   const shown = (value) => (value === null ? NONE : format(value));
   const spoken = series.map(({ name, values }) => `${name} ${shown(last(values))}`).join(", ");
   const rows = times.slice(-ROWS).map((at, index) => {

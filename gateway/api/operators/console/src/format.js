@@ -9,6 +9,13 @@ export const rate = (value) => (value === null || value === undefined ? NONE : s
 export const milliseconds = (seconds) =>
   seconds === null || seconds === undefined ? NONE : `${shortNumbers.format(seconds * 1000)} ms`;
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
+// The zone of the times, such as "GMT+1, Europe/Berlin".
+export function zone(seconds) {
+  const { timeZone } = Intl.DateTimeFormat().resolvedOptions();
+  const parts = new Intl.DateTimeFormat("en", { timeZone, timeZoneName: "shortOffset" }).formatToParts(seconds * 1000);
+  const offset = parts.find((part) => part.type === "timeZoneName")?.value ?? "";
+  return timeZone && timeZone !== "UTC" ? `${offset}, ${timeZone}` : "UTC";
+}
 export const bytes = (value) =>
   value >= 1e9 ? `${plainNumbers.format(value / 1e9)} GB` : `${plainNumbers.format(value / 1e6)} MB`;
 export const day = (date) => date.toISOString().slice(0, 10);

@@ -4,7 +4,7 @@ import "./style.css";
 import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { hasKey, send, setKey, STATUS_TIMEOUT_MS } from "./api.js";
-import { clock, duration } from "./format.js";
+import { clock, count, duration, zone } from "./format.js";
 import { useOnce, usePolling, useRoute } from "./hooks.js";
 import { Calls } from "./pages/calls.jsx";
 import { Models } from "./pages/models.jsx";
@@ -32,13 +32,14 @@ const NAMES = PAGES.map((page) => page.name);
 function problemOf(problem) {
   if (!problem) return "";
   if (problem.status === 403) return `${problem.message}: this page needs a key with the scope admin`;
-  if (problem.status === 404) return "The pages of operators are on the address admin.listen; see Playground and My key.";
+  if (problem.status === 404) return "The pages of operators are on the address admin.listen of router.yaml.";
   return problem.status ? problem.message : `${problem.message}; asking again`;
 }
 
 function StatusLine({ snapshot, lastAtS, problem }) {
   if (problem || !snapshot) {
-    const text = problem ? (lastAtS ? `Last seen at ${clock(lastAtS)}.` : "Not seen yet.") : "Loading …";
+    const seen = lastAtS ? `Last seen at ${clock(lastAtS)}; everything below is from then.` : "Not seen yet.";
+    const text = problem ? seen : "Loading …";
     return (
       <p id="status-line" class="note">
         {text}
@@ -50,12 +51,20 @@ function StatusLine({ snapshot, lastAtS, problem }) {
   const up = `up ${duration(snapshot.uptime_s)}`;
   return (
     <p id="status-line" class="note">
-      {`version ${snapshot.version} · ${up}${workers} · quotas in ${store} · ${clock(snapshot.at_s)}`}
+      {`version ${snapshot.version} · ${up}${workers} · quotas in ${store} · ${clock(snapshot.at_s)} (${zone(snapshot.at_s)})`}
     </p>
   );
 }
 
-function KeyForm({ onUse }) {
+// Whether the typed key is accepted: people who do not see the lists change hear it.
+function keyNote(listed) {
+  if (!hasKey()) return "";
+  if (listed.content) return `Key accepted, models: ${count(listed.content.length)}. `;
+  if (!listed.problem) return "";
+  return listed.problem.status === 401 ? `Key refused: ${listed.problem.message}. ` : "";
+}
+
+function KeyForm({ onUse, listed }) {
   const [text, setText] = useState("");
   return (
     <form
@@ -78,6 +87,7 @@ function KeyForm({ onUse }) {
       />
       <button>Use</button>
       <p id="key-note" class="note">
+        <span role="status">{keyNote(listed)}</span>
         Kept only in this page&apos;s memory, until the page is closed or reloaded.
       </p>
     </form>
@@ -87,7 +97,6 @@ function KeyForm({ onUse }) {
 function modelsProblem(problem) {
   if (!hasKey()) return "Type an API key above to try the models.";
   if (!problem) return "";
-  if (problem.status === 404) return "This address is for operators only and serves no models.";
   return `Listing the models failed: ${problem.message}`;
 }
 
@@ -120,6 +129,7 @@ function App() {
     // People who use a screen reader hear that the page has changed.
     if (!isFirst.current) heading.current?.focus();
     isFirst.current = false;
+    document.title = `${page.title} · Embedding gateway`;
   }, [route]);
   const shown = { snapshot, rates, turn, models: listed.content, hasKey: hasKey(), problem: modelsProblem(listed.problem) };
   return (
@@ -137,6 +147,7 @@ function App() {
       <header>
         <h1>Embedding gateway</h1>
         <KeyForm
+          listed={listed}
           onUse={(text) => {
             setKey(text);
             setTurn((before) => before + 1);

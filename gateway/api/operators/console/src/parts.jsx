@@ -1,5 +1,9 @@
 // Parts that several pages use. Text from a server or a person is a child of an element, never markup.
 import { useId, useState } from "preact/hooks";
+import { count } from "./format.js";
+
+// Rows that a table shows at once. A longer one has pages and a filter.
+const PAGE_ROWS = 50;
 
 export const Note = ({ children, id }) => (
   <p class="note" id={id}>
@@ -21,8 +25,48 @@ export const Region = ({ label, id, children }) => (
   </div>
 );
 
+// The text of a cell, for the filter: what it shows, or the value of the element that shows it.
+const textOf = (cell) => (typeof cell === "object" ? String(cell?.props?.value ?? "") : String(cell ?? ""));
+
+// The page of the rows that contain the filter's text.
+function usePages(rows) {
+  const [filter, setFilter] = useState("");
+  const [wanted, setWanted] = useState(0);
+  const sought = filter.trim().toLowerCase();
+  const found = sought ? rows.filter((row) => row.some((cell) => textOf(cell).toLowerCase().includes(sought))) : rows;
+  const last = Math.max(0, Math.ceil(found.length / PAGE_ROWS) - 1);
+  const page = Math.min(wanted, last);
+  const start = page * PAGE_ROWS;
+  const shown = found.slice(start, start + PAGE_ROWS);
+  const place = found.length ? `${count(start + 1)}–${count(start + shown.length)} of ${count(found.length)}` : "none";
+  const change = (text) => {
+    setFilter(text);
+    setWanted(0);
+  };
+  return { shown, filter, change, place, page, last, go: setWanted };
+}
+
+function Pager({ label, pages }) {
+  const id = useId();
+  return (
+    <div class="row pager">
+      <TextField label={`Filter: ${label}`} id={id} value={pages.filter} onInput={pages.change} />
+      <button type="button" class="quiet" disabled={!pages.page} onClick={() => pages.go(pages.page - 1)}>
+        Previous
+      </button>
+      <button type="button" class="quiet" disabled={pages.page === pages.last} onClick={() => pages.go(pages.page + 1)}>
+        Next
+      </button>
+      <span class="note" role="status">
+        {pages.place}
+      </span>
+    </div>
+  );
+}
+
 // columns: [name, kind]; a cell is a text or an element.
 export function Table({ columns, rows, label, id, empty = "None yet." }) {
+  const pages = usePages(rows);
   if (!rows.length) {
     return (
       <div id={id}>
@@ -31,43 +75,58 @@ export function Table({ columns, rows, label, id, empty = "None yet." }) {
     );
   }
   return (
-    <Region label={label} id={id}>
-      <table>
-        <thead>
-          <tr>
-            {columns.map(([name, kind]) => (
-              <th scope="col" class={kind === "number" || kind === "bar" ? kind : ""}>
-                {name || <span class="unseen">Actions</span>}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {rows.map((row) => (
+    <>
+      {rows.length > PAGE_ROWS && <Pager label={label} pages={pages} />}
+      <Region label={label} id={id}>
+        <table>
+          <thead>
             <tr>
-              {row.map((value, index) => (
-                <td class={columns[index][1] ?? ""}>{value}</td>
+              {columns.map(([name, kind]) => (
+                <th scope="col" class={kind === "number" || kind === "bar" ? kind : ""}>
+                  {name || <span class="unseen">Actions</span>}
+                </th>
               ))}
             </tr>
-          ))}
-        </tbody>
-      </table>
-    </Region>
+          </thead>
+          <tbody>
+            {pages.shown.map((row) => (
+              <tr>
+                {row.map((value, index) => (
+                  <td class={columns[index][1] ?? ""}>{value}</td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </Region>
+    </>
   );
 }
 
-const GOOD = ["up", "ready", "running", "downloaded", "verified", "ok"];
-const BAD = ["down", "refused", "unavailable", "failed"];
+const GOOD = ["up", "ready", "running", "downloaded", "verified", "ok", "fits"];
+const BAD = ["down", "refused", "unavailable", "failed", "differs"];
 
 export function State({ value }) {
   const kind = GOOD.includes(value) ? "good" : BAD.includes(value) ? "bad" : "";
   return <span class={`state ${kind}`}>{value}</span>;
 }
 
-export const Answer = ({ id, action, children }) => (
-  <div class="answer" id={id} aria-live="polite">
-    {action.problem ? <p class="problem">{action.problem}</p> : children}
-  </div>
+// The outcome of an action. said: what a screen reader announces in place of a long outcome, null before there is one.
+export const Answer = ({ id, action, said, children }) => (
+  <>
+    <p class="unseen" role="status">
+      {action.busy ? "Working …" : !action.problem && said}
+    </p>
+    <div class="answer" id={id} aria-live={said === undefined ? "polite" : undefined} aria-busy={action.busy}>
+      {action.problem ? (
+        <p class="problem" role={said === undefined ? undefined : "alert"}>
+          {action.problem}
+        </p>
+      ) : (
+        children
+      )}
+    </div>
+  </>
 );
 
 export function TextField({ label, id, value, onInput, type = "text", note, ...rest }) {

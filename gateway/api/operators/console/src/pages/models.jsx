@@ -20,7 +20,7 @@ function Served({ snapshot }) {
       label="Models"
       columns={[
         ["model", "text"],
-        ["upstream"],
+        ["upstream", "text"],
         ["backend"],
         ["state"],
         ["operations", "text"],
@@ -192,7 +192,7 @@ function Instances({ snapshot }) {
           ["instance", "text"],
           ["kind"],
           ["loads", "text"],
-          ["upstream"],
+          ["upstream", "text"],
           ["state"],
           ["pid", "number"],
           ["restarts", "number"],

@@ -7,6 +7,7 @@ import { Note, Table } from "../parts.jsx";
 import { quantile } from "../rates.js";
 
 const POINTS_MAX = 360;
+const TROUBLES_MAX = 6;
 
 // Points of the last hour; each request asks for those that are new.
 function useTraffic(turn) {
@@ -101,17 +102,21 @@ function Troubles({ snapshot, rates }) {
       .filter((model) => model.state !== "ready")
       .map((model) => `Model ${model.name} is ${model.state}.`),
     ...snapshot.replicas
-      .filter((replica) => replica.state === "down")
+      .filter((replica) => replica.state === "down" && !replica.is_drained)
       .map((replica) => `Replica ${replica.name} of ${replica.upstream} is down: ${replica.reason}`),
+    ...snapshot.replicas
+      .filter((replica) => replica.is_drained)
+      .map((replica) => `Replica ${replica.name} of ${replica.upstream} is drained (${replica.state}).`),
   ];
   const kinds = (rates?.failures ?? []).map(([kind, value]) => `${kind} ${rate(value)}/s`);
-  if (kinds.length) troubles.push(`Failures: ${kinds.join(" · ")}`);
+  if (kinds.length) troubles.unshift(`Failures: ${kinds.join(" · ")}`);
   if (!troubles.length) return null;
   return (
     <ul class="problem troubles" id="troubles">
-      {troubles.map((trouble) => (
+      {troubles.slice(0, TROUBLES_MAX).map((trouble) => (
         <li>{trouble}</li>
       ))}
+      {troubles.length > TROUBLES_MAX && <li>And {count(troubles.length - TROUBLES_MAX)} more: see Models and Upstreams.</li>}
     </ul>
   );
 }
@@ -128,7 +133,7 @@ export function Overview({ snapshot, rates, turn }) {
         id="lanes"
         label="Lanes"
         columns={[
-          ["upstream"],
+          ["upstream", "text"],
           ["waiting inputs", "number"],
           ["tokens", "number"],
           ["oldest", "number"],

@@ -32,7 +32,7 @@ export function Days({ since, until, setSince, setUntil, prefix }) {
   return (
     <>
       <TextField label="From" id={`${prefix}-since`} type="date" value={since} onInput={setSince} />
-      <TextField label="Until" id={`${prefix}-until`} type="date" value={until} onInput={setUntil} />
+      <TextField label="Until" note="days in UTC" id={`${prefix}-until`} type="date" value={until} onInput={setUntil} />
     </>
   );
 }

@@ -12,6 +12,7 @@ const SEARCHED_MAX = 200;
 const IMAGES_MAX = 12;
 const IMAGE_BYTES_MAX = 4000000;
 const PAGE_WIDTH = 800;
+const OFFERED_MAX = 24;
 
 const able = (models, operation) => models.filter((model) => model.operations.includes(operation));
 
@@ -62,7 +63,7 @@ function Embed({ models }) {
         <TextArea label="Texts, one a line" id="embed-texts" rows={6} value={text} onInput={setText} />
         <button disabled={action.busy}>Embed</button>
       </form>
-      <Answer id="embed-answer" action={action}>
+      <Answer id="embed-answer" action={action} said={action.outcome && `Done: ${notesOf(action.outcome)}. The cosines follow as a table.`}>
         {action.outcome && (
           <>
             <Note>{notesOf(action.outcome)}</Note>
@@ -105,13 +106,19 @@ function Search({ models }) {
         <TextArea label="Searched texts, one a line" id="search-texts" rows={6} value={text} onInput={setText} />
         <button disabled={action.busy}>Search</button>
       </form>
-      <Answer id="search-answer" action={action}>
+      <Answer id="search-answer" action={action} said={saidOf(action.outcome)}>
         {action.outcome && <Scores hits={action.outcome} label="Texts by cosine" name="cosine" />}
       </Answer>
       <Code samples={embedCode(model.value, lines(text), { input_type: "document" })} />
     </section>
   );
 }
+
+// What a screen reader announces: the outcome in a sentence, in place of its table.
+const saidOf = (hits) =>
+  hits?.length
+    ? `Done: ${hits.length} texts. Best, ${hits[0].score.toFixed(4)}: ${shortened(hits[0].document)}`
+    : null;
 
 function Scores({ hits, label, name }) {
   const [least, most] = meterRange(hits.map((hit) => hit.score));
@@ -214,7 +221,7 @@ function Images({ models }) {
         <TextArea label="Captions, one a line" id="images-texts" value={text} onInput={setText} />
         <button disabled={action.busy}>Compare images</button>
       </form>
-      <Answer id="images-answer" action={action}>
+      <Answer id="images-answer" action={action} said={action.outcome && `Done: ${notesOf(action.outcome)}. The cosines follow as a table.`}>
         {action.outcome && (
           <>
             <Note>{notesOf(action.outcome)}</Note>
@@ -320,7 +327,7 @@ function Pages({ models }) {
         <TextField label="Question" id="pages-query" value={query} onInput={setQuery} />
         <button disabled={action.busy}>Mark the page</button>
       </form>
-      <Answer id="pages-answer" action={action}>
+      <Answer id="pages-answer" action={action} said={action.outcome && `Done: score ${action.outcome.score.toFixed(3)}. The marked page follows.`}>
         {action.outcome && <MarkedPage {...action.outcome} />}
       </Answer>
     </section>
@@ -346,7 +353,7 @@ function Rerank({ models }) {
         <TextArea label="Documents, one a line" id="rerank-documents" rows={5} value={text} onInput={setText} />
         <button disabled={action.busy}>Rerank</button>
       </form>
-      <Answer id="rerank-answer" action={action}>
+      <Answer id="rerank-answer" action={action} said={saidOf(action.outcome)}>
         {action.outcome && <Scores hits={action.outcome} label="Documents by score" name="score" />}
       </Answer>
       <Code samples={rerankCode(model.value, query.trim(), lines(text))} />
@@ -358,6 +365,10 @@ function Compare({ models }) {
   const names = able(models, "embed").map((model) => model.id);
   const [left, setLeft] = useState(null);
   const chosen = left ?? names.slice(0, 4);
+  const [sought, setSought] = useState("");
+  const offered = names.filter((name) => name.toLowerCase().includes(sought.trim().toLowerCase()));
+  // Chosen models stay in sight, whatever the filter.
+  const shown = [...new Set([...chosen, ...offered])].slice(0, Math.max(OFFERED_MAX, chosen.length));
   const [text, setText] = useState("The quick brown fox jumps over the lazy dog.");
   const action = useAction(async () => {
     if (chosen.length < 2 || !text.trim()) throw new RequestError(0, "Write a text, and choose two models or more.");
@@ -381,8 +392,16 @@ function Compare({ models }) {
       <form id="compare-form" onSubmit={action.run}>
         <fieldset>
           <legend>Models</legend>
+          {names.length > OFFERED_MAX && (
+            <TextField label="Filter the models" id="compare-filter" value={sought} onInput={setSought} />
+          )}
+          {offered.length > shown.length && (
+            <Note>
+              {count(shown.length)} of {count(offered.length)} models are shown.
+            </Note>
+          )}
           <div id="compare-models">
-            {names.map((name) => (
+            {shown.map((name) => (
               <label>
                 <input type="checkbox" name="compared" checked={chosen.includes(name)} onChange={() => toggle(name)} />
                 <span>{name}</span>
@@ -393,7 +412,7 @@ function Compare({ models }) {
         <TextArea label="Text" id="compare-text" rows={2} value={text} onInput={setText} />
         <button disabled={action.busy}>Compare</button>
       </form>
-      <Answer id="compare-answer" action={action}>
+      <Answer id="compare-answer" action={action} said={action.outcome && `Done: ${embedded.length} of ${replies.length} models. Tables follow.`}>
         {replies.length > 0 && (
           <Region label="Models">
             <table>

@@ -93,7 +93,7 @@ function Keys({ turn }) {
               key.scopes ? key.scopes.join(", ") : "all operations",
               key.models ? key.models.join(", ") : "all",
               textOf(key.limits).replaceAll("\n", ", ") || NONE,
-              key.expires ? new Date(key.expires * 1000).toISOString().slice(0, 16).replace("T", " ") : "never",
+              key.expires ? new Date(key.expires * 1000).toISOString().slice(0, 16).replace("T", " ").concat(" UTC") : "never",
               <button
                 type="button"
                 class="quiet"
@@ -112,7 +112,7 @@ function Keys({ turn }) {
       <form onSubmit={create.run} id="key-create-form">
         <TextField label="Tenant of the key" id="new-key-tenant" value={form.tenant} onInput={set("tenant")} />
         <TextField label="Id" id="new-key-id" value={form.id} onInput={set("id")} note="empty: chosen for you" />
-        <TextField label="Expires" id="new-key-expires" type="date" value={form.expires} onInput={set("expires")} note="empty: never" />
+        <TextField label="Expires" id="new-key-expires" type="date" value={form.expires} onInput={set("expires")} note="at the beginning of the day in UTC; empty: never" />
         <fieldset>
           <legend>Scopes; none: all operations</legend>
           {SCOPES.map((scope) => (

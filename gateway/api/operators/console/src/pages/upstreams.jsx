@@ -4,6 +4,7 @@ import { count, duration, lines, milliseconds, NONE } from "../format.js";
 import { useAction, useOnce } from "../hooks.js";
 import { Answer, ask, Note, Select, State, Table, TextArea, TextField } from "../parts.jsx";
 import { Report } from "./report.jsx";
+import { Verify } from "./verify.jsx";
 
 const BACKENDS = ["tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "torch"];
 const EMPTY = { name: "", backend: "tei", replicas: "", model: "", window: "", serve: "", more: "" };
@@ -48,11 +49,62 @@ function formOf({ name, settings }) {
   };
 }
 
-const replicaRows = (snapshot) =>
+function stateOf(replica) {
+  if (!replica.is_drained) return replica.state;
+  if (replica.in_flight_batches) return `draining, ${count(replica.in_flight_batches)} in flight`;
+  return replica.state === "drained" ? "drained" : `drained, ${replica.state}`;
+}
+
+// Engines of this gateway and addresses of DNS are not drained.
+const isDrainable = ({ name }) => name.includes("://") && !name.includes("#");
+
+function DrainButton({ replica, drain, undrain }) {
+  const { name, upstream } = replica;
+  if (replica.is_drained) {
+    return (
+      <button
+        type="button"
+        class="quiet short"
+        aria-label={`Put back ${name} of ${upstream}`}
+        disabled={undrain.busy}
+        onClick={() => undrain.run(replica)}
+      >
+        Put back
+      </button>
+    );
+  }
+  return (
+    isDrainable(replica) && (
+      <button
+        type="button"
+        class="quiet short"
+        aria-label={`Drain ${name} of ${upstream}`}
+        disabled={drain.busy}
+        onClick={ask(`Give ${name} of ${upstream} no new work, until you put it back?`, () => drain.run(replica))}
+      >
+        Drain
+      </button>
+    )
+  );
+}
+
+// What became of a drain: it is over when nothing is in flight, and its server can be stopped.
+function Drained({ place, snapshot }) {
+  const replica = snapshot?.replicas.find((one) => one.upstream === place.upstream && one.name === place.name);
+  if (!replica?.is_drained) return <p>{place.name} gets work again, once it responds.</p>;
+  const left = replica.in_flight_batches;
+  return (
+    <p>
+      {place.name} gets no new work. {left ? `Batches in flight: ${count(left)}.` : "Nothing is in flight: its server can be stopped."}
+    </p>
+  );
+}
+
+const replicaRows = (snapshot, drain, undrain) =>
   snapshot.replicas.map((replica) => [
     replica.upstream,
     replica.name,
-    <State value={replica.state} />,
+    <State value={stateOf(replica)} />,
     replica.since_s === null ? NONE : duration(snapshot.at_s - replica.since_s),
     count(replica.in_flight_batches),
     count(replica.window_batches),
@@ -60,6 +112,7 @@ const replicaRows = (snapshot) =>
     count(replica.attempts),
     count(replica.failed),
     replica.reason,
+    <DrainButton replica={replica} drain={drain} undrain={undrain} />,
   ]);
 
 export function Upstreams({ snapshot, turn }) {
@@ -80,6 +133,15 @@ export function Upstreams({ snapshot, turn }) {
     return done({ ...content, changes: [...content.changes, ...served.content.changes] });
   });
   const reload = useAction(async () => done((await send("/admin/reload", { method: "POST" })).content));
+  const place = ({ upstream, name }) => ({ body: { upstream, replica: name } });
+  const drain = useAction(async (replica) => {
+    await send("/admin/replicas/drain", place(replica));
+    return replica;
+  });
+  const undrain = useAction(async (replica) => {
+    await send("/admin/replicas/undrain", place(replica));
+    return replica;
+  });
   const removing = useAction(async (name) => {
     return done((await send(named("/admin/upstreams", name), { method: "DELETE" })).content);
   });
@@ -90,8 +152,8 @@ export function Upstreams({ snapshot, turn }) {
         id="replicas"
         label="Replicas"
         columns={[
-          ["upstream"],
-          ["replica", "text"],
+          ["upstream", "text"],
+          ["replica", "text address"],
           ["state"],
           ["for", "number"],
           ["in flight", "number"],
@@ -100,9 +162,15 @@ export function Upstreams({ snapshot, turn }) {
           ["attempts", "number"],
           ["failed", "number"],
           ["why", "text"],
+          [""],
         ]}
-        rows={snapshot ? replicaRows(snapshot) : []}
+        rows={snapshot ? replicaRows(snapshot, drain, undrain) : []}
       />
+      <Answer id="drain-answer" action={drain}>
+        {drain.outcome && <Drained place={drain.outcome} snapshot={snapshot} />}
+      </Answer>
+      <Answer id="undrain-answer" action={undrain} />
+      <Verify upstreams={(snapshot?.lanes ?? []).map((lane) => lane.upstream)} />
       <h3>Added upstreams</h3>
       <Note>
         Upstreams of router.yaml are changed there: edit the file, then read it again. A replica that is removed here or
