@@ -10,7 +10,7 @@ from gateway.cli.embed.chunks import Chunk
 from gateway.cli.embed.manifest import Counts, PartFacts, Space
 from gateway.cli.embed.packing import Position
 from gateway.cli.embed.parts import VECTOR
-from gateway.cli.embed.plan import EmbedFailed, Reading, Source
+from gateway.cli.embed.plan import EmbedFailed, Plan, Source
 from gateway.cli.embed.replies import Reply
 
 # Refusals without any success before them, after which the options are at fault and not the rows.
@@ -45,10 +45,11 @@ class Found(NamedTuple):
 class Embedder:
     """Embedder of chunks."""
 
-    def __init__(self, caller: Caller, sources: Sequence[Source], reading: Reading) -> None:
+    def __init__(self, caller: Caller, plan: Plan) -> None:
         self._caller = caller
-        self._sources = sources
-        self._reading = reading
+        self._request = plan.request
+        self._sources = plan.sources
+        self._reading = plan.reading
         self._successes = self._refusals = 0
 
     async def embed(self, chunk: Chunk) -> Embedded:
@@ -87,7 +88,7 @@ class Embedder:
         if not indices:
             return Found({}, 0, None, [], 0, {})
         try:
-            reply = await self._caller.embed([chunk.texts[index] or "" for index in indices])
+            reply = await self._caller.embed(self._request, [chunk.texts[index] or "" for index in indices])
         except Refused as error:
             if len(indices) == 1:
                 return self._refused(indices[0], f"{source.place(chunk.lines[indices[0]])}: {error}")

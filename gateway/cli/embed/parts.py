@@ -21,10 +21,12 @@ FACTS = b"embed"
 VECTOR = "vector"
 MANIFEST = "manifest.json"
 LOCK = "lock"
+# Lance refuses decimals whose buffers are aligned as the format of a stream allows.
+ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
 
 
 class Parts:
-    """Parts of one output. The folder is locked until the process ends. facts: behind the last part."""
+    """Parts of one output, whose folder is locked while it is open. facts: behind the last part."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,6 +54,12 @@ class Parts:
         if self.count:
             self._read_last()
         return manifest
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _read_manifest(self) -> Manifest | None:
         try:
@@ -104,7 +112,7 @@ class Parts:
             path = self._path(number)
             try:
                 with pa.OSFile(str(path)) as file:
-                    yield from pa.ipc.open_stream(file)
+                    yield from pa.ipc.open_stream(file, options=ALIGNED)
             except (OSError, pa.ArrowException) as error:
                 raise self._damaged(f"{path.name} cannot be read: {error}") from error
 

@@ -123,6 +123,8 @@ def _numbers(embedding: str | list[float]) -> Any:
 
 
 def _stacked(rows: Sequence[Any]) -> Vectors:
+    if not rows:
+        return np.zeros((0, 0), np.float32)
     if len({len(row) for row in rows}) > 1:
         raise ValueError("its vectors have different widths")
     return np.asarray(rows, np.float32).reshape(len(rows), -1)

@@ -5,12 +5,12 @@ import asyncio
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
 
-from gateway.cli.embed.calls import Caller, first_model, open_client
+from gateway.cli.embed.calls import Caller, open_client
 from gateway.cli.embed.chunks import open_reader
 from gateway.cli.embed.embedding import Embedder
 from gateway.cli.embed.finish import Note, finish, note_path, read_note
@@ -61,22 +61,23 @@ async def _embed(plan: Plan, key: str | None, ca: Path | None) -> tuple[Note, bo
     """Return the note on the output, and whether this run made it. Raises: as `run_embed` catches."""
     reader = await asyncio.to_thread(open_reader, plan)
     async with open_client(plan.pace, key, ca) as client:
+        caller = Caller(client, plan.pace, show_line)
         if plan.request.model is None:
-            plan = msgspec.structs.replace(plan, request=await first_model(client, plan.request))
+            plan = msgspec.structs.replace(plan, request=await caller.first_model(plan.request))
         manifest = manifest_of(plan, reader.field)
         note = _complete_note(plan, manifest)
         if note is not None:
             return note, False
-        parts = _open_parts(plan, manifest)
-        show_line(_opening_words(plan, reader, parts))
-        caller = Caller(client, plan.request, plan.pace)
-        share = await asyncio.to_thread(_share, plan)
-        with shown_progress(share, parts.facts, is_shown=sys.stderr.isatty()) as report:
-            run = Run(plan, parts, Embedder(caller, plan.sources, plan.reading), report)
-            _stop_on_signals(run.stop)
-            await run.run(reader)
-    with shown_writing(parts.facts.counts, is_shown=sys.stderr.isatty()) as written:
-        return await asyncio.to_thread(finish, plan, parts, manifest, written), True
+        with closing(Parts(_parts_folder(plan.output.path))) as parts:
+            _open_parts(plan, parts, manifest)
+            show_line(_opening_words(plan, reader, parts))
+            share = await asyncio.to_thread(_share, plan)
+            with shown_progress(share, parts.facts, is_shown=sys.stderr.isatty()) as report:
+                run = Run(plan, parts, Embedder(caller, plan), report)
+                _stop_on_signals(run.stop)
+                await run.run(reader)
+            with shown_writing(parts.facts.counts, is_shown=sys.stderr.isatty()) as written:
+                return await asyncio.to_thread(finish, plan, parts, manifest, written), True
 
 
 def _complete_note(plan: Plan, manifest: Manifest) -> Note | None:
@@ -104,14 +105,14 @@ def _parts_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.parts")
 
 
-def _open_parts(plan: Plan, manifest: Manifest) -> Parts:
-    """Return the parts of an unfinished run of these settings, or no parts. Raises: EmbedFailed, OSError."""
+def _open_parts(plan: Plan, parts: Parts, manifest: Manifest) -> None:
+    """Open the parts of an unfinished run of these settings, or none. Raises: EmbedFailed, OSError."""
     path = plan.output.path
     if not path.parent.is_dir():
         raise EmbedFailed(f"{path.parent}: there is no such folder")
-    parts = Parts(_parts_folder(path))
     before = parts.open()
-    if before is not None and (reason := refusal(before, manifest)):
+    # Where nothing is stored yet, any settings may begin.
+    if before is not None and parts.count and (reason := refusal(before, manifest)):
         if not plan.output.overwrite:
             raise EmbedFailed(
                 f"{path}: an unfinished run cannot be continued: {reason}; "
@@ -120,7 +121,6 @@ def _open_parts(plan: Plan, manifest: Manifest) -> Parts:
         parts.clear()
     if before != manifest:
         parts.write_manifest(manifest)
-    return parts
 
 
 def _opening_words(plan: Plan, reader: RowReader, parts: Parts) -> str:
