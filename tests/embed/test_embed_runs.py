@@ -1,9 +1,9 @@
 """Runs of `gateway embed` that stop and go on: parts, other settings, another vector space, bad rows."""
 
 import csv
+import fcntl
 import json
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -163,25 +163,12 @@ def test_vectors_of_another_width_stop_the_run(command: Command) -> None:
 
 def test_one_run_at_a_time_writes_an_output(command: Command) -> None:
     command.write_rows("in.jsonl", ROWS)
-    arrived, go_on = threading.Event(), threading.Event()
-    outcomes: list[Any] = []
-
-    def wait(_: Sequence[str]) -> None:
-        if not arrived.is_set():
-            arrived.set()
-            outcomes.append(go_on.wait(20))
-
-    command.server.hook = wait
-    import fcntl
-
     folder = command.folder / "out.jsonl.parts"
     folder.mkdir()
     with (folder / "lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         outcome = command.run("in.jsonl", "--to", "out.jsonl")
     assert (outcome.status, "another process writes this output" in outcome.errors) == (1, True)
-    go_on.set()
-    command.server.hook = lambda _: None
     assert command.run("in.jsonl", "--to", "out.jsonl").status == 0
 
 

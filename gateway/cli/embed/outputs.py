@@ -19,7 +19,7 @@ from gateway.cli.embed.replies import Vectors
 Schema: TypeAlias = Any
 Table: TypeAlias = Any
 
-GROUP_BYTES = 64 * 1024 * 1024
+GROUP_BYTES = 32 * 1024 * 1024
 
 
 class Rows(NamedTuple):
