@@ -31,7 +31,7 @@ def lines_of(rows: list[dict[str, Any]]) -> Any:
 
 
 def restored(found: Any, before: Any) -> bool:
-    """Return whether a stored value holds the one before: itself, with absent fields as nulls, or its JSON."""
+    """Return whether a stored value holds the one before: itself, absent fields as nulls, or its JSON."""
     if isinstance(found, str) and found != before:
         return bool(msgspec.json.decode(found) == before)
     if isinstance(before, dict) and isinstance(found, dict):

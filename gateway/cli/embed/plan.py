@@ -35,7 +35,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """How rows are read. field: column of texts, None to find it. id_field: column that no row may lack."""
+    """Rules of reading rows. field: column of texts, None to find it. id_field: column that no row may lack."""
 
     field: str | None = None
     id_field: str | None = None
@@ -45,7 +45,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What is sent with the texts. path: of the API, which decides the fields of a body."""
+    """Address and fields of a call, without its texts. path: of the API, which decides the fields of a body."""
 
     base: str
     path: str
