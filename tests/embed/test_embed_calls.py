@@ -8,7 +8,7 @@ import pytest
 
 from gateway.cli.embed.calls import _retry_after_s
 from gateway.cli.embed.packing import Bounds, Position, Row, pack
-from gateway.cli.embed.replies import Unreadable, read_reply, read_truncated
+from gateway.cli.embed.replies import Unreadable, problem_of, read_reply, read_truncated
 from tests.embed.conftest import Command, assert_vectors
 from tests.fakes.embedder import Reply, error
 
@@ -141,6 +141,14 @@ def test_replies_that_are_no_good_end_the_run(command: Command, content: object,
     command.server.hook = lambda _: (200, JSON, body.encode())
     outcome = command.run("in.jsonl", "--to", "out.jsonl", *TWO)
     assert (outcome.status, problem in outcome.errors) == (1, True), outcome.errors
+
+
+def test_messages_of_a_server_do_not_reach_the_terminal_as_commands() -> None:
+    assert problem_of(b'{"error": {"message": "no\\u001b[2J key"}}') == "no [2J key"
+    assert problem_of(b"\x1b]0;title\x07") == " ]0;title "
+    assert problem_of(b"") == "no message"
+    assert problem_of(b'{"detail": [1]}') == "[1]"
+    assert "[" in problem_of(b'{"x":' + b"[" * 9000)
 
 
 def test_compressed_replies_are_refused(command: Command) -> None:

@@ -111,6 +111,19 @@ def plain(table: Any) -> Any:
     return table.cast(pa.schema(list(zip(table.schema.names, kinds, strict=True))))
 
 
+def test_numbers_and_depths_beyond_all_types(command: Command) -> None:
+    values = ["9" * 5000, "1e999", "[" * 600 + "]" * 600, '{"deep": ' * 20 + "1" + "}" * 20]
+    lines = [f'{{"text": "a", "value": {value}}}' for value in values]
+    command.write("in.jsonl", "\n".join([*lines, f'{{"text": "b", "value": {"[" * 9000}{"]" * 9000}}}']))
+    outcome = command.run("in.jsonl", "--to", "out.parquet", "--on-bad", "skip")
+    assert (outcome.status, outcome.summary["bad"]) == (0, 1), outcome.errors
+    found = [row["value"] for row in command.rows("out.parquet")]
+    assert values[:3] == found[:3]
+    assert json.loads(values[3]) == json.loads(found[3])
+    assert command.run("in.jsonl", "--to", "out.jsonl", "--on-bad", "skip").status == 0
+    assert values[0] in (command.folder / "out.jsonl").read_text()
+
+
 def odd_columns() -> dict[str, Any]:
     return {
         "text": pa.array(["a", "b", "a", None], pa.string()).dictionary_encode(),

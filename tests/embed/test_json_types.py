@@ -14,7 +14,7 @@ SCALARS = (
     st.none()
     | st.booleans()
     | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=4)
 )
 VALUES = st.recursive(

@@ -15,10 +15,14 @@ UNFINISHED = "output.tmp"
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Note next to an output: how it was made. inode, size: of the output, a folder's size is 0."""
+    """Note next to an output: how it was made.
+
+    inode, size, mtime_ns: of the output; the last two are 0 for a folder.
+    """
 
     inode: int
     size: int
+    mtime_ns: int
     manifest: Manifest
     facts: PartFacts
     as_json: tuple[str, ...] = ()
@@ -33,15 +37,16 @@ def read_note(output: Path) -> Note | None:
     """Return the note on an output that is complete; None if it is another file, or has none."""
     try:
         note = msgspec.json.decode(note_path(output).read_bytes(), type=Note)
-        inode, size = _identity(output)
+        identity = _identity(output)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return note if (inode, size) == (note.inode, note.size) else None
+    return note if identity == (note.inode, note.size, note.mtime_ns) else None
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _identity(path: Path) -> tuple[int, int, int]:
+    """Return what tells an output from other files. A rename keeps it. Raises: OSError."""
     found = path.stat()
-    return found.st_ino, 0 if path.is_dir() else found.st_size
+    return (found.st_ino, 0, 0) if path.is_dir() else (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def finish(plan: Plan, parts: Parts, manifest: Manifest, written: Callable[[int], None]) -> Note:

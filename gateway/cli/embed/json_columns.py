@@ -7,6 +7,7 @@ import msgspec
 import pyarrow as pa
 
 from gateway.cli.embed.json_types import (
+    JsonText,
     ListShape,
     ObjectShape,
     Shape,
@@ -32,6 +33,7 @@ TYPES: dict[str, DataType] = {
 }
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class JsonColumns:
@@ -43,12 +45,30 @@ class JsonColumns:
         self.as_json = tuple(name for name, shape in self._shapes.items() if not is_plain(shape))
 
     def batch(self, lines: Any) -> Any:
-        """Return a record batch of the lines of an Arrow array."""
-        rows = [_OBJECT.decode(line) for line in lines.to_pylist()]
-        arrays = [
-            pa.array(_values(rows, name, shape), _type_of(shape)) for name, shape in self._shapes.items()
-        ]
+        """Return a record batch of the lines of an Arrow array. Raises: EmbedFailed."""
+        rows = [_fields_of(line) for line in lines.to_pylist()]
+        try:
+            arrays = [
+                pa.array(_values(rows, name, shape), _type_of(shape)) for name, shape in self._shapes.items()
+            ]
+        except RecursionError as error:
+            raise EmbedFailed("a row has lists or objects in too many levels; write JSONL") from error
         return pa.record_batch(arrays, schema=self.schema)
+
+
+def _fields_of(line: bytes) -> dict[str, Any]:
+    """Return the fields of a line; the JSON of those whose values have no counterpart."""
+    try:
+        return _OBJECT.decode(line)
+    except (msgspec.ValidationError, RecursionError):
+        return {name: _value_of(raw) for name, raw in _FIELDS.decode(line).items()}
+
+
+def _value_of(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.ValidationError, RecursionError):
+        return JsonText(bytes(raw).decode())
 
 
 def _shapes(batches: Iterable[Any]) -> dict[str, Shape]:
@@ -56,7 +76,7 @@ def _shapes(batches: Iterable[Any]) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
     for batch in batches:
         for line in batch.column(0).to_pylist():
-            for name, value in _OBJECT.decode(line).items():
+            for name, value in _fields_of(line).items():
                 shapes[name] = common(shapes.get(name, "null"), shape_of(value))
         if len(shapes) > COLUMNS_MAX:
             raise EmbedFailed(f"the rows have more than {COLUMNS_MAX} different fields; write JSONL")

@@ -36,6 +36,12 @@ class ObjectShape(msgspec.Struct, frozen=True):
 Shape: TypeAlias = Scalar | ListShape | ObjectShape
 
 
+class JsonText(str):
+    """JSON of a value that has no counterpart, such as a number of 5,000 digits."""
+
+    __slots__ = ()
+
+
 def shape_of(value: object, depth: int = 0) -> Shape:
     """Return the shape of one value. large: an integer beyond those that float64 holds exactly."""
     scalar = SCALARS.get(type(value))
@@ -43,7 +49,7 @@ def shape_of(value: object, depth: int = 0) -> Shape:
         return scalar
     if isinstance(value, int):
         return _int_shape(value)
-    if depth >= DEPTH_MAX:
+    if depth >= DEPTH_MAX or isinstance(value, JsonText):
         return "json"
     if isinstance(value, list):
         item: Shape = "null"
@@ -100,6 +106,8 @@ def converted(value: Any, shape: Shape) -> Any:
     if value is None:
         return None
     if is_text(shape):
+        if isinstance(value, JsonText):
+            return str(value)
         return msgspec.json.encode(value).decode()
     if isinstance(shape, ListShape):
         return [converted(item, shape.item) for item in value]

@@ -35,7 +35,10 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Rules of reading rows. field: column of texts, None to find it. id_field: column that no row may lack."""
+    """Rules of reading rows.
+
+    field: column of texts, None to find it. id_field: column that no row may lack.
+    """
 
     field: str | None = None
     id_field: str | None = None
@@ -45,7 +48,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Address and fields of a call, without its texts. path: of the API, which decides the fields of a body."""
+    """Address and fields of a call, without its texts. path: decides the API, and so the fields of a body."""
 
     base: str
     path: str

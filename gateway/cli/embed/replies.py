@@ -12,6 +12,7 @@ from gateway.cli.embed.plan import Request
 
 ARROW = "application/vnd.apache.arrow.stream"
 EMBED_PATH = "/embed"
+UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError, LookupError, pa.ArrowException)
 SIDES = {"error": "NONE", "left": "START", "right": "END"}
 
 Vectors: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
@@ -77,7 +78,7 @@ def read_reply(body: bytes, media_type: str, count: int) -> Reply:
     """Return the vectors of a reply to so many texts. Raises: Unreadable."""
     try:
         reply = _read_arrow(body) if media_type.startswith(ARROW) else _read_json(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, LookupError, pa.ArrowException) as error:
+    except UNREADABLE as error:
         raise Unreadable(f"not a reply of an embeddings API: {error}") from error
     vectors = reply.vectors
     if vectors.ndim != 2 or len(vectors) != count or not vectors.shape[1]:
@@ -150,10 +151,15 @@ def read_truncated(header: str | None, count: int) -> tuple[int, ...] | None:
 
 
 def problem_of(body: bytes) -> str:
-    """Return the message of an error body in words."""
+    """Return the message of an error body in words, without what a terminal would obey."""
+    words = _message_of(body)
+    return "".join(character if character.isprintable() else " " for character in words)
+
+
+def _message_of(body: bytes) -> str:
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return body[:300].decode(errors="replace").strip() or "no message"
     error = fields.get("error", fields.get("message", fields.get("detail")))
     if isinstance(error, dict):

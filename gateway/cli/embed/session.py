@@ -4,8 +4,8 @@ import argparse
 import asyncio
 import signal
 import sys
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from gateway.cli.operator_options import operator_key
 from gateway.cli.output import show_line
 
 FAILED, STOPPED = 1, 3
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_embed(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -76,7 +77,8 @@ async def _embed(plan: Plan, key: str | None, ca: Path | None) -> tuple[Note, bo
                 run = Run(plan, parts, Embedder(caller, plan), report)
                 _stop_on_signals(run.stop)
                 await run.run(reader)
-            with shown_writing(parts.facts.counts, is_shown=sys.stderr.isatty()) as written:
+            is_shown = sys.stderr.isatty()
+            with shown_writing(parts.facts.counts, is_shown=is_shown) as written, _default_signals():
                 return await asyncio.to_thread(finish, plan, parts, manifest, written), True
 
 
@@ -140,6 +142,22 @@ def _share(plan: Plan) -> Share:
     return share_of(plan.sources, row_counts(plan.sources))
 
 
+@contextmanager
+def _default_signals() -> Iterator[None]:
+    """Have a signal end the process at once, as it may be killed at any moment, while the block runs."""
+    loop = asyncio.get_running_loop()
+    before = {}
+    for number in SIGNALS:
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.remove_signal_handler(number)
+            before[number] = signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _stop_on_signals(stop: "asyncio.Future[int]") -> None:
     """Have the first SIGINT or SIGTERM end the run, and a second one the process."""
     loop = asyncio.get_running_loop()
@@ -149,6 +167,6 @@ def _stop_on_signals(stop: "asyncio.Future[int]") -> None:
             stop.set_result(number)
         loop.remove_signal_handler(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         with suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, stop_once, int(number))

@@ -54,7 +54,7 @@ class JsonLines:
         for row in _json_lines(self._sources, Position(), _nothing):
             try:
                 fields = msgspec.json.decode(row.payload, type=dict[str, Any])
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 continue
             texts = [name for name, value in fields.items() if isinstance(value, str)]
             return choose_field(None, tuple(fields), texts, self._sources[0].path)
@@ -72,7 +72,7 @@ class JsonLines:
         """Return the text of a line and its problem."""
         try:
             fields = _OBJECT.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return None, f"is no JSON object: {error}"
         if self._id_field is not None and fields.get(self._id_field, b"null") == b"null":
             return None, f"has no `{self._id_field}`"
