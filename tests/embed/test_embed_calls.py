@@ -102,8 +102,9 @@ def test_a_server_that_is_away_ends_the_run_at_the_deadline(command: Command) ->
 def test_other_refusals_end_the_run(command: Command, status: int) -> None:
     command.write_rows("in.jsonl", ROWS)
     command.server.hook = lambda _: error(status, "no")
-    outcome = command.run("in.jsonl", "--to", "out.jsonl", *TWO)
+    outcome = command.run("in.jsonl", "--to", "out.jsonl")
     assert (outcome.status, f"the server returned {status}: no" in outcome.errors) == (1, True)
+    assert ["in.jsonl"] == [path.name for path in command.folder.iterdir()]
     assert len(command.server.bodies) == 1
 
 

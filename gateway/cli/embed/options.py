@@ -81,11 +81,12 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_vectors(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("vectors").add_argument
+    group = parser.add_argument_group("vectors")
+    add = group.add_argument
     add("--column", default="embedding", metavar="NAME", help="column of the vectors (default: embedding)")
     add("--dtype", choices=get_args(DType), default="float32", help="of the vectors in OUT")
     add("--dimensions", type=int, metavar="N", help="width of the vectors (default: the model's)")
-    roles = parser.add_mutually_exclusive_group()
+    roles = group.add_mutually_exclusive_group()
     roles.add_argument("--input-type", choices=("query", "document"), help="purpose of the texts")
     roles.add_argument("--prompt-name", metavar="NAME", help="prompt of the model, through TEI's API")
     add(

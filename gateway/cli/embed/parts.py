@@ -56,8 +56,10 @@ class Parts:
         return manifest
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock; delete the folder if nothing is stored in it. Raises: OSError."""
         if self._lock is not None:
+            if not self.count and self.folder.exists():
+                self.remove()
             os.close(self._lock)
             self._lock = None
 

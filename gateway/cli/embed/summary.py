@@ -17,7 +17,7 @@ ROWS = {
     "skipped": "rows without text, left out",
     "bad": "bad rows, left out",
     "truncated": "texts cut by the server",
-    "unknown_cuts": "replies that do not name their cuts",
+    "unknown_cuts": "replies that leave open which texts were cut",
     "tokens": "tokens",
 }
 
