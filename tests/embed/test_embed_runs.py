@@ -168,6 +168,7 @@ def test_one_run_at_a_time_writes_an_output(command: Command) -> None:
     with (folder / "lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         outcome = command.run("in.jsonl", "--to", "out.jsonl")
+        assert (folder / "lock").exists()
     assert (outcome.status, "another process writes this output" in outcome.errors) == (1, True)
     assert command.run("in.jsonl", "--to", "out.jsonl").status == 0
 
@@ -178,6 +179,19 @@ def test_a_damaged_part_is_named(command: Command) -> None:
     parts[-1].write_bytes(b"nothing")
     outcome = command.run("in.jsonl", "--to", "out.jsonl")
     assert (outcome.status, "delete the folder to start from the beginning" in outcome.errors) == (1, True)
+
+
+def test_a_damaged_manifest_costs_no_part(command: Command) -> None:
+    stopped(command)
+    folder = command.folder / "out.jsonl.parts"
+    before = sorted(path.name for path in folder.iterdir())
+    content = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(content[:-40])
+    outcome = command.run("in.jsonl", "--to", "out.jsonl")
+    assert (outcome.status, "manifest.json cannot be read" in outcome.errors) == (1, True)
+    assert before == sorted(path.name for path in folder.iterdir())
+    (folder / "manifest.json").write_bytes(content)
+    assert command.run("in.jsonl", "--to", "out.jsonl").status == 0
 
 
 def test_an_unfinished_part_does_not_count(command: Command) -> None:

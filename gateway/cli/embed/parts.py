@@ -21,6 +21,7 @@ FACTS = b"embed"
 VECTOR = "vector"
 MANIFEST = "manifest.json"
 LOCK = "lock"
+PARTS = "part-*.arrow"
 # Lance refuses decimals whose buffers are aligned as the format of a stream allows.
 ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
 
@@ -41,8 +42,7 @@ class Parts:
         """
         try:
             self.folder.mkdir(exist_ok=True)
-            self._lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = _locked(self.folder / LOCK)
         except BlockingIOError as error:
             raise EmbedFailed(f"{self.folder}: another process writes this output") from error
         except OSError as error:
@@ -50,7 +50,7 @@ class Parts:
         for unfinished in self.folder.glob("*.tmp"):
             remove_path(unfinished)
         manifest = self._read_manifest()
-        self.count = len(list(self.folder.glob("part-*.arrow")))
+        self.count = len(list(self.folder.glob(PARTS)))
         if self.count:
             self._read_last()
         return manifest
@@ -58,7 +58,7 @@ class Parts:
     def close(self) -> None:
         """Release the lock; delete the folder if nothing is stored in it. Raises: OSError."""
         if self._lock is not None:
-            if not self.count and self.folder.exists():
+            if self.folder.exists() and not any(self.folder.glob(PARTS)):
                 self.remove()
             os.close(self._lock)
             self._lock = None
@@ -130,6 +130,17 @@ class Parts:
         """Delete the folder. Raises: OSError."""
         self.clear()
         shutil.rmtree(self.folder)
+
+
+def _locked(path: Path) -> int:
+    """Return the descriptor of a file that is locked. Raises: BlockingIOError, OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def remove_path(path: Path) -> None:
