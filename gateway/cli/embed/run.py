@@ -22,8 +22,9 @@ from gateway.cli.embed.text_rows import RowReader
 # hundredth of its work at most, and a long one has few parts.
 PART_BYTES = 32 * 1024 * 1024
 PART_FIRST_S, PART_SHARE, PART_MAX_S = 1.0, 0.01, 30.0
-# Chunks that are read ahead for each call that may be in flight.
+# Chunks that are read ahead for each call that may be in flight, and bytes above which none is.
 AHEAD = 3
+AHEAD_BYTES = 64 * 1024 * 1024
 
 Report = Callable[[PartFacts], None]
 
@@ -46,6 +47,7 @@ class Run:
         self._report = report
         self._in_flight = asyncio.Semaphore(plan.pace.concurrency)
         self._tasks: deque[asyncio.Task[Embedded]] = deque()
+        self._sizes: deque[int] = deque()
         self._facts = parts.facts
         self._unstored: list[Embedded] = []
         self._stored_s = self._started_s = time.monotonic()
@@ -70,7 +72,7 @@ class Run:
         failure: EmbedFailed | None = None
         is_open = True
         while is_open or self._tasks:
-            if is_open and len(self._tasks) < AHEAD * self._plan.pace.concurrency:
+            if is_open and self._has_room():
                 try:
                     chunk = await asyncio.to_thread(next, chunks, None)
                 except EmbedFailed as error:
@@ -80,11 +82,17 @@ class Run:
                     is_open = False
                 else:
                     self._tasks.append(asyncio.create_task(self._embed(chunk)))
+                    self._sizes.append(chunk.size)
                 await self._take_completed()
             else:
                 await self._wait_for_first()
         if failure is not None:
             raise failure
+
+    def _has_room(self) -> bool:
+        """Return whether another chunk may be read. One may always be, so that no row is too large."""
+        is_below = len(self._tasks) < AHEAD * self._plan.pace.concurrency
+        return not self._tasks or (is_below and sum(self._sizes) < AHEAD_BYTES)
 
     async def _embed(self, chunk: Chunk) -> Embedded:
         async with self._in_flight:
@@ -101,6 +109,7 @@ class Run:
         while self._tasks and self._tasks[0].done():
             embedded = self._tasks[0].result()
             self._tasks.popleft()
+            self._sizes.popleft()
             facts = facts_behind(self._facts, embedded)
             seconds = self._parts.facts.seconds + time.monotonic() - self._stored_s
             self._facts = msgspec.structs.replace(facts, seconds=seconds)
