@@ -2,8 +2,8 @@
 
     .venv/bin/python -m loadtest.embed_files --rows 200000 --kill-after 4      # three minutes
 
-One gateway on core 0 in front of the stub, on core 1. Every row of an output is compared with the input, and its
-vector with its text.
+One gateway on core 0 in front of the stub, on core 1. Every row of an output is compared with the input, and
+its vector with its text.
 """
 
 import argparse

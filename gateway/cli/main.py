@@ -31,14 +31,15 @@ from gateway.config.schema import Scope
 EPILOG = """\
 environment:
   GATEWAY_API_KEY   the key of a gateway without tenants; if unset, one is created, printed once and kept
-                    in `state_dir`; `status` sends it to the gateway
+                    in `state_dir`; `status`, `bench` and `embed` send it to the gateway
   STATE_DIRECTORY, XDG_STATE_HOME, HOME   the default of `state_dir`, in this order
   LISTEN            the address in the router.yaml that comes with the project
   HF_TOKEN, HF_HOME, HF_HUB_OFFLINE   read by the Hugging Face Hub's own tools
 
 signals of `serve`: SIGTERM and SIGINT stop it, SIGHUP reloads the file
 
-exit status: 0 success, 1 failure (the message gives the reason), 2 wrong command line
+exit status: 0 success, 1 failure (the message gives the reason), 2 wrong command line; of `embed` also 3,
+stopped for now (the same command continues), and 130 or 143 after a signal
 """
 
 # Commands that take all their options.

@@ -86,6 +86,7 @@ def test_a_wait_beyond_the_deadline_ends_the_run_at_once(command: Command) -> No
     command.server.faults = [error(429, "the month is spent", retry_after="86400")]
     outcome = command.run("in.jsonl", "--to", "out.jsonl", *TWO)
     assert outcome.status == 3
+    assert "in.jsonl:1 to 2: " in outcome.errors
     assert "the month is spent; no success until --deadline (600 s)" in outcome.errors
     assert "asks to wait 86,400 s; run the same command again to continue" in outcome.errors
     assert command.run("in.jsonl", "--to", "out.jsonl").status == 0

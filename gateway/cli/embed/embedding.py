@@ -10,7 +10,7 @@ from gateway.cli.embed.chunks import Chunk
 from gateway.cli.embed.manifest import Counts, PartFacts, Space
 from gateway.cli.embed.packing import Position
 from gateway.cli.embed.parts import VECTOR
-from gateway.cli.embed.plan import EmbedFailed, Plan, Source
+from gateway.cli.embed.plan import EmbedFailed, EmbedStopped, Plan, Source
 from gateway.cli.embed.replies import Reply
 
 # Refusals without any success before them, after which the options are at fault and not the rows.
@@ -92,6 +92,10 @@ class Embedder:
         except Refused as error:
             if len(indices) == 1:
                 return self._refused(indices[0], f"{source.place(chunk.lines[indices[0]])}: {error}")
+        except EmbedStopped as error:
+            # One of these rows may be what the server cannot answer.
+            first, last = chunk.lines[indices[0]], chunk.lines[indices[-1]]
+            raise EmbedStopped(f"{source.place(first)} to {last}: {error}") from error
         else:
             self._successes += 1
             return _found_in(reply, indices)
