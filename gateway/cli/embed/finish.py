@@ -44,7 +44,7 @@ def read_note(output: Path) -> Note | None:
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
-    """Return what tells an output from other files. A rename keeps it. Raises: OSError."""
+    """Return the identity of an output, which a rename keeps. Raises: OSError."""
     found = path.stat()
     return (found.st_ino, 0, 0) if path.is_dir() else (found.st_ino, found.st_size, found.st_mtime_ns)
 
