@@ -5,9 +5,11 @@ the result: they become references to variables of the environment.
 """
 
 import hashlib
+import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec.yaml
 
@@ -16,6 +18,9 @@ from gateway.cli.litellm_providers import NotServed, upstream_of
 HEADING = "# Written by `gateway import litellm`; docs/configuration.md describes all keys.\n"
 LISTEN = "0.0.0.0:4000"
 REFERENCE = "os.environ/"
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# A user or password in front of a host.
+SECRET_ADDRESS = re.compile(r"^[^/?#]*//[^/?#]*@")
 POLICIES = {"least-busy": "least_tokens", "simple-shuffle": "round_robin"}
 MODES = {"embedding", "rerank"}
 # Names by which models without a `mode` are taken for models that embed or rank.
@@ -49,6 +54,9 @@ REASONS = {
 NO_COUNTERPART = "it has no counterpart"
 
 
+Found = TypeVar("Found")
+
+
 class Unreadable(Exception):
     """A file that is no configuration of LiteLLM, or has nothing for this gateway. For a person."""
 
@@ -68,14 +76,19 @@ class References:
         self.names: dict[str, None] = {}
 
     def to(self, value: object, variable: str) -> str:
-        """Return a reference to LiteLLM's own variable, or to this one in place of a value in the file."""
+        """Return a reference to LiteLLM's own variable, or to this one in place of a value in the file.
+
+        Raises: NotServed if LiteLLM's has a name that no variable can have.
+        """
         name = str(value).removeprefix(REFERENCE) if is_reference(value) else variable
+        if not VARIABLE.fullmatch(name):
+            raise NotServed(f"{REFERENCE}{name} names no variable")
         self.names[name] = None
         return f"${{{name}}}"
 
     def resolved(self, value: object) -> str:
-        """Return a value that is no secret, with a reference where LiteLLM has one."""
-        return self.to(value, "") if is_reference(value) else str(value)
+        """Return a value that is no secret, with a reference where LiteLLM has one. Raises: NotServed."""
+        return self.to(value, "") if is_reference(value) else literal(value)
 
 
 class Models:
@@ -91,9 +104,10 @@ class Models:
 
     def add(self, index: int, entry: Mapping[str, Any]) -> None:
         """Carry over one entry of `model_list`, or report why not."""
-        name, params = str(entry.get("model_name", "")), section_of(entry, "litellm_params")
-        place, kind = f"model_list[{index}] ({name})", str(params.get("model", ""))
+        params, place = section_of(entry, "litellm_params"), f"model_list[{index}]"
         try:
+            name, kind = text_of(entry.get("model_name")), text_of(params.get("model"))
+            place = f"{place} ({name})"
             _check(name, kind, section_of(entry, "model_info").get("mode"))
             settings = self._settings(place, name, kind, params)
             self._join(name, kind, settings)
@@ -106,15 +120,25 @@ class Models:
         """Return the upstream of one entry. Raises: NotServed."""
         provider, _, model = kind.partition("/") if "/" in kind else ("openai", "/", kind)
         base, key = params.get("api_base") or params.get("base_url"), params.get("api_key")
-        address = None if base is None else self._references.resolved(base)
-        settings, variable = upstream_of(provider, model, address, params)
-        if key is not None and not is_reference(key):
-            variable = re.sub(r"\W+", "_", name).upper().strip("_") + "_API_KEY"
+        address = self._references.resolved(base) if base else None
+        if address is not None and SECRET_ADDRESS.match(address):
+            raise NotServed(
+                "its `api_base` has a user or password, which belongs into `api_key` or `headers`"
+            )
+        version = params.get("api_version")
+        params = {**params, "api_version": self._references.resolved(version) if version else None}
+        settings, variable = upstream_of(provider, literal(model), address, params)
+        if key and not is_reference(key):
+            variable = f"{re.sub(r'[^A-Z0-9]+', '_', name.upper()).strip('_')}_API_KEY"
+            variable = variable if VARIABLE.fullmatch(variable) else f"MODEL_{variable}"
             self.left_out.append(f"{place}.api_key: keys are not written here; set {variable}")
-        if key is not None or variable is not None:
+        if key or variable is not None:
             settings["api_key"] = self._references.to(key, variable or "")
-        if isinstance(params.get("timeout"), int | float):
-            settings["attempt_timeout_s"] = params["timeout"]
+        if (timeout_s := params.get("timeout")) is not None:
+            if is_duration(timeout_s):
+                settings["attempt_timeout_s"] = timeout_s
+            else:
+                self.left_out.append(f"{place}.litellm_params.timeout: it is no positive number of seconds")
         return settings
 
     def _join(self, name: str, kind: str, settings: dict[str, Any]) -> None:
@@ -146,11 +170,12 @@ def import_litellm(text: str) -> Imported:
     router = section_of(config, "router_settings")
     left_out = [*models.left_out, *_set_for_all(models.upstreams.values(), config)]
     written: dict[str, Any] = {"listen": LISTEN}
-    if store := _store(router, references):
+    if store := _or_left_out(partial(_store, router, references), "router_settings.redis", left_out):
         written["quotas"] = {"store": store}
     written |= {"upstreams": models.upstreams, "models": models.by_name}
-    if key := section_of(config, "general_settings").get("master_key"):
-        written["admin"] = {"keys": [_master_key(key, references)]}
+    master_key = partial(_master_key, section_of(config, "general_settings").get("master_key"), references)
+    if key := _or_left_out(master_key, "general_settings.master_key", left_out):
+        written["admin"] = {"keys": [key]}
     for name in config.keys() - {"model_list"}:
         left_out += unread(config[name], name, name)
     return Imported(HEADING + msgspec.yaml.encode(written).decode(), sorted(left_out), list(references.names))
@@ -158,7 +183,25 @@ def import_litellm(text: str) -> Imported:
 
 def is_reference(value: object) -> bool:
     """Return whether a value refers to a variable of the environment."""
-    return str(value).startswith(REFERENCE)
+    return isinstance(value, str) and value.startswith(REFERENCE)
+
+
+def text_of(value: object) -> str:
+    """Return a value of YAML as text, empty for null. Raises: NotServed for a list or a mapping."""
+    if isinstance(value, dict | list):
+        # Its text may be endless where aliases repeat it.
+        raise NotServed("a list or a mapping is where a text belongs")
+    return "" if value is None else str(value)
+
+
+def literal(value: object) -> str:
+    """Return a text that router.yaml does not take for a placeholder. Raises: NotServed."""
+    return text_of(value).replace("${", "$${")
+
+
+def is_duration(value: object) -> bool:
+    """Return whether a value is a number of seconds that a timeout can have."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def section_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -190,8 +233,19 @@ def _check(name: str, kind: str, mode: object) -> None:
     """Check that an entry is one model that embeds or ranks. Raises: NotServed."""
     if not name or not kind or "*" in name + kind:
         raise NotServed("it names no model, or a pattern; list each model")
-    if mode not in MODES and (mode is not None or not SPECIALIZED.search(f"{name} {kind}".lower())):
+    if (not isinstance(mode, str) or mode not in MODES) and (
+        mode is not None or not SPECIALIZED.search(f"{name} {kind}".lower())
+    ):
         raise NotServed("it neither embeds nor ranks, by its mode or its name")
+
+
+def _or_left_out(read: Callable[[], Found | None], place: str, left_out: list[str]) -> Found | None:
+    """Return a setting, None if it is not given or unusable, which is reported."""
+    try:
+        return read()
+    except NotServed as error:
+        left_out.append(f"{place}: {error}")
+        return None
 
 
 def _without_replicas(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,21 +255,25 @@ def _without_replicas(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _set_for_all(upstreams: Any, config: Mapping[str, Any]) -> Iterator[str]:
     """Set policy and timeout of all upstreams; yield what is left out."""
     strategy = section_of(config, "router_settings").get("routing_strategy")
-    if strategy is not None and strategy not in POLICIES:
-        yield f"router_settings.routing_strategy: no `policy` is {strategy}"
+    policy = POLICIES.get(strategy) if isinstance(strategy, str) else None
+    if strategy is not None and policy is None:
+        named = strategy if isinstance(strategy, str) else "of that kind"
+        yield f"router_settings.routing_strategy: no `policy` is {named}"
     timeout_s = section_of(config, "litellm_settings").get("request_timeout")
+    if timeout_s is not None and not is_duration(timeout_s):
+        yield "litellm_settings.request_timeout: it is no positive number of seconds"
     for settings in upstreams:
-        if strategy in POLICIES and len(settings.get("replicas", ())) > 1:
-            settings["policy"] = POLICIES[strategy]
-        if isinstance(timeout_s, int | float):
+        if policy is not None and len(settings.get("replicas", ())) > 1:
+            settings["policy"] = policy
+        if is_duration(timeout_s):
             settings.setdefault("attempt_timeout_s", timeout_s)
 
 
 def _store(settings: Mapping[str, Any], references: References) -> str | None:
-    """Return the address of Redis, None without one."""
+    """Return the address of Redis, None without one. Raises: NotServed."""
     if url := settings.get("redis_url"):
         # It may contain a password.
-        return references.to(url, "REDIS_URL") if is_reference(url) or "@" in str(url) else str(url)
+        return references.to(url, "REDIS_URL") if is_reference(url) or "@" in text_of(url) else literal(url)
     if not (host := settings.get("redis_host")):
         return None
     place = f"{references.resolved(host)}:{references.resolved(settings.get('redis_port', 6379))}/0"
@@ -223,10 +281,12 @@ def _store(settings: Mapping[str, Any], references: References) -> str | None:
     return f"redis://:{references.to(password, 'REDIS_PASSWORD')}@{place}" if password else f"redis://{place}"
 
 
-def _master_key(key: object, references: References) -> dict[str, Any]:
-    """Return the operators' key of LiteLLM's master key, by its digest."""
+def _master_key(key: object, references: References) -> dict[str, Any] | None:
+    """Return the operators' key of LiteLLM's master key, by its digest. Raises: NotServed."""
+    if not key:
+        return None
     if is_reference(key):
         digest = references.to(f"{key}_SHA256", "")
     else:
-        digest = hashlib.sha256(str(key).encode()).hexdigest()
+        digest = hashlib.sha256(text_of(key).encode()).hexdigest()
     return {"digest": f"sha256:{digest}", "scopes": ["embed", "rerank", "tokenize", "metrics", "admin"]}

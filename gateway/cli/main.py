@@ -13,6 +13,8 @@ from gateway.cli.bench import add_bench_options, bench
 from gateway.cli.check import check
 from gateway.cli.completion import add_completion_options, completion
 from gateway.cli.context import add_store_options
+from gateway.cli.embed.command import embed
+from gateway.cli.embed.options import add_embed_options
 from gateway.cli.import_config import add_import_options, import_config
 from gateway.cli.init import add_init_options, add_schema_options, init, schema
 from gateway.cli.instances import add_instances_options, instances
@@ -29,20 +31,22 @@ from gateway.config.schema import Scope
 EPILOG = """\
 environment:
   GATEWAY_API_KEY   the key of a gateway without tenants; if unset, one is created, printed once and kept
-                    in `state_dir`; `status` sends it to the gateway
+                    in `state_dir`; `status`, `bench` and `embed` send it to the gateway
   STATE_DIRECTORY, XDG_STATE_HOME, HOME   the default of `state_dir`, in this order
   LISTEN            the address in the router.yaml that comes with the project
   HF_TOKEN, HF_HOME, HF_HUB_OFFLINE   read by the Hugging Face Hub's own tools
 
 signals of `serve`: SIGTERM and SIGINT stop it, SIGHUP reloads the file
 
-exit status: 0 success, 1 failure (the message gives the reason), 2 wrong command line
+exit status: 0 success, 1 failure (the message gives the reason), 2 wrong command line; of `embed` also 3,
+stopped for now (the same command continues), and 130 or 143 after a signal
 """
 
 # Commands that take all their options.
 COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
     "bench": bench,
     "completion": completion,
+    "embed": embed,
     "init": init,
     "import": import_config,
     "instances": instances,
@@ -120,6 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     add_instances_options(commands.add_parser("instances", help=text, description=text))
     text = "write the router.yaml that corresponds to a configuration of LiteLLM"
     add_import_options(commands.add_parser("import", help=text, description=text))
+    text = "embed the texts of files through a gateway, and write files with the vectors; can be continued"
+    add_embed_options(commands.add_parser("embed", help=text, description=text))
     _add_observers(commands)
     return parser
 

@@ -91,6 +91,15 @@ def test_keys_of_the_file_become_references_and_digests() -> None:
         ("{model_name: my-bge, litellm_params: {model: hosted_vllm/bge}}", "no `api_base`"),
         ("{model_name: first-embed, litellm_params: {model: openai/other}}", "another model"),
         ("text", "no mapping"),
+        ("{model_name: bge, litellm_params: {model: [openai/x]}}", "where a text belongs"),
+        ("{model_name: {a: bge}, litellm_params: {model: openai/x}}", "where a text belongs"),
+        ("{model_name: bge, litellm_params: {model: openai/x}, model_info: {mode: [rerank]}}", ""),
+        ("{model_name: bge, litellm_params: {model: openai/x, api_base: os.environ/A B}}", "no variable"),
+        ("{model_name: bge, litellm_params: {model: openai/x, api_key: os.environ/}}", "no variable"),
+        (
+            "{model_name: bge, litellm_params: {model: openai/x, api_base: 'http://me:secret@h/v1'}}",
+            "has a user or password",
+        ),
     ],
 )
 def test_an_entry_that_cannot_be_served_is_reported(entry: str, reason: str) -> None:
@@ -100,6 +109,55 @@ def test_an_entry_that_cannot_be_served_is_reported(entry: str, reason: str) -> 
     assert 1 == len(found.left_out)
     assert reason in found.left_out[0]
     assert ["first-embed"] == list(parse_config(found.text, {"OPENAI_API_KEY": "k"}, Path()).models)
+
+
+def test_texts_of_the_file_are_no_placeholders() -> None:
+    entry = "'openai/${file:/etc/hostname}'", ", api_base: 'http://h/${HOME}'"
+    found = import_litellm(one(*entry))
+    assert not found.left_out
+    upstream = parse_config(found.text, {"OPENAI_API_KEY": "k", "HOME": "leaked"}, Path()).upstreams[
+        "bge-embed"
+    ]
+    assert upstream.model == "${file:/etc/hostname}"
+    assert [str(replica) for replica in upstream.replicas] == ["http://h/${HOME}"]
+
+
+def test_aliases_that_repeat_aliases_end() -> None:
+    levels = "".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 30))
+    text = f"a0: &a0 [x]\n{levels}model_list: [{{model_name: bge, litellm_params: {{model: *a29}}}}]\n"
+    with pytest.raises(Unreadable):
+        import_litellm(text)
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", ".inf", ".nan", "true", "[5]", "abc"])
+def test_timeouts_that_are_none_are_reported(timeout: str) -> None:
+    found = import_litellm(
+        one("openai/x", f", timeout: {timeout}") + f"litellm_settings: {{request_timeout: {timeout}}}\n"
+    )
+    assert 2 == len(found.left_out)
+    assert parse_config(found.text, {"OPENAI_API_KEY": "k"}, Path()).models
+
+
+@pytest.mark.parametrize("name", ["5-e5", "Жbge", "é-bge", "bge"])
+def test_variables_of_keys_have_names_that_a_shell_can_set(name: str) -> None:
+    text = f"model_list: [{{model_name: {name}, litellm_params: {{model: openai/x, api_key: sk-1}}}}]\n"
+    found = import_litellm(text)
+    assert all(variable.isascii() and variable.isidentifier() for variable in found.variables)
+    assert parse_config(found.text, dict.fromkeys(found.variables, "k"), Path()).models
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "router_settings: {redis_url: [x]}",
+        "router_settings: {redis_host: os.environ/}",
+        "general_settings: {master_key: [x]}",
+    ],
+)
+def test_sections_with_odd_values_are_reported(section: str) -> None:
+    found = import_litellm(one("openai/x") + section + "\n")
+    assert 1 == len(found.left_out)
+    assert parse_config(found.text, {"OPENAI_API_KEY": "k"}, Path()).models
 
 
 def test_every_setting_that_is_not_carried_over_is_reported() -> None:

@@ -1,0 +1,222 @@
+"""Options of `gateway embed`, and the plan that they describe."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+from gateway.cli.bench_calls import target_of
+from gateway.cli.embed.plan import (
+    DType,
+    EmbedFailed,
+    InputFormat,
+    OnBad,
+    OnEmpty,
+    Output,
+    OutputFormat,
+    Pace,
+    Plan,
+    Reading,
+    Request,
+    Source,
+)
+
+URL = "http://127.0.0.1:8080"
+BATCH_BYTES = 1024 * 1024
+INPUT_SUFFIXES: dict[str, InputFormat] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+OUTPUT_SUFFIXES: dict[str, OutputFormat] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".lance": "lance",
+}
+
+
+def add_embed_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `gateway embed`."""
+    add = parser.add_argument
+    add(
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="JSONL, CSV, TSV (also .gz) or Parquet, or a folder",
+    )
+    add("--to", type=Path, required=True, metavar="OUT", help=".parquet, .jsonl, .jsonl.gz, .arrow or .lance")
+    _add_rows(parser)
+    _add_server(parser)
+    _add_vectors(parser)
+    _add_pace(parser)
+    add("--overwrite", action="store_true", help="replace OUT, and what an unfinished run has left of it")
+    add("--json", action="store_true", help="print the summary as JSON")
+
+
+def _add_rows(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("rows").add_argument
+    add("--field", metavar="NAME", help="column of texts (default: `text`, or the only one with texts)")
+    add("--id", metavar="NAME", help="column that identifies a row: a row without a value in it is bad")
+    add("--delimiter", metavar="C", help="between columns of CSV (default: a comma; a tab in .tsv)")
+    add("--on-empty", choices=get_args(OnEmpty), default="error", help="rows without text (default: error)")
+    add("--on-bad", choices=get_args(OnBad), default="error", help="rows that cannot be read or are refused")
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("server").add_argument
+    add("--url", default=URL, help=f"gateway, or a server of OpenAI's or TEI's API (default: {URL})")
+    add("--model", help="model (default: the first that the server lists)")
+    add("--key", help="API key; other users of this machine can see it (default: GATEWAY_API_KEY)")
+    add("--key-file", type=Path, metavar="FILE", help="file with the API key")
+    add("--ca", type=Path, metavar="FILE", help="authority that signed the server's certificate, in PEM")
+
+
+def _add_vectors(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("vectors")
+    add = group.add_argument
+    add("--column", default="embedding", metavar="NAME", help="column of the vectors (default: embedding)")
+    add("--dtype", choices=get_args(DType), default="float32", help="of the vectors in OUT")
+    add("--dimensions", type=int, metavar="N", help="width of the vectors (default: the model's)")
+    roles = group.add_mutually_exclusive_group()
+    roles.add_argument("--input-type", choices=("query", "document"), help="purpose of the texts")
+    roles.add_argument("--prompt-name", metavar="NAME", help="prompt of the model, through TEI's API")
+    add(
+        "--truncate",
+        choices=("error", "left", "right"),
+        help="texts that are too long (default: the model's)",
+    )
+
+
+def _add_pace(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("calls").add_argument
+    add("--batch-inputs", type=int, default=256, metavar="N", help="texts of a call at most (default: 256)")
+    add("--concurrency", type=int, default=8, metavar="N", help="calls at once (default: 8)")
+    add("--timeout", type=float, default=120.0, metavar="S", help="of one call (default: 120)")
+    add(
+        "--deadline",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="longest time without success (default: 600)",
+    )
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """Return the plan of a command line. Raises: EmbedFailed."""
+    _check_bounds(options)
+    return Plan(
+        sources_of(options.files),
+        Reading(options.field, options.id, options.delimiter, options.on_empty, options.on_bad),
+        _request_of(options),
+        Pace(options.batch_inputs, BATCH_BYTES, options.concurrency, options.timeout, options.deadline),
+        Output(options.to, _output_format(options.to), options.column, options.dtype, options.overwrite),
+    )
+
+
+def _check_bounds(options: argparse.Namespace) -> None:
+    bounds: dict[str, tuple[float, float]] = {
+        "--dimensions": (1 if options.dimensions is None else options.dimensions, 65_536),
+        "--batch-inputs": (options.batch_inputs, 100_000),
+        "--concurrency": (options.concurrency, 1024),
+        "--timeout": (options.timeout, 86_400),
+        "--deadline": (options.deadline, 31 * 86_400),
+    }
+    for name, (value, most) in bounds.items():
+        if not 0 < value <= most:
+            raise EmbedFailed(f"{name}: more than 0 and at most {most:,}, not {value:g}")
+    if options.delimiter is not None and (len(options.delimiter) != 1 or options.delimiter in '\r\n"'):
+        raise EmbedFailed(
+            f"--delimiter is one character, and no quote or end of line; not {options.delimiter!r}"
+        )
+    if not options.column:
+        raise EmbedFailed("--column is empty")
+
+
+def _request_of(options: argparse.Namespace) -> Request:
+    try:
+        target = target_of(options.url, "tei" if options.prompt_name else None)
+    except ValueError as error:
+        raise EmbedFailed(f"{options.url.rpartition('@')[2]} {error}") from error
+    if target.api not in ("openai", "tei"):
+        raise EmbedFailed(f"{target.path} does not embed; give the address of the server alone")
+    if target.api == "tei" and options.input_type is not None:
+        raise EmbedFailed("--input-type is not for TEI's API; see --prompt-name")
+    if options.prompt_name and not target.path.endswith("/embed"):
+        raise EmbedFailed(
+            "--prompt-name needs TEI's API: give the address of the server alone, or its /embed"
+        )
+    return Request(
+        target.base,
+        target.path,
+        options.model,
+        options.dimensions,
+        options.input_type,
+        options.prompt_name,
+        options.truncate,
+    )
+
+
+def _output_format(path: Path) -> OutputFormat:
+    suffix = ".jsonl.gz" if path.name.lower().endswith(".jsonl.gz") else path.suffix.lower()
+    found = OUTPUT_SUFFIXES.get(suffix)
+    if found is None:
+        raise EmbedFailed(f"{path}: the name of the output ends with one of {', '.join(OUTPUT_SUFFIXES)}")
+    return found
+
+
+def sources_of(paths: Sequence[Path]) -> tuple[Source, ...]:
+    """Return the input files; a folder stands for its files, in the order of their names.
+
+    Raises: EmbedFailed.
+    """
+    files = [file for path in paths for file in (_files_in(path) if path.is_dir() else [path])]
+    sources = tuple(_source_of(file) for file in files)
+    if len({source.format for source in sources}) > 1:
+        raise EmbedFailed("the files have different formats; embed those of each format on their own")
+    if len({Path(source.path).resolve() for source in sources}) < len(sources):
+        raise EmbedFailed("a file is given twice")
+    return sources
+
+
+def _files_in(folder: Path) -> list[Path]:
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "_"))
+    )
+    found = [path for path in files if _format_of(path) is not None]
+    if not found:
+        raise EmbedFailed(f"{folder}: the folder has no file that ends with {_endings()}")
+    return found
+
+
+def _format_of(path: Path) -> InputFormat | None:
+    name = path.name.lower()
+    found = INPUT_SUFFIXES.get(Path(name.removesuffix(".gz")).suffix)
+    return None if found == "parquet" and name.endswith(".gz") else found
+
+
+def _endings() -> str:
+    return ", ".join(INPUT_SUFFIXES)
+
+
+def _source_of(path: Path) -> Source:
+    found = _format_of(path)
+    if found is None:
+        raise EmbedFailed(
+            f"{path}: the name of an input ends with {_endings()}; texts also with .gz behind it"
+        )
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise EmbedFailed(f"{path}: {error.strerror or error}") from error
+    if not path.is_file():
+        raise EmbedFailed(f"{path}: is no file; a run that can be continued needs one")
+    return Source(str(path), found, path.name.lower().endswith(".gz"), facts.st_size, facts.st_mtime_ns)

@@ -1,0 +1,234 @@
+"""Calls of `gateway embed`: forms of replies, options on the wire, retries, and replies that are no good."""
+
+import json
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.cli.embed.calls import _retry_after_s
+from gateway.cli.embed.packing import Bounds, Position, Row, pack
+from gateway.cli.embed.replies import Unreadable, problem_of, read_reply, read_truncated
+from tests.embed.conftest import Command, assert_vectors
+from tests.fakes.embedder import Reply, error
+
+ROWS = [{"text": f"text {number}"} for number in range(6)]
+TWO = ("--batch-inputs", "2", "--concurrency", "1")
+
+
+@pytest.mark.parametrize(("arrow", "packed"), [(True, True), (False, True), (False, False)])
+def test_vectors_arrive_in_every_form(command: Command, arrow: bool, packed: bool) -> None:
+    command.server.arrow, command.server.base64 = arrow, packed
+    command.write_rows("in.jsonl", ROWS)
+    outcome = command.run("in.jsonl", "--to", "out.jsonl", *TWO)
+    assert outcome.status == 0, outcome.errors
+    assert_vectors(command.rows("out.jsonl"))
+    assert outcome.summary["tokens"] == 12
+    assert outcome.summary["model"] == "fake"
+    packs = [body.get("encoding_format") == "base64" for body in command.server.bodies]
+    assert packs == ([False] * 3 if arrow else [False, True, True] if packed else [False, True, False, False])
+
+
+@pytest.mark.parametrize("status", [406, 415])
+def test_a_server_without_arrow_is_asked_for_base64(command: Command, status: int) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    command.server.arrow = False
+    command.server.faults = [error(status, "installed without Arrow")]
+    assert command.run("in.jsonl", "--to", "out.jsonl", *TWO).status == 0
+    assert "base64" == command.server.bodies[1]["encoding_format"]
+    assert_vectors(command.rows("out.jsonl"))
+
+
+def test_options_are_sent(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS[:1])
+    words = ("--input-type", "document", "--truncate", "left", "--dimensions", "4", "--model", "m")
+    assert command.run("in.jsonl", "--to", "out.jsonl", *words).status == 0
+    body = command.server.bodies[0]
+    assert {
+        "model": "m",
+        "dimensions": 4,
+        "input_type": "document",
+        "truncate": "START",
+        "input": ["text 0"],
+    } == body
+    headers = command.server.received[0]
+    assert (headers["x-priority"], headers["authorization"]) == ("bulk", "Bearer some-key")
+
+
+def test_prompts_by_name_go_to_the_api_of_tei(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS[:1])
+    assert (
+        command.run("in.jsonl", "--to", "o.jsonl", "--prompt-name", "query", "--truncate", "right").status
+        == 0
+    )
+    assert ["/embed"] == command.server.paths
+    expected = {
+        "prompt_name": "query",
+        "truncate": True,
+        "truncation_direction": "Right",
+        "inputs": ["text 0"],
+    }
+    assert expected | {"model": "fake"} == command.server.bodies[0]
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_calls_are_repeated(command: Command, status: int) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    command.server.faults = [error(status, "busy", retry_after="0.01")] * 2
+    outcome = command.run("in.jsonl", "--to", "out.jsonl", *TWO)
+    assert outcome.status == 0
+    assert f"{status}: busy; trying again" in outcome.errors
+    assert_vectors(command.rows("out.jsonl"))
+
+
+def test_a_wait_beyond_the_deadline_ends_the_run_at_once(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    command.server.faults = [error(429, "the month is spent", retry_after="86400")]
+    outcome = command.run("in.jsonl", "--to", "out.jsonl", *TWO)
+    assert outcome.status == 3
+    assert "in.jsonl:1 to 2: " in outcome.errors
+    assert "the month is spent; no success until --deadline (600 s)" in outcome.errors
+    assert "asks to wait 86,400 s; run the same command again to continue" in outcome.errors
+    assert command.run("in.jsonl", "--to", "out.jsonl").status == 0
+
+
+def test_a_server_that_is_away_ends_the_run_at_the_deadline(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    command.url = "http://127.0.0.1:9"
+    outcome = command.run("in.jsonl", "--to", "out.jsonl", "--model", "m", "--deadline", "0.05")
+    assert (outcome.status, "no success until --deadline" in outcome.errors) == (3, True)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 301])
+def test_other_refusals_end_the_run(command: Command, status: int) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    command.server.hook = lambda _: error(status, "no")
+    outcome = command.run("in.jsonl", "--to", "out.jsonl")
+    assert (outcome.status, f"the server returned {status}: no" in outcome.errors) == (1, True)
+    assert ["in.jsonl"] == [path.name for path in command.folder.iterdir()]
+    assert len(command.server.bodies) == 1
+
+
+def test_too_large_a_call_is_cut(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS)
+
+    def too_large(texts: Sequence[str]) -> Reply | None:
+        return error(413, "too large") if len(texts) > 2 else None
+
+    command.server.hook = too_large
+    outcome = command.run("in.jsonl", "--to", "out.jsonl")
+    assert (outcome.status, outcome.summary["bad"]) == (0, 0)
+    assert_vectors(command.rows("out.jsonl"))
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("<html>", "not a reply of an embeddings API"),
+        ({"data": []}, "0 vectors for 2 texts"),
+        ({"data": [{"embedding": [1]}, {"embedding": [1, 2]}]}, "different widths"),
+        ({"data": [{"index": 0, "embedding": [1]}, {"index": 0, "embedding": [2]}]}, "not numbered from 0"),
+        ({"data": [{"embedding": [1e39]}, {"embedding": [2]}]}, "not finite"),
+        ({"data": [{"embedding": "!"}, {"embedding": "AAAA"}]}, "not a reply of an embeddings API"),
+        ({"data": [{"embedding": []}, {"embedding": []}]}, "2 vectors for 2 texts"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_replies_that_are_no_good_end_the_run(command: Command, content: object, problem: str) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    body = content if isinstance(content, str) else json.dumps(content)
+    command.server.hook = lambda _: (200, JSON, body.encode())
+    outcome = command.run("in.jsonl", "--to", "out.jsonl", *TWO)
+    assert (outcome.status, problem in outcome.errors) == (1, True), outcome.errors
+
+
+def test_messages_of_a_server_do_not_reach_the_terminal_as_commands() -> None:
+    assert problem_of(b'{"error": {"message": "no\\u001b[2J key"}}') == "no [2J key"
+    assert problem_of(b"\x1b]0;title\x07") == " ]0;title "
+    assert problem_of(b"") == "no message"
+    assert problem_of(b'{"detail": [1]}') == "[1]"
+    assert "[" in problem_of(b'{"x":' + b"[" * 9000)
+
+
+def test_compressed_replies_are_refused(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    command.server.hook = lambda _: (200, JSON | {"content-encoding": "gzip"}, b"x")
+    assert "compresses its replies" in command.run("in.jsonl", "--to", "out.jsonl").errors
+
+
+def test_the_number_of_calls_at_once_is_bounded(command: Command) -> None:
+    command.write_rows("in.jsonl", [{"text": f"{number}"} for number in range(60)])
+    inside, most, lock, both = 0, 0, threading.Lock(), threading.Barrier(3)
+
+    def count(_: Sequence[str]) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        both.wait(20)
+        with lock:
+            inside -= 1
+
+    command.server.hook = count
+    assert (
+        command.run("in.jsonl", "--to", "out.jsonl", "--batch-inputs", "2", "--concurrency", "3").status == 0
+    )
+    assert most == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--batch-inputs", "0"), "--batch-inputs: more than 0"),
+        (("--dimensions", "-1"), "--dimensions: more than 0"),
+        (("--concurrency", "9999"), "--concurrency: more than 0 and at most 1,024"),
+        (("--deadline", "nan"), "--deadline: more than 0"),
+        (("--delimiter", ";;"), "--delimiter is one character"),
+    ],
+)
+def test_bounds_of_options(command: Command, words: Sequence[str], problem: str) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    outcome = command.run("in.jsonl", "--to", "out.jsonl", *words)
+    assert (outcome.status, problem in outcome.errors) == (1, True)
+
+
+def test_headers_of_truncated_inputs() -> None:
+    assert read_truncated(None, 3) == ()
+    assert read_truncated("unknown", 3) is None
+    assert read_truncated("0,2-3, 5", 6) == (0, 2, 3, 5)
+    for header in ("6", "3-1", "x", "0-999999999999", "-1"):
+        with pytest.raises(Unreadable):
+            read_truncated(header, 6)
+
+
+def test_waits_may_be_dates() -> None:
+    import httpx
+
+    assert _retry_after_s(httpx.Headers({"retry-after": "3"})) == 3
+    assert _retry_after_s(httpx.Headers({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"})) == 0
+    assert _retry_after_s(httpx.Headers({"retry-after": "soon"})) is None
+    assert _retry_after_s(httpx.Headers()) is None
+
+
+def test_replies_of_tei_are_lists() -> None:
+    assert read_reply(b"[[1.0, 2.0], [3.0, 4.0]]", "application/json", 2).vectors.tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(Unreadable):
+        read_reply(b"ARROW1", "application/vnd.apache.arrow.stream", 1)
+
+
+def test_rows_are_packed_by_texts_and_bytes() -> None:
+    def row(text: str | None, size: int = 1, group: int = 0) -> Row:
+        return Row(1, text, size, None, Position(), group)
+
+    def sizes(rows: list[Row], bounds: Bounds) -> list[int]:
+        return [len(packed) for packed in pack(rows, bounds)]
+
+    assert sizes([row("a")] * 7, Bounds(3, 100)) == [3, 3, 1]
+    assert sizes([row("aaa"), row("éé"), row("b" * 50), row("c")], Bounds(9, 7)) == [2, 1, 1]
+    assert sizes([row("a", 60), row(None, 60), row("b", 10)], Bounds(9, 99, 100)) == [1, 2]
+    assert sizes([row(None)] * 5 + [row("a")] * 2, Bounds(1, 9)) == [6, 1]
+    assert sizes([row("a"), row("b", group=1)], Bounds(9, 99)) == [1, 1]
+    assert sizes([], Bounds(9, 99)) == []
