@@ -165,6 +165,8 @@ def _space_line(event: SpaceChecked) -> str:
 def call_line(event: CallFinished) -> str:
     """Return the line of a call as text for people."""
     outcome = "" if event.outcome == "ok" else f"  {event.outcome}"
+    if event.reason is not None:
+        outcome += f" ({event.reason})"
     trace = "" if event.trace_id is None else f"  trace={event.trace_id}"
     path = "" if event.path is None else f"  path={event.path}"
     key = "" if event.key_id is None else f"  key={event.key_id}"
@@ -194,6 +196,7 @@ def call_fields(event: CallFinished) -> dict[str, Any]:
         "path": event.path,
         "status": event.status,
         "outcome": event.outcome,
+        "reason": event.reason,
         "tenant": event.tenant,
         "key": event.key_id,
         "address": None if event.address is None else _escaped(event.address[:ADDRESS_CHARACTERS_MAX]),

@@ -42,6 +42,7 @@ class RouteOptions(msgspec.Struct, frozen=True):
     for_operators: served on `admin.listen`, if there is one, and only there. needs_admin: callers need the
     scope admin. is_probe: also answered while the gateway drains, and not traced. on_both_listeners: for
     the processes that start and watch the gateway. name_has_slashes: the name in the path may contain them.
+    body_bytes_max: bound on the body where it is lower than that of all paths.
     """
 
     dialect: Dialect | None = None
@@ -51,6 +52,7 @@ class RouteOptions(msgspec.Struct, frozen=True):
     is_probe: bool = False
     on_both_listeners: bool = False
     name_has_slashes: bool = False
+    body_bytes_max: int | None = None
 
 
 NO_OPTIONS = RouteOptions()
@@ -83,6 +85,7 @@ class Target(msgspec.Struct, frozen=True):
     for_operators: bool = False
     is_probe: bool = False
     on_both_listeners: bool = False
+    body_bytes_max: int | None = None
 
 
 class NamedPath(msgspec.Struct, frozen=True):
@@ -160,6 +163,7 @@ class RouteTable:
             for_operators=options.for_operators,
             is_probe=options.is_probe,
             on_both_listeners=options.on_both_listeners,
+            body_bytes_max=options.body_bytes_max,
         )
 
     def _parse(self, path: str) -> Target:
