@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -129,9 +129,10 @@ class FakeIssuer:
         return signed(fields, self.claims(**changes), key, algorithm)
 
 
-async def until_read(gateway: Any, reads: int = 1) -> None:
-    """Wait until a gateway has read the keys of its issuers. reads: in all, of each of them."""
-    sources = [issuer.source for issuer in gateway.application.sign_on.issuers.values()]
+async def until_read(gateway: Any, names: Collection[str] | None = None) -> None:
+    """Wait until a gateway has read the keys of its issuers. names: of those, None for all."""
+    issuers = gateway.application.sign_on.issuers
+    sources = [issuers[name].source for name in names or issuers]
     async with asyncio.timeout(10):
-        while any(source.version < reads for source in sources):  # noqa: ASYNC110
+        while any(source.version == 0 for source in sources):  # noqa: ASYNC110
             await asyncio.sleep(0.005)

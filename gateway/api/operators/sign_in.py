@@ -12,6 +12,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 
+from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
@@ -63,6 +64,8 @@ async def offers(sign_ins: NamedDependency[SignIns]) -> Response[bytes]:
 
 @post(
     "/ui/sign-on",
+    dto=OnePass[SignInCode],
+    return_dto=None,
     status_code=200,
     responses={200: ResponseSpec(SignedIn, generate_examples=False, description="The user's token")}
     | FAILURES,

@@ -7,6 +7,7 @@ PKCE, and no address that a caller sends is ever visited or answered with.
 import hmac
 import logging
 import re
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -53,10 +54,13 @@ class Code(msgspec.Struct, frozen=True):
 
 
 class SignedIn(msgspec.Struct, frozen=True):
-    """Token of a user, which the page sends as it sends a key. expires_s: seconds since 1970."""
+    """Token of a user, which the page sends as it sends a key.
+
+    expires_in_s: from now on, because the browser's clock may be wrong.
+    """
 
     token: str
-    expires_s: float | None
+    expires_in_s: float
     tenant: str
     key: str
 
@@ -101,7 +105,8 @@ class SignIns:
             tenant = await self._accept(checked, token)
         finally:
             self._in_progress -= 1
-        return SignedIn(token, tenant.expires_s, tenant.name, tenant.key_id)
+        expires_in_s = max(0.0, float(checked.token.claims["exp"]) - time.time())
+        return SignedIn(token, expires_in_s, tenant.name, tenant.key_id)
 
     def _checked(self, token: str, nonce: str, issuer: Issuer, client_id: str) -> CheckedToken:
         """Check an ID token of this sign-in, apart from its signature. Raises: TokenRefused."""
