@@ -19,10 +19,10 @@ from gateway.config.api_checks import (
     metadata_problems,
 )
 from gateway.config.command_checks import command_problems
-from gateway.config.key_checks import key_problems, named_limit_problems, unknown_models
+from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
 from gateway.config.media_checks import media_problems
-from gateway.config.problems import Problem, unknown_name
+from gateway.config.problems import Problem, unknown_models, unknown_name
 from gateway.config.schema import OPERATION_SEGMENTS, OWN_VOCABULARY, Config, ModelSettings, UpstreamSettings
 from gateway.config.sign_on_checks import sign_on_problems
 

@@ -1,9 +1,9 @@
-"""Checks of API key digests and of the names of limits and models, which several sections share."""
+"""Checks of API key digests and of limit names, which tenants, models and operators' keys share."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from gateway.config.problems import Problem, unknown_name
+from gateway.config.problems import Problem
 from gateway.config.schema import KEY_DIGEST, Key, digest_of, limit_problems
 
 # Keys that an attacker tries first. The empty one is the digest of a variable that was not set.
@@ -37,10 +37,3 @@ def key_problems(keys: Iterable[str | Key], path: str, first_use: dict[str, str]
 def named_limit_problems(limits: Iterable[str], path: str) -> Iterator[Problem]:
     """Yield a problem for each limit whose name is unknown."""
     return (Problem(f"{path}.{name}", message) for name, message in limit_problems(limits).items())
-
-
-def unknown_models(models: Iterable[str], path: str, known: Collection[str]) -> Iterator[Problem]:
-    """Yield a problem for each name in a list that no model has."""
-    for index, model in enumerate(models):
-        if model not in known:
-            yield Problem(f"{path}[{index}]", unknown_name("model", model, known))

@@ -434,7 +434,7 @@ class MediaSettings(Section, frozen=True):
     fetch: FetchSettings | None = None
 
 
-# All are asymmetric: with a shared secret, whoever can check a token can make one.
+# All are asymmetric: who can check a token must not be able to make one.
 SignatureAlgorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
@@ -480,7 +480,7 @@ class LimitsClaim(Section, frozen=True):
 
 
 class ClaimMapping(Section, frozen=True):
-    """What the claims of an issuer's tokens stand for.
+    """Meaning of the claims of an issuer's tokens.
 
     key: claim that identifies the user. scopes: absent, all operations. models, limits: absent, the tenant's.
     """

@@ -4,9 +4,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from urllib.parse import urlsplit
 
-from gateway.config.key_checks import named_limit_problems, unknown_models
-from gateway.config.problems import Problem
-from gateway.config.schema import ClaimMapping, ConsoleClient, IssuerSettings, is_loopback
+from gateway.config.problems import Problem, unknown_models
+from gateway.config.schema import ClaimMapping, ConsoleClient, IssuerSettings, is_loopback, limit_problems
 
 # Part of the ids under which its users appear in usage, limits and logs.
 NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -29,7 +28,7 @@ def sign_on_problems(issuers: Mapping[str, IssuerSettings], models: Collection[s
             yield Problem(f"{path}.issuer", f"is also sign_on.{names[settings.issuer]}.issuer")
         names.setdefault(settings.issuer, name)
         if not all(settings.audience):
-            yield Problem(f"{path}.audience", "has an empty text, which names nobody")
+            yield Problem(f"{path}.audience", "has an empty text")
         yield from _console_problems(settings.console, f"{path}.console")
         yield from _claim_problems(settings.claims, f"{path}.claims", models)
 
@@ -52,13 +51,14 @@ def _claim_problems(claims: ClaimMapping, path: str, models: Collection[str]) ->
     for value, names in ((claims.models and claims.models.values) or {}).items():
         yield from unknown_models(names, f"{path}.models.values.{value}", models)
     for value, limits in (claims.limits.values if claims.limits else {}).items():
-        yield from named_limit_problems(limits, f"{path}.limits.values.{value}")
+        for name, message in limit_problems(limits).items():
+            yield Problem(f"{path}.limits.values.{value}.{name}", message)
 
 
 def address_problem(url: str, *, may_be_http: bool = True) -> str | None:
     """Return why an issuer, or one of its endpoints, cannot have an address; None if it can.
 
-    may_be_http: on this machine. Elsewhere keys without TLS could be anybody's.
+    may_be_http: on this machine. Elsewhere another server could send its own keys.
     """
     problem = "not a URL such as https://login.example.org, without a user name and a fragment"
     if not WRITTEN.fullmatch(url) or "#" in url:

@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
 
 
 @pytest.mark.parametrize(("claims", "status", "reason"), REFUSED.values(), ids=REFUSED.keys())
-async def test_an_unfit_token_signs_nobody_in(
+async def test_an_unfit_token_is_no_sign_in(
     issuer: FakeIssuer, claims: dict[str, Any], status: int, reason: str
 ) -> None:
     async with console(issuer) as gateway:
@@ -161,7 +161,7 @@ async def test_what_no_page_sends_is_refused_without_asking_the_issuer(issuer: F
     async with console(issuer) as gateway:
         answer(issuer)
         replies = [
-            await redeem(gateway, name="nobody"),
+            await redeem(gateway, name="unknown"),
             await redeem(gateway, name="machines"),
             await redeem(gateway, code=""),
             await redeem(gateway, code_verifier="short"),

@@ -403,7 +403,7 @@ async def test_forged_signatures_are_throttled_before_they_are_checked(
         expired = [
             await embed(gateway, issuer.token(exp=1, jti=str(number))) for number in range(GUESSES_MAX + 5)
         ]
-        # Refusals that cost nothing keep nobody at this address out.
+        # Refusals that cost nothing do not close the address.
         between = await embed(gateway, issuer.token(sub="carol"))
         monkeypatch.setattr(
             SignOn, "verify", lambda self, checked: verified.append(1) or verify(self, checked)

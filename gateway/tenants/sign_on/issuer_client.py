@@ -29,7 +29,7 @@ class IssuerFault(Exception):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What the description of an issuer says of its endpoints. None: it has no such endpoint."""
+    """Endpoints of an issuer, from its description. None: it has no such endpoint."""
 
     issuer: str
     jwks_uri: str

@@ -117,7 +117,7 @@ class KeySource:
         logger.info("sign_on.%s: the issuer has %d keys", self.name, len(keys))
 
     def _on_fault(self, reason: str) -> None:
-        """Log a fault that is new, and drop keys that nobody has confirmed for too long."""
+        """Log a fault that is new, and drop keys that were read too long ago."""
         if reason != self._fault:
             self._fault = reason
             logger.warning("sign_on.%s: the issuer cannot be read: %s", self.name, reason)

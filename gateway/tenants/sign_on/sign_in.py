@@ -19,7 +19,7 @@ from gateway.tenants.sign_on.sign_on import CheckedToken, Issuer, SignOn
 
 logger = logging.getLogger("gateway")
 
-# Exchanges in progress: each is a request to the issuer, which anybody can cause.
+# Exchanges in progress: each is a request to the issuer, which a caller without a key can cause.
 EXCHANGES_MAX = 8
 # An error of OAuth as it may be written to a log.
 ERROR_NAME = re.compile(r"[a-z_]{1,40}")

@@ -1,7 +1,7 @@
 """Form of a token: a JSON Web Token in its compact form. Pure; its signature is checked elsewhere.
 
-Rule: everything here is cheap, because anybody can send anything. What a token says of itself, such as where
-its key is (`jku`, `x5u`, `jwk`), is never followed.
+Rule: everything here is cheap, because a caller without a key can send it. What a token says of itself, such
+as where its key is (`jku`, `x5u`, `jwk`), is never followed.
 """
 
 import base64
@@ -28,7 +28,7 @@ TYPES = frozenset({"jwt", "at+jwt", "application/jwt", "application/at+jwt"})
 
 
 class UnverifiedToken(msgspec.Struct, frozen=True):
-    """Token of valid form, whose content nobody has vouched for yet. key_id: `kid`, None without one."""
+    """Token of valid form, whose content is not proven yet. key_id: `kid`, None without one."""
 
     text: str
     algorithm: str

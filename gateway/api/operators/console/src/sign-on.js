@@ -69,7 +69,7 @@ export async function complete() {
   if (!answer.has("state")) return null;
   // A code works once: it must not be in the history, nor be sent again by a reload.
   history.replaceState(null, "", `${location.pathname}#/${pending?.view ?? ""}`);
-  // A page that did not begin the sign-in would be signed in as whoever did.
+  // A page that did not begin the sign-in would be signed in as another user.
   if (!pending || answer.get("state") !== pending.state) {
     throw new RequestError(0, "this sign-in was not begun in this tab; sign in again");
   }
