@@ -297,7 +297,7 @@ async def test_a_flood_of_unknown_keys_costs_one_reading_an_interval(
     assert 200 == known.status_code
 
 
-async def test_keys_of_api_are_served_while_an_issuer_cannot_be_read(
+async def test_api_keys_are_served_while_an_issuer_cannot_be_read(
     issuer: FakeIssuer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(key_source, "REREAD_INTERVAL_S", 0.02)

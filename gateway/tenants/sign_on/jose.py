@@ -98,7 +98,11 @@ def _fits(entry: Mapping[str, Any], algorithm: str) -> bool:
 
 
 def verify(token: UnverifiedToken, key: Key, issuer: str, audience: Collection[str], skew_s: float) -> None:
-    """Check the signature of a token, and its claims once more. Raises: TokenRefused."""
+    """Check the signature of a token, and then the token as a whole once more. Raises: TokenRefused."""
+    # First by itself: the whole check reads a token letter by letter, in up to a millisecond.
+    content = token.text.rpartition(".")[0].encode("ascii")
+    if not key.Algorithm.verify(content, key.key, token.signature):
+        raise TokenRefused("signature", "the token's signature is wrong")
     try:
         jwt.decode(
             token.text,
@@ -109,7 +113,5 @@ def verify(token: UnverifiedToken, key: Key, issuer: str, audience: Collection[s
             leeway=skew_s,
             options={"require": ["exp", "iss", "aud"], "verify_jti": False, "verify_sub": False},
         )
-    except jwt.InvalidSignatureError as error:
-        raise TokenRefused("signature", "the token's signature is wrong") from error
     except (jwt.PyJWTError, ValueError) as error:
         raise TokenRefused("form", "the token is not a valid JSON Web Token") from error
