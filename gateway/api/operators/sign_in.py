@@ -18,6 +18,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import NO_KEY
+from gateway.errors import Unauthenticated
 from gateway.tenants.sign_on.sign_in import Code, Offer, SignedIn, SignIns
 
 FAILURES = document_errors(TEI)
@@ -86,10 +87,12 @@ async def redeem(
     authenticator = api.authenticator
     # Each exchange is a request to the issuer.
     authenticator.refuse_guessing(context)
-    with authenticator.counting_failures(context, data.code):
-        code = Code(data.name, data.code, data.code_verifier, data.nonce, data.redirect_uri)
-        signed_in = await sign_ins.redeem(code)
-    return _reply(signed_in)
+    code = Code(data.name, data.code, data.code_verifier, data.nonce, data.redirect_uri)
+    try:
+        return _reply(await sign_ins.redeem(code))
+    except Unauthenticated:
+        authenticator.count_failure(context, data.code)
+        raise
 
 
 def _reply(content: msgspec.Struct) -> Response[bytes]:

@@ -3,8 +3,7 @@
 import base64
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 
@@ -56,37 +55,39 @@ class Authenticator:
         if key is None:
             # Nothing was guessed: the caller needs the hint on how to send a key, however often it asks.
             return self._keyring.identify(None)
-        if not (self.sign_on.issuers and is_token(key)):
-            with self.counting_failures(context, key):
-                return self._keyring.identify(key)
-        digest = key_digest(key)
-        if self._keyring.knows(digest):
-            return self._keyring.identify(key)
-        found = self.sign_on.find(digest)
-        return found or self._accept_token(context, key, digest)
-
-    def _accept_token(self, context: CallContext, token: str, digest: str) -> Tenant:
-        with self.counting_failures(context, token):
-            checked = self.sign_on.check(token)
-            address, now_s = self.address_of(context), self._clock()
-            _refuse_for(self._forgeries.wait_s(address, now_s))
-            try:
-                return self.sign_on.accept(checked, digest)
-            except TokenRefused as refused:
-                if refused.reason == "signature":
-                    self._forgeries.record_failure(address, digest, now_s)
-                raise
-
-    @contextmanager
-    def counting_failures(self, context: CallContext, secret: str) -> Iterator[None]:
-        """Count a refusal of a secret against its address; after too many the refusal is AuthThrottled."""
         try:
-            yield
+            if self.sign_on.issuers and is_token(key):
+                return self._find_user(context, key)
+            return self._keyring.identify(key)
         except Unauthenticated:
-            address, now_s = self.address_of(context), self._clock()
-            _refuse_for(self._guesses.wait_s(address, now_s))
-            self._guesses.record_failure(address, key_digest(secret), now_s)
+            self.count_failure(context, key)
             raise
+
+    def _find_user(self, context: CallContext, token: str) -> Tenant:
+        """Return the owner of a token, which may also be a key of the same form."""
+        digest = key_digest(token)
+        if self._keyring.knows(digest):
+            return self._keyring.identify(token)
+        if (found := self.sign_on.find(digest)) is not None:
+            return found
+        checked = self.sign_on.check(token)
+        address, now_s = self.address_of(context), self._clock()
+        _refuse_for(self._forgeries.wait_s(address, now_s))
+        try:
+            return self.sign_on.accept(checked, digest)
+        except TokenRefused as refused:
+            if refused.reason == "signature":
+                self._forgeries.record_failure(address, digest, now_s)
+            raise
+
+    def count_failure(self, context: CallContext, secret: str) -> None:
+        """Count a wrong key, token or code against its address.
+
+        Raises: AuthThrottled if the address has sent too many.
+        """
+        address, now_s = self.address_of(context), self._clock()
+        _refuse_for(self._guesses.wait_s(address, now_s))
+        self._guesses.record_failure(address, key_digest(secret), now_s)
 
     def refuse_guessing(self, context: CallContext) -> None:
         """Refuse an address that has sent too many wrong keys. Raises: AuthThrottled."""
