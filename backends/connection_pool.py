@@ -19,7 +19,7 @@ import msgspec
 
 from backends.connection import Connection, StaleConnection
 from backends.contract import ConnectionFault, ReportFault, ignore_fault
-from backends.responses import RawResponse, is_closing_error
+from backends.responses import REPLY_LIMIT_BYTES, RawResponse, is_closing_error
 
 # Time without kept-alive connections after unsolicited data. It doubles each time up to the maximum.
 REUSE_PAUSE_MIN_S = 60.0
@@ -124,12 +124,14 @@ class PoolOptions(msgspec.Struct, frozen=True):
 
     connect_timeout_s: limit for opening one connection. idle_s: lifetime of an idle connection. resends: send
     a request again if its kept-alive connection ended without an answer. report: called with each fault.
+    reply_bytes_max: bound on the body of a response.
     """
 
     connect_timeout_s: float
     idle_s: float
     resends: bool = True
     report: ReportFault = ignore_fault
+    reply_bytes_max: int = REPLY_LIMIT_BYTES
 
 
 class ConnectionPool:
@@ -205,7 +207,8 @@ class ConnectionPool:
     async def _open(self) -> Connection:
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
-                _, connection = await self._connector(partial(Connection, self._on_unsolicited))
+                bound = self._options.reply_bytes_max
+                _, connection = await self._connector(partial(Connection, self._on_unsolicited, bound))
         except TimeoutError as error:
             raise httpx.ConnectTimeout("no connection in time") from error
         except OSError as error:

@@ -29,7 +29,7 @@ from backends.connection_pool import (
 )
 from backends.contract import ReplicaSpec, ReportFault, TlsFiles, ignore_fault
 from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
-from backends.responses import InvalidResponse, RawResponse
+from backends.responses import REPLY_LIMIT_BYTES, InvalidResponse, RawResponse
 from backends.tracing import carrier
 
 # A replica that accepts no connection within this time is treated as unavailable.
@@ -97,7 +97,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
 
     socket_path: a Unix socket to connect to instead of the base URL's host. ip: the one address to connect to
     if the host has several. idle_s: lifetime of an idle connection. report: called with each fault of a
-    connection.
+    connection. reply_bytes_max: bound on the body of a response, of any status.
     """
 
     socket_path: str | None = None
@@ -105,6 +105,7 @@ class ConnectionOptions(msgspec.Struct, frozen=True):
     ip: str | None = None
     idle_s: float = IDLE_S
     report: ReportFault = ignore_fault
+    reply_bytes_max: int = REPLY_LIMIT_BYTES
 
 
 class UpstreamClient:
@@ -305,7 +306,8 @@ def _open_pool(base_url: str, options: ConnectionOptions) -> Transport:
     # The engine keeps idle connections for longer than this client. One that breaks shows a crash, which the
     # request may have caused.
     resends = options.socket_path is None
-    return ConnectionPool(connector, PoolOptions(CONNECT_TIMEOUT_S, options.idle_s, resends, options.report))
+    pool = PoolOptions(CONNECT_TIMEOUT_S, options.idle_s, resends, options.report, options.reply_bytes_max)
+    return ConnectionPool(connector, pool)
 
 
 @cache

@@ -37,9 +37,11 @@ class ResponseReader:
 
     has_begun: a byte of the response has been read. in_head: its head has begun and is not complete.
     keeps_alive: the server keeps the connection open after it. has_excess: more data followed it.
+    body_bytes_max: bound on one body.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, body_bytes_max: int = REPLY_LIMIT_BYTES) -> None:
+        self._body_bytes_max = body_bytes_max
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._response: RawResponse | None = None
         self._failure: InvalidResponse | None = None
@@ -144,7 +146,7 @@ class ResponseReader:
         """Store a part of the body, within the limit of the reply."""
         self._body_bytes += len(piece)
         self._framing_bytes = 0
-        if self._body_bytes > REPLY_LIMIT_BYTES:
+        if self._body_bytes > self._body_bytes_max:
             self._refuse("the reply is too large")
         self._chunks.append(piece)
 

@@ -58,6 +58,7 @@ from gateway.api.operators import (
     own_usage,
     probes,
     replicas,
+    sign_in,
     start_page,
     status,
     tenants,
@@ -103,6 +104,8 @@ from gateway.telemetry.totals import Totals
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FirstKey, Keyring
+from gateway.tenants.sign_on.sign_in import SignIns
+from gateway.tenants.sign_on.sign_on import SignOn
 from gateway.tenants.store import TenantStore
 from gateway.upstreams.factory import Dependencies, OpenReplica
 from gateway.upstreams.fair_threads import FairThreads
@@ -160,6 +163,7 @@ OPERATOR_MODULES = (
     replicas,
     own_usage,
     ui,
+    sign_in,
     start_page,
 )
 HANDLERS = [handler for module in (*DIALECTS, *OPERATOR_MODULES) for handler in module.HANDLERS]
@@ -187,8 +191,8 @@ class Collaborators(msgspec.Struct, frozen=True):
 class Application(msgspec.Struct, frozen=True):
     """The ASGI application, with the parts that its process needs to run, reload and stop it.
 
-    observe: takes events that only the process learns of. instances: of this host. create_grpc: returns the
-    gRPC server, which is not started; None without `grpc.listen`.
+    observe: takes events that only the process learns of. instances: of this host. sign_on: its issuers.
+    create_grpc: returns the gRPC server, which is not started; None without `grpc.listen`.
     """
 
     asgi: Middleware
@@ -198,6 +202,7 @@ class Application(msgspec.Struct, frozen=True):
     follow: Follow
     observe: Observe
     instances: InstanceTable
+    sign_on: SignOn
     create_grpc: "Callable[[], GrpcServer] | None" = None
 
 
@@ -250,6 +255,7 @@ class WorkerReload:
         upstreams = self.registry.upstreams
         self.api.gateway.serving = serving_of(config, upstreams, added_models, self.api.instances)
         self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
+        self.api.authenticator.sign_on.apply(config.sign_on)
         self.api.inputs_max = config.limits.inputs
         self.admin.apply(config)
         for running in retired:
@@ -284,7 +290,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
     in_flight = InFlight(config.limits.in_flight_bytes)
     metrics.watch(sources_of(gateway.upstreams, in_flight, stores.cache))
-    authenticator = Authenticator(gateway.keyring, config.trusted_proxies)
+    sign_on = SignOn(gateway.keyring, config.sign_on)
+    authenticator = Authenticator(gateway.keyring, config.trusted_proxies, sign_on=sign_on)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
     api = InferenceApi(gateway, authenticator, config.limits.inputs, table, fetcher)
     follower = _key_follower(config, stores, api.authenticator, gateway.keyring)
@@ -300,6 +307,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         "replicas": ReplicasApi(gateway, adding),
         "instances": InstancesApi(outside.instances),
         "registry": RegistryApi(outside.models),
+        "sign_ins": SignIns(sign_on),
     }
     traces = outside.traces or _traces(config)
     parts = ServerParts(
@@ -314,7 +322,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         traces,
         boot.manager_port,
     )
-    tasks = _background_tasks(boot, stores, follower, metrics, records)
+    tasks = [*_background_tasks(boot, stores, follower, metrics, records), sign_on.run()]
     return Application(
         Middleware(_litestar(tuple(dependencies)), parts),
         partial(_run, registry, stores, tasks, traces),
@@ -323,6 +331,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         WorkerReload(registry, api, operators, metrics, records, in_flight).follow,
         observe,
         table,
+        sign_on,
         None if config.grpc is None else partial(_create_grpc, config, parts, api),
     )
 

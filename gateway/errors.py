@@ -2,11 +2,11 @@
 
 GatewayError
  ├─ caller:   InvalidInput EmptyInput RequestExceedsLimit BodyTooLarge UnsupportedMedia Unauthenticated
- │            AuthThrottled ModelForbidden ScopeForbidden TenantUnknown ModelNotFound NotFound
+ │            TokenRefused AuthThrottled ModelForbidden ScopeForbidden TenantUnknown ModelNotFound NotFound
  │            MethodNotAllowed AlreadyExists OperationUnsupported QuotaExceeded InstanceNotFound
  │            InstanceInvalid InstanceRunning
- ├─ gateway:  Overloaded GatewayFull QuotaUnavailable ShuttingDown ModelLoading InstancesUnavailable Internal
- │            ModelDownloadFailed ModelLoadFailed
+ ├─ gateway:  Overloaded GatewayFull QuotaUnavailable SignOnUnavailable ShuttingDown ModelLoading
+ │            InstancesUnavailable Internal ModelDownloadFailed ModelLoadFailed
  └─ upstream: NoReplica UpstreamFailed DeadlineExceeded ReplicaTimedOut
 
 Knows nothing of the dialects' bodies: `api/server/error_bodies.py` renders these.
@@ -88,6 +88,7 @@ FACTS: dict[str, Facts] = {
     "gateway_full": _ours("gateway", 503, "gateway_full", "Overloaded", 503),
     "no_replica": _ours("upstream", 503, "no_replica", "Unhealthy", 503),
     "quota_unavailable": _ours("gateway", 503, "quota_unavailable", "Unhealthy", 503),
+    "sign_on_unavailable": _ours("gateway", 503, "sign_on_unavailable", "Unhealthy", 503),
     "shutting_down": _ours("gateway", 503, "shutting_down", "Unhealthy", 503),
     "model_loading": _ours("gateway", 503, "model_loading", "Unhealthy", 503),
     "upstream_failed": _ours("upstream", 502, "upstream_failed", "Backend", 424),
@@ -102,12 +103,14 @@ class GatewayError(Exception):
     message: safe to show to the caller. param: the field at fault, None if there is none. retry_after_s: set
     on every 429 and 503. headers: further headers of the reply, such as rate-limit headers. is_settled: the
     ledger has settled the cost of the call. input_index: of the input at fault, whose number begins the
-    message then; None if no single input is.
+    message then; None if no single input is. reason: class of the cause for log lines, where a kind has
+    several.
     """
 
     kind: ClassVar[str] = "internal"
     is_settled = False
     input_index: int | None = None
+    reason: str | None = None
 
     def __init__(
         self,
@@ -177,6 +180,15 @@ class Unauthenticated(GatewayError):
     """The request carries no key, or an unknown one."""
 
     kind = "unauthenticated"
+
+
+class TokenRefused(Unauthenticated):
+    """A token of single sign-on is not accepted. message: without any part of the token."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        challenge = f'Bearer error="invalid_token", error_description="{message}"'
+        super().__init__(message, headers={"www-authenticate": challenge})
+        self.reason = reason
 
 
 class AuthThrottled(GatewayError):
@@ -311,6 +323,12 @@ class QuotaUnavailable(GatewayError):
     """The quota store is unreachable, and the config refuses requests then."""
 
     kind = "quota_unavailable"
+
+
+class SignOnUnavailable(GatewayError):
+    """An issuer of tokens cannot be reached, and without it a token or a sign-in cannot be checked."""
+
+    kind = "sign_on_unavailable"
 
 
 class ShuttingDown(GatewayError):

@@ -21,7 +21,7 @@ class CallFinished(msgspec.Struct, frozen=True):
     the last byte written. tenant: of the accepted key, even if the call was refused then. stages: seconds
     per stage, as in `server-timing`. trace_id: 32 hex digits, None where calls are not traced. key_id: id
     of the API key, None if none was accepted. address: of the client. path: as sent, cut and escaped,
-    only if no handler serves it.
+    only if no handler serves it. reason: class of the cause of a refusal, None if its kind has only one.
     """
 
     request_id: str
@@ -40,6 +40,7 @@ class CallFinished(msgspec.Struct, frozen=True):
     key_id: str | None = None
     address: str | None = None
     path: str | None = None
+    reason: str | None = None
 
 
 class AttemptStarted(msgspec.Struct, frozen=True):

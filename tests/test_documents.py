@@ -209,7 +209,7 @@ def test_every_config_key_is_documented() -> None:
 
 def _keys(section: type[msgspec.Struct], path: str) -> list[str]:
     """Return the paths of all keys of a section, as the document writes them."""
-    by_name = {"upstreams", "models", "tenants"}
+    by_name = {"upstreams", "models", "tenants", "sign_on"}
     keys: list[str] = []
     for field in msgspec.structs.fields(section):
         place = f"{path}.{field.name}" if path else field.name

@@ -21,14 +21,18 @@ logger = logging.getLogger("gateway")
 
 
 def needs_operator_key(config: Config) -> bool:
-    """Return True if /admin needs a key, and neither `admin.keys` nor a tenant of the file has one for it."""
+    """Return True if /admin needs a key, and the file has no key and no users of an issuer for it."""
     if not config.admin.keys and all(
         is_loopback(host_and_port(address)[0]) for address in _addresses(config)
     ):
         return False
     has_own = any(isinstance(key, str) or "admin" in (key.scopes or ("admin",)) for key in config.admin.keys)
+    tables = (issuer.claims.scopes for issuer in config.sign_on.values())
+    has_users = any(
+        "admin" in scopes for table in tables if table for scopes in (table.values or {}).values()
+    )
     tenants_keys = (key for tenant in config.tenants.values() for key in tenant.keys)
-    return not has_own and not any(
+    return not (has_own or has_users) and not any(
         isinstance(key, Key) and "admin" in (key.scopes or ()) for key in tenants_keys
     )
 

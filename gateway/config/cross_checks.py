@@ -1,7 +1,7 @@
 """Checks between values: references that exist, and settings that fit each other. Reads no files."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,8 +22,9 @@ from gateway.config.command_checks import command_problems
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
 from gateway.config.media_checks import media_problems
-from gateway.config.problems import Problem, unknown_name
+from gateway.config.problems import Problem, unknown_models, unknown_name
 from gateway.config.schema import OPERATION_SEGMENTS, OWN_VOCABULARY, Config, ModelSettings, UpstreamSettings
+from gateway.config.sign_on_checks import sign_on_problems
 
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -61,6 +62,7 @@ def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
         message = f"needs a file with one model, which serves every name; this one has {len(names.models)}"
         yield Problem("defaults.any_name", message)
     yield from _tenant_problems(config, names)
+    yield from sign_on_problems(config.sign_on, names.models)
 
 
 def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
@@ -215,16 +217,10 @@ def _tenant_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
     for name, tenant in config.tenants.items():
         path = f"tenants.{name}"
         yield from key_problems(tenant.keys, path, first_use)
-        yield from _unknown_models(tenant.models or (), f"{path}.models", names.models)
+        yield from unknown_models(tenant.models or (), f"{path}.models", names.models)
         yield from named_limit_problems(tenant.limits, f"{path}.limits")
         for model, limits in tenant.model_limits.items():
             model_path = f"{path}.model_limits.{model}"
             if model not in names.models:
                 yield Problem(model_path, unknown_name("model", model, names.models))
             yield from named_limit_problems(limits, model_path)
-
-
-def _unknown_models(models: Iterable[str], path: str, known: Collection[str]) -> Iterator[Problem]:
-    for index, model in enumerate(models):
-        if model not in known:
-            yield Problem(f"{path}[{index}]", unknown_name("model", model, known))

@@ -12,6 +12,7 @@ from gateway.config.schema import Config, UpstreamSettings, UpstreamTls
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 GRPC_PACKAGES = ("grpc", "grpc_health", "grpc_reflection")
+JOSE_PACKAGES = ("jwt", "cryptography")
 NO_GRPC = (
     "needs the extra `grpc`: .venv/bin/pip install -r requirements/runtime.txt, "
     "or the image built with EXTRAS=grpc"
@@ -31,8 +32,11 @@ def file_problems(config: Config) -> Iterator[Problem]:
         yield from upstream_tls_problems(upstream.tls, f"upstreams.{name}.tls")
     if config.media.fetch is not None:
         yield from _pem_problems(None, None, config.media.fetch.ca, "media.fetch")
+    for name, issuer in config.sign_on.items():
+        yield from _pem_problems(None, None, issuer.ca, f"sign_on.{name}")
     yield from missing_exporter(config)
     yield from missing_grpc(config)
+    yield from missing_jose(config)
 
 
 def missing_folder(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
@@ -66,6 +70,12 @@ def missing_grpc(config: Config, packages: Sequence[str] = GRPC_PACKAGES) -> Ite
     """Yield a problem if gRPC is configured and its optional packages are not installed."""
     if config.grpc is not None and not all(find_spec(package) for package in packages):
         yield Problem("grpc", NO_GRPC)
+
+
+def missing_jose(config: Config, packages: Sequence[str] = JOSE_PACKAGES) -> Iterator[Problem]:
+    """Yield a problem if single sign-on is configured and its optional packages are not installed."""
+    if config.sign_on and not all(find_spec(package) for package in packages):
+        yield Problem("sign_on", "needs the extra `oidc`: .venv/bin/pip install -r requirements/runtime.txt")
 
 
 def missing_upstream_grpc(

@@ -1,6 +1,6 @@
 """Problems of a configuration, and the error that reports all of them at once."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 
 import msgspec
@@ -38,6 +38,13 @@ def join_path(path: str, name: str) -> str:
 def unknown_name(noun: str, name: str, known: Collection[str]) -> str:
     """Return the message for a reference to an entry that does not exist."""
     return f"there is no {noun} {name!r}; {did_you_mean(name, known)}there are: {_listed(known)}"
+
+
+def unknown_models(models: Iterable[str], path: str, known: Collection[str]) -> Iterator[Problem]:
+    """Yield a problem for each name in a list that no model has."""
+    for index, model in enumerate(models):
+        if model not in known:
+            yield Problem(f"{path}[{index}]", unknown_name("model", model, known))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

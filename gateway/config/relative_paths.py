@@ -9,6 +9,8 @@ from backends.model_names import is_path
 from gateway.config.schema import (
     OWN_VOCABULARY,
     Config,
+    FetchSettings,
+    IssuerSettings,
     ListenerTls,
     MediaSettings,
     UpstreamSettings,
@@ -16,6 +18,7 @@ from gateway.config.schema import (
 )
 
 _Tls = TypeVar("_Tls", ListenerTls, UpstreamTls)
+_WithCa = TypeVar("_WithCa", FetchSettings, IssuerSettings)
 
 
 def resolve_paths(config: Config, base: Path) -> Config:
@@ -26,8 +29,9 @@ def resolve_paths(config: Config, base: Path) -> Config:
     state_dir = None if config.state_dir is None else str(base / config.state_dir)
     admin = msgspec.structs.replace(config.admin, files=files)
     media = _resolve_media_paths(config.media, base)
+    sign_on = {name: _resolve_ca(issuer, base) for name, issuer in config.sign_on.items()}
     return msgspec.structs.replace(
-        config, upstreams=upstreams, tls=tls, admin=admin, state_dir=state_dir, media=media
+        config, upstreams=upstreams, tls=tls, admin=admin, state_dir=state_dir, media=media, sign_on=sign_on
     )
 
 
@@ -56,10 +60,15 @@ def resolve_model(name: str, base: Path) -> str:
 
 
 def _resolve_media_paths(media: MediaSettings, base: Path) -> MediaSettings:
-    if media.fetch is None or media.fetch.ca is None:
+    if media.fetch is None:
         return media
-    fetch = msgspec.structs.replace(media.fetch, ca=str(base / media.fetch.ca))
-    return msgspec.structs.replace(media, fetch=fetch)
+    return msgspec.structs.replace(media, fetch=_resolve_ca(media.fetch, base))
+
+
+def _resolve_ca(settings: _WithCa, base: Path) -> _WithCa:
+    if settings.ca is None:
+        return settings
+    return msgspec.structs.replace(settings, ca=str(base / settings.ca))
 
 
 def _resolve_tls_paths(tls: _Tls, base: Path) -> _Tls:

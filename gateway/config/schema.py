@@ -435,6 +435,90 @@ class MediaSettings(Section, frozen=True):
     fetch: FetchSettings | None = None
 
 
+# All are asymmetric: who can check a token must not be able to make one.
+SignatureAlgorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
+# Name of a claim, or the names on the way to one inside another.
+ClaimPath = str | tuple[str, ...]
+
+
+class TenantClaim(Section, frozen=True):
+    """Claim that decides the tenant. values: of the claim → tenant; absent, the claim is the tenant's name.
+
+    In all such tables the first entry that a token has applies, and `*` is for tokens that have none.
+    """
+
+    claim: ClaimPath
+    values: dict[str, str] | None = None
+
+
+class ScopesClaim(Section, frozen=True):
+    """Claim that decides the scopes. values: of the claim → scopes, which add up.
+
+    Absent, the claim's words are the scopes, but never `admin` or `metrics`.
+    """
+
+    claim: ClaimPath
+    values: dict[str, tuple[Scope, ...]] | None = None
+
+
+class ModelsClaim(Section, frozen=True):
+    """Claim that decides the models. values: of the claim → models, which add up.
+
+    Absent, the claim lists the models.
+    """
+
+    claim: ClaimPath
+    values: dict[str, tuple[str, ...]] | None = None
+
+
+class LimitsClaim(Section, frozen=True):
+    """Claim that decides the limits of one user. values: of the claim → limits."""
+
+    claim: ClaimPath
+    values: dict[str, dict[str, LimitAmount]]
+
+
+class ClaimMapping(Section, frozen=True):
+    """Meaning of the claims of an issuer's tokens.
+
+    key: claim that identifies the user. scopes: absent, all operations. models, limits: absent, the tenant's.
+    """
+
+    tenant: TenantClaim
+    key: ClaimPath = "sub"
+    scopes: ScopesClaim | None = None
+    models: ModelsClaim | None = None
+    limits: LimitsClaim | None = None
+
+
+class ConsoleClient(Section, frozen=True):
+    """Public client as which the console signs its users in. scopes: that it asks for."""
+
+    client_id: str
+    scopes: tuple[str, ...] = ("openid",)
+
+
+class IssuerSettings(Section, frozen=True, kw_only=True):
+    """Issuer of tokens, by OpenID Connect.
+
+    audience: of the tokens that are meant for this gateway. refresh_s: interval at which its keys are read
+    again. keys_grace_s: how long they stay valid while it cannot be reached. ca: trusted authorities,
+    replacing the system's. console: absent, the console offers no sign-in by it.
+    """
+
+    issuer: str
+    audience: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    claims: ClaimMapping
+    algorithms: Annotated[tuple[SignatureAlgorithm, ...], msgspec.Meta(min_length=1)] = ("RS256", "ES256")
+    clock_skew_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 60.0
+    refresh_s: Annotated[float, msgspec.Meta(ge=10)] = 600.0
+    keys_grace_s: PositiveFloat = 86_400.0
+    ca: str | None = None
+    console: ConsoleClient | None = None
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole file. trusted_proxies: networks whose x-forwarded-for header is trusted.
 
@@ -465,6 +549,7 @@ class Config(Section, frozen=True, kw_only=True):
     models: dict[str, ModelSettings]
     defaults: Defaults = Defaults()
     tenants: dict[str, TenantConfig] = {}
+    sign_on: dict[str, IssuerSettings] = {}
 
 
 def host_and_port(listen: str) -> tuple[str, int]:

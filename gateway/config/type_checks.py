@@ -57,10 +57,12 @@ def is_section(kind: Any) -> bool:
 
 
 def present_member(value: Any, kind: Any) -> Any:
-    """Return the section among the alternatives of a present value, unless it may be something else."""
+    """Return the section or mapping that a present value is, unless it may be something else."""
     if value is None or get_origin(kind) not in {Union, UnionType}:
         return kind
     members = [member for member in get_args(kind) if member is not NoneType]
+    if len(members) == 1 and get_origin(members[0]) is dict:
+        return members[0]
     sections = [member for member in members if is_section(member)]
     return sections[0] if sections and (len(members) == 1 or isinstance(value, dict)) else kind
 

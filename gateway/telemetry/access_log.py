@@ -169,6 +169,8 @@ def _space_line(event: SpaceChecked) -> str:
 def call_line(event: CallFinished) -> str:
     """Return the line of a call as text for people."""
     outcome = "" if event.outcome == "ok" else f"  {event.outcome}"
+    if event.reason is not None:
+        outcome += f" ({event.reason})"
     trace = "" if event.trace_id is None else f"  trace={event.trace_id}"
     path = "" if event.path is None else f"  path={event.path}"
     key = "" if event.key_id is None else f"  key={event.key_id}"
@@ -200,6 +202,7 @@ class CallFields(msgspec.Struct, omit_defaults=True):
     path: str | None = None
     status: int | None = None
     outcome: str | None = None
+    reason: str | None = None
     tenant: str | None = None
     key: str | None = None
     address: str | None = None
@@ -232,6 +235,7 @@ def call_fields(event: CallFinished, time: str | None = None, level: str | None 
         event.path,
         event.status,
         event.outcome,
+        event.reason,
         event.tenant,
         event.key_id,
         None if event.address is None else _escaped(event.address[:ADDRESS_CHARACTERS_MAX]),

@@ -112,6 +112,7 @@ class Keyring:
 
     has_store: keys are stored too. Until they have been read, an unknown key may still be valid.
     clock_offset_s: how far the clock of Redis is ahead, so that a key expires on all gateways at once.
+    version: grows with each change of keys and tenants.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Keyring:
     ) -> None:
         self._now_s = now_s
         self.clock_offset_s = 0.0
+        self.version = 0
         self._store_unread = has_store
         self._without_tenant: Mapping[str, StoredKey] = {}
         self._has_warned_of_end = False
@@ -228,6 +230,22 @@ class Keyring:
             raise Unauthenticated("this API key has expired")
         return tenant
 
+    def owner_of(self, key: StoredKey) -> Tenant:
+        """Return the owner of a key that is not in the keyring: of the user of a verified token.
+
+        Raises: TenantUnknown; QuotaUnavailable if the tenant may be in the store, which is down.
+        """
+        settings = self._tenant_settings.get(key.tenant)
+        if settings is not None:
+            return _owner(settings, key)
+        if key.tenant == OPERATORS:
+            # They need no tenant, and without one there are no limits: they call no models.
+            scopes = tuple(scope for scope in key.scopes or () if scope in OPERATOR_SCOPES)
+            return _owner(config.TenantConfig(), msgspec.structs.replace(key, scopes=scopes))
+        if self._store_unread:
+            raise QuotaUnavailable("the store of tenants is unavailable, and this one is not known")
+        raise TenantUnknown(f"the tenant of this token, {key.tenant!r}, is not defined; ask the operator")
+
     def knows(self, digest: str) -> bool:
         """Return True if the key of this digest exists, even if its tenant does not."""
         return digest in self._owners or digest in self._without_tenant
@@ -249,7 +267,8 @@ class Keyring:
         configured = list(self._keys)
         if (first := self._valid_first_key) is not None and first.digest:
             configured.insert(0, StoredKey("first", first.digest, FIRST_TENANT, scopes=FIRST_KEY_SCOPES))
-        tenants = {**self._stored_tenants, **self._tenants}
+        self.version += 1
+        self._tenant_settings = tenants = {**self._stored_tenants, **self._tenants}
         self._owners = {
             key.digest: (key.digest, _owner(tenants[key.tenant], key))
             for key in self._stored_keys

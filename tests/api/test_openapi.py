@@ -29,6 +29,7 @@ from gateway.api.document.examples import EXAMPLES
 from gateway.api.document.fields import FIELDS, OWN_FIELDS
 from gateway.api.document.parts import PARTS
 from gateway.api.operators import host_models, keys, replicas
+from gateway.api.operators.sign_in import SignInCode
 from gateway.api.wire import tei_bodies, tei_operations, tei_predictions
 from gateway.app import ROUTES
 from gateway.instances.records import CreateInstance
@@ -39,6 +40,7 @@ from tests.fakes.tei import FakeTei
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
     "/admin/instances": CreateInstance,
+    "/ui/sign-on": SignInCode,
     "/admin/registry": host_models.RegisterModel,
     "/admin/replicas/drain": replicas.ReplicaBody,
     "/admin/replicas/undrain": replicas.ReplicaBody,

@@ -8,7 +8,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from backends import connection, connection_pool, responses
+from backends import connection, connection_pool
 from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
 from backends.http import ConnectionOptions, UpstreamClient, countdown
 from backends.responses import FRAMING_LIMIT_BYTES, HEAD_LIMIT_BYTES, ResponseReader
@@ -432,11 +432,17 @@ async def test_transfers_large_bodies_completely() -> None:
     assert sent == response.body
 
 
-async def test_reply_above_the_limit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(responses, "REPLY_LIMIT_BYTES", 10)
-    async with listening(send_and_close(HEAD + b"content-length: 11\r\n\r\n", b"x" * 11)) as client:
-        with pytest.raises(ReplicaFailed):
-            await client.get("/", 5.0)
+@pytest.mark.parametrize("status", [200, 500])
+async def test_reply_above_the_limit_of_its_client_fails(status: int) -> None:
+    reply = b"HTTP/1.1 %d X\r\ncontent-length: 11\r\n\r\n" % status
+    async with listening(send_and_close(reply, b"x" * 11)) as default:
+        whole = await default.get("/", 5.0)
+        bounded = UpstreamClient(default.base_url, options=ConnectionOptions(reply_bytes_max=10))
+        with pytest.raises(ReplicaFailed, match="too large"):
+            await bounded.get("/", 5.0)
+        await bounded.aclose()
+
+    assert 11 == len(whole.body)
 
 
 async def test_broken_reply_leaves_no_data_in_memory() -> None:

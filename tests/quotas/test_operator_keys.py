@@ -28,6 +28,11 @@ ADMIN_OF_A_TENANT = (
     f"tenants: {{acme: {{keys: [{{digest: '{key_digest('a')}', scopes: [embed, admin]}}]}}}}\n"
 )
 
+USERS = (
+    "sign_on: {{okta: {{issuer: 'https://login.example.org', audience: [a], claims: "
+    "{{tenant: {{claim: org}}, scopes: {{claim: groups, values: {{ops: [{}]}}}}}}}}}}\n"
+)
+
 
 def config_of(more: str = "", listen: str = ANYWHERE, store: str = "memory") -> Config:
     return parse_config(FILE.format(listen=listen, store=store) + more, {}, Path.cwd())
@@ -44,6 +49,8 @@ def config_of(more: str = "", listen: str = ANYWHERE, store: str = "memory") -> 
         (ANYWHERE, f"{TENANT}admin: {{keys: ['{key_digest('a')}']}}\n", False),
         (LOOPBACK, f"{TENANT}admin: {{keys: [{{digest: '{key_digest('a')}', scopes: [metrics]}}]}}\n", True),
         (ANYWHERE, ADMIN_OF_A_TENANT, False),
+        (ANYWHERE, TENANT + USERS.format("admin"), False),
+        (ANYWHERE, TENANT + USERS.format("embed"), True),
     ],
 )
 def test_operators_need_a_key_unless_admin_is_open(listen: str, more: str, expected: bool) -> None:

@@ -45,6 +45,13 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     },
     "ReplicaBody": {"upstream": "bge-m3", "replica": "http://tei-0:8080"},
     "RerankRequest": {"model": "reranker", "query": QUERY, "documents": TEXTS, "top_n": 1},
+    "SignInCode": {
+        "name": "staff",
+        "code": "SplxlOBeZQQYbYS6WxSbIA",
+        "code_verifier": "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk",
+        "nonce": "n-0S6_WzA2Mj-for-one-sign-in",
+        "redirect_uri": "https://gateway.example.org/ui",
+    },
     "SieEncodeRequest": {"items": [{"text": TEXTS[0]}], "params": {"output_types": ["dense"]}},
     "SieScoreRequest": {"query": {"text": QUERY}, "items": [{"text": text} for text in TEXTS]},
     "SimilarityRequest": {"inputs": {"source_sentence": QUERY, "sentences": TEXTS}},

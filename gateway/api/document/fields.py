@@ -217,6 +217,11 @@ OWN_FIELDS: Final[dict[str, str]] = {
     "RerankRequest.add_special_tokens": "Refused if false.",
     "VllmScoreRequest.add_special_tokens": "Refused if false.",
     "RegisterModel.model_id": "Id of the model at the Hub.",
+    "SignInCode.name": "Name of the issuer in `sign_on`.",
+    "SignInCode.code": "Code that the issuer has added to the address of the page.",
+    "SignInCode.code_verifier": "Verifier of PKCE, whose digest began the sign-in.",
+    "SignInCode.nonce": "Nonce that began the sign-in; the ID token has it too.",
+    "SignInCode.redirect_uri": "Address that the issuer has sent the user back to.",
     "VertexRequest.instances": "Bodies of `POST /`, each of which gets one prediction.",
     "DefaultRequest.inputs": "Texts, or for similarity one sentence and the sentences to compare it with.",
 }

@@ -188,6 +188,7 @@ class Rpc:
         failure = as_gateway_error(error)
         context, at = self.context, self.failed_message
         context.outcome, self.status = failure.kind, failure.facts.status
+        context.reason = failure.reason
         if isinstance(failure, Internal):
             logger.error("call %s failed", context.request_id, exc_info=error)
         self._servicer.set_code(status_of(failure))
@@ -270,6 +271,7 @@ def _finished(rpc: Rpc, path: str) -> CallFinished:
         route=path,
         status=rpc.status,
         outcome=context.outcome,
+        reason=context.reason,
         duration_s=time.perf_counter() - timeline.started_s,
         tenant=None if tenant is None else tenant.name,
         model=timeline.model,

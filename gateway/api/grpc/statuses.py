@@ -38,6 +38,7 @@ STATUSES: dict[str, grpc.StatusCode] = {
     "gateway_full": _CODE.RESOURCE_EXHAUSTED,
     "no_replica": _CODE.UNAVAILABLE,
     "quota_unavailable": _CODE.UNAVAILABLE,
+    "sign_on_unavailable": _CODE.UNAVAILABLE,
     "shutting_down": _CODE.UNAVAILABLE,
     "model_loading": _CODE.UNAVAILABLE,
     "upstream_failed": _CODE.FAILED_PRECONDITION,

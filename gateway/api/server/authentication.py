@@ -1,4 +1,4 @@
-"""Authentication of requests by their API key, with a limit on wrong keys per address."""
+"""Authentication of requests by an API key or a token, with a limit on wrong ones per address."""
 
 import base64
 import math
@@ -8,9 +8,11 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 
 from gateway.api.server.call_context import CallContext
-from gateway.errors import AuthThrottled, Unauthenticated
+from gateway.errors import AuthThrottled, TokenRefused, Unauthenticated
 from gateway.tenants.guess_throttle import GuessThrottle
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
+from gateway.tenants.sign_on.sign_on import SignOn
+from gateway.tenants.sign_on.token_form import is_token
 
 # Azure's and Google's.
 KEY_HEADERS = (b"api-key", b"x-goog-api-key")
@@ -18,23 +20,31 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 
 class Authenticator:
-    """Finds the tenant of a request's key. trusted_proxies: networks whose x-forwarded-for is trusted."""
+    """Finds the tenant of a request's key or token.
+
+    trusted_proxies: networks whose x-forwarded-for is trusted.
+    """
 
     def __init__(
         self,
         keyring: Keyring,
         trusted_proxies: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
+        sign_on: SignOn | None = None,
     ) -> None:
         self._keyring = keyring
+        self.sign_on = sign_on or SignOn(keyring, {})
         self._trusted: list[Network] = [ip_network(network) for network in trusted_proxies]
         self._clock = clock
         self._guesses = GuessThrottle()
+        # Checking a signature costs more than everything else that is done for a wrong token.
+        self._forgeries = GuessThrottle()
 
     def authenticate(self, context: CallContext) -> Tenant:
-        """Return the tenant of a request's key. It is looked up once per request.
+        """Return the tenant of a request's key or token. It is looked up once per request.
 
-        Raises: Unauthenticated; AuthThrottled if the address has sent too many wrong keys.
+        Raises: Unauthenticated; AuthThrottled if the address has sent too many wrong keys; TenantUnknown,
+        QuotaUnavailable, SignOnUnavailable.
         """
         if context.tenant is None:
             context.tenant = self._find_tenant(context)
@@ -42,20 +52,46 @@ class Authenticator:
 
     def _find_tenant(self, context: CallContext) -> Tenant:
         key = api_key_of(context)
+        if key is None:
+            # Nothing was guessed: the caller needs the hint on how to send a key, however often it asks.
+            return self._keyring.identify(None)
         try:
+            if self.sign_on.issuers and is_token(key):
+                return self._find_user(context, key)
             return self._keyring.identify(key)
         except Unauthenticated:
-            if key is None:
-                # Nothing was guessed: the caller needs the hint on how to send a key, however often it asks.
-                raise
-            address, now_s = self.address_of(context), self._clock()
-            wait_s = self._guesses.wait_s(address, now_s)
-            if wait_s > 0:
-                raise AuthThrottled(
-                    "too many wrong keys from this address", retry_after_s=math.ceil(wait_s)
-                ) from None
-            self._guesses.record_failure(address, key_digest(key), now_s)
+            self.count_failure(context, key)
             raise
+
+    def _find_user(self, context: CallContext, token: str) -> Tenant:
+        """Return the owner of a token, which may also be a key of the same form."""
+        digest = key_digest(token)
+        if self._keyring.knows(digest):
+            return self._keyring.identify(token)
+        if (found := self.sign_on.find(digest)) is not None:
+            return found
+        checked = self.sign_on.check(token)
+        address, now_s = self.address_of(context), self._clock()
+        _refuse_for(self._forgeries.wait_s(address, now_s))
+        try:
+            return self.sign_on.accept(checked, digest)
+        except TokenRefused as refused:
+            if refused.reason == "signature":
+                self._forgeries.record_failure(address, digest, now_s)
+            raise
+
+    def count_failure(self, context: CallContext, secret: str) -> None:
+        """Count a wrong key, token or code against its address.
+
+        Raises: AuthThrottled if the address has sent too many.
+        """
+        address, now_s = self.address_of(context), self._clock()
+        _refuse_for(self._guesses.wait_s(address, now_s))
+        self._guesses.record_failure(address, key_digest(secret), now_s)
+
+    def refuse_guessing(self, context: CallContext) -> None:
+        """Refuse an address that has sent too many wrong keys. Raises: AuthThrottled."""
+        _refuse_for(self._guesses.wait_s(self.address_of(context), self._clock()))
 
     def forgive_known_keys(self) -> None:
         """Take back failures with keys that have become known, such as one that was just created."""
@@ -78,6 +114,13 @@ class Authenticator:
         except ValueError:
             return False
         return any(parsed in network for network in self._trusted)
+
+
+def _refuse_for(wait_s: float) -> None:
+    if wait_s > 0:
+        raise AuthThrottled(
+            "too many wrong keys from this address", retry_after_s=math.ceil(wait_s)
+        ) from None
 
 
 def api_key_of(context: CallContext) -> str | None:

@@ -29,6 +29,8 @@ class CallContext:
         # The tenant of its key, once that is known.
         self.tenant: Tenant | None = None
         self.outcome = "ok"
+        # Class of the cause of a refusal, for the log line.
+        self.reason: str | None = None
         self.inputs = 0
         self.tokens = 0
 

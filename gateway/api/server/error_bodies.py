@@ -273,7 +273,7 @@ def render_error(error: GatewayError, dialect: Dialect) -> HttpReply:
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     if error.facts.status == 401:
-        headers["www-authenticate"] = "Bearer"
+        headers.setdefault("www-authenticate", "Bearer")
     body = msgspec.json.encode(dialect.envelope_of(error))
     return HttpReply(body, headers, status=dialect.status_of(error.facts))
 

@@ -69,7 +69,8 @@ class Middleware:
         if parts.manager_port is not None and scope["server"][1] == parts.manager_port:
             move_manager_path(scope)
         context = RequestContext(scope, parts.routes.parse(scope["path"]), parts.dependencies)
-        context.io = CallIO(scope, receive, send, parts.in_flight, parts.body_bytes_max)
+        body_bytes_max = context.target.body_bytes_max or parts.body_bytes_max
+        context.io = CallIO(scope, receive, send, parts.in_flight, body_bytes_max)
         context.io.headers.append((b"x-request-id", context.request_id.encode()))
         if parts.cors is not None:
             context.io.headers += encode_headers(parts.cors.reply_headers(context.header(b"origin")))
@@ -180,6 +181,7 @@ def _finished(scope: Scope, context: RequestContext, address: str) -> CallFinish
         path=_escaped(scope["path"]) if context.target.label == OTHER else None,
         status=context.io.status,
         outcome=context.outcome,
+        reason=context.reason,
         duration_s=time.perf_counter() - timeline.started_s,
         tenant=None if tenant is None else tenant.name,
         model=timeline.model,

@@ -55,6 +55,7 @@ class RouteOptions(msgspec.Struct, frozen=True):
     for_operators: served on `admin.listen`, if there is one, and only there. needs_admin: callers need the
     scope admin. is_probe: also answered while the gateway drains, and not traced. on_both_listeners: for
     the processes that start and watch the gateway. name_has_slashes: the name in the path may contain them.
+    body_bytes_max: bound on the body where it is lower than that of all paths.
     """
 
     dialect: Dialect | None = None
@@ -64,6 +65,7 @@ class RouteOptions(msgspec.Struct, frozen=True):
     is_probe: bool = False
     on_both_listeners: bool = False
     name_has_slashes: bool = False
+    body_bytes_max: int | None = None
 
 
 NO_OPTIONS = RouteOptions()
@@ -96,6 +98,7 @@ class Target(msgspec.Struct, frozen=True):
     for_operators: bool = False
     is_probe: bool = False
     on_both_listeners: bool = False
+    body_bytes_max: int | None = None
 
 
 class NamedPath(msgspec.Struct, frozen=True):
@@ -173,6 +176,7 @@ class RouteTable:
             for_operators=options.for_operators,
             is_probe=options.is_probe,
             on_both_listeners=options.on_both_listeners or path in CONSOLE_PATHS,
+            body_bytes_max=options.body_bytes_max,
         )
 
     def _parse(self, path: str) -> Target:

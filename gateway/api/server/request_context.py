@@ -43,7 +43,7 @@ class RequestContext(CallContext):
     def failure(self, error: Exception) -> HttpReply:
         """Return the reply that reports an error in the caller's dialect, and log a bug."""
         failure = as_gateway_error(error)
-        self.outcome = failure.kind
+        self.outcome, self.reason = failure.kind, failure.reason
         if self.rows is not None:
             failure.name_rows(self.rows.texts)
         if isinstance(failure, Internal):

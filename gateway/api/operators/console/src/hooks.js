@@ -1,5 +1,9 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
-import { RequestError } from "./api.js";
+import { RequestError, send } from "./api.js";
+import { begin, canSignIn, complete, remember, signOut, takeRemembered } from "./sign-on.js";
+
+// Of setTimeout, whose milliseconds are 32 bits.
+const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
 // The page that the part of the address behind # names.
 export function useRoute(names) {
@@ -79,6 +83,64 @@ export function useAction(action) {
     [],
   );
   return { ...state, run };
+}
+
+// The user who has signed in by an issuer, and the issuers. onChange: called with the user's token, empty without one.
+export function useSignOn(route, onChange) {
+  const [offers, setOffers] = useState([]);
+  const [user, setUser] = useState(null);
+  const [problem, setProblem] = useState("");
+  const latest = useRef(onChange);
+  latest.current = onChange;
+  const change = (next, message = "") => {
+    setUser(next);
+    setProblem(message);
+    latest.current(next?.token ?? "");
+  };
+  const attempt = async (action) => {
+    try {
+      await action();
+    } catch (error) {
+      if (!(error instanceof RequestError)) console.error(error);
+      setProblem(error instanceof RequestError ? error.message : "this browser cannot sign in");
+    }
+  };
+  useEffect(() => {
+    attempt(async () => {
+      const signedIn = await complete();
+      const remembered = takeRemembered();
+      if (signedIn) {
+        remember(signedIn.name);
+        change(signedIn);
+      }
+      const { content } = await send("/ui/sign-on");
+      setOffers(content.data);
+      const again = content.data.find(({ name }) => name === remembered);
+      if (!signedIn && again?.authorization_endpoint && canSignIn()) await begin(again, route);
+    });
+  }, []);
+  useEffect(() => {
+    if (!user) return undefined;
+    const left = Math.min(user.expires_in_s * 1000, LONGEST_TIMER_MS);
+    const timer = setTimeout(() => change(null, "Your sign-in has expired; sign in again."), left);
+    return () => clearTimeout(timer);
+  }, [user]);
+  return {
+    offers,
+    user,
+    problem,
+    signIn: (offer) => attempt(() => begin(offer, route)),
+    signOut: () =>
+      attempt(() => {
+        const offer = offers.find(({ name }) => name === user.name);
+        change(null);
+        signOut(offer);
+      }),
+    forget: () => {
+      takeRemembered();
+      setUser(null);
+    },
+  };
 }
 
 // Reads once for each turn.

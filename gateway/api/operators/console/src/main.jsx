@@ -5,7 +5,7 @@ import { render } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { hasKey, send, setKey, STATUS_TIMEOUT_MS } from "./api.js";
 import { clock, count, duration, zone } from "./format.js";
-import { useOnce, usePolling, useRoute } from "./hooks.js";
+import { useOnce, usePolling, useRoute, useSignOn } from "./hooks.js";
 import { Calls } from "./pages/calls.jsx";
 import { Models } from "./pages/models.jsx";
 import { Overview } from "./pages/overview.jsx";
@@ -13,8 +13,9 @@ import { Own } from "./pages/own.jsx";
 import { Playground } from "./pages/playground.jsx";
 import { TenantsAndKeys } from "./pages/tenants.jsx";
 import { Upstreams } from "./pages/upstreams.jsx";
-import { Problem } from "./parts.jsx";
+import { Note, Problem } from "./parts.jsx";
 import { ratesBetween } from "./rates.js";
+import { canSignIn } from "./sign-on.js";
 
 const REFRESH_INTERVAL_MS = 1000;
 // name: in the address. operators: its content comes from /admin.
@@ -94,6 +95,34 @@ function KeyForm({ onUse, listed }) {
   );
 }
 
+function SignOn({ offers, user, problem, signIn, signOut }) {
+  if (!offers.length && !user && !problem) return null;
+  const isSafe = canSignIn();
+  return (
+    <div id="sign-on" class="row">
+      {user ? (
+        <>
+          <span id="signed-in">
+            Signed in as {user.key}, tenant {user.tenant}
+          </span>
+          <button type="button" class="quiet" onClick={signOut}>
+            Sign out
+          </button>
+        </>
+      ) : (
+        offers.map((offer) => (
+          <button type="button" disabled={!isSafe || !offer.authorization_endpoint} onClick={() => signIn(offer)}>
+            Sign in with {offer.name}
+          </button>
+        ))
+      )}
+      {!isSafe && <Note>A sign-in needs HTTPS.</Note>}
+      {!user && offers.some((offer) => !offer.authorization_endpoint) && <Note>An issuer cannot be reached now.</Note>}
+      <Problem id="sign-on-problem">{problem}</Problem>
+    </div>
+  );
+}
+
 function modelsProblem(problem) {
   if (!hasKey()) return "Type an API key above to try the models.";
   if (!problem) return "";
@@ -117,6 +146,11 @@ function App() {
   // Grows with each key that is used: everything is asked for again.
   const [turn, setTurn] = useState(0);
   const route = useRoute(NAMES);
+  const use = (text) => {
+    setKey(text);
+    setTurn((before) => before + 1);
+  };
+  const signOn = useSignOn(route, use);
   const { snapshot, problem, rates } = useStatus(turn);
   const listed = useOnce(async () => {
     if (!hasKey()) throw new Error("no key");
@@ -149,10 +183,11 @@ function App() {
         <KeyForm
           listed={listed}
           onUse={(text) => {
-            setKey(text);
-            setTurn((before) => before + 1);
+            signOn.forget();
+            use(text);
           }}
         />
+        <SignOn {...signOn} />
         <nav aria-label="Pages">
           {PAGES.map(({ name, title }) => (
             <a href={`#/${name}`} aria-current={name === route ? "page" : undefined}>
