@@ -85,7 +85,7 @@ class Grant:
             # The caller chose a size for which the model's time was too short. Nothing computed is a fault of
             # ours, and so is a replica that hangs.
             is_charged = self._tokens > 0 and not isinstance(error, ReplicaTimedOut)
-            return _with_tokens(reserved, self._tokens) if is_charged else NOTHING
+            return self._cost_of(self._tokens, reserved.inputs) if is_charged else NOTHING
         if error is not None and not _is_charged(error):
             return NOTHING
         unanswered = self._unanswered_tokens
@@ -96,11 +96,12 @@ class Grant:
         inputs = reserved.inputs - self._uncharged_inputs
         if tokens == reserved.tokens and inputs == reserved.inputs:
             return reserved
-        return Cost(reserved.requests, tokens, inputs, reserved.images)
+        return self._cost_of(tokens, inputs)
 
-
-def _with_tokens(cost: Cost, tokens: int) -> Cost:
-    return Cost(cost.requests, tokens, cost.inputs, cost.images)
+    def _cost_of(self, tokens: int, inputs: int) -> Cost:
+        """Return the cost with other tokens and inputs, at the price of the reservation."""
+        reserved = self._reservation.request.cost
+        return self.prepared.route.price.cost(tokens, inputs, reserved.images, reserved.requests)
 
 
 class Admission:
@@ -182,8 +183,8 @@ class Admission:
             raise
         self._ledger.settle(reservation, NOTHING)
         statuses = reservation.limit_statuses
-        room = [status.remaining + least.tokens for status in statuses if status.limit.unit == "tokens"]
-        return min(room, default=TOKENS_MAX)
+        room = route.price.tokens_within((status.limit, status.remaining) for status in statuses)
+        return TOKENS_MAX if room is None else room + least.tokens
 
     async def _charge(
         self, tenant: Tenant, limits: Sequence[Limit], least: Cost, used: Cost

@@ -19,6 +19,7 @@ from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.prepare import Preparer
 from gateway.quotas.limits import Cost, LimitStatus
+from gateway.quotas.prices import Price
 from gateway.routing.routes import Route, Routes
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Keyring, Tenant
@@ -111,7 +112,7 @@ class Gateway:
 
         Raises: QuotaExceeded, QuotaUnavailable.
         """
-        self._admission.refuse_if_spent(tenant, least)
+        self._admission.refuse_if_spent(tenant, self._priced(least))
 
     async def charge_bad_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
         """Charge a request that was refused for its content, so that its decoding is not free.
@@ -125,7 +126,14 @@ class Gateway:
 
         Raises: QuotaExceeded, QuotaUnavailable.
         """
-        await self._admission.charge_unfinished(tenant, least, is_callers_fault=is_callers_fault)
+        await self._admission.charge_unfinished(
+            tenant, self._priced(least), is_callers_fault=is_callers_fault
+        )
+
+    def _priced(self, least: Cost) -> Cost:
+        """Return the least cost of a request with the least money that its tokens may cost."""
+        price = Price(self.routes.least_price, self.routes.currency)
+        return price.cost(least.tokens, least.inputs, least.images, least.requests)
 
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""

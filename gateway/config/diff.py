@@ -13,7 +13,17 @@ from gateway.config.problems import Problem, join_path
 from gateway.config.schema import Config, Key, Section, digest_of
 
 # The parts that a reload applies. Everything else was handed to sockets, processes and exporters at start.
-LIVE = ("upstreams", "engine", "models", "defaults", "tenants", "admin.keys", "admin.files", "limits.inputs")
+LIVE = (
+    "upstreams",
+    "engine",
+    "models",
+    "defaults",
+    "tenants",
+    "currency",
+    "admin.keys",
+    "admin.files",
+    "limits.inputs",
+)
 
 How = Literal["added", "removed", "changed"]
 # A key's label (its id, or its index in the list) and the key as it is written.
@@ -57,6 +67,7 @@ def with_live_settings(running: Config, wanted: Config) -> Config:
         models=wanted.models,
         defaults=wanted.defaults,
         tenants=wanted.tenants,
+        currency=wanted.currency,
         admin=admin,
         limits=limits,
     )

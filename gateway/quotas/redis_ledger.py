@@ -21,6 +21,7 @@ from gateway.quotas.heartbeat import GatewayHeartbeat
 from gateway.quotas.ledger import (
     QuotaRequest,
     Reservation,
+    budget_alert,
     check_reachable,
     refusal,
     refuse_if_spent,
@@ -152,6 +153,10 @@ class RedisLedger:
             raise QuotaUnavailable("the quota store is unavailable") from error
         return rows
 
+    def spent_share(self, tenant: str, limit: Limit) -> float | None:
+        """Return the used share of a limit, as the store last reported it to this process."""
+        return self._local.spent_share(tenant, limit)
+
     async def maintain(self) -> None:
         """Send heartbeats, renew leases, and return to the store after an outage, until cancelled."""
         renewed_s = time.monotonic()
@@ -194,6 +199,9 @@ class RedisLedger:
             self._on_error(tenant, error)
             return
         self._unreadable.discard(tenant)
+        for limit, (used, _, *alerts) in states:
+            if alerts and limit.alert_at is not None:
+                self._observe(budget_alert(tenant, limit, used))
         self._local.record(tenant, states, is_down=self._availability.is_down)
         if not self._availability.is_down:
             # Only the heartbeat marks an outage as over; a late reply to one request does not.
