@@ -159,7 +159,9 @@ class Preparer:
         # Tokenizing is free, whatever the limits.
         is_free = isinstance(call.work, Tokenize | Detokenize)
         is_limited = not is_free and _tokens_allowed(tenant, route) is not None
-        if is_limited or inputs.always_counts:
+        # A score is kept with its own tokens, which no reply states.
+        is_kept = route.cache and isinstance(call.work, Rerank | Score)
+        if is_limited or is_kept or inputs.always_counts:
             prepared.input_tokens = await self._count(inputs, prepared, tenant, deadline)
         tokens = sum(prepared.most_tokens()) if is_limited else 0
         images = pictures_in(call.work) if isinstance(call.work, EmbedParts | ScoreParts) else 0

@@ -13,7 +13,14 @@ import msgspec
 
 from backends.contract import DetokenizeReply, EmbedReply, EncodeReply, Operation, Reply, TokenizeReply
 from gateway.admission import Admission
-from gateway.cache.call_cache import NO_IDENTITY, CacheUse, CallCache, CallOrigin, ItemCache
+from gateway.cache.call_cache import (
+    NO_IDENTITY,
+    NO_SCORES_IDENTITY,
+    CacheUse,
+    CallCache,
+    CallOrigin,
+    ItemCache,
+)
 from gateway.calls import CacheMode, Call, Deadline, operation_of
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
@@ -105,6 +112,9 @@ class Gateway:
         if self.cache is None:
             return "needs a restart"
         upstream = self.upstreams[self.routes.upstream_of(model)]
+        capabilities = upstream.capabilities
+        if capabilities is not None and Operation.RERANK in capabilities.operations:
+            return "on" if upstream.scores_identity() else NO_SCORES_IDENTITY
         return "on" if upstream.vectors_identity() else NO_IDENTITY
 
     def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
@@ -181,7 +191,7 @@ class Gateway:
             return None
         origin = CallOrigin(caller.tenant.name, route.model, upstream.name)
         is_refreshed = caller.cache == "refresh"
-        return CallCache(self.cache, origin, upstream.vectors_identity, is_refreshed=is_refreshed)
+        return CallCache(self.cache, origin, upstream.identity_of, is_refreshed=is_refreshed)
 
     async def decode_ids(
         self, tenant: Tenant, model: str | None, operation: Operation, ids: Sequence[Sequence[int]]

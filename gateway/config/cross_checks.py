@@ -25,6 +25,7 @@ from gateway.config.media_checks import media_problems
 from gateway.config.money import token_price
 from gateway.config.problems import Problem, unknown_name
 from gateway.config.schema import (
+    COMMIT,
     OPERATION_SEGMENTS,
     OWN_VOCABULARY,
     Config,
@@ -36,7 +37,6 @@ from gateway.config.schema import (
 )
 
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
-COMMIT = re.compile(r"[0-9a-f]{40}")
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:[0-9]+)?")
 STORES_ALLOWED = "memory, redis://host:port/db, rediss://host:port/db, redis+sentinel://h1,h2/name/db, redis+cluster://h1,h2"
 

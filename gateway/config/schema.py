@@ -36,6 +36,7 @@ LIMITS_ALLOWED = (
     "<requests|tokens|inputs|images>_per_<second|minute|hour|day|month>, requests_in_flight, or "
     "budget_per_<day|month>"
 )
+COMMIT = re.compile(r"[0-9a-f]{40}")
 KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 # The last segment of /models/{name}/{operation}. A model's own name may not end in one of these.
