@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Self
 
-from backends.contract import inputs_of
 from gateway.calls import Deadline
 from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut
 from gateway.events import Decision, Observe, QuotaDecided
@@ -62,7 +61,7 @@ class Grant:
             self.count(tokens)
             return
         # Texts besides the inputs that the call pays for, such as the query of a rerank, may be among them.
-        unpaid = len(inputs_of(self.prepared.work)) - self._reservation.request.cost.inputs
+        unpaid = self.prepared.work_inputs - self._reservation.request.cost.inputs
         self._uncharged_inputs = max(0, inputs - max(0, unpaid))
 
     def __enter__(self) -> Self:

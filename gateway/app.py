@@ -93,12 +93,12 @@ from gateway.routing.routes import Routes
 from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
+from gateway.telemetry.budget_metrics import BudgetShare
 from gateway.telemetry.load_metrics import ReplicaLoad, Sources
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import measure_lag
 from gateway.telemetry.records import Records
 from gateway.telemetry.totals import Totals
-from gateway.tenants.budgets import spent_shares
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FirstKey, Keyring
@@ -381,8 +381,16 @@ def sources_of(gateway: Gateway, in_flight: InFlight, ledger: Ledger) -> Sources
         lambda: (in_flight.calls, in_flight.bytes),
         {name: partial(_joined_stats, backends) for name, backends in engines.items()},
         lambda: (cache.store.size_bytes, cache.store.evictions) if cache else (0, 0),
-        lambda: spent_shares(gateway.keyring.budgets, ledger.spent_share),
+        partial(_spent_shares, gateway.keyring, ledger),
     )
+
+
+def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:
+    """Yield the spent share of each budget that has been used."""
+    for tenant, limit in keyring.budgets:
+        share = ledger.spent_share(tenant, limit)
+        if share is not None:
+            yield BudgetShare(tenant, "key" if limit.scope else "tenant", share)
 
 
 async def _joined_stats(engines: Sequence[TorchBackend], timeout_s: float) -> EngineStats | None:

@@ -115,6 +115,11 @@ class PreparedWork:
         name = capabilities.default_prompt if work.prompt_name is None else work.prompt_name
         return capabilities.prompts.get(name) if name else ""
 
+    @property
+    def work_inputs(self) -> int:
+        """Number of inputs of the work."""
+        return len(inputs_of(self.work))
+
     def most_tokens(self) -> list[int]:
         """Return the tokens of each input: exact where they were counted, else an upper bound."""
         if self.input_tokens is not None:

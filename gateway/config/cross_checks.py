@@ -22,7 +22,7 @@ from gateway.config.command_checks import command_problems
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
 from gateway.config.media_checks import media_problems
-from gateway.config.money import token_price
+from gateway.config.money import is_budget, token_price
 from gateway.config.problems import Problem, unknown_name
 from gateway.config.schema import (
     COMMIT,
@@ -33,7 +33,6 @@ from gateway.config.schema import (
     LimitAmount,
     ModelSettings,
     UpstreamSettings,
-    is_budget,
 )
 
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")

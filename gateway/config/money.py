@@ -14,6 +14,11 @@ BUDGET_MAX = 4_000_000
 PRICE_MAX = 10_000
 
 
+def is_budget(limit: str) -> bool:
+    """Return whether the limit of this name counts money."""
+    return limit.startswith("budget_")
+
+
 def budget_of(amount: float) -> int:
     """Return a budget in nano-units. Raises: ValueError with the problem."""
     if not 0 < amount <= BUDGET_MAX:

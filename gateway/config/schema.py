@@ -15,7 +15,7 @@ import msgspec
 
 from backends.contract import API_ADDRESSES, ApiSettings, BackendKind, TokenizerSettings
 from backends.torch.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Task
-from gateway.config.money import PRICE_MAX, budget_of
+from gateway.config.money import PRICE_MAX, budget_of, is_budget
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -500,11 +500,6 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def is_budget(name: str) -> bool:
-    """Return whether a limit counts money."""
-    return name.startswith("budget_")
 
 
 def limit_problems(limits: Mapping[str, LimitAmount]) -> dict[str, str]:

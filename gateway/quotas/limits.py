@@ -20,8 +20,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from gateway.config.money import budget_of, in_currency
-from gateway.config.schema import LimitAmount, is_budget
+from gateway.config.money import budget_of, in_currency, is_budget
 
 Unit = Literal["requests", "tokens", "inputs", "images", "budget"]
 Period = Literal["second", "minute", "hour", "day", "month", "in_flight"]
@@ -60,7 +59,7 @@ class Limit(msgspec.Struct, frozen=True, cache_hash=True):
         return f"{self.scope}{self.unit}_{period}"
 
     @property
-    def shown_amount(self) -> LimitAmount:
+    def shown_amount(self) -> float:
         """Amount as in router.yaml."""
         return self.shown(self.amount)
 
@@ -71,7 +70,7 @@ class Limit(msgspec.Struct, frozen=True, cache_hash=True):
             return None
         return -(-self.amount * ALERT_PERCENT // 100)
 
-    def shown(self, amount: int) -> LimitAmount:
+    def shown(self, amount: int) -> float:
         """Return an amount in the unit that callers see: money in the currency."""
         return in_currency(amount) if self.unit == "budget" else amount
 
@@ -121,7 +120,7 @@ class LimitStatus(msgspec.Struct, frozen=True):
     reset_us: int
 
 
-def parse_limit(name: str, amount: LimitAmount, scope: str = "") -> Limit:
+def parse_limit(name: str, amount: float, scope: str = "") -> Limit:
     """Parse a limit's name and amount in router.yaml, which the config has validated."""
     counted = budget_of(amount) if is_budget(name) else int(amount)
     if name == "requests_in_flight":

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import QuotaExceeded, QuotaUnavailable
-from gateway.events import Observe, StoreChanged
+from gateway.events import BudgetAlert, Observe, StoreChanged
 from gateway.quotas.account import Account
 from gateway.quotas.availability import Availability
 from gateway.quotas.heartbeat import GatewayHeartbeat
@@ -71,6 +71,8 @@ class RedisLedger:
         self._heartbeat = GatewayHeartbeat(client, gateway_id, now_us)
         self._gateways = policy.gateways
         self._local = LocalShare()
+        # As the store last reported it to this process.
+        self.spent_share = self._local.spent_share
         self._spent = SpentLimits(now_us or (lambda: time.monotonic_ns() // 1000))
         self._accounts: dict[str, Account] = {}
         # Open reservations that occupy a slot in flight.
@@ -153,10 +155,6 @@ class RedisLedger:
             raise QuotaUnavailable("the quota store is unavailable") from error
         return rows
 
-    def spent_share(self, tenant: str, limit: Limit) -> float | None:
-        """Return the used share of a limit, as the store last reported it to this process."""
-        return self._local.spent_share(tenant, limit)
-
     async def maintain(self) -> None:
         """Send heartbeats, renew leases, and return to the store after an outage, until cancelled."""
         renewed_s = time.monotonic()
@@ -199,9 +197,8 @@ class RedisLedger:
             self._on_error(tenant, error)
             return
         self._unreadable.discard(tenant)
-        for limit, (used, _, *alerts) in states:
-            if alerts and limit.alert_at is not None:
-                self._observe(budget_alert(tenant, limit, used))
+        for alert in _alerts(tenant, states):
+            self._observe(alert)
         self._local.record(tenant, states, is_down=self._availability.is_down)
         if not self._availability.is_down:
             # Only the heartbeat marks an outage as over; a late reply to one request does not.
@@ -277,6 +274,13 @@ class RedisLedger:
                 self._on_error(tenant, error)
                 if not error.is_script_error:
                     return
+
+
+def _alerts(tenant: str, states: Sequence[tuple[Limit, LimitState]]) -> Iterator[BudgetAlert]:
+    """Yield the alerts that settlements have made due."""
+    for limit, (used, _, *alerts) in states:
+        if alerts and limit.alert_at is not None:
+            yield budget_alert(tenant, limit, used)
 
 
 @contextmanager

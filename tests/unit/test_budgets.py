@@ -13,7 +13,6 @@ from gateway.events import BudgetAlert, Event
 from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
 from gateway.quotas.limits import SECOND_US, Limit, parse_limit
 from gateway.quotas.prices import Price
-from gateway.tenants.budgets import spent_shares
 
 # 2026-11-24, 12:00 UTC.
 START_US = 1_795_521_600 * SECOND_US
@@ -151,13 +150,13 @@ async def test_spent_share_follows_the_period() -> None:
     month, unused = budget(1), budget(2, scope="key ci ")
     tenant = Tenant(month)
     await tenant.spend(45_000_000)
-    budgets = [("acme", month), ("acme", unused), ("other", month)]
 
-    [share] = spent_shares(budgets, tenant.ledger.spent_share)
-    assert ("acme", "tenant", 0.9) == (share.tenant, share.owner, share.share)
+    assert [0.9, None, None] == [
+        tenant.ledger.spent_share(name, limit)
+        for name, limit in (("acme", month), ("acme", unused), ("other", month))
+    ]
     tenant.clock.move(31 * DAY_S)
-    [share] = spent_shares(budgets, tenant.ledger.spent_share)
-    assert share.share == 0
+    assert 0 == tenant.ledger.spent_share("acme", month)
 
 
 @given(

@@ -23,6 +23,7 @@ from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.request_context import RequestContext
 from gateway.config import schema as config
 from gateway.config.diff import ReloadOutcome
+from gateway.config.money import is_budget
 from gateway.config.schema import host_and_port, is_loopback
 from gateway.errors import NotFound
 from gateway.quotas.ledger import Ledger
@@ -122,7 +123,7 @@ class Admin:
 
     def budget_notes(self, *limits: Iterable[str]) -> list[str]:
         """Return a note if limits contain a budget that no call can spend, because no model has a price."""
-        has_budget = any(config.is_budget(name) for names in limits for name in names)
+        has_budget = any(is_budget(name) for names in limits for name in names)
         return [NO_PRICE_NOTE] if has_budget and not self._has_prices else []
 
     @property
