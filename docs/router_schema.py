@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.config.schema import LIMIT_NAME, Config
+from gateway.config.money import BUDGET_MAX
+from gateway.config.schema import LIMIT_NAME, Config, LimitAmount
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "gateway/config/router.schema.json"
@@ -22,6 +23,7 @@ TABLES = ROOT / "docs/configuration.md"
 
 ROW = re.compile(r"^\| (`[\w.<>`, ]+`) \| .+ \| (.+?) \|$", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+LIMIT_AMOUNT = msgspec.json.schema(LimitAmount)
 PLACEHOLDER = {"$ref": "#/$defs/Placeholder"}
 
 
@@ -104,8 +106,7 @@ def _fillable(part: dict[str, Any]) -> dict[str, Any]:
         return {**part, "items": _fillable(part["items"])}
     if isinstance(part.get("additionalProperties"), dict):
         inner = part["additionalProperties"]
-        names = {"propertyNames": {"pattern": f"^({LIMIT_NAME.pattern})$"}} if "maximum" in inner else {}
-        return {**part, **names, "additionalProperties": _fillable(inner)}
+        return _limits(part) if inner == LIMIT_AMOUNT else {**part, "additionalProperties": _fillable(inner)}
     if "anyOf" in part:
         alternatives = [_fillable(one) for one in part["anyOf"]]
         flat = [inner for one in alternatives for inner in one.get("anyOf", [one])]
@@ -116,6 +117,17 @@ def _fillable(part: dict[str, Any]) -> dict[str, Any]:
         inside = {key: value for key, value in part.items() if key not in outside}
         return {"anyOf": [inside, PLACEHOLDER], **outside}
     return part
+
+
+def _limits(part: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of limits: budgets are decimals, all others whole numbers."""
+    whole, decimal = LIMIT_AMOUNT["anyOf"]
+    return {
+        **part,
+        "propertyNames": {"pattern": f"^({LIMIT_NAME.pattern})$"},
+        "patternProperties": {"^budget_": _fillable({**decimal, "maximum": BUDGET_MAX})},
+        "additionalProperties": _fillable(whole),
+    }
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from contextlib import suppress
 from itertools import count
 from typing import Self
 
-from backends.contract import inputs_of
 from gateway.calls import Deadline
 from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut
 from gateway.events import Decision, Observe, QuotaDecided
@@ -96,7 +95,7 @@ class Grant:
             self.count(tokens)
             return
         # Texts besides the inputs that the call pays for, such as the query of a rerank, may be among them.
-        unpaid = len(inputs_of(self.prepared.work)) - self.prepared.cost.inputs
+        unpaid = self.prepared.work_inputs - self.prepared.cost.inputs
         self._uncharged_inputs = max(0, inputs - max(0, unpaid))
 
     async def __aenter__(self) -> Self:
@@ -128,7 +127,7 @@ class Grant:
             # The caller chose a size for which the model's time was too short. Nothing computed is a fault of
             # ours, and so is a replica that hangs.
             is_charged = self._tokens > 0 and not isinstance(error, ReplicaTimedOut)
-            return _with_tokens(reserved, self._tokens) if is_charged else NOTHING
+            return self._cost_of(reserved, self._tokens, reserved.inputs) if is_charged else NOTHING
         if error is not None and not _is_charged(error):
             return NOTHING
         unanswered = self._unanswered_tokens
@@ -139,11 +138,11 @@ class Grant:
         inputs = reserved.inputs - self._uncharged_inputs
         if tokens == reserved.tokens and inputs == reserved.inputs:
             return reserved
-        return Cost(reserved.requests, tokens, inputs, reserved.images)
+        return self._cost_of(reserved, tokens, inputs)
 
-
-def _with_tokens(cost: Cost, tokens: int) -> Cost:
-    return Cost(cost.requests, tokens, cost.inputs, cost.images)
+    def _cost_of(self, reserved: Cost, tokens: int, inputs: int) -> Cost:
+        """Return the cost with other tokens and inputs, at the price of the reservation."""
+        return self.prepared.route.price.cost(tokens, inputs, reserved.images, reserved.requests)
 
 
 class Admission:
@@ -234,8 +233,8 @@ class Admission:
             raise
         self._ledger.settle(reservation, NOTHING)
         statuses = reservation.limit_statuses
-        room = [status.remaining + least.tokens for status in statuses if status.limit.unit == "tokens"]
-        return min(room, default=TOKENS_MAX)
+        room = route.price.tokens_within((status.limit, status.remaining) for status in statuses)
+        return TOKENS_MAX if room is None else room + least.tokens
 
     async def _charge(
         self, tenant: Tenant, limits: Sequence[Limit], least: Cost, used: Cost

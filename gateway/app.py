@@ -96,6 +96,7 @@ from gateway.routing.routes import Routes
 from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
+from gateway.telemetry.budget_metrics import BudgetShare
 from gateway.telemetry.load_metrics import ReplicaLoad, Sources
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import measure_lag
@@ -260,7 +261,7 @@ class WorkerReload:
         self.admin.apply(config)
         for running in retired:
             self.records.changes.forget(running.upstream.name)
-        self.metrics.watch(sources_of(upstreams, self.in_flight, self.api.gateway.cache))
+        self.metrics.watch(sources_of(self.api.gateway, self.in_flight, self.admin.ledger))
         return self.registry.retire(retired)
 
 
@@ -289,7 +290,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     serving = serving_of(config, registry.upstreams, boot.added_models, table)
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
     in_flight = InFlight(config.limits.in_flight_bytes)
-    metrics.watch(sources_of(gateway.upstreams, in_flight, stores.cache))
+    metrics.watch(sources_of(gateway, in_flight, stores.ledger))
     sign_on = SignOn(gateway.keyring, config.sign_on)
     authenticator = Authenticator(gateway.keyring, config.trusted_proxies, sign_on=sign_on)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
@@ -370,11 +371,13 @@ def serving_of(
         return None if capabilities is None else capabilities.operations
 
     routes = Routes(config.models, config.defaults, offered, added_models, table.status_of_model)
+    routes.currency = config.currency or ""
     return Serving(config, routes, upstreams)
 
 
-def sources_of(upstreams: Mapping[str, Upstream], in_flight: InFlight, cache: ItemCache | None) -> Sources:
+def sources_of(gateway: Gateway, in_flight: InFlight, ledger: Ledger) -> Sources:
     """Return the values that metrics read at each scrape."""
+    upstreams, cache = gateway.upstreams, gateway.cache
 
     def replicas() -> Iterator[ReplicaLoad]:
         for name, upstream in upstreams.items():
@@ -392,7 +395,16 @@ def sources_of(upstreams: Mapping[str, Upstream], in_flight: InFlight, cache: It
         lambda: (in_flight.calls, in_flight.bytes),
         {name: partial(_joined_stats, backends) for name, backends in engines.items()},
         lambda: (cache.store.size_bytes, cache.store.evictions) if cache else (0, 0),
+        partial(_spent_shares, gateway.keyring, ledger),
     )
+
+
+def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:
+    """Yield the spent share of each budget that has been used."""
+    for tenant, limit in keyring.budgets:
+        share = ledger.spent_share(tenant, limit)
+        if share is not None:
+            yield BudgetShare(tenant, "key" if limit.scope else "tenant", share)
 
 
 async def _joined_stats(engines: Sequence[TorchBackend], timeout_s: float) -> EngineStats | None:
@@ -438,7 +450,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
         tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file))
-        return Stores(ledger or MemoryLedger(), tenants, cache=cache)
+        return Stores(ledger or MemoryLedger(observe=observe), tenants, cache=cache)
     timeout_s = quotas.timeout_ms / 1000
     if ledger is None:
         rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)

@@ -11,7 +11,7 @@ from itertools import count
 import msgspec
 
 from backends import errors
-from backends.contract import Detokenize, EmbedReply, EncodeReply, Reply, Tokenize
+from backends.contract import Detokenize, EmbedReply, EncodeReply, Reply, RerankReply, Tokenize
 from backends.contract import Work as BackendWork
 from gateway.admission import Grant
 from gateway.batching.duplicates import with_duplicates
@@ -20,7 +20,7 @@ from gateway.batching.lane import Lane, SliceReply
 from gateway.batching.slices import Slice, cut, cut_again, is_indivisible, join, request_bytes
 from gateway.batching.ticket import Owner
 from gateway.cache.call_cache import CallCache, ItemCache
-from gateway.cache.entries import SplitCall
+from gateway.cache.entries import SplitCall, SplitPairs
 from gateway.calls import Work
 from gateway.errors import (
     LOADING_RETRY_S,
@@ -116,7 +116,11 @@ class Dispatcher:
         return reply
 
     async def _complete(
-        self, grant: Grant, lane: Lane, cached: tuple[WorkPart, SplitCall, CallCache], timeline: Timeline
+        self,
+        grant: Grant,
+        lane: Lane,
+        cached: tuple[WorkPart, SplitCall | SplitPairs, CallCache],
+        timeline: Timeline,
     ) -> Reply:
         """Return the reply to a call of which the cache has a part.
 
@@ -124,14 +128,14 @@ class Dispatcher:
         """
         whole, split, cache = cached
         timeline.lap("cache")
-        reply: EmbedReply | None = None
+        reply: Reply | None = None
         if missing := split.missing:
             tokens = [whole.tokens[index] for index in missing]
             part = WorkPart(split.missing_work(), tokens, whole.is_exact, missing)
             computed = await self._compute(grant, lane, part, timeline)
-            assert isinstance(computed, EmbedReply)
-            reply = _with_counts(computed, part)
-            cache.keep(split, reply)
+            counts = _counts_of(computed, part)
+            reply = _with_counts(computed, counts)
+            cache.keep(split, reply, counts)
         joined = split.joined(reply)
         grant.count_cached(split.hits, split.hit_tokens, is_charged=cache.is_charged)
         return joined
@@ -238,11 +242,19 @@ def _refusal_of(piece: Slice, error: errors.BackendError) -> errors.BackendError
     return errors.InvalidWork(message, input_index=piece.start)
 
 
-def _with_counts(reply: EmbedReply, part: WorkPart) -> EmbedReply:
-    """Return a reply with the tokens of each input, if the gateway's own counts are those of the reply."""
-    if reply.input_tokens is not None or not part.is_exact or sum(part.tokens) != reply.tokens:
-        return reply
-    return msgspec.structs.replace(reply, input_tokens=tuple(part.tokens))
+def _counts_of(reply: Reply, part: WorkPart) -> tuple[int, ...] | None:
+    """Return the tokens of each input: the reply's, or the gateway's own if they have the same sum."""
+    assert isinstance(reply, EmbedReply | RerankReply)
+    if isinstance(reply, EmbedReply) and reply.input_tokens is not None:
+        return reply.input_tokens
+    if len(part.tokens) == 1:
+        return (reply.tokens,)
+    return tuple(part.tokens) if part.is_exact and sum(part.tokens) == reply.tokens else None
+
+
+def _with_counts(reply: Reply, counts: tuple[int, ...] | None) -> Reply:
+    """Return a reply with the tokens of each input, if they are known and it has a place for them."""
+    return msgspec.structs.replace(reply, input_tokens=counts) if isinstance(reply, EmbedReply) else reply
 
 
 def _of_whole(error: errors.InvalidWork, part: WorkPart) -> errors.InvalidWork:

@@ -146,6 +146,19 @@ class CacheLookedUp(msgspec.Struct, frozen=True):
     misses: int
 
 
+class BudgetAlert(msgspec.Struct, frozen=True):
+    """Most of a budget is used: emitted once in its period, by the gateway whose settlement reached it.
+
+    budget: name of the limit, which contains the id of a key. spent, amount: in the currency; spent includes
+    what other calls have reserved.
+    """
+
+    tenant: str
+    budget: str
+    spent: float
+    amount: float
+
+
 class StoreChanged(msgspec.Struct, frozen=True):
     """The quota store became unreachable (away), or responds again; reason is safe to log."""
 
@@ -196,6 +209,7 @@ class ModelStateReported(msgspec.Struct, frozen=True):
 
 Event: TypeAlias = (
     StoreChanged
+    | BudgetAlert
     | CallFinished
     | AttemptFinished
     | ReplicaChanged

@@ -71,7 +71,7 @@ class PreparedWork:
     input_tokens: exact tokens of each input, None if they were not counted.
     places: for each input of the call, its index among those of the work; None if the work has them all.
     cut: the inputs that were cut to the call's `text_tokens` and `query_tokens`.
-    cost: the most that the call can cost; its tokens are 0 unless a limit counts tokens.
+    cost: the most that the call can cost; its tokens are 0 unless a limit counts tokens, or what they cost.
     """
 
     __slots__ = (
@@ -114,6 +114,11 @@ class PreparedWork:
             return ""
         name = capabilities.default_prompt if work.prompt_name is None else work.prompt_name
         return capabilities.prompts.get(name) if name else ""
+
+    @property
+    def work_inputs(self) -> int:
+        """Number of inputs of the work."""
+        return len(inputs_of(self.work))
 
     def most_tokens(self) -> list[int]:
         """Return the tokens of each input: exact where they were counted, else an upper bound."""
@@ -158,12 +163,14 @@ class Preparer:
             prepared.cut = cut
         # Tokenizing is free, whatever the limits.
         is_free = isinstance(call.work, Tokenize | Detokenize)
-        is_limited = not is_free and _has_token_limit(tenant, route)
-        if is_limited or inputs.always_counts:
+        is_limited = not is_free and _tokens_allowed(tenant, route) is not None
+        # A score is kept with its own tokens, which no reply states.
+        is_kept = route.cache and isinstance(call.work, Rerank | Score)
+        if is_limited or is_kept or inputs.always_counts:
             prepared.input_tokens = await self._count(inputs, prepared, tenant, deadline)
         tokens = sum(prepared.most_tokens()) if is_limited else 0
         images = pictures_in(call.work) if isinstance(call.work, EmbedParts | ScoreParts) else 0
-        prepared.cost = Cost(1, tokens, len(inputs_of(call.work)), images)
+        prepared.cost = route.price.cost(tokens, len(inputs_of(call.work)), images)
         return prepared
 
     async def refresh(
@@ -197,14 +204,14 @@ class Preparer:
         """Return the text of each list of token ids. Raises: as `IdDecoder.decode`, and as `ask` for many."""
         if sum(map(len, ids)) > ASK_IDS:
             # Each of the texts has a token at least.
-            await self._ask(tenant, route, Cost(inputs=len(ids), tokens=len(ids)))
+            await self._ask(tenant, route, route.price.cost(len(ids), len(ids)))
         return await decoder.decode(ids, self._threads, self._claim(tenant, bulk=False), deadline)
 
     async def _cut(
         self, inputs: ModelInputs, tenant: Tenant, route: Route, call: Call, deadline: Deadline
     ) -> CutCall:
         count = len(inputs_of(call.work))
-        room = TokenRoom(lambda tokens: self._ask(tenant, route, Cost(inputs=count, tokens=tokens)), -1)
+        room = TokenRoom(lambda tokens: self._ask(tenant, route, route.price.cost(tokens, count)), -1)
         try:
             async with asyncio.timeout_at(deadline.at_s):
                 claim = self._claim(tenant, bulk=call.bulk)
@@ -251,11 +258,11 @@ class Preparer:
 
     def _room(self, prepared: PreparedWork, tenant: Tenant, *, is_large: bool) -> "TokenRoom":
         route, inputs = prepared.route, len(inputs_of(prepared.call.work))
-        amounts = [limit.amount for limit in tenant.limits + route.limits if limit.unit == "tokens"]
+        most = _tokens_allowed(tenant, route)
         return TokenRoom(
-            lambda tokens: self._ask(tenant, route, Cost(inputs=inputs, tokens=tokens)),
+            lambda tokens: self._ask(tenant, route, route.price.cost(tokens, inputs)),
             # Without room, the first use asks.
-            -1 if is_large else min(amounts, default=TOKENS_MAX),
+            -1 if is_large else TOKENS_MAX if most is None else most,
         )
 
     def _claim(self, tenant: Tenant, *, bulk: bool) -> Claim:
@@ -446,5 +453,6 @@ def _with_instruction(work: BackendWork, call: Call, model: InstructedModel, ins
     )
 
 
-def _has_token_limit(tenant: Tenant, route: Route) -> bool:
-    return "tokens" in [limit.unit for limit in tenant.limits + route.limits]
+def _tokens_allowed(tenant: Tenant, route: Route) -> int | None:
+    """Return the most tokens that the limits of a call allow, None if they count neither tokens nor money."""
+    return route.price.tokens_within((limit, limit.amount) for limit in tenant.limits + route.limits)

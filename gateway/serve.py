@@ -13,12 +13,20 @@ import msgspec
 
 from backends.contract import DetokenizeReply, EmbedReply, EncodeReply, Operation, Reply, TokenizeReply
 from gateway.admission import Admission
-from gateway.cache.call_cache import NO_IDENTITY, CacheUse, CallCache, CallOrigin, ItemCache
+from gateway.cache.call_cache import (
+    NO_IDENTITY,
+    NO_SCORES_IDENTITY,
+    CacheUse,
+    CallCache,
+    CallOrigin,
+    ItemCache,
+)
 from gateway.calls import CacheMode, Call, Deadline, operation_of
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.prepare import Preparer
 from gateway.quotas.limits import Cost, LimitStatus
+from gateway.quotas.prices import Price
 from gateway.routing.routes import Route, Routes
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Keyring, Tenant
@@ -104,6 +112,9 @@ class Gateway:
         if self.cache is None:
             return "needs a restart"
         upstream = self.upstreams[self.routes.upstream_of(model)]
+        capabilities = upstream.capabilities
+        if capabilities is not None and Operation.RERANK in capabilities.operations:
+            return "on" if upstream.scores_identity() else NO_SCORES_IDENTITY
         return "on" if upstream.vectors_identity() else NO_IDENTITY
 
     def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
@@ -111,7 +122,7 @@ class Gateway:
 
         Raises: QuotaExceeded, QuotaUnavailable.
         """
-        self._admission.refuse_if_spent(tenant, least)
+        self._admission.refuse_if_spent(tenant, self._priced(least))
 
     async def charge_bad_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
         """Charge a request that was refused for its content, so that its decoding is not free.
@@ -125,7 +136,14 @@ class Gateway:
 
         Raises: QuotaExceeded, QuotaUnavailable.
         """
-        await self._admission.charge_unfinished(tenant, least, is_callers_fault=is_callers_fault)
+        await self._admission.charge_unfinished(
+            tenant, self._priced(least), is_callers_fault=is_callers_fault
+        )
+
+    def _priced(self, least: Cost) -> Cost:
+        """Return the least cost of a request with the least money that its tokens may cost."""
+        price = Price(self.routes.least_price, self.routes.currency)
+        return price.cost(least.tokens, least.inputs, least.images, least.requests)
 
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""
@@ -176,7 +194,7 @@ class Gateway:
             return None
         origin = CallOrigin(caller.tenant.name, route.model, upstream.name)
         is_refreshed = caller.cache == "refresh"
-        return CallCache(self.cache, origin, upstream.vectors_identity, is_refreshed=is_refreshed)
+        return CallCache(self.cache, origin, upstream.identity_of, is_refreshed=is_refreshed)
 
     async def decode_ids(
         self, tenant: Tenant, model: str | None, operation: Operation, ids: Sequence[Sequence[int]]

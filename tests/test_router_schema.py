@@ -74,6 +74,10 @@ FILE = {"upstreams": {"a": {"backend": "tei", "replicas": ["http://a"]}}, "model
         ({"upstreams": {"a": {"replica": []}}}, ["upstreams.a", "upstreams.a"]),
         ({"tenants": {"acme": {"limits": {"tokens_per_fortnight": 1}}}}, ["tenants.acme.limits"]),
         ({"tenants": {"acme": {"limits": {"tokens_per_day": 0}}}}, ["tenants.acme.limits.tokens_per_day"]),
+        ({"tenants": {"acme": {"limits": {"tokens_per_day": 1.5}}}}, ["tenants.acme.limits.tokens_per_day"]),
+        ({"tenants": {"acme": {"limits": {"budget_per_day": 1.5}}}}, []),
+        ({"tenants": {"acme": {"limits": {"budget_per_day": 0}}}}, ["tenants.acme.limits.budget_per_day"]),
+        ({"tenants": {"acme": {"limits": {"budget_per_day": 5e6}}}}, ["tenants.acme.limits.budget_per_day"]),
     ],
 )
 def test_an_editor_shows_what_the_loader_refuses(change: dict[str, Any], expected: list[str]) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.additions.entries import DEFINED, AdditionEntry, Additions, Listing, Part
 from gateway.additions.reading import SecretSources, read_model, read_upstream, redact
+from gateway.config.cross_checks import currency_problem
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config, ModelSettings, UpstreamSettings
 
@@ -61,7 +62,10 @@ def compose(
     def model_of(name: str, written: Any) -> ModelSettings:
         if file.defaults.any_name and len(file.models) == 1:
             raise ConfigError([Problem(f"models.{name}", EVERY_NAME)])
-        return read_model(name, written, upstreams)
+        model = read_model(name, written, upstreams)
+        if problem := currency_problem(name, model, file.currency):
+            raise ConfigError([problem])
+        return model
 
     models = _read_all("models", additions.models, file.models, model_of, rejected)
     drained = _with_drains(upstreams, additions.drained)

@@ -1,6 +1,6 @@
 """The cache as one call uses it: looked up before dispatch, filled from the reply.
 
-Rule: nothing is read or stored without an identity of the vectors, and nothing is stored if the identity has
+Rule: nothing is read or stored without an identity of the outputs, and nothing is stored if the identity has
 changed while the call was computed.
 """
 
@@ -10,19 +10,20 @@ from typing import Protocol
 
 import msgspec
 
-from backends.contract import Embed, EmbedReply, Work
-from gateway.cache.entries import Entry, SplitCall, decode_entry, encode_entry
+from backends.contract import Embed, Reply, Rerank, Score, Work
+from gateway.cache.entries import Entry, SplitCall, SplitPairs, decode_entry, encode_entry
 from gateway.cache.keys import entry_keys, is_cacheable
 from gateway.events import CacheLookedUp, Observe
 from gateway.vector_spaces.identity import VectorsIdentity
 
 NO_IDENTITY = "off: no fingerprint of its own, or replicas with other vectors"
+NO_SCORES_IDENTITY = "off: scores need the built-in engine, and a hub id with a commit as its `revision`"
 
 logger = logging.getLogger("gateway")
 
 
 class CacheUse(msgspec.Struct, frozen=True):
-    """Texts of one call that were found and not found, and the tokens of those that were."""
+    """Texts or pairs of one call that were found and not found, and the tokens of those that were."""
 
     hits: int
     misses: int
@@ -69,13 +70,16 @@ class ItemCache:
         # The prefix keeps a tenant named "shared" apart.
         return "shared" if self._shared else f"tenant {tenant}"
 
-    def report(self, model: str, *, is_identified: bool) -> None:
-        """Log that a model's vectors cannot be cached, once until they can."""
+    def report(self, model: str, work: Work, *, is_identified: bool) -> None:
+        """Log that a model's outputs cannot be cached, once until they can."""
         if is_identified:
             self._unidentified.discard(model)
         elif model not in self._unidentified:
             self._unidentified.add(model)
-            logger.warning("model %s: its vectors are not cached (%s)", model, NO_IDENTITY)
+            if isinstance(work, Rerank | Score):
+                logger.warning("model %s: its scores are not cached (%s)", model, NO_SCORES_IDENTITY)
+            else:
+                logger.warning("model %s: its vectors are not cached (%s)", model, NO_IDENTITY)
 
 
 class CallOrigin(msgspec.Struct, frozen=True):
@@ -89,15 +93,15 @@ class CallOrigin(msgspec.Struct, frozen=True):
 class CallCache:
     """Cache of one call.
 
-    identity: returns the one of the upstream's vectors now, None if it is unknown. is_refreshed: entries are
-    written, and not read. use: outcome of the lookup, None if nothing was looked up.
+    identity: returns the one of the upstream's outputs for a work now, None if it is unknown. is_refreshed:
+    entries are written, and not read. use: outcome of the lookup, None if nothing was looked up.
     """
 
     def __init__(
         self,
         cache: ItemCache,
         origin: CallOrigin,
-        identity: Callable[[], VectorsIdentity | None],
+        identity: Callable[[Work], VectorsIdentity | None],
         *,
         is_refreshed: bool = False,
     ) -> None:
@@ -110,18 +114,19 @@ class CallCache:
         self._found: VectorsIdentity | None = None
         self._epoch: int | None = None
         self._keys: list[bytes] = []
+        self._work: Work | None = None
 
-    async def look_up(self, work: Work) -> SplitCall | None:
+    async def look_up(self, work: Work) -> SplitCall | SplitPairs | None:
         """Return the work split into found and missing inputs, None if it cannot be cached."""
-        identity, store = self._identity(), self._cache.store
+        identity, store = self._identity(work), self._cache.store
         self._epoch = store.epoch_of(self._origin.upstream)
-        self._cache.report(self._origin.model, is_identified=identity is not None)
+        self._cache.report(self._origin.model, work, is_identified=identity is not None)
         if identity is None or self._epoch is None:
             return None
         if not is_cacheable(work, identity.dimensions):
             return None
-        assert isinstance(work, Embed)
-        self._found = identity
+        assert isinstance(work, Embed | Rerank | Score)
+        self._found, self._work = identity, work
         self._keys = entry_keys(work, self._cache.owner(self._origin.tenant), identity.digest, self._epoch)
         entries: list[Entry | None] = [None] * len(self._keys)
         if not self._is_refreshed:
@@ -132,17 +137,22 @@ class CallCache:
         # An epoch may have begun during the lookup.
         if not self._is_current():
             return None
-        split = SplitCall(work, entries, identity.dimensions)
+        split = (
+            SplitCall(work, entries, identity.dimensions)
+            if isinstance(work, Embed)
+            else SplitPairs(work, entries)
+        )
         self.use = CacheUse(split.hits, len(split.missing), split.hit_tokens)
         self._cache.observe(CacheLookedUp(self._origin.model, split.hits, len(split.missing)))
         return split
 
-    def keep(self, split: SplitCall, reply: EmbedReply) -> None:
-        """Store the vectors of the missing inputs. reply: to them."""
+    def keep(self, split: SplitCall | SplitPairs, reply: Reply, tokens: Sequence[int] | None) -> None:
+        """Store the outputs of the missing inputs. reply: to them. tokens: of each, None if unknown."""
         if self._is_current():
-            entries = split.new_entries(reply)
+            entries = split.new_entries(reply, tokens)
             self._cache.store.put([(self._keys[index], encode_entry(entry)) for index, entry in entries])
 
     def _is_current(self) -> bool:
+        assert self._work is not None
         is_same_epoch = self._cache.store.epoch_of(self._origin.upstream) == self._epoch
-        return is_same_epoch and self._identity() == self._found
+        return is_same_epoch and self._identity(self._work) == self._found

@@ -1,7 +1,7 @@
-"""Entries of the cache, and the split of a call into found and missing texts. Pure.
+"""Entries of the cache, and the split of a call into found and missing inputs. Pure.
 
-Invariant: the joined reply has one vector per input of the call, in the caller's order, and each is the
-vector of the entry under the input's own key, or the replica's reply to that input.
+Invariant: the joined reply has one output per input of the call, in the caller's order, and each is that of
+the entry under the input's own key, or the replica's reply to that input.
 """
 
 import struct
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from backends.contract import Embed, EmbedReply, Vectors
+from backends.contract import Embed, EmbedReply, Reply, Rerank, RerankReply, Score, Vectors
 from backends.errors import ReplicaFailed
 from backends.vectors import shape_vectors
 
@@ -24,10 +24,10 @@ TOKENS_MAX = 2**32 - 1
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Result of one text.
+    """Result of one text, or of one pair of a query and a document.
 
-    numbers: the full vector, little-endian float32. tokens: that the text costs. is_cut: whether it was
-    truncated, None if its server does not report it.
+    numbers: the full vector, or the score, little-endian float32. tokens: that it costs. is_cut: whether it
+    was truncated, None if its server does not report it.
     """
 
     numbers: bytes
@@ -50,17 +50,12 @@ def decode_entry(stored: bytes, dimensions: int) -> Entry | None:
     return Entry(stored[HEAD.size :], tokens, CUT_OF_FLAG[flag])
 
 
-class SplitCall:
-    """One call whose texts were looked up. entries: of each input, None where there is none.
+class Split:
+    """Inputs of one call that were looked up. entries: of each input, None where there is none."""
 
-    dimensions: of the model's full vectors.
-    """
-
-    def __init__(self, work: Embed, entries: Sequence[Entry | None], dimensions: int) -> None:
+    def __init__(self, entries: Sequence[Entry | None]) -> None:
         self.entries = entries
         self.missing = [index for index, entry in enumerate(entries) if entry is None]
-        self._work = work
-        self._dimensions = dimensions
 
     @property
     def hits(self) -> int:
@@ -71,6 +66,81 @@ class SplitCall:
     def hit_tokens(self) -> int:
         """Tokens of the inputs that were found."""
         return sum(entry.tokens for entry in self.entries if entry is not None)
+
+    def _entries_of(
+        self, rows: Vectors, tokens: Sequence[int] | None, reply: EmbedReply | RerankReply
+    ) -> list[tuple[int, Entry]]:
+        """Return the entries of the missing inputs, by input; none unless the tokens of each are known.
+
+        rows: the numbers of each.
+        """
+        if tokens is None or sum(tokens) != reply.tokens or not 0 <= max(tokens) <= TOKENS_MAX:
+            return []
+        if not np.isfinite(rows).all():
+            return []
+        cut = None if reply.truncated is None else set(reply.truncated)
+        return [
+            (index, Entry(row.astype("<f4").tobytes(), count, None if cut is None else place in cut))
+            for place, (index, row, count) in enumerate(zip(self.missing, rows, tokens, strict=True))
+        ]
+
+    def _truncated(self, reply: EmbedReply | RerankReply | None) -> tuple[int, ...] | None:
+        if any(entry is not None and entry.is_cut is None for entry in self.entries):
+            return None
+        cut = [index for index, entry in enumerate(self.entries) if entry is not None and entry.is_cut]
+        if reply is not None:
+            if reply.truncated is None:
+                return None
+            cut += [self.missing[place] for place in reply.truncated]
+        return tuple(sorted(cut))
+
+
+class SplitPairs(Split):
+    """Call for the scores of pairs. Each entry has one number, the score."""
+
+    def __init__(self, work: Rerank | Score, entries: Sequence[Entry | None]) -> None:
+        super().__init__(entries)
+        self._work = work
+
+    def missing_work(self) -> Rerank | Score:
+        """Return the work of the missing pairs."""
+        work = self._work
+        if isinstance(work, Score):
+            return msgspec.structs.replace(work, pairs=tuple([work.pairs[index] for index in self.missing]))
+        documents = tuple([work.documents[index] for index in self.missing])
+        return msgspec.structs.replace(work, documents=documents)
+
+    def new_entries(self, reply: Reply, tokens: Sequence[int] | None) -> list[tuple[int, Entry]]:
+        """Return the entries of the missing pairs, by pair. reply: to `missing_work`. tokens: of each."""
+        if not isinstance(reply, RerankReply) or reply.scores.shape != (len(self.missing),):
+            return []
+        return self._entries_of(reply.scores[:, np.newaxis], tokens, reply)
+
+    def joined(self, reply: Reply | None) -> RerankReply:
+        """Return the reply to the whole call. reply: to `missing_work`, None if nothing is missing.
+
+        Raises: ReplicaFailed if it does not have one score for each pair.
+        """
+        scores = np.empty(len(self.entries), np.float32)
+        for index, entry in enumerate(self.entries):
+            if entry is not None:
+                [scores[index]] = np.frombuffer(entry.numbers, "<f4")
+        tokens = self.hit_tokens
+        if reply is None:
+            return RerankReply(scores, tokens, self._truncated(None))
+        if not isinstance(reply, RerankReply) or reply.scores.shape != (len(self.missing),):
+            raise ReplicaFailed("the reply has not one score for each pair")
+        scores[self.missing] = reply.scores
+        return RerankReply(scores, tokens + reply.tokens, self._truncated(reply))
+
+
+class SplitCall(Split):
+    """Call for the vectors of texts. dimensions: of the model's full vectors."""
+
+    def __init__(self, work: Embed, entries: Sequence[Entry | None], dimensions: int) -> None:
+        super().__init__(entries)
+        self._work = work
+        self._dimensions = dimensions
 
     def missing_work(self) -> Embed:
         """Return the work of the missing inputs, which asks for full vectors."""
@@ -83,34 +153,18 @@ class SplitCall:
             dimensions=None,
         )
 
-    def new_entries(self, reply: EmbedReply) -> list[tuple[int, Entry]]:
-        """Return the entries of the missing inputs, by input; none unless the tokens of each are known.
-
-        reply: to `missing_work`.
-        """
-        tokens, vectors = reply.input_tokens, reply.vectors
-        if tokens is None or sum(tokens) != reply.tokens or not 0 <= max(tokens) <= TOKENS_MAX:
+    def new_entries(self, reply: Reply, tokens: Sequence[int] | None) -> list[tuple[int, Entry]]:
+        """Return the entries of the missing texts, by input. reply: to `missing_work`. tokens: of each."""
+        if not isinstance(reply, EmbedReply) or reply.vectors.shape != (len(self.missing), self._dimensions):
             return []
-        if vectors.shape != (len(self.missing), self._dimensions) or not np.isfinite(vectors).all():
-            return []
-        cut = None if reply.truncated is None else set(reply.truncated)
-        return [
-            (
-                index,
-                Entry(
-                    vectors[place].astype("<f4").tobytes(),
-                    tokens[place],
-                    None if cut is None else place in cut,
-                ),
-            )
-            for place, index in enumerate(self.missing)
-        ]
+        return self._entries_of(reply.vectors, tokens, reply)
 
-    def joined(self, reply: EmbedReply | None) -> EmbedReply:
+    def joined(self, reply: Reply | None) -> EmbedReply:
         """Return the reply to the whole call. reply: to `missing_work`, None if nothing is missing.
 
         Raises: ReplicaFailed if its vectors are not as wide as those of the entries.
         """
+        assert reply is None or isinstance(reply, EmbedReply)
         vectors = np.empty((len(self.entries), self._dimensions), np.float32)
         for index, entry in enumerate(self.entries):
             if entry is not None:
@@ -127,16 +181,6 @@ class SplitCall:
         if work.dimensions is None or work.dimensions == self._dimensions:
             return vectors
         return shape_vectors(vectors, dimensions=work.dimensions, normalize=work.normalize)
-
-    def _truncated(self, reply: EmbedReply | None) -> tuple[int, ...] | None:
-        if any(entry is not None and entry.is_cut is None for entry in self.entries):
-            return None
-        cut = [index for index, entry in enumerate(self.entries) if entry is not None and entry.is_cut]
-        if reply is not None:
-            if reply.truncated is None:
-                return None
-            cut += [self.missing[place] for place in reply.truncated]
-        return tuple(sorted(cut))
 
     def _input_tokens(self, reply: EmbedReply | None) -> tuple[int, ...] | None:
         computed: Sequence[int] = ()

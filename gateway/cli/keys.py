@@ -10,7 +10,7 @@ from rich.table import Table
 from gateway.cli.context import NO_STORE, Action, Context, run_action
 from gateway.cli.limits import format_limits, parse_limits
 from gateway.cli.output import show_line, show_table
-from gateway.cli.unknown_names import warn_of_unknown_models
+from gateway.cli.unknown_names import warn_of_idle_budgets, warn_of_unknown_models
 from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.names import unknown_tenant_note
@@ -48,6 +48,7 @@ async def _create(context: Context) -> int:
         show_line(context.followed)
     if not creation.has_tenant and options.tenant not in context.config.tenants:
         show_line(unknown_tenant_note(options.tenant))
+    warn_of_idle_budgets(context, key.stored.limits)
     return 0
 
 

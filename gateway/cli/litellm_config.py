@@ -8,12 +8,14 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec.yaml
 
 from gateway.cli.litellm_providers import NotServed, upstream_of
+from gateway.config.money import TOKENS_OF_PRICE, token_price
 
 HEADING = "# Written by `gateway import litellm`; docs/configuration.md describes all keys.\n"
 LISTEN = "0.0.0.0:4000"
@@ -25,9 +27,13 @@ POLICIES = {"least-busy": "least_tokens", "simple-shuffle": "round_robin"}
 MODES = {"embedding", "rerank"}
 # Names by which models without a `mode` are taken for models that embed or rank.
 SPECIALIZED = re.compile(r"embed|rerank|bge|gte|e5|minilm|mpnet|nomic|colbert|splade|arctic|jina")
+INPUT_COST = "input_cost_per_token"
+# LiteLLM states costs in this currency.
+CURRENCY = "USD"
+PRICE = "price_per_million_tokens"
 # Settings that are read, by section.
 READ = {
-    "litellm_params": {"model", "api_base", "base_url", "api_key", "api_version", "timeout"},
+    "litellm_params": {"model", "api_base", "base_url", "api_key", "api_version", "timeout", INPUT_COST},
     "router_settings": {"routing_strategy", "redis_url", "redis_host", "redis_port", "redis_password"},
     "general_settings": {"master_key"},
     "litellm_settings": {"request_timeout"},
@@ -40,7 +46,9 @@ REASONS = {
     "weight": "replicas are chosen by load",
     "order": "replicas are chosen by load",
     "dimensions": "callers ask for `dimensions` themselves",
-    "input_cost_per_token": "money is not counted",
+    "max_budget": "a tenant or a key has it: `budget_per_month` or `budget_per_day` in its `limits`",
+    "budget_duration": "a budget is for a calendar month or day (UTC)",
+    "provider_budget_config": "`budget_per_month` in `models.<name>.limits` limits each tenant",
     "fallbacks": "vectors of another model would be silently wrong",
     "num_retries": "`retry_share` and the deadline bound the retries",
     "database_url": "keys, tenants and usage are stored in Redis",
@@ -97,7 +105,7 @@ class Models:
     def __init__(self, references: References) -> None:
         self.left_out: list[str] = []
         self.upstreams: dict[str, dict[str, Any]] = {}
-        self.by_name: dict[str, dict[str, str]] = {}
+        self.by_name: dict[str, dict[str, Any]] = {}
         self._references = references
         # `provider/model` of each name.
         self._kinds: dict[str, str] = {}
@@ -110,11 +118,13 @@ class Models:
             place = f"{place} ({name})"
             _check(name, kind, section_of(entry, "model_info").get("mode"))
             settings = self._settings(place, name, kind, params)
-            self._join(name, kind, settings)
+            price = self._price(place, params, section_of(entry, "model_info"))
+            self._join(name, kind, settings, price)
         except NotServed as error:
             self.left_out.append(f"{place}: {error}")
             return
-        self.left_out += unread(params, "litellm_params", f"{place}.litellm_params")
+        plain = {key: value for key, value in params.items() if "cost_per" not in key}
+        self.left_out += unread(plain, "litellm_params", f"{place}.litellm_params")
 
     def _settings(self, place: str, name: str, kind: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the upstream of one entry. Raises: NotServed."""
@@ -141,18 +151,41 @@ class Models:
                 self.left_out.append(f"{place}.litellm_params.timeout: it is no positive number of seconds")
         return settings
 
-    def _join(self, name: str, kind: str, settings: dict[str, Any]) -> None:
+    def _price(self, place: str, params: Mapping[str, Any], info: Mapping[str, Any]) -> float | None:
+        """Return the price of a million input tokens, None without one. What is not exact is reported."""
+        for section, content in (("litellm_params", params), ("model_info", info)):
+            self.left_out += [
+                f"{place}.{section}.{key}: only tokens of inputs have a price"
+                for key, cost in content.items()
+                if "cost_per" in key and key != INPUT_COST and cost
+            ]
+        cost = params.get(INPUT_COST, info.get(INPUT_COST))
+        try:
+            price = None if cost is None else float(Decimal(str(cost)) * TOKENS_OF_PRICE)
+            token_price(price or 0)
+        except (ArithmeticError, ValueError) as error:
+            self.left_out.append(
+                f"{place}.{INPUT_COST}: {cost} is no price that can be counted here: {error}"
+            )
+            return None
+        return price
+
+    def _join(self, name: str, kind: str, settings: dict[str, Any], price: float | None) -> None:
         """Add an upstream, or a replica to the one of this name. Raises: NotServed."""
         if name not in self.by_name:
             upstream = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "model"
             while upstream in self.upstreams:
                 upstream += "-2"
             self.upstreams[upstream], self.by_name[name] = settings, {"upstream": upstream}
+            if price is not None:
+                self.by_name[name][PRICE] = price
             self._kinds[name] = kind
             return
         known = self.upstreams[self.by_name[name]["upstream"]]
         if kind != self._kinds[name] or _without_replicas(settings) != _without_replicas(known):
             raise NotServed("another entry of this name has another model, provider, key or timeout")
+        if price != self.by_name[name].get(PRICE):
+            raise NotServed("another entry of this name has another price, and calls of one name have one")
         known["replicas"] = list(dict.fromkeys([*known.get("replicas", ()), *settings.get("replicas", ())]))
 
 
@@ -172,6 +205,8 @@ def import_litellm(text: str) -> Imported:
     written: dict[str, Any] = {"listen": LISTEN}
     if store := _or_left_out(partial(_store, router, references), "router_settings.redis", left_out):
         written["quotas"] = {"store": store}
+    if any(PRICE in model for model in models.by_name.values()):
+        written["currency"] = CURRENCY
     written |= {"upstreams": models.upstreams, "models": models.by_name}
     master_key = partial(_master_key, section_of(config, "general_settings").get("master_key"), references)
     if key := _or_left_out(master_key, "general_settings.master_key", left_out):

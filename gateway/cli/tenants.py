@@ -9,8 +9,8 @@ from rich.table import Table
 from gateway.cli.context import NO_STORE, Action, Context, run_action
 from gateway.cli.limits import format_limits, parse_limits
 from gateway.cli.output import show_line, show_table
-from gateway.cli.unknown_names import warn_of_first_key_end, warn_of_unknown_models
-from gateway.config.schema import TenantConfig
+from gateway.cli.unknown_names import warn_of_first_key_end, warn_of_idle_budgets, warn_of_unknown_models
+from gateway.config.schema import LimitAmount, TenantConfig
 from gateway.tenants.names import name_problem
 
 ONLY_IN_FILE = f"tenants of router.yaml are changed there; {NO_STORE}"
@@ -34,6 +34,7 @@ async def _set(context: Context) -> int:
         return 1
     is_first = await context.store.put_tenant(tenant, settings)
     await warn_of_unknown_models(context, [*(settings.models or ()), *settings.model_limits])
+    warn_of_idle_budgets(context, settings.limits, *settings.model_limits.values())
     if tenant in context.config.tenants:
         show_line(f"{tenant} is set, but router.yaml also defines it and takes precedence")
     else:
@@ -46,7 +47,7 @@ def _settings(options: argparse.Namespace) -> TenantConfig:
     """Return the settings that the options describe. Raises: ValueError with the problem."""
     if problem := name_problem(options.tenant):
         raise ValueError(problem)
-    model_limits: dict[str, dict[str, int]] = {}
+    model_limits: dict[str, dict[str, LimitAmount]] = {}
     for text in options.model_limit or ():
         model, _, limit = text.rpartition(":")
         if not model:

@@ -1,12 +1,13 @@
-"""Warnings of commands on keys and tenants: unknown models, and the end of the first key."""
+"""Warnings of commands on keys and tenants: unknown models, idle budgets, the end of the first key."""
 
 from collections.abc import Collection, Iterable
 
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.context import Context
 from gateway.cli.output import show_line
+from gateway.config.money import is_budget
 from gateway.store.errors import StoreUnavailable
-from gateway.tenants.names import FIRST_KEY_NOTE
+from gateway.tenants.names import FIRST_KEY_NOTE, NO_PRICE_NOTE
 
 
 def warn_of_first_key_end(context: Context, *, is_first: bool) -> None:
@@ -16,6 +17,14 @@ def warn_of_first_key_end(context: Context, *, is_first: bool) -> None:
     """
     if is_first and context.file is None and not context.config.tenants:
         show_line(FIRST_KEY_NOTE)
+
+
+def warn_of_idle_budgets(context: Context, *limits: Iterable[str]) -> None:
+    """Warn if limits contain a budget and no model can have a price. Without a file nothing is known."""
+    if context.options.store is not None or context.config.currency is not None:
+        return
+    if any(is_budget(name) for names in limits for name in names):
+        show_line(NO_PRICE_NOTE)
 
 
 async def warn_of_unknown_models(context: Context, names: Iterable[str]) -> None:

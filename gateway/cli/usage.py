@@ -13,7 +13,7 @@ from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
-from gateway.quotas.usage import UsageRow, as_csv, columns_of, days_between
+from gateway.quotas.usage import UsageRow, as_csv, cell, columns_of, days_between
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import FIRST_TENANT
@@ -39,7 +39,7 @@ def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     except GatewayError as error:
         show_line(str(error))
         return 1
-    _show(rows, options.form, by_key=options.by == "key")
+    _show(rows, options.form, config.currency, by_key=options.by == "key")
     return 0
 
 
@@ -59,7 +59,7 @@ async def _all_tenants(config: Config, store: TenantStore) -> list[str]:
     return sorted({*config.tenants, *await store.names(), FIRST_TENANT})
 
 
-def _show(rows: Sequence[UsageRow], form: str, *, by_key: bool) -> None:
+def _show(rows: Sequence[UsageRow], form: str, currency: str | None, *, by_key: bool) -> None:
     match form:
         case "csv":
             print(as_csv(rows, by_key=by_key).decode(), end="")
@@ -67,7 +67,8 @@ def _show(rows: Sequence[UsageRow], form: str, *, by_key: bool) -> None:
             print(msgspec.json.encode(rows).decode())
         case _:
             columns = columns_of(by_key=by_key)
-            table = Table(*columns, box=None)
+            money = "cost" if currency is None else f"cost ({currency})"
+            table = Table(*(money if column == "cost" else column for column in columns), box=None)
             for row in rows:
-                table.add_row(*(str(getattr(row, column)) for column in columns))
+                table.add_row(*(str(cell(row, column)) for column in columns))
             show_table(table)

@@ -1,7 +1,7 @@
 """Checks between values: references that exist, and settings that fit each other. Reads no files."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,14 +22,25 @@ from gateway.config.command_checks import command_problems
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
 from gateway.config.media_checks import media_problems
+from gateway.config.money import is_budget, token_price
 from gateway.config.problems import Problem, unknown_models, unknown_name
-from gateway.config.schema import OPERATION_SEGMENTS, OWN_VOCABULARY, Config, ModelSettings, UpstreamSettings
+from gateway.config.schema import (
+    COMMIT,
+    OPERATION_SEGMENTS,
+    OWN_VOCABULARY,
+    Config,
+    Key,
+    LimitAmount,
+    ModelSettings,
+    UpstreamSettings,
+)
 from gateway.config.sign_on_checks import sign_on_problems
 
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
-COMMIT = re.compile(r"[0-9a-f]{40}")
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:[0-9]+)?")
 STORES_ALLOWED = "memory, redis://host:port/db, rediss://host:port/db, redis+sentinel://h1,h2/name/db, redis+cluster://h1,h2"
+
+CURRENCY_MEANING = "the name of the money in which prices and budgets are written, such as EUR"
 
 
 class EntryNames(msgspec.Struct, frozen=True):
@@ -46,6 +57,7 @@ def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
     yield from command_problems(config)
     yield from _quota_problems(config)
     yield from _cache_problems(config)
+    yield from _currency_problems(config)
     for name, upstream in config.upstreams.items():
         yield from upstream_problems(upstream, f"upstreams.{name}")
     for name, model in config.models.items():
@@ -106,6 +118,7 @@ def model_problems(name: str, model: ModelSettings, upstreams: Collection[str]) 
     """Yield the problems of one model whose types are right. upstreams: names that exist."""
     path = f"models.{name}"
     yield from named_limit_problems(model.limits, f"{path}.limits")
+    yield from _price_problems(model, path)
     if model.upstream not in upstreams:
         yield Problem(f"{path}.upstream", unknown_name("upstream", model.upstream, upstreams))
     if not name or name.strip("/") != name or "//" in name:
@@ -115,6 +128,20 @@ def model_problems(name: str, model: ModelSettings, upstreams: Collection[str]) 
             path,
             "a name may not end in an operation, v1 or v2: /models/{name}/{operation} must be unambiguous",
         )
+
+
+def _price_problems(model: ModelSettings, path: str) -> Iterator[Problem]:
+    try:
+        token_price(model.price_per_million_tokens or 0)
+    except ValueError as error:
+        yield Problem(f"{path}.price_per_million_tokens", str(error))
+
+
+def currency_problem(name: str, model: ModelSettings, currency: str | None) -> Problem | None:
+    """Return the problem of a model with a price in no currency."""
+    if not model.price_per_million_tokens or currency is not None:
+        return None
+    return Problem(f"models.{name}.price_per_million_tokens", f"needs `currency`, {CURRENCY_MEANING}")
 
 
 def _code_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
@@ -188,6 +215,35 @@ def _cache_problems(config: Config) -> Iterator[Problem]:
             yield Problem("cache.store", "needs a Redis in `quotas.store`, or a URL of its own")
     elif message := _store_problem(config.cache.store):
         yield Problem("cache.store", message.replace("memory,", "memory, redis,", 1))
+
+
+def _currency_problems(config: Config) -> Iterator[Problem]:
+    """Yield a problem for each price and budget in no currency."""
+    for name, model in config.models.items():
+        if problem := currency_problem(name, model, config.currency):
+            yield problem
+    if config.currency is None:
+        yield from (
+            Problem(f"{path}.{limit}", f"needs `currency`, {CURRENCY_MEANING}")
+            for path, limits in _limits_of(config)
+            for limit in limits
+            if is_budget(limit)
+        )
+
+
+def _limits_of(config: Config) -> Iterator[tuple[str, Mapping[str, LimitAmount]]]:
+    """Yield the limits of the file, with their paths."""
+    for name, model in config.models.items():
+        yield f"models.{name}.limits", model.limits
+    for name, tenant in config.tenants.items():
+        yield f"tenants.{name}.limits", tenant.limits
+        for model_name, limits in tenant.model_limits.items():
+            yield f"tenants.{name}.model_limits.{model_name}", limits
+    lists = {f"tenants.{name}": tenant.keys for name, tenant in config.tenants.items()}
+    for owner, keys in (lists | {"admin": config.admin.keys}).items():
+        for index, key in enumerate(keys):
+            if isinstance(key, Key):
+                yield f"{owner}.keys[{index}].limits", key.limits
 
 
 def _store_problem(store: str) -> str | None:

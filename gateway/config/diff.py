@@ -20,6 +20,7 @@ LIVE = (
     "defaults",
     "tenants",
     "sign_on",
+    "currency",
     "admin.keys",
     "admin.files",
     "limits.inputs",
@@ -68,6 +69,7 @@ def with_live_settings(running: Config, wanted: Config) -> Config:
         defaults=wanted.defaults,
         tenants=wanted.tenants,
         sign_on=wanted.sign_on,
+        currency=wanted.currency,
         admin=admin,
         limits=limits,
     )

@@ -1,10 +1,10 @@
 """Checks of API key digests and of limit names, which tenants, models and operators' keys share."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from gateway.config.problems import Problem
-from gateway.config.schema import KEY_DIGEST, Key, digest_of, limit_problems
+from gateway.config.schema import KEY_DIGEST, Key, LimitAmount, digest_of, limit_problems
 
 # Keys that an attacker tries first. The empty one is the digest of a variable that was not set.
 GUESSABLE_KEYS = ("", "admin", "changeme", "password", "secret", "test")
@@ -34,6 +34,6 @@ def key_problems(keys: Iterable[str | Key], path: str, first_use: dict[str, str]
         first_use.setdefault(digest, key_path)
 
 
-def named_limit_problems(limits: Iterable[str], path: str) -> Iterator[Problem]:
-    """Yield a problem for each limit whose name is unknown."""
+def named_limit_problems(limits: Mapping[str, LimitAmount], path: str) -> Iterator[Problem]:
+    """Yield a problem for each limit whose name is unknown, or whose amount is wrong."""
     return (Problem(f"{path}.{name}", message) for name, message in limit_problems(limits).items())

@@ -6,7 +6,7 @@ start and again with each reload.
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from datetime import datetime
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
@@ -15,18 +15,28 @@ import msgspec
 
 from backends.contract import API_ADDRESSES, ApiSettings, BackendKind, TokenizerSettings
 from backends.torch.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Task
+from gateway.config.money import PRICE_MAX, budget_of, is_budget
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Cosine = Annotated[float, msgspec.Meta(gt=0, le=1)]
 # Redis counts in doubles, which are exact up to 2^53. Sums of limits stay far below that.
-LimitAmount = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
+LIMIT_MAX = 10**15
+# Whole numbers, except for budgets: `limit_problems` checks both, by the name of the limit.
+LimitAmount = (
+    Annotated[int, msgspec.Meta(ge=1, le=LIMIT_MAX)] | Annotated[float, msgspec.Meta(gt=0, le=LIMIT_MAX)]
+)
 
 LIMIT_NAME = re.compile(
-    r"(requests|tokens|inputs|images)_per_(second|minute|hour|day|month)|requests_in_flight"
+    r"(requests|tokens|inputs|images)_per_(second|minute|hour|day|month)|requests_in_flight|"
+    r"budget_per_(day|month)"
 )
-LIMITS_ALLOWED = "<requests|tokens|inputs|images>_per_<second|minute|hour|day|month>, or requests_in_flight"
+LIMITS_ALLOWED = (
+    "<requests|tokens|inputs|images>_per_<second|minute|hour|day|month>, requests_in_flight, or "
+    "budget_per_<day|month>"
+)
+COMMIT = re.compile(r"[0-9a-f]{40}")
 KEY_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 # The last segment of /models/{name}/{operation}. A model's own name may not end in one of these.
@@ -305,7 +315,8 @@ class ModelSettings(Section, frozen=True):
     """A model name that callers use.
 
     limits: upper bound for each tenant. prompts: override the upstream's prompts of the same name. cache:
-    keep its vectors in the cache of the gateway.
+    keep its vectors in the cache of the gateway. price_per_million_tokens: in `currency`; absent, its tokens
+    cost nothing.
     """
 
     upstream: str
@@ -315,6 +326,7 @@ class ModelSettings(Section, frozen=True):
     limits: dict[str, LimitAmount] = {}
     prompts: dict[str, str] = {}
     cache: bool = False
+    price_per_million_tokens: Annotated[float, msgspec.Meta(ge=0, le=PRICE_MAX)] | None = None
 
 
 class CacheSettings(Section, frozen=True):
@@ -523,7 +535,7 @@ class Config(Section, frozen=True, kw_only=True):
     """The whole file. trusted_proxies: networks whose x-forwarded-for header is trusted.
 
     state_dir: folder of the first key and of the instances; absent, the place that the system has for such
-    files.
+    files. currency: name of the money in which prices and budgets are written.
     """
 
     listen: str = "127.0.0.1:8080"
@@ -531,6 +543,7 @@ class Config(Section, frozen=True, kw_only=True):
     drain_s: PositiveFloat = 15.0
     trusted_proxies: tuple[str, ...] = ()
     state_dir: str | None = None
+    currency: Annotated[str, msgspec.Meta(min_length=1, max_length=16)] | None = None
     tls: ListenerTls | None = None
     cors: Cors | None = None
     grpc: GrpcSettings | None = None
@@ -575,11 +588,22 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def limit_problems(limits: Iterable[str]) -> dict[str, str]:
-    """Return a message for each unknown limit, by its name."""
-    return {
-        name: f"unknown limit; allowed: {LIMITS_ALLOWED}" for name in limits if not LIMIT_NAME.fullmatch(name)
-    }
+def limit_problems(limits: Mapping[str, LimitAmount]) -> dict[str, str]:
+    """Return a message for each limit that is unknown or has a wrong amount, by its name."""
+    problems = {name: _limit_problem(name, amount) for name, amount in limits.items()}
+    return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def _limit_problem(name: str, amount: LimitAmount) -> str | None:
+    if not LIMIT_NAME.fullmatch(name):
+        return f"unknown limit; allowed: {LIMITS_ALLOWED}"
+    if not is_budget(name):
+        return None if amount == int(amount) else "expected a whole number"
+    try:
+        budget_of(amount)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def digest_of(key: str | Key) -> str:

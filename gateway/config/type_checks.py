@@ -113,7 +113,12 @@ def _leaf_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
 def _mismatch(match: re.Match[str]) -> str:
     """Return a message of msgspec in the words of YAML."""
     wanted, found = (
-        " or ".join(WORDS.get(name, name) for name in names.split(" | ") if name != "null" or names == "null")
+        # A whole number is a number.
+        " or ".join(
+            WORDS.get(name, name)
+            for name in names.replace("int | float", "float").split(" | ")
+            if name != "null" or names == "null"
+        )
         for names in match.groups()
     )
     return f"expected {wanted}, not {found}"

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from gateway.quotas.limits import SECOND_US, UNITS, LimitStatus, Unit
+from gateway.config.money import money_text
+from gateway.quotas.limits import SECOND_US, UNITS, Limit, LimitStatus, Unit
 
 NAMES = {
     unit: tuple(f"x-ratelimit-{field}-{unit}" for field in ("limit", "remaining", "reset")) for unit in UNITS
@@ -19,12 +20,16 @@ def rate_limit_headers(limit_statuses: Sequence[LimitStatus]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for unit, (_, status) in tightest.items():
         limit, remaining, reset = NAMES[unit]
-        headers[limit] = str(status.limit.amount)
-        headers[remaining] = str(status.remaining)
+        headers[limit] = _amount_text(status.limit, status.limit.amount)
+        headers[remaining] = _amount_text(status.limit, status.remaining)
         # When a slot in flight becomes free is unknown: show a second, not the expiry of its lease.
         in_flight = status.limit.period == "in_flight"
         headers[reset] = format_duration(min(status.reset_us, SECOND_US) if in_flight else status.reset_us)
     return headers
+
+
+def _amount_text(limit: Limit, amount: int) -> str:
+    return money_text(amount, "") if limit.unit == "budget" else str(amount)
 
 
 def format_duration(microseconds: int) -> str:

@@ -13,12 +13,16 @@ from typing import Protocol
 
 import msgspec
 
+from gateway.config.money import in_currency
 from gateway.errors import QuotaExceeded, RequestExceedsLimit
+from gateway.events import BudgetAlert, Observe
 from gateway.quotas.headers import format_duration, rate_limit_headers
+from gateway.quotas.limit_text import Bound, LimitText
 from gateway.quotas.limits import (
     SECOND_US,
     UNITS,
     WINDOWS_US,
+    CalendarMeter,
     Cost,
     Limit,
     LimitStatus,
@@ -116,6 +120,9 @@ class Ledger(Protocol):
         Raises: QuotaUnavailable.
         """
 
+    def spent_share(self, tenant: str, limit: Limit) -> float | None:
+        """Return the used share of a limit, reservations included, or None if this process never saw it."""
+
     async def maintain(self) -> None:
         """Run background work, such as heartbeats, until cancelled."""
 
@@ -126,7 +133,13 @@ class Ledger(Protocol):
 class MemoryLedger:
     """Quotas of one process. now_us: the wall clock in microseconds; days and months need it."""
 
-    def __init__(self, now_us: Callable[[], int] | None = None, lease_us: int = MEMORY_LEASE_US) -> None:
+    def __init__(
+        self,
+        now_us: Callable[[], int] | None = None,
+        lease_us: int = MEMORY_LEASE_US,
+        observe: Observe = lambda _: None,
+    ) -> None:
+        self._observe = observe
         self._lease_us = lease_us
         self._now_us = now_us or (lambda: time.time_ns() // 1000)
         self._latest_us = 0
@@ -187,7 +200,11 @@ class MemoryLedger:
                 self._record_usage(request, actual, now_us)
             if actual != request.cost:
                 self._spent.forget(request.tenant)
-        return tuple(meter.status(now_us) for meter in meters)
+        statuses = tuple(meter.status(now_us) for meter in meters)
+        for meter, status in zip(meters, statuses, strict=True):
+            if number is not None and isinstance(meter, CalendarMeter) and meter.take_alert():
+                self._observe(budget_alert(request.tenant, status.limit, meter.used))
+        return statuses
 
     async def flush(self) -> None:
         """Do nothing: no other gateway shares this ledger."""
@@ -199,6 +216,11 @@ class MemoryLedger:
             for day in sorted(days)
             for row in usage_rows(tenant, day, self._usage.get((tenant, day), {}), by_key=by_key)
         ]
+
+    def spent_share(self, tenant: str, limit: Limit) -> float | None:
+        """Return the used share of a limit, or None if it was never used."""
+        meter = self._meters.get((tenant, limit))
+        return None if meter is None else 1 - meter.status(self._now()).remaining / limit.amount
 
     async def maintain(self) -> None:
         """Do nothing: there is no background work."""
@@ -259,21 +281,16 @@ def check_reachable(request: QuotaRequest) -> None:
     for limit in request.limits:
         cost = request.cost.of(limit.unit)
         if cost > limit.amount:
+            text = LimitText(limit, request.tenant, request.cost.currency)
             raise RequestExceedsLimit(
-                f"this call {_cost_text(request, limit)}, and {limit.name} is {limit.amount}: it can never "
+                f"this call {_cost_text(request, text)}, and {limit.name} is {text.amount}: it can never "
                 "pass; send fewer or shorter inputs"
             )
 
 
-def _cost_text(request: QuotaRequest, limit: Limit) -> str:
-    """Describe the cost in one limit's unit, and whether it was counted."""
-    cost, unit = request.cost.of(limit.unit), limit.unit
-    noun = unit.removesuffix("s") if cost == 1 else unit
-    if unit != "requests" and request.is_lower_bound:
-        return f"costs at least {cost} {noun}"
-    if unit == "tokens" and request.is_bound:
-        return f"may cost up to {cost} {noun}, by its length"
-    return f"costs {cost} {noun}"
+def _cost_text(request: QuotaRequest, text: LimitText) -> str:
+    bound: Bound = "lower" if request.is_lower_bound else "upper" if request.is_bound else None
+    return text.cost(request.cost.of(text.limit.unit), bound)
 
 
 def settled_statuses(reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
@@ -310,7 +327,10 @@ def refusal(
     """
     exact_s = -(-wait_us // SECOND_US)
     calendar = limit.period in ("day", "month")
-    remaining = next((_remaining_text(status) for status in limit_statuses if status.limit == limit), "")
+    text = LimitText(limit, request.tenant, request.cost.currency)
+    remaining = next(
+        (text.remaining(status.remaining) for status in limit_statuses if status.limit == limit), ""
+    )
     restart = ""
     if calendar and at_us is not None:
         restart = f"it starts again on {day_of(period_end_us(limit.period, at_us))} (UTC), "
@@ -318,7 +338,7 @@ def refusal(
     if exact_s > RETRY_AFTER_MAX_S:
         headers["x-should-retry"] = "false"
     return QuotaExceeded(
-        f"limit {limit.name} ({limit.amount}): {remaining}this call {_cost_text(request, limit)}; "
+        f"limit {text.name}: {remaining}this call {_cost_text(request, text)}; "
         f"{restart}try again in {format_duration(exact_s * SECOND_US)}",
         unit=limit.unit,
         calendar=calendar,
@@ -327,11 +347,6 @@ def refusal(
     )
 
 
-def _remaining_text(status: LimitStatus) -> str:
-    """Describe the remaining amount, as the beginning of a sentence."""
-    match status.remaining:
-        case 0:
-            return "nothing is left, and "
-        case 1:
-            return "1 is left, and "
-    return f"{status.remaining} are left, and "
+def budget_alert(tenant: str, limit: Limit, used: int) -> BudgetAlert:
+    """Return the alert for a budget of which this much is used."""
+    return BudgetAlert(tenant, limit.name, in_currency(used), in_currency(limit.amount))

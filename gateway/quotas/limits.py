@@ -2,6 +2,7 @@
 
 Guarantees. Per second, minute and hour, at most amount + amount × t ÷ window is admitted in any span of
 length t. Per day and month (UTC), never more than the amount. `requests_in_flight`: never more at once.
+Budgets are counted in whole nano-units of the currency (`config/money.py`).
 
 A rate limit is a generic cell rate algorithm (GCRA). Its state is the theoretical arrival time (TAT), the
 moment at which the bucket will be full again. A reservation moves the TAT forward by its cost in time. A
@@ -19,7 +20,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-Unit = Literal["requests", "tokens", "inputs", "images"]
+from gateway.config.money import budget_of, in_currency, is_budget
+
+Unit = Literal["requests", "tokens", "inputs", "images", "budget"]
 Period = Literal["second", "minute", "hour", "day", "month", "in_flight"]
 
 # The scripts compute with doubles, which are whole numbers up to here.
@@ -27,7 +30,9 @@ AMOUNT_MAX = 2**52
 
 logger = logging.getLogger("gateway")
 
-UNITS: tuple[Unit, ...] = ("requests", "tokens", "inputs", "images")
+UNITS: tuple[Unit, ...] = ("requests", "tokens", "inputs", "images", "budget")
+# Used share of a budget from which operators are alerted.
+ALERT_PERCENT = 80
 SECOND_US = 1_000_000
 WINDOWS_US: dict[Period, int] = {
     "second": SECOND_US,
@@ -53,22 +58,41 @@ class Limit(msgspec.Struct, frozen=True, cache_hash=True):
         period = "in_flight" if self.period == "in_flight" else f"per_{self.period}"
         return f"{self.scope}{self.unit}_{period}"
 
+    @property
+    def shown_amount(self) -> float:
+        """Amount as in router.yaml."""
+        return self.shown(self.amount)
+
+    @property
+    def alert_at(self) -> int | None:
+        """Used amount from which an alert is due, None for a limit without alerts."""
+        if self.unit != "budget" or self.period not in {"day", "month"}:
+            return None
+        return -(-self.amount * ALERT_PERCENT // 100)
+
+    def shown(self, amount: int) -> float:
+        """Return an amount in the unit that callers see: money in the currency."""
+        return in_currency(amount) if self.unit == "budget" else amount
+
 
 class Cost(msgspec.Struct, frozen=True):
     """Cost of a request in each unit: never negative, because that would be a credit.
 
-    images: pictures, of which an input may have several.
+    images: pictures, of which an input may have several. budget: nano-units of the currency.
     """
 
     requests: int = 1
     tokens: int = 0
     inputs: int = 0
     images: int = 0
+    budget: int = 0
+    currency: str = ""
 
     def __post_init__(self) -> None:
         """Replace an amount that no request can have."""
         counts_fit = 0 <= self.inputs <= AMOUNT_MAX and 0 <= self.images <= AMOUNT_MAX
-        if 0 <= self.tokens <= AMOUNT_MAX and counts_fit and self.requests >= 0:
+        work_fits = 0 <= self.tokens <= AMOUNT_MAX and 0 <= self.budget <= AMOUNT_MAX
+        if work_fits and counts_fit and self.requests >= 0:
             return
         for unit in UNITS:
             msgspec.structs.force_setattr(self, unit, bounded_amount(self.of(unit), unit))
@@ -96,12 +120,13 @@ class LimitStatus(msgspec.Struct, frozen=True):
     reset_us: int
 
 
-def parse_limit(name: str, amount: int, scope: str = "") -> Limit:
-    """Parse a limit's name in router.yaml, which the config has validated."""
+def parse_limit(name: str, amount: float, scope: str = "") -> Limit:
+    """Parse a limit's name and amount in router.yaml, which the config has validated."""
+    counted = budget_of(amount) if is_budget(name) else int(amount)
     if name == "requests_in_flight":
-        return Limit("requests", "in_flight", amount, scope)
+        return Limit("requests", "in_flight", counted, scope)
     unit, _, period = name.partition("_per_")
-    return msgspec.convert({"unit": unit, "period": period, "amount": amount, "scope": scope}, Limit)
+    return msgspec.convert({"unit": unit, "period": period, "amount": counted, "scope": scope}, Limit)
 
 
 class RateMeter:
@@ -193,6 +218,9 @@ class CalendarMeter:
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
+        self._alert_at = limit.alert_at
+        # Start of the last period that had an alert.
+        self._alerted_us = -1
         self._start_us = 0
         self._end_us = 0
         self._used = 0
@@ -213,6 +241,18 @@ class CalendarMeter:
         """Close a reservation at its true cost; one of an earlier period does not change this one."""
         if self._started_us.pop(number, None) == self._start_us:
             self._used += actual - reserved
+
+    @property
+    def used(self) -> int:
+        """Amount that the current period has used, reservations included."""
+        return self._used
+
+    def take_alert(self) -> bool:
+        """Return True once in a period: for the first settlement after which the alert is due."""
+        if self._alert_at is None or self._used < self._alert_at or self._alerted_us == self._start_us:
+            return False
+        self._alerted_us = self._start_us
+        return True
 
     def forget(self, number: int) -> None:
         """Close a reservation at its reserved cost."""

@@ -139,11 +139,19 @@ class LocalShare:
                 used.tokens + actual.tokens,
                 used.inputs + actual.inputs,
                 used.images + actual.images,
+                used.budget + actual.budget,
             )
             for limit in request.limits:
                 if limit.period in WINDOWS_US:
                     self._rate_usage[request.tenant, limit] += actual.of(limit.unit)
         return self._ledger.settle(reservation, actual)
+
+    def spent_share(self, tenant: str, limit: Limit) -> float | None:
+        """Return the used share of a limit by its last known state, or None if there is none."""
+        if limit not in self._states.get(tenant, {}):
+            return None
+        remaining = self._remaining(tenant, limit)
+        return 0.0 if remaining is None else 1 - remaining / limit.amount
 
     def take_usage(self) -> list[OfflineUsage]:
         """Return and forget the usage to charge to the store."""
@@ -191,7 +199,7 @@ class LocalShare:
 
 def _cost_in(unit: Unit, amount: int) -> Cost:
     """Return a cost in one unit only."""
-    return Cost(**({"requests": 0} | {unit: amount}))
+    return msgspec.structs.replace(NOTHING, **{unit: amount})
 
 
 def _share_of(limit: Limit, remaining: int | None, gateways: int) -> Limit:

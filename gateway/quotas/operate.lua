@@ -2,7 +2,7 @@
 -- Every limit is read once and written once, and nothing is written before everything has been decided.
 -- KEYS: states of limits (hash), open reservations (hash), their expiries (sorted set), usage of a day, ...
 -- ARGV[1], msgpack: now (0: the clock of Redis), lease (µs), ttl, usage_ttl (s),
---   limits: {f field, k kind, a amount, w window of a rate, p period of a calendar},
+--   limits: {f field, k kind, a amount, w window of a rate, p period of a calendar, n used amount of an alert},
 --   settles: {id, mark, index of the usage key, {index of the limit, c, q, r, actual c, q, r, ...}, {field,
 --     amount, ...}},
 --   reserves: {id, expires (µs from now), shadow, {index of the limit, c, q, r, ...}}.
@@ -85,7 +85,7 @@ local function without_credits(amounts)
   return amounts
 end
 
-local usage = {}
+local usage, alerts = {}, {}
 for _, settle in ipairs(argument.settles) do
   local id, mark, key, amounts, used = unpack(settle)
   without_credits(amounts)
@@ -98,7 +98,13 @@ for _, settle in ipairs(argument.settles) do
         local q, r, actual_q, actual_r = amounts[at + 2], amounts[at + 3], amounts[at + 5], amounts[at + 6]
         correct(state, record.n, difference(actual_q, actual_r, q, r, limit.a))
       elseif limit.k == 'calendar' then
+        roll(limit, state, now)
         if period == state.p then state.u = state.u + amounts[at + 4] - amounts[at + 1] end
+        -- Once in a period, for all gateways together. x: start of the last period that had an alert.
+        if limit.n and state.u >= limit.n and state.x ~= state.p then
+          state.x = state.p
+          alerts[limit.f] = true
+        end
       else
         end_lease(state, id, now)
       end
@@ -148,7 +154,10 @@ end
 local replies = {}
 for index, request in ipairs(argument.reserves) do replies[index] = reserve(unpack(request)) end
 local final = {}
-for index, limit in ipairs(argument.limits) do final[index] = status(limit, states[limit.f], now) end
+for index, limit in ipairs(argument.limits) do
+  final[index] = status(limit, states[limit.f], now)
+  if alerts[limit.f] then final[index][3] = 1 end
+end
 
 local limits_to_set, records_to_set, to_delete, scores, closed = {'#', number, '@', since}, {}, {}, {}, {}
 for field in pairs(changed) do

@@ -18,7 +18,8 @@ KEY_END = "\x1f"
 
 Key = TypeVar("Key")
 
-# A limit's state as operate.lua returns it: used, time to reset in µs, and of a rate the fraction of a µs.
+# A limit's state as operate.lua returns it: used, time to reset in µs, and of a rate the fraction of a µs. A
+# calendar has a third number only if its alert is due.
 LimitState = Sequence[int]
 
 
@@ -117,6 +118,8 @@ def limit_argument(limit: Limit) -> msgspec.Raw:
         argument |= {"k": "rate", "w": WINDOWS_US[limit.period]}
     elif limit.period != "in_flight":
         argument |= {"k": "calendar", "p": limit.period}
+    if limit.alert_at is not None:
+        argument["n"] = limit.alert_at
     return msgspec.Raw(msgspec.msgpack.encode(argument))
 
 

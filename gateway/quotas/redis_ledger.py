@@ -14,13 +14,14 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import QuotaExceeded, QuotaUnavailable
-from gateway.events import Observe, StoreChanged
+from gateway.events import BudgetAlert, Observe, StoreChanged
 from gateway.quotas.account import Account
 from gateway.quotas.availability import Availability
 from gateway.quotas.heartbeat import GatewayHeartbeat
 from gateway.quotas.ledger import (
     QuotaRequest,
     Reservation,
+    budget_alert,
     check_reachable,
     refusal,
     refuse_if_spent,
@@ -81,6 +82,8 @@ class RedisLedger:
         self._heartbeat = GatewayHeartbeat(client, gateway_id, now_us)
         self._gateways = policy.gateways
         self._local = LocalShare()
+        # As the store last reported it to this process.
+        self.spent_share = self._local.spent_share
         self._spent = SpentLimits(now_us or (lambda: time.monotonic_ns() // 1000))
         self._accounts = _Accounts(
             lambda tenant: Account(tenant, client, self._availability, self._on_result, now_us)
@@ -206,6 +209,8 @@ class RedisLedger:
             self._on_error(tenant, error)
             return
         self._unreadable.discard(tenant)
+        for alert in _alerts(tenant, states):
+            self._observe(alert)
         self._local.record(tenant, states, is_down=self._availability.is_down)
         if not self._availability.is_down:
             # Only the heartbeat marks an outage as over; a late reply to one request does not.
@@ -281,6 +286,13 @@ class RedisLedger:
                 self._on_error(tenant, error)
                 if not error.is_script_error:
                     return
+
+
+def _alerts(tenant: str, states: Sequence[tuple[Limit, LimitState]]) -> Iterator[BudgetAlert]:
+    """Yield the alerts that settlements have made due."""
+    for limit, (used, _, *alerts) in states:
+        if alerts and limit.alert_at is not None:
+            yield budget_alert(tenant, limit, used)
 
 
 @contextmanager

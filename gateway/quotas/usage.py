@@ -8,17 +8,19 @@ from datetime import UTC, date, datetime, timedelta
 
 import msgspec
 
+from gateway.config.money import NANO, in_currency, money_text
 from gateway.errors import InvalidInput
 from gateway.quotas.limits import UNITS
 
 DAYS_MAX = 400
-USAGE_COLUMNS = ("tenant", "day", "model", "requests", "tokens", "inputs", "images")
+USAGE_COLUMNS = ("tenant", "day", "model", "requests", "tokens", "inputs", "images", "cost")
 
 
 class UsageRow(msgspec.Struct, frozen=True):
     """Settled usage of one model by one tenant on one day (UTC).
 
-    key: id of the key that was used, empty for usage recorded without one; unset where keys are added up.
+    cost: in the gateway's currency, by the price at the time of each call. key: id of the key that was used,
+    empty for usage recorded without one; unset where keys are added up.
     """
 
     tenant: str
@@ -28,6 +30,7 @@ class UsageRow(msgspec.Struct, frozen=True):
     tokens: int = 0
     inputs: int = 0
     images: int = 0
+    cost: float = 0.0
     key: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -46,8 +49,8 @@ def usage_rows(
 def _row(
     tenant: str, day: str, model: str, units: Mapping[str, int], key: str | msgspec.UnsetType = msgspec.UNSET
 ) -> UsageRow:
-    requests, tokens, inputs, images = (units.get(unit, 0) for unit in UNITS)
-    return UsageRow(tenant, day, model, requests, tokens, inputs, images, key)
+    requests, tokens, inputs, images, cost = (units.get(unit, 0) for unit in UNITS)
+    return UsageRow(tenant, day, model, requests, tokens, inputs, images, in_currency(cost), key)
 
 
 def days_between(since: date | None, until: date | None) -> list[str]:
@@ -70,11 +73,18 @@ def columns_of(*, by_key: bool) -> tuple[str, ...]:
     return (*USAGE_COLUMNS, "key") if by_key else USAGE_COLUMNS
 
 
+def cell(row: UsageRow, column: str) -> object:
+    """Return the value of a row in a table. Money has no exponent there."""
+    if column == "cost":
+        return money_text(round(row.cost * NANO), "")
+    return getattr(row, column)
+
+
 def as_csv(rows: Sequence[UsageRow], *, by_key: bool = False) -> bytes:
     """Encode rows as CSV, with the column names in the first line."""
     text = io.StringIO()
     writer = csv.writer(text)
     columns = columns_of(by_key=by_key)
     writer.writerow(columns)
-    writer.writerows([getattr(row, column) for column in columns] for row in rows)
+    writer.writerows([cell(row, column) for column in columns] for row in rows)
     return text.getvalue().encode()

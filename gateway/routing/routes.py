@@ -7,8 +7,10 @@ import msgspec
 
 from backends.contract import Operation, Truncate
 from gateway.config import schema as config
+from gateway.config.money import token_price
 from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, NoReplica, OperationUnsupported
 from gateway.quotas.limits import Limit, parse_limit
+from gateway.quotas.prices import FREE, Price
 from gateway.tenants.keyring import Tenant, model_scope
 
 # Names are compared with at most this many, and only short ones: a wrong name must cost little.
@@ -30,7 +32,7 @@ class Route(msgspec.Struct, frozen=True):
     """Resolved model name: the upstream that serves it, and the model's own options.
 
     limits: those of this tenant for this model, in addition to its limits for all models. prompts: name →
-    text. cache: its vectors are cached.
+    text. cache: its vectors are cached. price: at which the call is reserved and settled.
     """
 
     model: str
@@ -41,6 +43,7 @@ class Route(msgspec.Struct, frozen=True):
     limits: tuple[Limit, ...] = ()
     prompts: dict[str, str] = {}
     cache: bool = False
+    price: Price = FREE
 
 
 class Routes:
@@ -48,8 +51,10 @@ class Routes:
 
     added: models that operators have added. They take no request that specifies no model, or an unknown one,
     from the models of router.yaml: an admin key must not redirect the callers of these. status_of: of what
-    would serve a model that is absent.
+    would serve a model that is absent. currency: of the prices.
     """
+
+    currency = ""
 
     def __init__(
         self,
@@ -67,6 +72,11 @@ class Routes:
             )
             for name, model in models.items()
         }
+        self._prices = {
+            name: token_price(model.price_per_million_tokens or 0) for name, model in models.items()
+        }
+        # Of any model: the body of a request is not read yet when this is asked for.
+        self.least_price = min(self._prices.values(), default=0)
         self._defaults = defaults
         self._operations_of = operations_of
         self._status_of = status_of
@@ -96,6 +106,7 @@ class Routes:
             limits=tenant.model_limits.get(model_name, self._limits[model_name]),
             prompts=model.prompts,
             cache=model.cache,
+            price=Price(self._prices[model_name], self.currency),
         )
 
     def names(self, tenant: Tenant) -> list[str]:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.events import (
+    BudgetAlert,
     CallFinished,
     ConnectionFaulted,
     DescriptionRejected,
@@ -47,7 +48,13 @@ STATES = {
 }
 STAGE_FIELDS: dict[Stage, str] = {stage: f"{stage}_ms" for stage in get_args(Stage)}
 Logged: TypeAlias = (
-    CallFinished | ConnectionFaulted | DescriptionRejected | ReplicaChanged | SpaceChecked | StoreChanged
+    BudgetAlert
+    | CallFinished
+    | ConnectionFaulted
+    | DescriptionRejected
+    | ReplicaChanged
+    | SpaceChecked
+    | StoreChanged
 )
 
 
@@ -73,6 +80,8 @@ class EventLine:
                 return f"upstream {odd.upstream}: the description of {odd.replica} is not used: {odd.reason}"
             case SpaceChecked():
                 return _space_line(self.event)
+            case BudgetAlert():
+                return _budget_line(self.event)
             case StoreChanged(away=True):
                 return f"the quota store is unreachable ({self.event.reason}): counting without it"
         return f"the quota store is reachable again ({self.event.reason})"
@@ -99,6 +108,8 @@ class EventLine:
                 space = self.event
                 facts = {"upstream": space.upstream, "replica": space.replica, "outcome": space.outcome}
                 return {"event": "vector_space", "message": str(self), **facts, "reason": space.reason}
+            case BudgetAlert():
+                return {"event": "budget", "message": str(self), **msgspec.structs.asdict(self.event)}
         away = {"away": self.event.away, "reason": self.event.reason}
         return {"event": "store", "message": str(self), **away}
 
@@ -127,6 +138,8 @@ def log_change(event: Event) -> None:
             _write(logging.WARNING, event)
         case DescriptionRejected(changed=True):
             _write(logging.WARNING, event)
+        case BudgetAlert():
+            _write(logging.WARNING, event)
         case StoreChanged():
             _write(logging.WARNING if event.away else logging.INFO, event)
         case SpaceChecked(changed=True):
@@ -153,6 +166,11 @@ def _fault_line(event: ConnectionFaulted) -> str:
     return (
         f"{subject} sends data that no request asked for: no connection is reused for {event.pause_s:.0f} s"
     )
+
+
+def _budget_line(event: BudgetAlert) -> str:
+    share = f"{event.spent / event.amount:.0%}"
+    return f"tenant {event.tenant}: {share} of {event.budget} ({event.amount:g}) is spent or reserved"
 
 
 def _space_line(event: SpaceChecked) -> str:

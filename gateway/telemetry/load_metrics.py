@@ -12,6 +12,7 @@ from gateway.events import (
     ReplicaChanged,
     SpaceChecked,
 )
+from gateway.telemetry.budget_metrics import ReadBudgets
 from gateway.telemetry.cache_metrics import ReadCache
 from gateway.telemetry.metric_factory import MetricFactory
 
@@ -29,7 +30,7 @@ class Sources(msgspec.Struct, frozen=True):
     """Values that are read only when metrics are collected.
 
     lanes, engines: by upstream. in_flight: number of calls, and bytes of their bodies. cache: bytes and
-    evictions.
+    evictions. budgets: spent shares.
     """
 
     lanes: Mapping[str, Callable[[], LaneBacklog]] = {}
@@ -37,6 +38,7 @@ class Sources(msgspec.Struct, frozen=True):
     in_flight: Callable[[], tuple[int, int]] = lambda: (0, 0)
     engines: Mapping[str, Callable[[float], Awaitable[EngineStats | None]]] = {}
     cache: ReadCache = lambda: (0, 0)
+    budgets: ReadBudgets = tuple
 
 
 class LoadMetrics:

@@ -39,6 +39,7 @@ from gateway.events import (
     SpaceChecked,
     StoreChanged,
 )
+from gateway.telemetry.budget_metrics import BudgetMetrics
 from gateway.telemetry.cache_metrics import CacheMetrics
 from gateway.telemetry.call_metrics import AttemptMetrics, CallMetrics
 from gateway.telemetry.engine_metrics import families, waiting_inputs
@@ -92,6 +93,7 @@ class Metrics:
         self._loads = LoadMetrics(create, removes_series=worker is None)
         self._models = ModelMetrics(self._registry)
         self._cache = CacheMetrics(create)
+        self._budgets = BudgetMetrics(create, removes_series=worker is None)
         self._store_changes = create.counter(
             "quota_store_changes", "Times that the quota store became unreachable, or recovered.", ("change",)
         )
@@ -183,6 +185,7 @@ class Metrics:
         self._count_call_events()
         self._loads.refresh(self._sources)
         self._cache.refresh(self._sources.cache)
+        self._budgets.refresh(self._sources.budgets)
         if self._process is not None:
             self._process.refresh()
 

@@ -7,6 +7,7 @@ from datetime import datetime
 
 import msgspec
 
+from gateway.config.schema import LimitAmount
 from gateway.tenants.keyring import StoredKey, key_digest, unix_seconds
 from gateway.tenants.names import id_problem, name_problem
 
@@ -23,7 +24,7 @@ class KeySettings(msgspec.Struct, frozen=True):
     expires: datetime | None = None
     scopes: Sequence[str] | None = None
     models: Sequence[str] | None = None
-    limits: Mapping[str, int] = {}
+    limits: Mapping[str, LimitAmount] = {}
 
 
 class NewKey(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ import msgspec
 from gateway.config import schema as config
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.keyring import StoredKey
-from gateway.tenants.store import KeyCreation, StoreState, check_limit_names
+from gateway.tenants.store import KeyCreation, StoreState, check_stored_limits
 
 logger = logging.getLogger("gateway")
 
@@ -85,7 +85,7 @@ class _TenantsFile:
         try:
             content = msgspec.json.decode(self._path.read_bytes(), type=_Content)
             for limits in content.all_limits():
-                check_limit_names(limits)
+                check_stored_limits(limits)
         except (FileNotFoundError, NotADirectoryError):
             return _Content()
         except OSError as error:

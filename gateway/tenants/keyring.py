@@ -110,7 +110,8 @@ class Tenant(msgspec.Struct, frozen=True):
 class Keyring:
     """All keys that are valid now, by digest. now_s: the wall clock.
 
-    has_store: keys are stored too. Until they have been read, an unknown key may still be valid.
+    has_store: keys are stored too. Until they have been read, an unknown key may still be valid. budgets: of
+    tenants and keys, with the tenant's name.
     clock_offset_s: how far the clock of Redis is ahead, so that a key expires on all gateways at once.
     version: grows with each change of keys and tenants.
     """
@@ -278,6 +279,12 @@ class Keyring:
         unlimited = config.TenantConfig()
         for key in configured:
             self._owners[key.digest] = key.digest, _owner(self._tenants.get(key.tenant, unlimited), key)
+        self.budgets = frozenset(
+            (owner.name, limit)
+            for _, owner in self._owners.values()
+            for limit in owner.limits
+            if limit.unit == "budget"
+        )
         before = _ids_by_tenant(self._without_tenant.values())
         self._without_tenant = {key.digest: key for key in self._stored_keys if key.tenant not in tenants}
         for tenant, ids in _ids_by_tenant(self._without_tenant.values()).items():

@@ -35,6 +35,12 @@ FIRST_KEY_ENDED_NOTE = (
     "for /admin create a key with the scope admin, or list one in `admin.keys`"
 )
 
+# For an operator who gives a budget to a key or a tenant.
+NO_PRICE_NOTE = (
+    "no model here has a price, so that nothing is spent from the budget; set `currency` and "
+    "`models.<name>.price_per_million_tokens`"
+)
+
 
 def unknown_tenant_note(tenant: str) -> str:
     """Return the note for an operator whose key belongs to a tenant that is defined nowhere."""

@@ -151,7 +151,7 @@ def _text(name: bytes) -> str:
 def _read_key(id_: str, value: bytes) -> StoredKey | None:
     try:
         key = msgspec.json.decode(value, type=StoredKey)
-        check_limit_names(key.limits)
+        check_stored_limits(key.limits)
     except ValueError as error:
         logger.warning("the key %r in Redis cannot be read and is not known: %s", id_, error)
         return None
@@ -167,14 +167,14 @@ def _read_tenant(name: str, value: bytes) -> config.TenantConfig:
         }
         tenant = msgspec.convert(supported, config.TenantConfig)
         for limits in (tenant.limits, *tenant.model_limits.values()):
-            check_limit_names(limits)
+            check_stored_limits(limits)
     except ValueError as error:
         logger.warning("the tenant %r in Redis cannot be read and may use no model: %s", name, error)
         return UNREADABLE
     return tenant
 
 
-def check_limit_names(limits: dict[str, int]) -> None:
-    """Check the names of limits. Raises: ValueError."""
+def check_stored_limits(limits: Mapping[str, config.LimitAmount]) -> None:
+    """Check the names and the amounts of limits. Raises: ValueError."""
     for name, problem in limit_problems(limits).items():
         raise ValueError(f"{name}: {problem}")

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from backends.contract import Capabilities, Residence, Work
+from backends.contract import Capabilities, Rerank, Residence, Score, Work
+from backends.model_names import is_path
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds
 from gateway.config import schema
+from gateway.config.schema import COMMIT
 from gateway.events import LaneBacklog, ReplicaState
 from gateway.routing.load import LoadKind, kind_of
 from gateway.routing.pool import Pool
@@ -96,6 +98,22 @@ class Upstream:
         if any(self.space.dimensions_of(replica.name) is None for replica in self.pool.usable()):
             return None
         return self._identities.identity_of(reference, capabilities)
+
+    def scores_identity(self) -> VectorsIdentity | None:
+        """Return the identity of the scores that it computes, None unless a commit determines the model.
+
+        Scores have no fingerprint. The engine of this gateway loads the files of that commit and checks them.
+        """
+        settings, capabilities = self.settings, self.capabilities
+        if capabilities is None or not settings.is_hosted or is_path(settings.model or ""):
+            return None
+        if settings.revision is None or not COMMIT.fullmatch(settings.revision):
+            return None
+        return self._identities.scores_of(capabilities)
+
+    def identity_of(self, work: Work) -> VectorsIdentity | None:
+        """Return the identity of the outputs that it computes for a work now, None if it is unknown."""
+        return self.scores_identity() if isinstance(work, Rerank | Score) else self.vectors_identity()
 
     @property
     def state(self) -> UpstreamState:

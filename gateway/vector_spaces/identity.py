@@ -10,6 +10,7 @@ import hashlib
 import msgspec
 
 from backends.contract import Capabilities
+from gateway import __version__
 from gateway.config.schema import UpstreamSettings
 from gateway.vector_spaces.fingerprint import Fingerprint
 
@@ -67,6 +68,9 @@ class IdentitySource:
         self._upstream = upstream
         self._sources: tuple[Fingerprint, Capabilities] | None = None
         self._identity = VectorsIdentity(b"", 0)
+        self._scores_settings = _encoded(settings, NEUTRAL_SETTINGS - {"device"})
+        self._scored: Capabilities | None = None
+        self._scores = VectorsIdentity(b"", 1)
 
     def identity_of(self, fingerprint: Fingerprint, capabilities: Capabilities) -> VectorsIdentity:
         """Return the identity of the vectors of replicas with this fingerprint and these capabilities."""
@@ -82,6 +86,18 @@ class IdentitySource:
             self._identity = VectorsIdentity(digest, fingerprint.dimensions)
             self._sources = fingerprint, capabilities
         return self._identity
+
+    def scores_of(self, capabilities: Capabilities) -> VectorsIdentity:
+        """Return the identity of the scores of a model that the settings determine.
+
+        Other releases and devices may round differently, and no fingerprint would show it.
+        """
+        if self._scored is not capabilities:
+            parts = (b"scores", __version__, self._upstream, self._scores_settings)
+            encoded = msgspec.msgpack.encode((*parts, _encoded(capabilities, NEUTRAL_CAPABILITIES)))
+            self._scores = VectorsIdentity(hashlib.sha256(encoded).digest(), 1)
+            self._scored = capabilities
+        return self._scores
 
 
 def _encoded(struct: UpstreamSettings | Capabilities, neutral: frozenset[str]) -> bytes:

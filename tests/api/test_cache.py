@@ -4,15 +4,17 @@ import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
 
+from backends.errors import ReplicaUnavailable
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import CacheSettings, Config
 from gateway.config.worker_share import cache_share
+from gateway.routing.health import ReplicaEvent
 from tests.conftest import Boots, Running
 from tests.fakes.engines import FakeEngine, tokens_of
 from tests.fakes.tei import FakeTei
@@ -81,6 +83,24 @@ async def test_a_tenant_finds_entries_of_others_only_if_they_are_shared(
         reply = await embed(gateway, ["a"], "zeta")
 
     assert found == reply.headers["x-cache"]
+
+
+async def test_texts_that_are_found_need_no_replica_that_responds(
+    boot: Boots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> NoReturn:
+        raise ReplicaUnavailable("the engine is gone")
+
+    async with gateway_of(boot) as (gateway, engine):
+        await embed(gateway, ["a", "b"])
+        monkeypatch.setattr(engine, "describe", refuse)
+        monkeypatch.setattr(engine, "run", refuse)
+        pool = gateway.application.gateway.upstreams["only"].pool
+        pool.transition(pool.replicas[0], ReplicaEvent.LOST, "it is gone")
+        assert [] == pool.usable()
+        found = await embed(gateway, ["b", "a"])
+
+    assert (200, "hit=2, miss=0") == (found.status_code, found.headers["x-cache"])
 
 
 @pytest.mark.parametrize("charge", ["full", "none"])

@@ -7,9 +7,11 @@ are evicted, and a reload replaces the model's revision.
 import asyncio
 import base64
 import hashlib
+import re
+from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from hypothesis import settings
@@ -37,13 +39,14 @@ tenants:
 {cache}
 """
 TTL_S = 60.0
+CACHE_USE = re.compile(r"(hit|miss)=(\d+)")
 # The last one is cut, and refused by the alias.
 TEXTS = ("a", "b", "c", "d", "ab", "ä b", "0123456789abcdef")
 
 
 def mostly(value: Any, *others: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for a value that is usually the same, so that calls repeat each other."""
-    return st.sampled_from([value] * 6 * len(others) + list(others))
+    return st.sampled_from([value] * 12 * len(others) + list(others))
 
 
 calls = st.fixed_dictionaries(
@@ -87,6 +90,8 @@ class TwoGateways(RuleBasedStateMachine):
 
     url = ""
     server: Any = None
+    # Of all histories: texts found and not found, entries that expired, and entries that were evicted.
+    totals: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +101,7 @@ class TwoGateways(RuleBasedStateMachine):
         self.gateways: list[Running] = []
         self.engines: list[dict[str, FakeEngine]] = []
 
-    @initialize(size=st.sampled_from([2000, 100_000, 100_000]))
+    @initialize(size=st.sampled_from([100_000, 100_000, 100_000, 3000]))
     def start(self, size: int) -> None:
         """Boot both; a small cache evicts often."""
         if self.url:
@@ -152,6 +157,9 @@ class TwoGateways(RuleBasedStateMachine):
             assert plain.json()["error"] == cached.json()["error"]
             return
         self._compare(cached.json(), plain.json(), call)
+        self.totals.update(
+            {kind: int(number) for kind, number in CACHE_USE.findall(cached.headers.get("x-cache", ""))}
+        )
         name = "x-truncated-inputs"
         assert plain.headers.get(name) == cached.headers.get(name)
         assert "x-cache" not in plain.headers
@@ -169,10 +177,17 @@ class TwoGateways(RuleBasedStateMachine):
             expected, found = numbers_of(theirs["embedding"]), numbers_of(ours["embedding"])
             np.testing.assert_allclose(found, expected, rtol=0, atol=allowed)
 
-    @rule(seconds=mostly(1.0, TTL_S))
-    def wait(self, seconds: float) -> None:
-        """Let entries expire."""
-        self.now_s += seconds
+    @rule(is_expiry=st.sampled_from([False, False, True]))
+    def wait(self, *, is_expiry: bool) -> None:
+        """Let time pass, after which all entries may have expired."""
+        self.now_s += 1.0
+        if is_expiry:
+            self.expire()
+
+    def expire(self) -> None:
+        """Let all entries expire."""
+        self.totals["expired"] += len(self.cached_store._entries)
+        self.now_s += TTL_S
 
     @rule(revision=st.sampled_from(["1", "2"]))
     def reload(self, revision: str) -> None:
@@ -201,6 +216,8 @@ class TwoGateways(RuleBasedStateMachine):
         await self.cached_store.follow()
 
     def teardown(self) -> None:
+        if self.gateways:
+            self.totals["evicted"] += self.cached_store.evictions
         self.runner.run(self.stack.aclose())
         self.runner.close()
 

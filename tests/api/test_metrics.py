@@ -25,7 +25,7 @@ from tests.route_labels import PLAIN_PATHS, ROUTE_LABELS
 OPENAI = "/v1/embeddings"
 # Every label is listed here, so that adding one is a deliberate choice.
 LABELS = {"route", "status", "outcome", "tenant", "key", "model", "upstream", "replica", "decision", "le"}
-LABELS |= {"stage", "state", "version", "fault"}
+LABELS |= {"stage", "state", "version", "fault", "owner"}
 
 
 async def scrape(gateway: Running) -> list[Metric]:

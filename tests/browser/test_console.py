@@ -29,7 +29,8 @@ workers: {workers}
 quotas: {{store: "{store}"}}
 state_dir: {state}
 upstreams: {{first: {{backend: tei, replicas: ["{url}"]}}}}
-models: {{bge: {{upstream: first}}}}
+currency: EUR
+models: {{bge: {{upstream: first, price_per_million_tokens: 20}}}}
 admin: {{keys: [{{digest: "{operator}", id: ops, scopes: [embed, rerank, tokenize, metrics, admin]}}]}}
 """
 
@@ -247,7 +248,11 @@ def test_usage_is_shown_and_downloaded(console: ObservedPage, gateway: Served) -
         console.page.get_by_role("button", name="Download as CSV").click()
     table = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
 
+    header = console.page.inner_text("#usage thead")
+
+    assert "cost (EUR)" in header
     assert [("counted", "bge", "1")] == [(row["tenant"], row["model"], row["requests"]) for row in table]
+    assert all(float(row["cost"]) > 0 for row in table)
     assert console.complaints == []
 
 
@@ -255,8 +260,9 @@ def make_tenant_with_usage(console: ObservedPage, gateway: Served) -> None:
     """Make a tenant with a key that has called once."""
     page = console.page
     page.get_by_label("Name of the tenant").fill("counted")
+    page.get_by_label("Limits of the tenant").fill("budget_per_month: 250.5")
     page.get_by_role("button", name="Save the tenant").click()
-    page.wait_for_selector("#stored-tenants tbody tr:has-text('counted')")
+    page.wait_for_selector("#stored-tenants tbody tr:has-text('counted'):has-text('budget_per_month: 250.5')")
     text = make_key(console, "counted", "counted-key")
     with gateway.client() as client:
         assert call_until(client, {"authorization": f"Bearer {text}"}, 200).status_code == 200

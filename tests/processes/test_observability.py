@@ -30,15 +30,16 @@ pytestmark = [
 ]
 
 CONFIG = """
+currency: EUR
 upstreams:
   minilm: {{backend: torch, model: sentence-transformers/all-MiniLM-L6-v2}}
   remote: {{backend: tei, replicas: ["http://127.0.0.1:{stub}", "http://127.0.0.1:{dead}"]}}
 models:
-  minilm: {{upstream: minilm}}
+  minilm: {{upstream: minilm, price_per_million_tokens: 0.01}}
   remote: {{upstream: remote}}
 defaults: {{embed: minilm}}
 tenants:
-  acme: {{keys: ["{digest}"], limits: {{requests_per_minute: 1000000}}}}
+  acme: {{keys: ["{digest}"], limits: {{requests_per_minute: 1000000, budget_per_month: 5}}}}
   small: {{keys: ["{other}"], limits: {{requests_per_minute: 2}}}}
 """
 PROMETHEUS = """

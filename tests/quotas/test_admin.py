@@ -69,9 +69,11 @@ async def test_usage_is_the_settled_cost(boot: Boots, own_redis: RedisServer, sh
         "tokens": 12,
         "inputs": 3,
         "images": 0,
+        "cost": 0.0,
     }
-    assert [expected] == usage["data"]
-    assert ["tenant,day,model,requests,tokens,inputs,images", f"ops,{day},bge,3,12,3,0"] == sheet.split()
+    assert {"data": [expected], "currency": None} == usage
+    header = "tenant,day,model,requests,tokens,inputs,images,cost"
+    assert [header, f"ops,{day},bge,3,12,3,0,0.00"] == sheet.split()
 
 
 @pytest.mark.parametrize(("scopes", "status"), [("[embed, admin]", 200), ("[embed]", 403)])
@@ -292,6 +294,31 @@ async def test_accepts_limits_of_a_key_and_rejects_unknown_fields(
 
     assert [200, 429] == [call.status_code for call in calls]
     assert [422] * 3 == [reply.status_code for reply in refused]
+
+
+async def test_keys_and_tenants_can_carry_budgets(boot: Boots, own_redis: RedisServer) -> None:
+    text = config(own_redis.url).replace("{upstream: one}", "{upstream: one, price_per_million_tokens: 1}")
+    bodies = (
+        {"tenant": "acme", "id": "k", "limits": {"budget_per_day": 0.00001}},
+        {"limits": {"budget_per_month": 2.5}},
+    )
+    notes = []
+    for written in (config(own_redis.url), f"{text}currency: EUR\n"):
+        async with boot({"tei-0": FakeTei()}, written) as gateway:
+            tenant = await gateway.client.put("/admin/tenants/acme", json=bodies[1])
+            await gateway.client.delete("/admin/keys/k")
+            created = await gateway.post("/admin/keys", bodies[0])
+            listed = (await gateway.client.get("/admin/tenants")).json()
+            bearer = {"authorization": f"Bearer {created.json()['key']}"}
+            calls = [
+                await gateway.client.post("/embed", json={"inputs": "a"}, headers=bearer) for _ in range(3)
+            ]
+            notes.append([*tenant.json()["notes"][-1:], *created.json()["notes"]])
+
+    assert {"budget_per_month": 2.5} == listed[0]["settings"]["limits"]
+    assert {"budget_per_day": 0.00001} == created.json()["shown"]["limits"]
+    assert [2, 0] == [sum("no model here has a price" in note for note in found) for found in notes]
+    assert [200, 200, 429] == [call.status_code for call in calls]
 
 
 async def test_returns_503_for_unknown_keys_until_the_store_is_read(

@@ -177,6 +177,23 @@ def test_stores_and_prints_limits_of_a_key(config: Path, own_redis: RedisServer,
     assert own == key.limits
 
 
+def test_a_key_can_carry_a_budget(config: Path, command: Commands) -> None:
+    words = ("create", "acme", "--id", "k", "--limit", "budget_per_month=12.5")
+    idle = command("keys", *words, "-c", str(config))
+    [key] = json.loads(command("keys", "list", "--json", "-c", str(config)).out)
+    config.write_text(f"{config.read_text()}currency: EUR\n")
+    priced = command("keys", *words[:3], "other", *words[4:], "-c", str(config))
+
+    assert {"budget_per_month": 12.5} == key["limits"]
+    assert [True, False] == ["no model here has a price" in ended.err + ended.out for ended in (idle, priced)]
+    assert (
+        1
+        == command(
+            "keys", *words[:3], "no", "--limit", "budget_per_month=0.1234567891", "-c", str(config)
+        ).status
+    )
+
+
 def test_keys_command_reports_an_outage_in_one_line(config: Path, own_redis: RedisServer) -> None:
     own_redis.kill()
     ended = gateway("keys", "list", "-c", str(config))

@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
+from gateway.config.money import BUDGET_MAX, NANO
 from gateway.errors import GatewayError
-from gateway.events import Event
+from gateway.events import BudgetAlert, Event
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, MemoryLedger, QuotaRequest, Reservation
 from gateway.quotas.limits import (
+    AMOUNT_MAX,
     SECOND_US,
     UNITS,
     Cost,
@@ -166,11 +168,22 @@ def test_scripts_take_no_negative_amount(redis: RedisServer) -> None:
 
 units: st.SearchStrategy[Unit] = st.sampled_from(UNITS)
 periods: st.SearchStrategy[Period] = st.sampled_from(("second", "minute", "hour", "day", "month"))
+# The largest is that of a budget, in nano-units.
+amounts = st.sampled_from((1, 3, 7, 60, 1000, 999_983, 2_000_000_000, BUDGET_MAX * NANO))
 limits = st.one_of(
-    st.builds(Limit, units, periods, st.sampled_from((1, 3, 7, 60, 1000, 999_983, 2_000_000_000))),
+    st.builds(Limit, units, periods, amounts),
+    st.builds(Limit, st.just("budget"), st.sampled_from(PERIODS), amounts),
     st.builds(Limit, st.just("requests"), st.just("in_flight"), st.integers(1, 4)),
 )
-costs = st.builds(Cost, st.integers(0, 3), st.integers(0, 1200), st.integers(0, 40), st.integers(0, 9))
+costs = st.builds(
+    Cost,
+    st.integers(0, 3),
+    st.integers(0, 1200),
+    st.integers(0, 40),
+    st.integers(0, 9),
+    st.one_of(st.integers(0, 1200), st.integers(0, AMOUNT_MAX)),
+    st.just("EUR"),
+)
 steps = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from((1, 999, SECOND_US, 7 * SECOND_US, 61 * SECOND_US, LEASE_US))),
     st.tuples(st.just("reserve"), st.sampled_from(TENANTS), costs, st.booleans()),
@@ -191,10 +204,10 @@ def test_both_ledgers_agree_on_random_histories(
 
 
 async def play(redis: RedisServer, limits: tuple[Limit, ...], history: list[tuple[Any, ...]]) -> None:
-    clock, events = Clock(), list[Event]()
+    clock, events, events_in_memory = Clock(), list[Event](), list[Event]()
     client = RedisClient(redis.url, timeout_s=5)
     in_redis = RedisLedger(client, OutagePolicy(), "test", events.append, clock)
-    both = Both(MemoryLedger(clock, LEASE_US), in_redis, clock)
+    both = Both(MemoryLedger(clock, LEASE_US, events_in_memory.append), in_redis, clock)
     # New tenants, so that histories do not affect each other.
     run = secrets.token_hex(4)
     try:
@@ -225,9 +238,10 @@ async def play(redis: RedisServer, limits: tuple[Limit, ...], history: list[tupl
                 used = [
                     row
                     for row in await both.memory.usage(name, days, by_key=by_key)
-                    if row.requests or row.tokens or row.inputs
+                    if row.requests or row.tokens or row.inputs or row.images or row.cost
                 ]
                 assert used == await both.redis.usage(name, days, by_key=by_key)
     finally:
         await in_redis.aclose()
-    assert not events
+    assert all(isinstance(event, BudgetAlert) for event in events)
+    assert events_in_memory == events

@@ -277,7 +277,7 @@ def test_tables_are_not_truncated(
     monkeypatch: pytest.MonkeyPatch,
     width: int | None,
 ) -> None:
-    limits = {f"{unit}_per_{period}": 7777 for unit in UNITS for period in ("minute", "hour", "day")}
+    limits = {f"{unit}_per_{period}": 7777 for unit in UNITS[:4] for period in ("minute", "hour", "day")}
     own_redis.command("HSET", TENANTS, f"[b]{'z' * 60}:x:", json.dumps({"limits": limits}))
     if width:
         monkeypatch.setenv("FORCE_COLOR", "1")

@@ -4,6 +4,7 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def use(server: RedisServer, day: datetime, model: str, cost: Cost, tenant: str 
     asyncio.run(call())
 
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {
         "tenant": "acme",
         "day": "2026-02-28",
@@ -57,6 +58,7 @@ ROWS = [
         "tokens": 7,
         "inputs": 2,
         "images": 0,
+        "cost": 0.0,
     },
     {
         "tenant": "acme",
@@ -66,6 +68,7 @@ ROWS = [
         "tokens": 5,
         "inputs": 1,
         "images": 4,
+        "cost": 0.00007,
     },
     {
         "tenant": "acme",
@@ -75,6 +78,7 @@ ROWS = [
         "tokens": 9,
         "inputs": 3,
         "images": 0,
+        "cost": 0.0,
     },
 ]
 
@@ -83,12 +87,18 @@ ROWS = [
 def used(own_redis: RedisServer) -> None:
     """Record three requests on two days, and one on a day outside of the queries."""
     use(own_redis, DAY, "bge", Cost(tokens=7, inputs=2))
-    use(own_redis, DAY, "org/a|b", Cost(tokens=5, inputs=1, images=4))
+    use(own_redis, DAY, "org/a|b", Cost(tokens=5, inputs=1, images=4, budget=70_000))
     use(own_redis, DAY + timedelta(days=1), "bge", Cost(tokens=9, inputs=3))
     use(own_redis, DAY + timedelta(days=2), "bge", Cost(tokens=100))
 
 
 DAYS = ("--since", "2026-02-28", "--until", "2026-03-01")
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Return the values of a row as tables show them."""
+    costs = {0.0: "0.00", 0.00007: "0.00007"}
+    return [costs[value] if isinstance(value, float) else str(value) for value in row.values()]
 
 
 def test_prints_usage_as_json(command: Commands, file: Path, used: None) -> None:
@@ -101,7 +111,7 @@ def test_prints_usage_as_json(command: Commands, file: Path, used: None) -> None
 def test_prints_usage_as_csv(command: Commands, file: Path, used: None) -> None:
     ended = command("usage", "acme", *DAYS, "--form", "csv", "-c", str(file))
 
-    lines = [",".join(str(value) for value in row.values()) for row in ROWS]
+    lines = [",".join(cells(row)) for row in ROWS]
     assert (0, "") == (ended.status, ended.err)
     assert [",".join(ROWS[0]), *lines] == ended.out.splitlines()
 
@@ -133,7 +143,14 @@ def test_prints_usage_as_a_table(command: Commands, file: Path, used: None) -> N
 
     lines = [line.split() for line in ended.out.splitlines()]
     assert (0, "") == (ended.status, ended.err)
-    assert [list(ROWS[0]), *([str(value) for value in row.values()] for row in ROWS)] == lines
+    assert [list(ROWS[0]), *map(cells, ROWS)] == lines
+
+
+def test_table_names_the_currency(command: Commands, file: Path, used: None) -> None:
+    file.write_text(f"{file.read_text()}currency: EUR\n")
+    ended = command("usage", "acme", *DAYS, "-c", str(file))
+
+    assert "images  cost (EUR)" in ended.out
 
 
 def test_prints_usage_of_all_tenants_by_default(

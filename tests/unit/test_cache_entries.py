@@ -6,9 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.contract import Embed, EmbedReply, Encode, Output, Truncate
+from backends.contract import (
+    Embed,
+    EmbedReply,
+    Encode,
+    Output,
+    Reply,
+    Rerank,
+    RerankReply,
+    Score,
+    Truncate,
+)
 from backends.errors import ReplicaFailed
-from gateway.cache.entries import Entry, SplitCall, decode_entry, encode_entry
+from gateway.cache.entries import Entry, SplitCall, SplitPairs, decode_entry, encode_entry
 from gateway.cache.keys import entry_keys, is_cacheable
 from gateway.cache.memory_store import ENTRY_OVERHEAD, MemoryStore
 
@@ -83,24 +93,86 @@ def test_found_and_computed_texts_are_joined_in_order() -> None:
     assert [1, 2, 3, 4] == reply.vectors[:, 0].tolist()
     assert (42, (2, 3), (5, 10, 7, 20)) == (reply.tokens, reply.truncated, reply.input_tokens)
     assert [(1, entry_of(2, 10)), (3, entry_of(4, 20, is_cut=True))] == split.new_entries(
-        EmbedReply(rows, 30, (1,), (10, 20))
+        EmbedReply(rows, 30, (1,)), (10, 20)
     )
 
 
 @pytest.mark.parametrize(
-    "reply",
+    ("reply", "tokens"),
     [
-        EmbedReply(np.ones((1, 2), np.float32), 9),
-        EmbedReply(np.ones((1, 2), np.float32), 9, (), (8,)),
-        EmbedReply(np.ones((1, 3), np.float32), 9, (), (9,)),
-        EmbedReply(np.full((1, 2), np.nan, np.float32), 9, (), (9,)),
+        (EmbedReply(np.ones((1, 2), np.float32), 9), None),
+        (EmbedReply(np.ones((1, 2), np.float32), 9), (8,)),
+        (EmbedReply(np.ones((1, 3), np.float32), 9), (9,)),
+        (EmbedReply(np.full((1, 2), np.nan, np.float32), 9), (9,)),
+        (RerankReply(np.ones(1, np.float32), 9), (9,)),
     ],
-    ids=["no counts", "other sum", "other width", "not finite"],
+    ids=["no counts", "other sum", "other width", "not finite", "scores"],
 )
-def test_a_reply_that_is_not_exact_is_not_stored(reply: EmbedReply) -> None:
+def test_a_reply_that_is_not_exact_is_not_stored(reply: Reply, tokens: tuple[int, ...] | None) -> None:
     split = SplitCall(Embed(("a",)), [None], 2)
 
-    assert [] == split.new_entries(reply)
+    assert [] == split.new_entries(reply, tokens)
+
+
+def score_of(value: float, tokens: int, *, is_cut: bool | None = False) -> Entry:
+    return Entry(np.array([value], "<f4").tobytes(), tokens, is_cut)
+
+
+@pytest.mark.parametrize(
+    ("work", "missing"),
+    [
+        (Rerank("q", ("a", "b", "c")), Rerank("q", ("a", "c"))),
+        (Score((("q", "a"), ("r", "b"), ("q", "c"))), Score((("q", "a"), ("q", "c")))),
+    ],
+)
+def test_found_and_computed_pairs_are_joined_in_order(work: Rerank | Score, missing: Rerank | Score) -> None:
+    split = SplitPairs(work, [None, score_of(0.25, 7, is_cut=True), None])
+    computed = RerankReply(np.array([0.5, 0.75], np.float32), 30, (1,))
+    reply = split.joined(computed)
+
+    assert missing == split.missing_work()
+    assert [0.5, 0.25, 0.75] == reply.scores.tolist()
+    assert (37, (1, 2)) == (reply.tokens, reply.truncated)
+    assert [(0, score_of(0.5, 10)), (2, score_of(0.75, 20, is_cut=True))] == split.new_entries(
+        computed, (10, 20)
+    )
+    assert [] == split.new_entries(computed, None)
+    assert [] == split.new_entries(RerankReply(np.ones(3, np.float32), 30), (10, 20))
+    with pytest.raises(ReplicaFailed, match="one score for each pair"):
+        split.joined(RerankReply(np.ones(3, np.float32), 30))
+
+
+def keys_of_pairs(work: Rerank | Score) -> list[bytes]:
+    return entry_keys(work, "shared", b"i", 0)
+
+
+def test_a_key_of_a_pair_covers_everything() -> None:
+    plain = Rerank("q", ("a",))
+    others = {
+        "raw_scores": True,
+        "truncate": Truncate.LEFT,
+        "instruction": "task",
+        "max_tokens": 7,
+        "query": "r",
+        "documents": ("b",),
+    }
+    works = [plain, *(msgspec.structs.replace(plain, **{name: value}) for name, value in others.items())]
+
+    assert set(others) == set(Rerank.__struct_fields__)
+    assert {"pairs", *others} - {"query", "documents"} == set(Score.__struct_fields__)
+    keys = {key for work in [*works, Score((("q", "a"),))] for key in keys_of_pairs(work)}
+    assert len(works) + 1 == len(keys)
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), min_size=1, max_size=8))
+def test_equal_pairs_alone_have_equal_keys(pairs: list[tuple[str, str]]) -> None:
+    keys = keys_of_pairs(Score(tuple(pairs)))
+
+    assert len(set(pairs)) == len(set(keys))
+    assert [keys_of_pairs(Score((pair,)))[0] for pair in pairs] == keys
+    reranked = [keys_of_pairs(Rerank(query, (document,)))[0] for query, document in pairs]
+    assert len(set(pairs)) == len(set(reranked))
+    assert set(keys).isdisjoint(reranked)
 
 
 def test_vectors_of_another_width_fail_the_call() -> None:

@@ -1,6 +1,8 @@
 """Costs are never negative: what would be a credit is charged as nothing and logged as a bug."""
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -8,6 +10,7 @@ from gateway.admission import Grant
 from gateway.calls import Deadline
 from gateway.quotas.ledger import LEASE_US, MemoryLedger, QuotaRequest
 from gateway.quotas.limits import AMOUNT_MAX, Cost, Limit
+from gateway.quotas.prices import FREE
 
 LIMITS = (Limit("tokens", "minute", 1000), Limit("tokens", "day", 1000), Limit("inputs", "month", 50))
 
@@ -41,7 +44,8 @@ async def test_grant_charges_no_negative_count(caplog: pytest.LogCaptureFixture)
     request = QuotaRequest("id", "acme", LIMITS, Cost(1, 400, 4), LEASE_US, "m")
     reservation = await ledger.reserve(request)
     deadline = Deadline(time.monotonic() + 60, timeout_s=60)
-    async with Grant(None, None, deadline, reservation, ledger) as grant:  # type: ignore[arg-type] - neither is used
+    prepared: Any = SimpleNamespace(route=SimpleNamespace(price=FREE))
+    async with Grant(None, prepared, deadline, reservation, ledger) as grant:  # type: ignore[arg-type] - not used
         grant.count(300)
         grant.count(-100_000)
         grant.count_unanswered(-100_000)

@@ -183,6 +183,59 @@ def test_every_setting_that_is_not_carried_over_is_reported() -> None:
     assert "attempt_timeout_s: 12" in found.text
 
 
+@pytest.mark.parametrize("place", ["litellm_params", "model_info"])
+@pytest.mark.parametrize(
+    ("cost", "price"),
+    [("2e-8", 0.02), ("0.00000013", 0.13), ("1.5e-09", 0.0015), ("0", 0.0), ("0.005", 5000.0)],
+)
+def test_costs_that_are_exact_become_prices(place: str, cost: str, price: float) -> None:
+    text = one("openai/x", f", input_cost_per_token: {cost}")
+    if place == "model_info":
+        text = one("openai/x") + f"    model_info: {{mode: embedding, input_cost_per_token: {cost}}}\n"
+    found = import_litellm(text)
+
+    if price == 0.0015:
+        assert ["expected at most three decimal places"] == [
+            line.rpartition(": ")[2] for line in found.left_out
+        ]
+        assert served(text).models["bge-embed"].price_per_million_tokens is None
+        return
+    assert [] == found.left_out
+    assert ("USD", price) == (
+        served(text).currency,
+        served(text).models["bge-embed"].price_per_million_tokens,
+    )
+
+
+def test_other_costs_and_budgets_are_reported() -> None:
+    second = one("openai/x", ", input_cost_per_token: 3e-8").partition("\n")[2]
+    text = (
+        one(
+            "openai/x",
+            ", input_cost_per_token: 2e-8, output_cost_per_token: 1e-7, max_budget: 5, budget_duration: 1d",
+        )
+        + second
+        + "    model_info: {input_cost_per_query: 0.001, output_cost_per_token: 0}\n"
+        + "litellm_settings: {max_budget: 100, budget_duration: 30d}\n"
+        + "router_settings: {provider_budget_config: {openai: {budget_limit: 1, time_period: 1d}}}\n"
+    )
+    found = import_litellm(text)
+
+    assert [
+        "litellm_settings.budget_duration",
+        "litellm_settings.max_budget",
+        "model_list[0] (bge-embed).litellm_params.budget_duration",
+        "model_list[0] (bge-embed).litellm_params.max_budget",
+        "model_list[0] (bge-embed).litellm_params.output_cost_per_token",
+        "model_list[1] (bge-embed).model_info.input_cost_per_query",
+        "model_list[1] (bge-embed)",
+        "router_settings.provider_budget_config",
+    ] == [line.split(": ")[0] for line in found.left_out]
+    assert "another price" in found.left_out[6]
+    assert "`budget_per_month` or `budget_per_day`" in found.left_out[1]
+    assert 0.02 == served(text).models["bge-embed"].price_per_million_tokens
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

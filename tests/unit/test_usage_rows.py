@@ -32,9 +32,9 @@ def test_keys_are_added_up_unless_they_are_asked_for() -> None:
 def test_csv_has_the_key_as_its_last_column() -> None:
     rows = usage_rows("acme", "2026-11-24", COUNTS, by_key=True)
     lines = as_csv(rows, by_key=True).decode().split()
-    assert lines[0] == "tenant,day,model,requests,tokens,inputs,images,key"
-    assert lines[2] == "acme,2026-11-24,bge,1,5,0,0,laptop"
-    assert as_csv([]).decode().strip() == "tenant,day,model,requests,tokens,inputs,images"
+    assert lines[0] == "tenant,day,model,requests,tokens,inputs,images,cost,key"
+    assert lines[2] == "acme,2026-11-24,bge,1,5,0,0,0.00,laptop"
+    assert as_csv([]).decode().strip() == "tenant,day,model,requests,tokens,inputs,images,cost"
 
 
 def test_fields_of_earlier_releases_have_no_key() -> None:

@@ -55,6 +55,7 @@ PARTS: Final[dict[str, str]] = {
     "ModelSettings.cache": "Whether the vectors of texts are kept in the cache of the gateway.",
     "ModelSettings.deadline_s": "Longest time of a request, in seconds.",
     "ModelSettings.limits": "Limits of each tenant for this model: name of the limit → amount.",
+    "ModelSettings.price_per_million_tokens": "Price in the currency of router.yaml; absent: nothing.",
     "ModelSettings.prompts": PROMPTS,
     "OllamaOptions.num_ctx": "Number of tokens to which an input is cut.",
     "RankedText.text": "The text.",

@@ -3,7 +3,7 @@
 Requests from this machine need no key if the listener is on loopback and `admin.keys` is empty.
 """
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import date
 from typing import Literal
@@ -23,6 +23,7 @@ from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.request_context import RequestContext
 from gateway.config import schema as config
 from gateway.config.diff import ReloadOutcome
+from gateway.config.money import is_budget
 from gateway.config.schema import host_and_port, is_loopback
 from gateway.errors import NotFound
 from gateway.quotas.ledger import Ledger
@@ -30,7 +31,7 @@ from gateway.quotas.usage import UsageRow, as_csv, days_between
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FIRST_TENANT
-from gateway.tenants.names import FIRST_KEY_NOTE
+from gateway.tenants.names import FIRST_KEY_NOTE, NO_PRICE_NOTE
 from gateway.tenants.store import TenantStore
 
 FAILURES = document_errors(TEI)
@@ -39,9 +40,10 @@ Reload = Callable[[], Awaitable[ReloadOutcome]]
 
 
 class UsageResponse(msgspec.Struct):
-    """Settled usage of a tenant, or of all."""
+    """Settled usage of a tenant, or of all. currency: of the costs."""
 
     data: list[UsageRow]
+    currency: str | None = None
 
 
 @dataclass
@@ -85,6 +87,8 @@ class Admin:
         """Use the tenants, models and operator keys of a new config. The listener stays as it is."""
         self.file_tenants: Collection[str] = served.tenants.keys()
         self.models: Collection[str] = served.models.keys()
+        self.currency = served.currency
+        self._has_prices = any(model.price_per_million_tokens for model in served.models.values())
         self._is_open = self._is_loopback and not served.admin.keys
 
     def authorize(self, context: RequestContext) -> None:
@@ -116,6 +120,11 @@ class Admin:
         """Return a note if a change ends the first key. is_first: there was no tenant in Redis before."""
         ends = is_first and not self.file_tenants and isinstance(self.store, TenantStore)
         return [FIRST_KEY_NOTE] if ends else []
+
+    def budget_notes(self, *limits: Iterable[str]) -> list[str]:
+        """Return a note if limits contain a budget that no call can spend, because no model has a price."""
+        has_budget = any(is_budget(name) for names in limits for name in names)
+        return [NO_PRICE_NOTE] if has_budget and not self._has_prices else []
 
     @property
     def _stored(self) -> KeyFollower:
@@ -168,7 +177,7 @@ async def usage(  # noqa: PLR0913, PLR0917 - one for each parameter of the query
     rows = [row for name in tenants for row in await admin.ledger.usage(name, days, by_key=by == "key")]
     if form == "csv":
         return Response(as_csv(rows, by_key=by == "key"), media_type="text/csv")
-    return Response(msgspec.json.encode(UsageResponse(rows)), media_type="application/json")
+    return Response(msgspec.json.encode(UsageResponse(rows, admin.currency)), media_type="application/json")
 
 
 @post(

@@ -48,13 +48,13 @@ class KeyInfo(msgspec.Struct):
     expires: float | None
     scopes: list[str] | None
     models: list[str] | None
-    limits: dict[str, int]
+    limits: dict[str, config.LimitAmount]
 
 
 class CreatedKey(msgspec.Struct):
     """A new key in the clear, which no other reply shows.
 
-    notes: tenants and models in the request that do not exist yet.
+    notes: tenants and models in the request that do not exist yet, and budgets that nothing is spent from.
     """
 
     key: str
@@ -106,6 +106,7 @@ async def create_key(
     if not creation.has_tenant and data.tenant not in admin.file_tenants:
         notes.append(unknown_tenant_note(data.tenant))
     notes += [f"model {name} is not served here" for name in data.models or () if name not in admin.models]
+    notes += admin.budget_notes(data.limits)
     return CreatedKey(key.text, key_info(key.stored), notes)
 
 

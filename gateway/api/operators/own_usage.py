@@ -14,6 +14,7 @@ from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
+from gateway.config.schema import LimitAmount
 from gateway.errors import InvalidInput
 from gateway.quotas.usage import UsageRow, days_between
 
@@ -27,6 +28,7 @@ class OwnUsage(msgspec.Struct, frozen=True):
 
     key: its id. expires_s: seconds since 1970, None for never. models: that the key may call, None for all.
     limits: by name; names of the key's own begin with its id. model_limits: by model. data: by day and model.
+    currency: of the costs and budgets.
     """
 
     tenant: str
@@ -34,9 +36,10 @@ class OwnUsage(msgspec.Struct, frozen=True):
     expires_s: float | None
     scopes: list[str]
     models: list[str] | None
-    limits: dict[str, int]
-    model_limits: dict[str, dict[str, int]]
+    limits: dict[str, LimitAmount]
+    model_limits: dict[str, dict[str, LimitAmount]]
     data: list[UsageRow]
+    currency: str | None = None
 
 
 @get("/usage", responses=FAILURES, tags=["Operators"], opt=route_options())
@@ -65,12 +68,13 @@ async def own_usage(  # noqa: PLR0913, PLR0917 - one for each parameter of the q
         tenant.expires_s,
         sorted(tenant.scopes),
         None if tenant.models is None else sorted(tenant.models),
-        {limit.name: limit.amount for limit in tenant.limits},
+        {limit.name: limit.shown_amount for limit in tenant.limits},
         {
-            model: {limit.name: limit.amount for limit in limits}
+            model: {limit.name: limit.shown_amount for limit in limits}
             for model, limits in tenant.model_limits.items()
         },
         rows,
+        admin.currency,
     )
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 
-from gateway.config.schema import limit_problems
+from gateway.config.schema import LimitAmount, limit_problems
 from gateway.errors import InvalidInput, QuotaUnavailable
 from gateway.store.errors import StoreUnavailable
 
@@ -30,10 +30,10 @@ def store_errors() -> Iterator[None]:
         raise QuotaUnavailable("the store of tenants and keys is unavailable") from error
 
 
-def check_limits(limits: Mapping[str, int]) -> None:
-    """Check the names of limits.
+def check_limits(limits: Mapping[str, LimitAmount]) -> None:
+    """Check the names and the amounts of limits.
 
-    Raises: InvalidInput if one is unknown.
+    Raises: InvalidInput if one is unknown or wrong.
     """
     for name, problem in limit_problems(limits).items():
         raise InvalidInput(f"{name}: {problem}", param="limits")

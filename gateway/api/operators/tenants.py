@@ -38,7 +38,8 @@ class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
 class StoredTenant(msgspec.Struct):
     """A tenant in Redis.
 
-    in_file: router.yaml defines the name too, and the file wins. notes: a warning that the first key ends.
+    in_file: router.yaml defines the name too, and the file wins. notes: warnings that the first key ends, or
+    that nothing is spent from a budget.
     """
 
     name: str
@@ -84,6 +85,7 @@ async def put_tenant(
         is_first = await admin.store.put_tenant(name, tenant_of(data))
     await admin.refresh()
     notes = admin.first_key_notes(is_first=is_first)
+    notes += admin.budget_notes(data.limits, *data.model_limits.values())
     return StoredTenant(name, data, in_file=name in admin.file_tenants, notes=notes)
 
 

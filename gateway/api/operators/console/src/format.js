@@ -3,7 +3,10 @@ const integers = new Intl.NumberFormat("en");
 const shortNumbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, notation: "compact" });
 const plainNumbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
+const amounts = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 9 });
+
 export const NONE = "–";
+export const money = (value) => (value === null || value === undefined ? NONE : amounts.format(value));
 export const count = (value) => (value === null || value === undefined ? NONE : integers.format(value));
 export const rate = (value) => (value === null || value === undefined ? NONE : shortNumbers.format(value));
 export const milliseconds = (seconds) =>

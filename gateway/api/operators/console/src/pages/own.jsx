@@ -1,13 +1,14 @@
 // What the holder of a key sees: own limits and own usage.
 import { useState } from "preact/hooks";
 import { send } from "../api.js";
-import { count, day, NONE } from "../format.js";
+import { count, day, money, NONE } from "../format.js";
 import { useOnce } from "../hooks.js";
 import { Note, Problem, Table, TextField } from "../parts.jsx";
 
 const WEEK_MS = 6 * 86400000;
 
-export function UsageTable({ rows, id }) {
+// currency: null while no model of the gateway has a price.
+export function UsageTable({ rows, id, currency }) {
   const hasKeys = rows.some((row) => row.key !== undefined);
   const columns = [["day"], ["tenant", "text"], ...(hasKeys ? [["key"]] : []), ["model", "text"]];
   const numbers = ["requests", "inputs", "images", "tokens"];
@@ -16,13 +17,18 @@ export function UsageTable({ rows, id }) {
       id={id}
       label="Usage"
       empty="No usage on these days."
-      columns={[...columns, ...numbers.map((name) => [name, "number"])]}
+      columns={[
+        ...columns,
+        ...numbers.map((name) => [name, "number"]),
+        ...(currency ? [[`cost (${currency})`, "number"]] : []),
+      ]}
       rows={rows.map((row) => [
         row.day,
         row.tenant,
         ...(hasKeys ? [row.key || NONE] : []),
         row.model,
         ...numbers.map((name) => count(row[name])),
+        ...(currency ? [money(row.cost)] : []),
       ])}
     />
   );
@@ -69,13 +75,16 @@ export function Own({ turn }) {
             label="Limits"
             empty="No limits."
             columns={[["limit"], ["amount", "number"]]}
-            rows={limits.map(([name, amount]) => [name, count(amount)])}
+            rows={limits.map(([name, amount]) => [
+              name,
+              /budget_per_/.test(name) ? `${money(amount)} ${content.currency ?? ""}` : count(amount),
+            ])}
           />
           <h3>Usage</h3>
           <form class="row" onSubmit={(event) => event.preventDefault()}>
             <Days {...days} prefix="own" />
           </form>
-          <UsageTable rows={content.data} id="own-usage" />
+          <UsageTable rows={content.data} id="own-usage" currency={content.currency} />
         </>
       )}
     </>

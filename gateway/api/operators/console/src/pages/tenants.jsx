@@ -6,14 +6,14 @@ import { Answer, ask, CopyButton, Note, Problem, Select, Table, TextArea, TextFi
 import { Days, useDays, UsageTable } from "./own.jsx";
 
 const SCOPES = ["embed", "rerank", "tokenize", "metrics", "admin"];
-const LIMITS_NOTE = "one a line, such as tokens_per_day: 1000000 or requests_per_minute: 600";
+const LIMITS_NOTE = "one a line, such as tokens_per_day: 1000000, requests_per_minute: 600 or budget_per_month: 250.50";
 
 // Limits as lines of text.
 function limitsOf(text) {
   return Object.fromEntries(
     lines(text).map((line) => {
       const [name, amount] = line.split(/[:=]/).map((part) => part.trim());
-      if (!amount || !/^[0-9_]+$/.test(amount)) {
+      if (!amount || !/^[0-9_]+(\.[0-9]+)?$/.test(amount)) {
         throw new RequestError(0, `a limit is a name and a number, such as tokens_per_day: 1000, not ${line}`);
       }
       return [name, Number(amount.replaceAll("_", ""))];
@@ -283,7 +283,7 @@ function Usage({ turn }) {
       </form>
       <Answer id="usage-answer" action={download} />
       <Problem>{problem?.message}</Problem>
-      {content && <UsageTable rows={content.data} id="usage" />}
+      {content && <UsageTable rows={content.data} id="usage" currency={content.currency} />}
     </>
   );
 }
