@@ -1,7 +1,7 @@
 """Checks between values: references that exist, and settings that fit each other. Reads no files."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from urllib.parse import urlsplit
 
 import msgspec
