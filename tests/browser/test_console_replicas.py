@@ -166,7 +166,7 @@ def test_many_and_long_names_fit(browser: Any, stand: Stand, width: int) -> None
 
 def test_times_have_a_zone(browser: Any, stand: Stand) -> None:
     observed = opened(browser, stand, "overview", timezone_id="Asia/Kathmandu")
-    observed.page.wait_for_selector("#status-line:has-text('GMT+5:45, Asia/Kathmandu')")
+    observed.page.wait_for_selector("#status-line:has-text('(GMT+5:45, Asia')")
     title = observed.page.title()
     observed.context.close()
 
