@@ -39,11 +39,22 @@ class Grant:
         self.deadline = deadline
         self.limit_statuses: tuple[LimitStatus, ...] = reservation.limit_statuses
         self.degraded = reservation.degraded
+        # Another upstream can serve the call if this one cannot.
+        self.may_move = False
+        self.is_copy = False
         self._tokens = 0
         self._unanswered_tokens = 0
         self._uncharged_inputs = 0
         self._reservation = reservation
         self._ledger = ledger
+
+    def restart(self, prepared: PreparedWork) -> None:
+        """Begin the call again at another upstream: only what computes its reply is charged.
+
+        prepared: the call as that upstream receives it. The reservation stays.
+        """
+        self.prepared = prepared
+        self._tokens = self._unanswered_tokens = self._uncharged_inputs = 0
 
     def count(self, tokens: int) -> None:
         """Add tokens that a replica has computed for this call."""
@@ -108,7 +119,7 @@ class Admission:
 
     def __init__(self, ledger: Ledger, observe: Observe, *, shadow: bool = False) -> None:
         self._ledger = ledger
-        self._observe = observe
+        self.observe = observe
         self._shadow = shadow
         self._process = secrets.token_hex(6)
         self._numbers = count()
@@ -123,7 +134,7 @@ class Admission:
         try:
             self._ledger.refuse_if_spent(tenant.name, tenant.limits, least)
         except GatewayError:
-            self._observe(QuotaDecided(tenant.name, "refused"))
+            self.observe(QuotaDecided(tenant.name, "refused"))
             raise
 
     async def charge_bad_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
@@ -162,6 +173,13 @@ class Admission:
         reservation = await self._reserve(ask, "admitted")
         return Grant(tenant, prepared, deadline, reservation, self._ledger)
 
+    def grant_copy(self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline) -> Grant:
+        """Return the grant of a copy of a call, which nobody is charged for."""
+        request = QuotaRequest(self._new_id(), tenant.name, (), prepared.cost, LEASE_US)
+        grant = Grant(tenant, prepared, deadline, Reservation(request, ()), self._ledger)
+        grant.is_copy = True
+        return grant
+
     async def ask(self, tenant: Tenant, route: Route, least: Cost) -> int:
         """Refuse a call of at least this cost if it does not fit now; return how many tokens fit.
 
@@ -178,7 +196,7 @@ class Admission:
         try:
             reservation = await self._ledger.reserve(request)
         except GatewayError:
-            self._observe(QuotaDecided(tenant.name, "refused"))
+            self.observe(QuotaDecided(tenant.name, "refused"))
             raise
         self._ledger.settle(reservation, NOTHING)
         statuses = reservation.limit_statuses
@@ -205,7 +223,7 @@ class Admission:
             reservation = await self._ledger.reserve(ask)
             decision = on_success if reservation.over is None else "shadow_refused"
         finally:
-            self._observe(QuotaDecided(ask.tenant, decision))
+            self.observe(QuotaDecided(ask.tenant, decision))
         return reservation
 
 

@@ -148,6 +148,8 @@ class Dispatcher:
             tenant.queue_tokens,
             tenant.join,
             timeline.trace,
+            grant.may_move,
+            grant.is_copy,
         )
 
 

@@ -32,7 +32,7 @@ from gateway.routing.pool import Pool, no_replica_error
 from gateway.routing.replica import Replica
 
 # Identifies equal work of one tenant, which is computed once.
-WorkKey = tuple[str, Priority, Work]
+WorkKey = tuple[str, Priority, bool, bool, Work]
 
 
 class SliceReply(msgspec.Struct, frozen=True):
@@ -63,6 +63,8 @@ class Lane:
         self._clock = clock
         self._queue: FairQueue[Ticket] = FairQueue()
         self._shared: dict[WorkKey, Ticket] = {}
+        # Copies of calls that arrived since the last pump.
+        self._copies: list[Ticket] = []
         self._activity = TenantActivity(self._queue)
         self._measures = LaneMeasures(clock())
         self._first_replica = FirstReplicaWait(pool, holds=settings.holds)
@@ -130,15 +132,8 @@ class Lane:
         received. Raises: BackendError if the last replica tried refused or failed; NoReplica, ModelLoading or
         TimeoutError at the deadline.
         """
-        now_s = self._clock()
-        self._activity.mark_active(owner.tenant, now_s)
-        key = (owner.tenant, owner.priority, piece.work)
-        ticket = self._shared.get(key)
-        # A ticket that is done has settled its waiters, which have not left yet. It would not settle a new
-        # one.
-        if ticket is None or ticket.is_done:
-            ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
-            ticket.enqueue(self._queue, now_s)
+        key = (owner.tenant, owner.priority, owner.may_move, owner.is_copy, piece.work)
+        ticket = self._ticket_for(key, piece, owner, deadline_s)
         if owner.trace is not None:
             ticket.traces.append(owner.trace)
         waiter = ticket.wait(deadline_s)
@@ -176,9 +171,32 @@ class Lane:
             else:
                 decision.ticket.resolve(decision.error)
         self._scheduler.end_pass(scheduling_pass)
+        self._drop_copies()
         if scheduling_pass.skipped_tenants and self._recheck_timer is None:
             # The other tenants may become inactive, and no event would report that.
             self._recheck_timer = asyncio.get_running_loop().call_later(ACTIVE_S, self._recheck)
+
+    def _ticket_for(self, key: WorkKey, piece: Slice, owner: Owner, deadline_s: float) -> Ticket:
+        """Return the ticket of equal work of the tenant, or a new one in the queue."""
+        now_s = self._clock()
+        if not owner.is_copy:
+            self._activity.mark_active(owner.tenant, now_s)
+        ticket = self._shared.get(key)
+        # A ticket that is done has settled its waiters, which have not left yet. It would not settle a new
+        # one.
+        if ticket is None or ticket.is_done:
+            ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
+            ticket.enqueue(self._queue, now_s)
+            if owner.is_copy:
+                self._copies.append(ticket)
+        return ticket
+
+    def _drop_copies(self) -> None:
+        """Drop the copies that could not be sent at once: they must delay no caller's work."""
+        copies, self._copies = self._copies, []
+        for ticket in copies:
+            if self._queue.remove(ticket.entry):
+                ticket.resolve(Overloaded("the upstream is busy with callers' work"))
 
     def _schedule_pump(self) -> None:
         """Pump once all slices of this turn of the event loop have arrived, to see them together."""

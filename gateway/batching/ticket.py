@@ -20,7 +20,9 @@ class Owner(msgspec.Struct, frozen=True):
     """Tenant and call that a slice belongs to.
 
     flow: identifies the call. queue_tokens: the tenant's own bound. shares_batches: the slice may share a
-    batch with other tenants' slices. trace: the call's, if calls are traced.
+    batch with other tenants' slices. trace: the call's, if calls are traced. may_move: another upstream can
+    serve the call, so that it does not wait for a replica of this one. is_copy: no caller waits for it, so
+    that it is dropped unless it can be sent at once.
     """
 
     tenant: str
@@ -30,6 +32,8 @@ class Owner(msgspec.Struct, frozen=True):
     queue_tokens: int | None = None
     shares_batches: bool = True
     trace: SliceTrace | None = None
+    may_move: bool = False
+    is_copy: bool = False
 
 
 # Replaces the entry of a ticket without waiters. An entry and its ticket refer to each other while queued.

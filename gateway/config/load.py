@@ -24,7 +24,7 @@ from gateway.config.yaml_parser import Lines, parse_yaml
 
 # Section that is missing or no mapping → paths whose references to it cannot be checked.
 FOLLOWING = {
-    "upstreams": re.compile(r"models\..*\.upstream$"),
+    "upstreams": re.compile(r"models\..*\.(upstream|(upstreams\[\d+\]|canary|mirror)\.name)$"),
     "models": re.compile(r"defaults\.|tenants\..*\.(models|model_limits)"),
 }
 

@@ -193,13 +193,13 @@ async def _report_ready(application: Application, link: ParentLink, server: uvic
 
 def _summary(application: Application, name: str) -> ModelSummary:
     routes = application.gateway.routes
-    upstream = application.gateway.upstreams[routes.upstream_of(name)]
+    upstream = application.gateway.view_of(name)
     capabilities = upstream.capabilities
     if capabilities is None:
-        return ModelSummary(name, upstream.settings.backend, ())
+        return ModelSummary(name, upstream.backend, ())
     return ModelSummary(
         name,
-        upstream.settings.backend,
+        upstream.backend,
         tuple(operation.value for operation in routes.operations(name)),
         capabilities.dtype,
         capabilities.dimensions,

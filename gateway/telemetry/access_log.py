@@ -15,7 +15,9 @@ from gateway.events import (
     SpaceChecked,
     SpaceOutcome,
     Stage,
+    Standing,
     StoreChanged,
+    UpstreamJudged,
 )
 
 logger = logging.getLogger("gateway")
@@ -34,6 +36,19 @@ SPACE_LEVELS: dict[SpaceOutcome, int] = {
     "differs": logging.ERROR,
     "unchecked": logging.WARNING,
 }
+STANDING_LEVELS: dict[Standing, int] = {
+    "serving": logging.INFO,
+    "waiting": logging.INFO,
+    "refused": logging.ERROR,
+    "withdrawn": logging.ERROR,
+}
+# The standing of an upstream of a model in a sentence.
+STANDINGS: dict[Standing, str] = {
+    "serving": "serves it",
+    "waiting": "does not serve it yet",
+    "refused": "is refused",
+    "withdrawn": "is withdrawn as its canary",
+}
 # The state of a replica in a sentence.
 STATES = {
     "joining": "is joining",
@@ -44,7 +59,13 @@ STATES = {
 }
 STAGE_FIELDS: dict[Stage, str] = {stage: f"{stage}_ms" for stage in get_args(Stage)}
 Logged: TypeAlias = (
-    CallFinished | ConnectionFaulted | DescriptionRejected | ReplicaChanged | SpaceChecked | StoreChanged
+    CallFinished
+    | ConnectionFaulted
+    | DescriptionRejected
+    | ReplicaChanged
+    | SpaceChecked
+    | StoreChanged
+    | UpstreamJudged
 )
 
 
@@ -70,6 +91,8 @@ class EventLine:
                 return f"upstream {odd.upstream}: the description of {odd.replica} is not used: {odd.reason}"
             case SpaceChecked():
                 return _space_line(self.event)
+            case UpstreamJudged():
+                return _standing_line(self.event)
             case StoreChanged(away=True):
                 return f"the quota store is unreachable ({self.event.reason}): counting without it"
         return f"the quota store is reachable again ({self.event.reason})"
@@ -95,6 +118,10 @@ class EventLine:
                 space = self.event
                 facts = {"upstream": space.upstream, "replica": space.replica, "outcome": space.outcome}
                 return {"event": "vector_space", "message": str(self), **facts, "reason": space.reason}
+            case UpstreamJudged():
+                judged = self.event
+                facts = {"model": judged.model, "upstream": judged.upstream, "standing": judged.standing}
+                return {"event": "standing", "message": str(self), **facts, "reason": judged.reason}
         away = {"away": self.event.away, "reason": self.event.reason}
         return {"event": "store", "message": str(self), **away}
 
@@ -127,6 +154,8 @@ def log_change(event: Event) -> None:
             _write(logging.WARNING if event.away else logging.INFO, event)
         case SpaceChecked(changed=True):
             _write(SPACE_LEVELS[event.outcome], event)
+        case UpstreamJudged():
+            _write(STANDING_LEVELS[event.standing], event)
 
 
 def _write(level: int, event: Logged) -> None:
@@ -160,6 +189,11 @@ def _space_line(event: SpaceChecked) -> str:
         case "unchecked":
             subject = f"upstream {event.upstream}: the vectors of {event.replica}"
             return f"{subject} cannot be checked ({event.reason})"
+
+
+def _standing_line(event: UpstreamJudged) -> str:
+    reason = f": {event.reason}" if event.reason else ""
+    return f"model {event.model}: upstream {event.upstream} {STANDINGS[event.standing]}{reason}"
 
 
 def call_line(event: CallFinished) -> str:

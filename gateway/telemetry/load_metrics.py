@@ -29,7 +29,7 @@ class Sources(msgspec.Struct, frozen=True):
     """Values that are read only when metrics are collected.
 
     lanes, engines: by upstream. in_flight: number of calls, and bytes of their bodies. cache: bytes and
-    evictions.
+    evictions. judged: models that have several upstreams, with each of these.
     """
 
     lanes: Mapping[str, Callable[[], LaneBacklog]] = {}
@@ -37,6 +37,7 @@ class Sources(msgspec.Struct, frozen=True):
     in_flight: Callable[[], tuple[int, int]] = lambda: (0, 0)
     engines: Mapping[str, Callable[[float], Awaitable[EngineStats | None]]] = {}
     cache: ReadCache = lambda: (0, 0)
+    judged: frozenset[tuple[str, str]] = frozenset()
 
 
 class LoadMetrics:

@@ -1,24 +1,25 @@
 """One upstream in use: its replicas, the lane in front of them, and the inputs of its model."""
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from backends.contract import Capabilities, Residence, Work
+from backends.contract import BackendKind, Capabilities, Residence, Work
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds
 from gateway.config import schema
 from gateway.events import LaneBacklog
 from gateway.routing.load import LoadKind, kind_of
-from gateway.routing.pool import Pool
+from gateway.routing.pool import Pool, is_replica_expected
+from gateway.routing.split import Health
+from gateway.upstreams.member import UpstreamState
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.token_ids import IdDecoder
+from gateway.vector_spaces.fingerprint import Fingerprint
 from gateway.vector_spaces.identity import IdentitySource, VectorsIdentity
 from gateway.vector_spaces.space import VectorSpace
 
 MIXED = "mixed"
 Lanes: TypeAlias = Mapping[LoadKind, Lane]
-# refused: the replicas that respond belong to a different vector space.
-UpstreamState = Literal["ready", "loading", "refused", "unavailable"]
 
 
 class Upstream:
@@ -83,14 +84,54 @@ class Upstream:
         """Id of the vector space of its vectors; `mixed` while a replica in use gives different ones."""
         return MIXED if self.space.id and self.pool.is_mixed() else self.space.id
 
-    def vectors_identity(self) -> VectorsIdentity | None:
-        """Return the identity of the vectors that it computes now, None unless every replica was checked."""
-        reference, capabilities = self.space.reference, self.capabilities
-        if reference is None or capabilities is None or self.pool.is_mixed():
+    @property
+    def checked_fingerprint(self) -> Fingerprint | None:
+        """Fingerprint of the vectors that it computes now, None unless every usable replica was checked."""
+        reference = self.space.reference
+        if reference is None or self.capabilities is None or self.pool.is_mixed():
             return None
         if any(self.space.dimensions_of(replica.name) is None for replica in self.pool.usable()):
             return None
-        return self._identities.identity_of(reference, capabilities)
+        return reference
+
+    def vectors_identity(self) -> VectorsIdentity | None:
+        """Return the identity of the vectors that it computes now, None unless every replica was checked."""
+        fingerprint, capabilities = self.checked_fingerprint, self.capabilities
+        if fingerprint is None or capabilities is None:
+            return None
+        return self._identities.identity_of(fingerprint, capabilities)
+
+    @property
+    def health(self) -> Health:
+        """Whether it can serve a call now, or after a wait."""
+        if self.pool.usable():
+            return "ready"
+        return "expected" if is_replica_expected(self.pool, holds=self.pool.holds) else "out"
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if a replica in use gives vectors of another space."""
+        return self.pool.is_mixed()
+
+    @property
+    def is_busy(self) -> bool:
+        """True if work waits for a replica."""
+        return any(lane.queued_tokens for lane in self.lanes.values())
+
+    @property
+    def is_usable(self) -> bool:
+        """True if it can serve calls now."""
+        return bool(self.pool.usable())
+
+    @property
+    def is_hosted(self) -> bool:
+        """True if an engine of this gateway runs its model."""
+        return self.settings.is_hosted
+
+    @property
+    def backend(self) -> BackendKind:
+        """Kind of its servers."""
+        return self.settings.backend
 
     @property
     def state(self) -> UpstreamState:

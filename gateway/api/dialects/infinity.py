@@ -436,14 +436,14 @@ CAPABILITY_NAMES = {
 def model_item(name: str, api: InferenceApi) -> InfinityModelItem:
     """Return a model as Infinity lists it. Its queue is counted in inputs."""
     routes = api.gateway.routes
-    upstream = api.gateway.upstreams[routes.upstream_of(name)]
+    upstream = api.gateway.view_of(name)
     operations = routes.operations(name)
     capabilities = [CAPABILITY_NAMES[each] for each in operations if each in CAPABILITY_NAMES]
     if is_late(upstream.capabilities):
         capabilities.insert(0, CAPABILITY_NAMES[Operation.EMBED])
     waiting = upstream.backlog().inputs
     stats = InfinityQueueStats(min(1.0, waiting / QUEUE_SIZE), waiting, 0, upstream.bounds.inputs)
-    return InfinityModelItem(name, stats, upstream.settings.backend, capabilities)
+    return InfinityModelItem(name, stats, upstream.backend, capabilities)
 
 
 @get("/infinity/models", responses=document_errors(INFINITY), tags=["Infinity"])

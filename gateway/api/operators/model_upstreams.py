@@ -1,0 +1,54 @@
+"""Upstreams of a model in a status snapshot."""
+
+from collections.abc import Iterator
+
+from gateway.serve import Gateway
+from gateway.telemetry.snapshot import ModelUpstreamStatus
+from gateway.telemetry.totals import Totals
+from gateway.upstreams.group import UpstreamGroup
+
+
+def upstreams_of_model(gateway: Gateway, model: str, totals: Totals) -> tuple[ModelUpstreamStatus, ...]:
+    """Return the upstreams of a model; none if it has only one, which needs no choice."""
+    group = gateway.serving.groups.get(model)
+    return () if group is None else tuple(_of_group(gateway, group, totals))
+
+
+def _of_group(gateway: Gateway, group: UpstreamGroup, totals: Totals) -> Iterator[ModelUpstreamStatus]:
+    settings, judgements = group.settings, group.judge.judgements
+
+    def calls(upstream: str) -> int:
+        labels = {"model": group.model, "upstream": upstream, "outcome": "ok"}
+        return int(totals.number("gateway_upstream_calls_total", **labels))
+
+    for member in settings.members:
+        judgement = judgements[member.name]
+        yield ModelUpstreamStatus(
+            member.name,
+            "member",
+            judgement.standing,
+            judgement.reason,
+            gateway.upstreams[member.name].state,
+            calls(member.name),
+            member.weight,
+            member.priority,
+        )
+    if (canary := group.canary) is not None:
+        name, judgement = canary.settings.name, judgements[canary.settings.name]
+        yield ModelUpstreamStatus(
+            name,
+            "canary",
+            judgement.standing,
+            judgement.reason,
+            gateway.upstreams[name].state,
+            calls(name),
+            share=canary.settings.share,
+            cosine=canary.cosine,
+            min_cosine=canary.settings.min_cosine,
+        )
+    if settings.mirror is not None:
+        name = settings.mirror.name
+        labels = {"model": group.model, "upstream": name, "purpose": "mirror", "outcome": "ok"}
+        copies = int(totals.number("gateway_copies_total", **labels))
+        state = gateway.upstreams[name].state
+        yield ModelUpstreamStatus(name, "mirror", "serving", "", state, copies, share=settings.mirror.share)
