@@ -21,9 +21,10 @@ STEP = (math.sqrt(5) - 1) / 2
 SECOND_STEP = math.sqrt(2) - 1
 BELOW_ONE = math.nextafter(1.0, 0.0)
 
-# ready: it has a usable replica. expected: calls may wait for one. out: neither.
-Health = Literal["ready", "expected", "out"]
-RANKS: dict[Health, int] = {"ready": 0, "expected": 1}
+# ready: it has a usable replica. failing: it has one, and its last calls have failed. expected: calls may wait
+# for a replica. out: none of these.
+Health = Literal["ready", "failing", "expected", "out"]
+RANKS: dict[Health, int] = {"ready": 0, "failing": 1, "expected": 2}
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -72,7 +73,7 @@ def preference(split: Split, trial: Trial | None, tenant: str, point: float) -> 
 
 
 def by_health(names: Iterable[str], health: Callable[[str], Health]) -> list[str]:
-    """Return those that can serve, in their order: first the ready ones, then those that are expected."""
+    """Return those that can serve, in their order: the ready ones first, those that are expected last."""
     found = [(RANKS[state], name) for name in names if (state := health(name)) != "out"]
     return [name for _, name in sorted(found, key=_rank)]
 

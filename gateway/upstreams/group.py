@@ -21,6 +21,7 @@ from gateway.errors import (
     ReplicaTimedOut,
 )
 from gateway.events import LaneBacklog
+from gateway.routing.breaker import Breaker
 from gateway.routing.pool import PROBED_WITHIN_S
 from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.routes import Route
@@ -39,7 +40,7 @@ class UpstreamGroup:
     """Upstreams of one model.
 
     judge: of those that may serve it. mirror: receives copies, None without one. point: of the last call in
-    the split. budget: of moves after an attempt.
+    the split. budget: of moves after an attempt. breakers: by upstream.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class UpstreamGroup:
         random = Random()  # noqa: S311 - it spreads load and protects no secret
         self.point, self._mirror_point = random.random(), random.random()
         self.budget = RetryBudget(self.main.settings.retry_share, asyncio.get_running_loop().time())
+        self.breakers = {name: Breaker() for name in judge.judged}
         self._waiters: set[asyncio.Future[None]] = set()
 
     @property
@@ -79,6 +81,12 @@ class UpstreamGroup:
             await self._wait_for_change(deadline)
         return names
 
+    @property
+    def fingerprint(self) -> str | None:
+        """Id of the vector space of the model, None while it is not known."""
+        reference = self.space.reference
+        return None if reference is None else reference.id
+
     def narrowed(self, route: Route, upstream: str) -> Route:
         """Return the route through one of the upstreams, with the length that all of them have."""
         common = self.judge.common_capabilities
@@ -99,6 +107,13 @@ class UpstreamGroup:
         if isinstance(error, DeadlineExceeded) and not isinstance(error, ReplicaTimedOut):
             return False
         return error.facts.retryable and self.budget.try_spend(now_s)
+
+    def record(self, upstream: str, error: GatewayError | None) -> None:
+        """Record that a call to an upstream succeeded, or failed by the fault of the upstream."""
+        if error is None:
+            self.breakers[upstream].record_success()
+        elif error.kind == "upstream_failed" or isinstance(error, ReplicaTimedOut):
+            self.breakers[upstream].record_failure(asyncio.get_running_loop().time())
 
     def rejects(self, upstream: str) -> bool:
         """Return whether the vectors of an upstream are known not to be the model's."""
@@ -133,6 +148,7 @@ class UpstreamGroup:
     def inherit(self, before: "UpstreamGroup") -> None:
         """Take over the place in the split, and the budget for moves, from the group of an earlier config."""
         self.point, self.budget = before.point, before.budget
+        self.breakers |= {name: each for name, each in before.breakers.items() if name in self.breakers}
         self.judge.inherit(before.judge)
 
     def _serving(self, tenant: str, point: float) -> list[str]:
@@ -141,8 +157,13 @@ class UpstreamGroup:
         if canary is not None and judgements[canary.settings.name].standing == "serving":
             trial = Trial(canary.settings.name, canary.settings.share)
 
+        now_s = asyncio.get_running_loop().time()
+
         def health(name: str) -> Health:
-            return judged[name].health if judgements[name].standing == "serving" else "out"
+            if judgements[name].standing != "serving":
+                return "out"
+            own = judged[name].health
+            return "failing" if own == "ready" and not self.breakers[name].admits(now_s) else own
 
         return by_health(preference(self._split, trial, tenant, point), health)
 
@@ -192,8 +213,7 @@ class GroupView:
     @property
     def fingerprint(self) -> str | None:
         """Id of the vector space of the model."""
-        reference = self.group.space.reference
-        return None if reference is None or not self._serving else reference.id
+        return self.group.fingerprint
 
     @property
     def state(self) -> UpstreamState:
@@ -233,5 +253,7 @@ class GroupView:
         )
 
     @property
-    def _serving(self) -> list[str]:
-        return [upstream for upstream in self.group.judge.judged.values() if self.group.serves(upstream)]
+    def _serving(self) -> list[JudgedUpstream]:
+        judge = self.group.judge
+        judgements = judge.judgements
+        return [judge.judged[name] for name, each in judgements.items() if each.standing == "serving"]

@@ -29,30 +29,21 @@ async def send_in_turn(
     upstreams: in the order of preference, at least one. Raises: GatewayError, of the last one tried.
     """
     group.add_call()
-    for upstream in upstreams[:-1]:
+    for index, upstream in enumerate(upstreams):
+        is_last = index == len(upstreams) - 1
         try:
-            reply = await send(upstream, is_last=False)
+            reply = await send(upstream, is_last=is_last)
         except GatewayError as error:
+            group.record(upstream, error)
             observe(UpstreamTried(group.model, upstream, error.kind))
-            if not group.may_move(error, deadline):
+            if is_last or not group.may_move(error, deadline):
                 raise
             continue
-        if _is_kept(group, upstream, observe):
+        group.record(upstream, None)
+        # Its vectors may have turned out to be others while it computed them.
+        is_kept = not group.rejects(upstream)
+        observe(UpstreamTried(group.model, upstream, "ok" if is_kept else OTHER_VECTORS))
+        if is_kept:
             return upstream, reply
-    last = upstreams[-1]
-    try:
-        reply = await send(last, is_last=True)
-    except GatewayError as error:
-        observe(UpstreamTried(group.model, last, error.kind))
-        raise
-    if not _is_kept(group, last, observe):
-        reason = "the last upstream of this model returned vectors of a different space, which are not used"
-        raise NoReplica(reason, retry_after_s=PROBED_WITHIN_S)
-    return last, reply
-
-
-def _is_kept(group: UpstreamGroup, upstream: str, observe: Observe) -> bool:
-    """Return whether the reply of an upstream is used: its vectors may have changed while it was computed."""
-    is_kept = not group.rejects(upstream)
-    observe(UpstreamTried(group.model, upstream, "ok" if is_kept else OTHER_VECTORS))
-    return is_kept
+    reason = "the last upstream of this model returned vectors of a different space, which are not used"
+    raise NoReplica(reason, retry_after_s=PROBED_WITHIN_S)
