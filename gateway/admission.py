@@ -8,7 +8,7 @@ from typing import Self
 from backends.contract import inputs_of
 from gateway.calls import Deadline
 from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut
-from gateway.events import Decision, Observe, QuotaDecided
+from gateway.events import CopyPurpose, Decision, Observe, QuotaDecided
 from gateway.prepare import TOKENS_MAX, PreparedWork
 from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, QuotaRequest, Reservation
@@ -41,7 +41,7 @@ class Grant:
         self.degraded = reservation.degraded
         # Another upstream can serve the call if this one cannot.
         self.may_move = False
-        self.is_copy = False
+        self.copy: CopyPurpose | None = None
         self._tokens = 0
         self._unanswered_tokens = 0
         self._uncharged_inputs = 0
@@ -173,11 +173,13 @@ class Admission:
         reservation = await self._reserve(ask, "admitted")
         return Grant(tenant, prepared, deadline, reservation, self._ledger)
 
-    def grant_copy(self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline) -> Grant:
+    def grant_copy(
+        self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline, purpose: CopyPurpose
+    ) -> Grant:
         """Return the grant of a copy of a call, which nobody is charged for."""
         request = QuotaRequest(self._new_id(), tenant.name, (), prepared.cost, LEASE_US)
         grant = Grant(tenant, prepared, deadline, Reservation(request, ()), self._ledger)
-        grant.is_copy = True
+        grant.copy = purpose
         return grant
 
     async def ask(self, tenant: Tenant, route: Route, least: Cost) -> int:

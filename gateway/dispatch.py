@@ -149,7 +149,7 @@ class Dispatcher:
             tenant.join,
             timeline.trace,
             grant.may_move,
-            grant.is_copy,
+            grant.copy,
         )
 
 

@@ -24,7 +24,7 @@ from gateway.quotas.limits import Cost, LimitStatus
 from gateway.routing.routes import Route, Routes
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Keyring, Tenant
-from gateway.upstreams.copies import Copies, ServedCall
+from gateway.upstreams.copies import CopiedCall, Copies, ServedCall
 from gateway.upstreams.group import GroupView, UpstreamGroup
 from gateway.upstreams.turns import send_in_turn
 from gateway.upstreams.upstream import Upstream
@@ -209,7 +209,9 @@ class Gateway:
         lane = upstream.lane_of(grant.prepared.work)
         return await self._dispatcher.dispatch(grant, lane, inputs, timeline, cache)
 
-    async def _send_copy(self, route: Route, tenant: Tenant, call: Call, upstream: str) -> Reply | None:
+    async def _send_copy(
+        self, route: Route, tenant: Tenant, copied: CopiedCall, upstream: str
+    ) -> Reply | None:
         """Send a copy of a call, for which nobody waits or pays; None if its upstream was removed.
 
         Raises: GatewayError.
@@ -219,10 +221,10 @@ class Gateway:
             return None
         route = msgspec.structs.replace(route, upstream=upstream, limits=())
         tenant = msgspec.structs.replace(tenant, limits=())
-        deadline, call = _deadline(route, Caller(tenant)), msgspec.structs.replace(call, bulk=True)
+        deadline, call = _deadline(route, Caller(tenant)), msgspec.structs.replace(copied.call, bulk=True)
         with target.hold():
             prepared = await self._preparer.prepare(target.model_inputs, tenant, route, call, deadline)
-            grant = self._admission.grant_copy(tenant, prepared, deadline)
+            grant = self._admission.grant_copy(tenant, prepared, deadline, copied.purpose)
             lane = target.lane_of(prepared.work)
             return await self._dispatcher.dispatch(grant, lane, target.model_inputs, Timeline())
 

@@ -27,12 +27,12 @@ from gateway.batching.slices import Bounds, Slice
 from gateway.batching.tenant_activity import ACTIVE_S, TenantActivity
 from gateway.batching.ticket import EMPTY_ENTRY, Attempt, Owner, Ticket
 from gateway.errors import LOADING_RETRY_S, GatewayError, ModelLoading, Overloaded
-from gateway.events import AttemptFinished, LaneBacklog, Observe
+from gateway.events import AttemptFinished, CopyPurpose, LaneBacklog, Observe
 from gateway.routing.pool import Pool, no_replica_error
 from gateway.routing.replica import Replica
 
 # Identifies equal work of one tenant, which is computed once.
-WorkKey = tuple[str, Priority, bool, bool, Work]
+WorkKey = tuple[str, Priority, bool, CopyPurpose | None, Work]
 
 
 class SliceReply(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Lane:
         self._clock = clock
         self._queue: FairQueue[Ticket] = FairQueue()
         self._shared: dict[WorkKey, Ticket] = {}
-        # Copies of calls that arrived since the last pump.
+        # Comparisons that arrived since the last pump.
         self._copies: list[Ticket] = []
         self._activity = TenantActivity(self._queue)
         self._measures = LaneMeasures(clock())
@@ -132,7 +132,7 @@ class Lane:
         received. Raises: BackendError if the last replica tried refused or failed; NoReplica, ModelLoading or
         TimeoutError at the deadline.
         """
-        key = (owner.tenant, owner.priority, owner.may_move, owner.is_copy, piece.work)
+        key = (owner.tenant, owner.priority, owner.may_move, owner.copy, piece.work)
         ticket = self._ticket_for(key, piece, owner, deadline_s)
         if owner.trace is not None:
             ticket.traces.append(owner.trace)
@@ -179,7 +179,7 @@ class Lane:
     def _ticket_for(self, key: WorkKey, piece: Slice, owner: Owner, deadline_s: float) -> Ticket:
         """Return the ticket of equal work of the tenant, or a new one in the queue."""
         now_s = self._clock()
-        if not owner.is_copy:
+        if owner.copy is None:
             self._activity.mark_active(owner.tenant, now_s)
         ticket = self._shared.get(key)
         # A ticket that is done has settled its waiters, which have not left yet. It would not settle a new
@@ -187,12 +187,12 @@ class Lane:
         if ticket is None or ticket.is_done:
             ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
             ticket.enqueue(self._queue, now_s)
-            if owner.is_copy:
+            if owner.copy == "compare":
                 self._copies.append(ticket)
         return ticket
 
     def _drop_copies(self) -> None:
-        """Drop the copies that could not be sent at once: they must delay no caller's work."""
+        """Drop the comparisons that could not be sent at once: they must delay no caller's work."""
         copies, self._copies = self._copies, []
         for ticket in copies:
             if self._queue.remove(ticket.entry):

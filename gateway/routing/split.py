@@ -21,7 +21,7 @@ STEP = (math.sqrt(5) - 1) / 2
 SECOND_STEP = math.sqrt(2) - 1
 BELOW_ONE = math.nextafter(1.0, 0.0)
 
-# ready: it has a usable replica. failing: it has one, and its last calls have failed. expected: calls may wait
+# ready: it has a usable replica. failing: it has one, and its last calls failed. expected: calls may wait
 # for a replica. out: none of these.
 Health = Literal["ready", "failing", "expected", "out"]
 RANKS: dict[Health, int] = {"ready": 0, "failing": 1, "expected": 2}

@@ -43,7 +43,14 @@ logger = logging.getLogger("gateway")
 
 
 # Sends a copy of a call to an upstream; None if the upstream was removed. Raises: GatewayError.
-SendCopy = Callable[[Call, str], Awaitable[Reply | None]]
+SendCopy = Callable[["CopiedCall", str], Awaitable[Reply | None]]
+
+
+class CopiedCall(msgspec.Struct, frozen=True):
+    """A call to send again, and why."""
+
+    call: Call
+    purpose: CopyPurpose
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -130,16 +137,18 @@ class Copies:
     async def _send_one(self, copy: Copy) -> None:
         group = copy.group
         target = group.mirror if copy.purpose == "mirror" else group.witness()
-        # Callers' work goes first: a copy is not sent where anything waits.
-        if target is None or target.is_busy:
+        if target is None:
             self._report(copy, target, "dropped")
             return
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            reply = await copy.send(copy.call, target.name)
+            reply = await copy.send(CopiedCall(copy.call, copy.purpose), target.name)
         except GatewayError as error:
-            self._report(copy, target, error.kind, loop.time() - started_s)
+            # The lane sends no comparison where callers' work waits.
+            is_dropped = copy.purpose == "compare" and error.kind == "overloaded"
+            outcome = "dropped" if is_dropped else error.kind
+            self._report(copy, target, outcome, loop.time() - started_s)
             return
         self._report(copy, target, "dropped" if reply is None else "ok", loop.time() - started_s)
         if copy.vectors is not None and reply is not None:

@@ -41,10 +41,6 @@ class JudgedUpstream(Protocol):
         """True if a replica in use gives vectors of another space."""
 
     @property
-    def is_busy(self) -> bool:
-        """True if work waits for a replica."""
-
-    @property
     def health(self) -> Health:
         """Whether it can serve a call now, or after a wait."""
 

@@ -114,11 +114,6 @@ class Upstream:
         return self.pool.is_mixed()
 
     @property
-    def is_busy(self) -> bool:
-        """True if work waits for a replica."""
-        return any(lane.queued_tokens for lane in self.lanes.values())
-
-    @property
     def is_usable(self) -> bool:
         """True if it can serve calls now."""
         return bool(self.pool.usable())

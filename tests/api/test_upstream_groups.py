@@ -9,7 +9,7 @@ import pytest
 
 from gateway.events import UpstreamJudged, UpstreamTried
 from tests.conftest import KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, fail_with, respond_with, tei_with_hook, until
+from tests.fakes.hooks import RERANKER, Gate, fail_with, respond_with, until
 from tests.fakes.tei import FakeTei, assert_vectors
 
 UPSTREAMS = """
@@ -20,11 +20,11 @@ upstreams:
 """
 EVEN = UPSTREAMS + "models: {m: {upstreams: [{name: a}, {name: b}]}}\n"
 PRIORITY = UPSTREAMS + "models: {m: {upstreams: [{name: a}, {name: b, priority: 1}]}}\n"
-LIMITED = f"""
+LIMITED = """
 tenants:
   acme:
     keys: ["sha256:DIGEST"]
-    limits: {{tokens_per_day: 1000, requests_per_day: 100}}
+    limits: {tokens_per_day: 1000, requests_per_day: 100}
 """
 
 
