@@ -189,7 +189,7 @@ class Application(msgspec.Struct, frozen=True):
     """The ASGI application, with the parts that its process needs to run, reload and stop it.
 
     observe: takes events that only the process learns of. instances: of this host. create_grpc: returns the
-    gRPC server, which is not started; None without `grpc.listen`.
+    gRPC server, which is not started; None without `grpc.listen`. added_models: at start, as in `AppBoot`.
     """
 
     asgi: Middleware
@@ -199,6 +199,8 @@ class Application(msgspec.Struct, frozen=True):
     follow: Follow
     observe: Observe
     instances: InstanceTable
+    groups: GroupRegistry
+    added_models: Collection[str] = ()
     create_grpc: "Callable[[], GrpcServer] | None" = None
 
 
@@ -330,6 +332,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         WorkerReload(registry, api, operators, metrics, records, in_flight, groups).follow,
         observe,
         table,
+        groups,
+        boot.added_models,
         None if config.grpc is None else partial(_create_grpc, config, parts, api),
     )
 

@@ -188,26 +188,23 @@ class Gateway:
                 timeline.lap("quota")
 
                 async def send(name: str, *, is_last: bool) -> Reply:
-                    grant.may_move = not is_last
-                    caches[name] = self._cache_of(caller, route, upstreams[name])
-                    return await self._send(grant, upstreams[name], timeline, caches[name])
+                    upstream, grant.may_move = upstreams[name], not is_last
+                    if name != names[0]:
+                        again = await self._preparer.prepare_again(
+                            upstream.model_inputs, prepared, tenant, deadline
+                        )
+                        grant.restart(again)
+                    cache = caches[name] = self._cache_of(caller, route, upstream)
+                    lane = upstream.lane_of(grant.prepared.work)
+                    return await self._dispatcher.dispatch(
+                        grant, lane, upstream.model_inputs, timeline, cache
+                    )
 
                 served_by, reply = await send_in_turn(group, names, send, deadline, self._admission.observe)
         self.copies.offer(group, ServedCall(call, served_by, reply), partial(self._send_copy, route, tenant))
         route = group.narrowed(route, served_by)
-        fingerprint = group.fingerprint if _has_vectors(reply) else None
+        fingerprint = group.space.id if _has_vectors(reply) else None
         return self._served(grant, route, reply, fingerprint, caches[served_by])
-
-    async def _send(
-        self, grant: Grant, upstream: Upstream, timeline: Timeline, cache: CallCache | None
-    ) -> Reply:
-        """Send a call to one of several upstreams, the first or the next. Raises: GatewayError."""
-        inputs, prepared = upstream.model_inputs, grant.prepared
-        if prepared.route.upstream != upstream.name:
-            prepared.route = msgspec.structs.replace(prepared.route, upstream=upstream.name)
-            grant.restart(await self._preparer.prepare_again(inputs, prepared, grant.tenant, grant.deadline))
-        lane = upstream.lane_of(grant.prepared.work)
-        return await self._dispatcher.dispatch(grant, lane, inputs, timeline, cache)
 
     async def _send_copy(
         self, route: Route, tenant: Tenant, copied: CopiedCall, upstream: str
@@ -243,11 +240,8 @@ class Gateway:
             fingerprint,
             is_cut=cut.is_complete,
             cache=None if cache is None else cache.use,
-            has_cache=self._has_cache(route),
+            has_cache=route.cache and self.cache is not None,
         )
-
-    def _has_cache(self, route: Route) -> bool:
-        return route.cache and self.cache is not None
 
     def _cache_of(self, caller: Caller, route: Route, upstream: Upstream) -> CallCache | None:
         """Return the cache of a call, None if its model has none, or the caller bypasses it."""

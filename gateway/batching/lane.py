@@ -16,6 +16,7 @@ import msgspec
 
 from backends.contract import Reply, Work
 from gateway.batching.attempts import AttemptCallbacks, AttemptRunner
+from gateway.batching.comparisons import Comparisons
 from gateway.batching.fair_queue import FairQueue, Priority
 from gateway.batching.first_replica import FirstReplicaWait
 from gateway.batching.lane_settings import LaneSettings
@@ -63,8 +64,7 @@ class Lane:
         self._clock = clock
         self._queue: FairQueue[Ticket] = FairQueue()
         self._shared: dict[WorkKey, Ticket] = {}
-        # Comparisons that arrived since the last pump.
-        self._copies: list[Ticket] = []
+        self._comparisons = Comparisons()
         self._activity = TenantActivity(self._queue)
         self._measures = LaneMeasures(clock())
         self._first_replica = FirstReplicaWait(pool, holds=settings.holds)
@@ -146,7 +146,7 @@ class Lane:
             was_received = True
             return SliceReply(reply, ticket.queued_s)
         except TimeoutError as error:
-            if (cause := self._cause_of_wait(ticket)) is not None:
+            if (cause := _cause_of_wait(ticket, self._pool)) is not None:
                 raise cause from error
             raise
         finally:
@@ -171,7 +171,7 @@ class Lane:
             else:
                 decision.ticket.resolve(decision.error)
         self._scheduler.end_pass(scheduling_pass)
-        self._drop_copies()
+        self._comparisons.drop(self._queue)
         if scheduling_pass.skipped_tenants and self._recheck_timer is None:
             # The other tenants may become inactive, and no event would report that.
             self._recheck_timer = asyncio.get_running_loop().call_later(ACTIVE_S, self._recheck)
@@ -188,15 +188,8 @@ class Lane:
             ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
             ticket.enqueue(self._queue, now_s)
             if owner.copy == "compare":
-                self._copies.append(ticket)
+                self._comparisons.add(ticket)
         return ticket
-
-    def _drop_copies(self) -> None:
-        """Drop the comparisons that could not be sent at once: they must delay no caller's work."""
-        copies, self._copies = self._copies, []
-        for ticket in copies:
-            if self._queue.remove(ticket.entry):
-                ticket.resolve(Overloaded("the upstream is busy with callers' work"))
 
     def _schedule_pump(self) -> None:
         """Pump once all slices of this turn of the event loop have arrived, to see them together."""
@@ -242,14 +235,6 @@ class Lane:
         if was_queued:
             self.pump()
 
-    def _cause_of_wait(self, ticket: Ticket) -> GatewayError | None:
-        """Return why a ticket was not done by its deadline, if the reason is known."""
-        if not ticket.running and not self._pool.usable():
-            return no_replica_error(self._pool)
-        if _is_model_loading(self._pool):
-            return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
-        return None
-
     def _overloaded(self, message: str, waiting_tokens: int) -> Overloaded:
         wait_s = self._measures.drain_rate.retry_after_s(waiting_tokens, self._clock())
         return Overloaded(message, retry_after_s=wait_s)
@@ -258,6 +243,15 @@ class Lane:
 def _expire(waiter: asyncio.Future[Reply]) -> None:
     if not waiter.done():
         waiter.set_exception(TimeoutError())
+
+
+def _cause_of_wait(ticket: Ticket, pool: Pool) -> GatewayError | None:
+    """Return why a ticket was not done by its deadline, if the reason is known."""
+    if not ticket.running and not pool.usable():
+        return no_replica_error(pool)
+    if _is_model_loading(pool):
+        return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
+    return None
 
 
 def _is_model_loading(pool: Pool) -> bool:

@@ -21,7 +21,6 @@ from gateway.config.command_checks import command_problems
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
 from gateway.config.media_checks import media_problems
-from gateway.config.model_checks import model_problems, model_upstream_problems
 from gateway.config.problems import Problem, unknown_name
 from gateway.config.schema import OWN_VOCABULARY, Config, UpstreamSettings
 
@@ -47,9 +46,6 @@ def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
     yield from _cache_problems(config)
     for name, upstream in config.upstreams.items():
         yield from upstream_problems(upstream, f"upstreams.{name}")
-    for name, model in config.models.items():
-        yield from model_problems(name, model, names.upstreams)
-        yield from model_upstream_problems(name, model, config.upstreams)
     for operation in ("embed", "rerank", "classify"):
         default = getattr(config.defaults, operation)
         if default is not None and default not in names.models:

@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.config.cross_checks import EntryNames, cross_problems
 from gateway.config.file_checks import file_problems
+from gateway.config.model_checks import models_problems
 from gateway.config.placeholders import PlaceholderFiller
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.relative_paths import resolve_paths
@@ -98,7 +99,8 @@ def _read(text: str, environment: Mapping[str, str], base: Path) -> _Reading:
     config = _convert_sound_parts(filled, frozenset(problem.path for problem in problems))
     if config is not None:
         names = EntryNames(_names(filled, "upstreams"), _names(filled, "models"))
-        found = _not_at(cross_problems(config, names), problems)
+        crossed = [*cross_problems(config, names), *models_problems(config, names.upstreams)]
+        found = _not_at(crossed, problems)
         problems += [problem for problem in found if not _follows(problem, problems)]
         config = resolve_paths(config, base)
     return _Reading(config, problems, document.lines, corrector.renamed)

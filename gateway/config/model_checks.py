@@ -5,11 +5,18 @@ from collections.abc import Collection, Iterator, Mapping
 from gateway.config.api_checks import has_types
 from gateway.config.key_checks import named_limit_problems
 from gateway.config.problems import Problem, unknown_name
-from gateway.config.schema import OPERATION_SEGMENTS, ModelSettings, UpstreamSettings
+from gateway.config.schema import OPERATION_SEGMENTS, Config, ModelSettings, UpstreamSettings
 
 NOT_LOADED = (
     "its vectors are compared before it serves a model that has several upstreams; remove `preload: false`"
 )
+
+
+def models_problems(config: Config, upstreams: Collection[str]) -> Iterator[Problem]:
+    """Yield the problems of all models whose types are right. upstreams: names that exist in the file."""
+    for name, model in config.models.items():
+        yield from model_problems(name, model, upstreams)
+        yield from model_upstream_problems(name, model, config.upstreams)
 
 
 def model_problems(name: str, model: ModelSettings, upstreams: Collection[str]) -> Iterator[Problem]:

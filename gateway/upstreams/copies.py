@@ -89,7 +89,7 @@ class Copies:
             return
         if group.wants_copy():
             self._take(Copy(group, "mirror", call, send, _bytes_of(work)))
-        canary = group.canary
+        canary = group.judge.canary
         if canary is None or canary.withdrawn or canary.settings.name != served.upstream:
             return
         if (vectors := _vectors_of(work, served.reply)) is not None:
@@ -157,11 +157,11 @@ class Copies:
     def _compare(self, copy: Copy, vectors: Vectors, reply: Reply) -> None:
         """Compare the canary's vectors with those of another upstream, for the same inputs."""
         group, expected = copy.group, _vectors_of(copy.call.work, reply)
-        if expected is None or group.canary is None:
+        if expected is None or group.judge.canary is None:
             return
         cosine = min_cosine(vectors, expected)
-        self._observe(CanaryCompared(group.model, group.canary.settings.name, cosine))
-        if group.canary.record(cosine):
+        self._observe(CanaryCompared(group.model, group.judge.canary.settings.name, cosine))
+        if group.judge.canary.record(cosine):
             group.wake()
 
     def _report(

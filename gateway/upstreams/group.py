@@ -8,7 +8,7 @@ from random import Random
 
 import msgspec
 
-from backends.contract import BackendKind, Capabilities, Residence
+from backends.contract import Capabilities, Residence
 from gateway.batching.slices import Bounds
 from gateway.calls import Deadline
 from gateway.config import schema
@@ -26,7 +26,7 @@ from gateway.routing.pool import PROBED_WITHIN_S
 from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.routes import Route
 from gateway.routing.split import SECOND_STEP, Health, Member, Split, Trial, by_health, next_point, preference
-from gateway.upstreams.judging import Canary, Judge
+from gateway.upstreams.judging import Judge
 from gateway.upstreams.member import JudgedUpstream, UpstreamState
 from gateway.vector_spaces.model_space import ModelSpace
 
@@ -64,38 +64,24 @@ class UpstreamGroup:
         """The first choice of all upstreams."""
         return next(iter(self.judge.members.values()))
 
-    @property
-    def canary(self) -> Canary | None:
-        """State of the canary, None without one."""
-        return self.judge.canary
-
     async def candidates(self, tenant: str, deadline: Deadline) -> list[str]:
         """Return the upstreams that may serve a call, in order; waits while one is expected.
 
         Raises: ModelLoading, NoReplica.
         """
+        self.budget.add_first_attempt(asyncio.get_running_loop().time())
         point = self.point = next_point(self.point)
         while not (names := self._serving(tenant, point)):
             if not self._is_expected():
-                raise self._no_upstream()
+                raise _no_upstream(self.judge)
             await self._wait_for_change(deadline)
         return names
-
-    @property
-    def fingerprint(self) -> str | None:
-        """Id of the vector space of the model, None while it is not known."""
-        reference = self.space.reference
-        return None if reference is None else reference.id
 
     def narrowed(self, route: Route, upstream: str) -> Route:
         """Return the route through one of the upstreams, with the length that all of them have."""
         common = self.judge.common_capabilities
         input_tokens = None if common is None else common.max_input_tokens
         return msgspec.structs.replace(route, upstream=upstream, input_tokens=input_tokens)
-
-    def add_call(self) -> None:
-        """Count a call, which pays for the moves of others."""
-        self.budget.add_first_attempt(asyncio.get_running_loop().time())
 
     def may_move(self, error: GatewayError, deadline: Deadline) -> bool:
         """Return whether a call that failed at one upstream goes to the next; counts the move."""
@@ -152,7 +138,7 @@ class UpstreamGroup:
         self.judge.inherit(before.judge)
 
     def _serving(self, tenant: str, point: float) -> list[str]:
-        judgements, canary, judged = self.judge.judgements, self.canary, self.judge.judged
+        judgements, canary, judged = self.judge.judgements, self.judge.canary, self.judge.judged
         trial = None
         if canary is not None and judgements[canary.settings.name].standing == "serving":
             trial = Trial(canary.settings.name, canary.settings.share)
@@ -188,13 +174,6 @@ class UpstreamGroup:
         finally:
             self._waiters.discard(waiter)
 
-    def _no_upstream(self) -> NoReplica:
-        if any(each.standing == "refused" for each in self.judge.judgements.values()):
-            reason = "the upstreams of this model that can be reached do not fit it and are not used"
-        else:
-            reason = "no upstream of this model can be reached"
-        return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)
-
 
 class GroupView:
     """A group as operators and callers see its model: with the properties of one upstream."""
@@ -202,8 +181,7 @@ class GroupView:
     def __init__(self, group: UpstreamGroup) -> None:
         self.group = group
         self.name = group.main.name
-        self.backend: BackendKind = group.main.backend
-        self.is_hosted = group.main.settings.is_hosted
+        self.settings = group.main.settings
 
     @property
     def capabilities(self) -> Capabilities | None:
@@ -213,14 +191,14 @@ class GroupView:
     @property
     def fingerprint(self) -> str | None:
         """Id of the vector space of the model."""
-        return self.group.fingerprint
+        return self.group.space.id
 
     @property
     def state(self) -> UpstreamState:
         """State of the model: `ready` if it can serve calls, else the reason."""
         judgements = self.group.judge.judgements
         members = self.group.judge.members
-        if any(upstream.health == "ready" for upstream in self._serving):
+        if self.health == "ready":
             return "ready"
         if any(not upstream.startup_done for upstream in members.values()):
             return "loading"
@@ -228,9 +206,10 @@ class GroupView:
         return "refused" if is_refused else "unavailable"
 
     @property
-    def is_usable(self) -> bool:
-        """True if one of its upstreams can serve now."""
-        return self.state == "ready"
+    def health(self) -> Health:
+        """Whether one of its upstreams can serve a call now, or after a wait."""
+        found = {upstream.health for upstream in self._serving}
+        return "ready" if "ready" in found else "expected" if "expected" in found else "out"
 
     @property
     def residence(self) -> Residence | None:
@@ -257,3 +236,12 @@ class GroupView:
         judge = self.group.judge
         judgements = judge.judgements
         return [judge.judged[name] for name, each in judgements.items() if each.standing == "serving"]
+
+
+def _no_upstream(judge: Judge) -> NoReplica:
+    """Return the error of a call that no upstream can serve."""
+    if any(each.standing == "refused" for each in judge.judgements.values()):
+        reason = "the upstreams of this model that can be reached do not fit it and are not used"
+    else:
+        reason = "no upstream of this model can be reached"
+    return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)

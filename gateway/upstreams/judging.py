@@ -14,7 +14,7 @@ from gateway.calls import default_truncation
 from gateway.config import schema
 from gateway.events import Observe, Standing, UpstreamJudged
 from gateway.routing.common_offer import Facts, common_capabilities, contradiction, kind_of_model
-from gateway.upstreams.member import JudgedUpstream
+from gateway.upstreams.member import MIXED, JudgedUpstream
 from gateway.vector_spaces.fingerprint import Fingerprint
 from gateway.vector_spaces.model_space import ModelSpace
 
@@ -174,7 +174,7 @@ class Judge:
     def _judgement_of_vectors(self, upstream: JudgedUpstream) -> Judgement:
         fingerprint = upstream.checked_fingerprint
         if fingerprint is None:
-            return Judgement("refused", MIXED_REPLICAS) if upstream.is_mixed else WAITING
+            return Judgement("refused", MIXED_REPLICAS) if upstream.fingerprint == MIXED else WAITING
         if self._space.reference is None:
             return Judgement("waiting", NOT_AGREED)
         if not self._space.includes(fingerprint):
@@ -188,7 +188,9 @@ class Judge:
             return None
         prompts = {**capabilities.prompts, **upstream.settings.prompts, **settings.prompts}
         configured = Truncate(settings.truncate) if settings.truncate else None
-        return Facts(upstream.backend, capabilities, prompts, default_truncation(configured, capabilities))
+        return Facts(
+            upstream.settings.backend, capabilities, prompts, default_truncation(configured, capabilities)
+        )
 
 
 def _is_same(known: _Known, before: _Known) -> bool:

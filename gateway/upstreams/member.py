@@ -2,13 +2,14 @@
 
 from typing import Literal, Protocol
 
-from backends.contract import BackendKind, Capabilities, Residence
+from backends.contract import Capabilities, Residence
 from gateway.batching.slices import Bounds
 from gateway.config.schema import UpstreamSettings
 from gateway.events import LaneBacklog
 from gateway.routing.split import Health
 from gateway.vector_spaces.fingerprint import Fingerprint
 
+MIXED = "mixed"
 # refused: the replicas that respond belong to a different vector space.
 UpstreamState = Literal["ready", "loading", "refused", "unavailable"]
 
@@ -25,10 +26,6 @@ class JudgedUpstream(Protocol):
         """Settings of the configuration."""
 
     @property
-    def backend(self) -> BackendKind:
-        """Kind of its servers."""
-
-    @property
     def capabilities(self) -> Capabilities | None:
         """Capabilities of its replicas; None while none has joined."""
 
@@ -37,8 +34,8 @@ class JudgedUpstream(Protocol):
         """Fingerprint of the vectors that it computes now, None unless every usable replica was checked."""
 
     @property
-    def is_mixed(self) -> bool:
-        """True if a replica in use gives vectors of another space."""
+    def fingerprint(self) -> str | None:
+        """Id of the vector space of its vectors; `MIXED` while a replica in use gives different ones."""
 
     @property
     def health(self) -> Health:

@@ -28,7 +28,6 @@ async def send_in_turn(
 
     upstreams: in the order of preference, at least one. Raises: GatewayError, of the last one tried.
     """
-    group.add_call()
     for index, upstream in enumerate(upstreams):
         is_last = index == len(upstreams) - 1
         try:

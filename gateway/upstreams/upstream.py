@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from backends.contract import BackendKind, Capabilities, Residence, Work
+from backends.contract import Capabilities, Residence, Work
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds
 from gateway.config import schema
@@ -11,14 +11,13 @@ from gateway.events import LaneBacklog
 from gateway.routing.load import LoadKind, kind_of
 from gateway.routing.pool import Pool, is_replica_expected
 from gateway.routing.split import Health
-from gateway.upstreams.member import UpstreamState
+from gateway.upstreams.member import MIXED, UpstreamState
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.token_ids import IdDecoder
 from gateway.vector_spaces.fingerprint import Fingerprint
 from gateway.vector_spaces.identity import IdentitySource, VectorsIdentity
 from gateway.vector_spaces.space import VectorSpace
 
-MIXED = "mixed"
 Lanes: TypeAlias = Mapping[LoadKind, Lane]
 
 
@@ -107,26 +106,6 @@ class Upstream:
         if self.pool.usable():
             return "ready"
         return "expected" if is_replica_expected(self.pool, holds=self.pool.holds) else "out"
-
-    @property
-    def is_mixed(self) -> bool:
-        """True if a replica in use gives vectors of another space."""
-        return self.pool.is_mixed()
-
-    @property
-    def is_usable(self) -> bool:
-        """True if it can serve calls now."""
-        return bool(self.pool.usable())
-
-    @property
-    def is_hosted(self) -> bool:
-        """True if an engine of this gateway runs its model."""
-        return self.settings.is_hosted
-
-    @property
-    def backend(self) -> BackendKind:
-        """Kind of its servers."""
-        return self.settings.backend
 
     @property
     def state(self) -> UpstreamState:

@@ -74,6 +74,11 @@ class ModelSpace:
         # Whether `wanted` replaces a stored space that none of the upstreams is of any more.
         self._is_replacement = False
 
+    @property
+    def id(self) -> str | None:
+        """Id shown to callers; None until the space is known."""
+        return None if self.reference is None else self.reference.id
+
     def propose(self, known: Mapping[str, Fingerprint], *, is_complete: bool) -> None:
         """Define the space by the first known upstream, if none defines it yet, or none is of it any more.
 

@@ -97,13 +97,13 @@ async def test_a_reload_puts_a_withdrawn_canary_back(boot: Boots) -> None:
         group = gateway.application.gateway.serving.groups["m"]
         canary.space = "other"
         async with asyncio.timeout(10):
-            while not group.canary.withdrawn:
+            while not group.judge.canary.withdrawn:
                 await embed(gateway, "x")
         canary.space = ""
         gateway.application.follow(gateway.application.gateway.serving.config, {}, (), ())
-        assert gateway.application.gateway.serving.groups["m"].canary.withdrawn
+        assert gateway.application.gateway.serving.groups["m"].judge.canary.withdrawn
         gateway.follow(CANARY)
-        assert not gateway.application.gateway.serving.groups["m"].canary.withdrawn
+        assert not gateway.application.gateway.serving.groups["m"].judge.canary.withdrawn
         for number in range(12):
             assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
 

@@ -443,7 +443,7 @@ def model_item(name: str, api: InferenceApi) -> InfinityModelItem:
         capabilities.insert(0, CAPABILITY_NAMES[Operation.EMBED])
     waiting = upstream.backlog().inputs
     stats = InfinityQueueStats(min(1.0, waiting / QUEUE_SIZE), waiting, 0, upstream.bounds.inputs)
-    return InfinityModelItem(name, stats, upstream.backend, capabilities)
+    return InfinityModelItem(name, stats, upstream.settings.backend, capabilities)
 
 
 @get("/infinity/models", responses=document_errors(INFINITY), tags=["Infinity"])

@@ -1,20 +1,23 @@
 """Upstreams of a model in a status snapshot."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from gateway.serve import Gateway
 from gateway.telemetry.snapshot import ModelUpstreamStatus
 from gateway.telemetry.totals import Totals
 from gateway.upstreams.group import UpstreamGroup
+from gateway.upstreams.upstream import Upstream
 
 
-def upstreams_of_model(gateway: Gateway, model: str, totals: Totals) -> tuple[ModelUpstreamStatus, ...]:
+def upstreams_of_model(
+    group: UpstreamGroup | None, upstreams: Mapping[str, Upstream], totals: Totals
+) -> tuple[ModelUpstreamStatus, ...]:
     """Return the upstreams of a model; none if it has only one, which needs no choice."""
-    group = gateway.serving.groups.get(model)
-    return () if group is None else tuple(_of_group(gateway, group, totals))
+    return () if group is None else tuple(_of_group(group, upstreams, totals))
 
 
-def _of_group(gateway: Gateway, group: UpstreamGroup, totals: Totals) -> Iterator[ModelUpstreamStatus]:
+def _of_group(
+    group: UpstreamGroup, upstreams: Mapping[str, Upstream], totals: Totals
+) -> Iterator[ModelUpstreamStatus]:
     settings, judgements = group.settings, group.judge.judgements
 
     def calls(upstream: str) -> int:
@@ -28,19 +31,19 @@ def _of_group(gateway: Gateway, group: UpstreamGroup, totals: Totals) -> Iterato
             "member",
             judgement.standing,
             judgement.reason,
-            gateway.upstreams[member.name].state,
+            upstreams[member.name].state,
             calls(member.name),
             member.weight,
             member.priority,
         )
-    if (canary := group.canary) is not None:
+    if (canary := group.judge.canary) is not None:
         name, judgement = canary.settings.name, judgements[canary.settings.name]
         yield ModelUpstreamStatus(
             name,
             "canary",
             judgement.standing,
             judgement.reason,
-            gateway.upstreams[name].state,
+            upstreams[name].state,
             calls(name),
             share=canary.settings.share,
             cosine=canary.cosine,
@@ -50,5 +53,5 @@ def _of_group(gateway: Gateway, group: UpstreamGroup, totals: Totals) -> Iterato
         name = settings.mirror.name
         labels = {"model": group.model, "upstream": name, "purpose": "mirror", "outcome": "ok"}
         copies = int(totals.number("gateway_copies_total", **labels))
-        state = gateway.upstreams[name].state
+        state = upstreams[name].state
         yield ModelUpstreamStatus(name, "mirror", "serving", "", state, copies, share=settings.mirror.share)

@@ -111,7 +111,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             yield ModelStatus(
                 name,
                 upstream.name,
-                upstream.backend,
+                upstream.settings.backend,
                 upstream.state,
                 tuple(operation.value for operation in routes.operations(name)) if capabilities else (),
                 upstream.fingerprint,
@@ -119,9 +119,9 @@ class StatusSource(msgspec.Struct, frozen=True):
                 capabilities.notes if capabilities else (),
                 self.gateway.cache_state(name),
                 int(totals.number("gateway_model_memory_bytes", upstream=upstream.name))
-                if upstream.is_hosted
+                if upstream.settings.is_hosted
                 else None,
-                upstreams_of_model(self.gateway, name, totals),
+                upstreams_of_model(self.gateway.serving.groups.get(name), self.gateway.upstreams, totals),
             )
 
 

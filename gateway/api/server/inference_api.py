@@ -171,7 +171,7 @@ class InferenceApi:
         Raises: NoReplica, ModelNotFound, and the errors of `Routes.root_model`.
         """
         routes = self.gateway.routes
-        if not self.gateway.view_of(routes.root_model() if model is None else model).is_usable:
+        if self.gateway.view_of(routes.root_model() if model is None else model).health != "ready":
             raise NoReplica("unhealthy")
 
     def check_count(self, count: int, field: str) -> None:
