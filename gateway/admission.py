@@ -176,7 +176,7 @@ class Admission:
     def grant_copy(
         self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline, purpose: CopyPurpose
     ) -> Grant:
-        """Return the grant of a copy of a call, which nobody is charged for."""
+        """Return the grant of a copy of a call, which charges no tenant."""
         request = QuotaRequest(self._new_id(), tenant.name, (), prepared.cost, LEASE_US)
         grant = Grant(tenant, prepared, deadline, Reservation(request, ()), self._ledger)
         grant.copy = purpose

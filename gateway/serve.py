@@ -209,7 +209,7 @@ class Gateway:
     async def _send_copy(
         self, route: Route, tenant: Tenant, copied: CopiedCall, upstream: str
     ) -> Reply | None:
-        """Send a copy of a call, for which nobody waits or pays; None if its upstream was removed.
+        """Send a copy of a call, which no tenant pays for; return None if its upstream was removed.
 
         Raises: GatewayError.
         """

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec.yaml
 
+from gateway.cli.litellm_deployments import Deployments
 from gateway.cli.litellm_providers import NotServed, upstream_of
 
 HEADING = "# Written by `gateway import litellm`; docs/configuration.md describes all keys.\n"
@@ -22,7 +23,16 @@ MODES = {"embedding", "rerank"}
 SPECIALIZED = re.compile(r"embed|rerank|bge|gte|e5|minilm|mpnet|nomic|colbert|splade|arctic|jina")
 # Settings that are read, by section.
 READ = {
-    "litellm_params": {"model", "api_base", "base_url", "api_key", "api_version", "timeout"},
+    "litellm_params": {
+        "model",
+        "api_base",
+        "base_url",
+        "api_key",
+        "api_version",
+        "timeout",
+        "weight",
+        "order",
+    },
     "router_settings": {"routing_strategy", "redis_url", "redis_host", "redis_port", "redis_password"},
     "general_settings": {"master_key"},
     "litellm_settings": {"request_timeout"},
@@ -32,8 +42,6 @@ REASONS = {
     "rpm": "windows are learned; `in_flight_batches` fixes one",
     "tpm": "windows are learned; `models.<name>.limits` limits each tenant",
     "max_parallel_requests": "windows are learned; `in_flight_batches` fixes one",
-    "weight": "replicas are chosen by load",
-    "order": "replicas are chosen by load",
     "dimensions": "callers ask for `dimensions` themselves",
     "input_cost_per_token": "money is not counted",
     "fallbacks": "vectors of another model would be silently wrong",
@@ -84,10 +92,9 @@ class Models:
     def __init__(self, references: References) -> None:
         self.left_out: list[str] = []
         self.upstreams: dict[str, dict[str, Any]] = {}
-        self.by_name: dict[str, dict[str, str]] = {}
+        self.by_name: dict[str, dict[str, Any]] = {}
         self._references = references
-        # `provider/model` of each name.
-        self._kinds: dict[str, str] = {}
+        self._deployments: dict[str, Deployments] = {}
 
     def add(self, index: int, entry: Mapping[str, Any]) -> None:
         """Carry over one entry of `model_list`, or report why not."""
@@ -95,8 +102,9 @@ class Models:
         place, kind = f"model_list[{index}] ({name})", str(params.get("model", ""))
         try:
             _check(name, kind, section_of(entry, "model_info").get("mode"))
+            served = str(section_of(entry, "model_info").get("base_model") or kind)
             settings = self._settings(place, name, kind, params)
-            self._join(name, kind, settings)
+            self._join(name, served, settings, params)
         except NotServed as error:
             self.left_out.append(f"{place}: {error}")
             return
@@ -117,19 +125,15 @@ class Models:
             settings["attempt_timeout_s"] = params["timeout"]
         return settings
 
-    def _join(self, name: str, kind: str, settings: dict[str, Any]) -> None:
-        """Add an upstream, or a replica to the one of this name. Raises: NotServed."""
-        if name not in self.by_name:
+    def _join(self, name: str, served: str, settings: dict[str, Any], params: Mapping[str, Any]) -> None:
+        """Add a deployment to those of its name. served: the model that it serves. Raises: NotServed."""
+        deployments = self._deployments.get(name)
+        if deployments is None:
             upstream = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "model"
-            while upstream in self.upstreams:
-                upstream += "-2"
-            self.upstreams[upstream], self.by_name[name] = settings, {"upstream": upstream}
-            self._kinds[name] = kind
-            return
-        known = self.upstreams[self.by_name[name]["upstream"]]
-        if kind != self._kinds[name] or _without_replicas(settings) != _without_replicas(known):
-            raise NotServed("another entry of this name has another model, provider, key or timeout")
-        known["replicas"] = list(dict.fromkeys([*known.get("replicas", ()), *settings.get("replicas", ())]))
+            deployments = self._deployments[name] = Deployments(upstream, served)
+        upstream = deployments.add(served, settings, params, self.upstreams)
+        self.upstreams.setdefault(upstream, settings)
+        self.by_name[name] = deployments.model()
 
 
 def import_litellm(text: str) -> Imported:
@@ -192,10 +196,6 @@ def _check(name: str, kind: str, mode: object) -> None:
         raise NotServed("it names no model, or a pattern; list each model")
     if mode not in MODES and (mode is not None or not SPECIALIZED.search(f"{name} {kind}".lower())):
         raise NotServed("it neither embeds nor ranks, by its mode or its name")
-
-
-def _without_replicas(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key != "replicas"}
 
 
 def _set_for_all(upstreams: Any, config: Mapping[str, Any]) -> Iterator[str]:

@@ -9,12 +9,12 @@ from backends.contract import BackendKind, Capabilities, Operation, Truncate
 
 Kind = Literal["embedding model", "reranker", "classifier", "tokenizer"]
 VECTORS = frozenset({Operation.EMBED, Operation.EMBED_IMAGE, Operation.EMBED_AUDIO, Operation.ENCODE})
-# Backends that cut an input at fewer tokens than their model reads, if a request says so.
+# Backends that cut an input at fewer tokens than their model reads, if a request asks for it.
 CUTTING_BACKENDS: frozenset[BackendKind] = frozenset({"torch", "vllm"})
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What an upstream of a model offers, with its configuration.
+    """Offer of one upstream of a model, with its configuration.
 
     prompts: the texts that its inputs may get, by name: the configuration's and the checkpoint's. truncate:
     how it cuts inputs that are too long if a call does not say it.

@@ -43,7 +43,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Split(msgspec.Struct, frozen=True):
-    """How the calls of a model are divided. members: in the order of the configuration."""
+    """Division of the calls of a model. members: in the order of the configuration."""
 
     members: tuple[Member, ...]
     by_tenant: bool = False

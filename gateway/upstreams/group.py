@@ -207,7 +207,7 @@ class GroupView:
 
     @property
     def health(self) -> Health:
-        """Whether one of its upstreams can serve a call now, or after a wait."""
+        """Health of the healthiest of its upstreams."""
         found = {upstream.health for upstream in self._serving}
         return "ready" if "ready" in found else "expected" if "expected" in found else "out"
 

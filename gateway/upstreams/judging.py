@@ -28,7 +28,7 @@ _Basis = tuple[Fingerprint | None, bool]
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """Whether an upstream serves a model, and why not."""
+    """Standing of an upstream in a model, with the reason if it does not serve."""
 
     standing: Standing
     reason: str = ""
@@ -137,7 +137,7 @@ class Judge:
         judgements: dict[str, Judgement] = {}
         admitted: list[Facts] = []
         lead: str | None = None
-        # The canary is the last, whoever leads.
+        # The canary is the last in any case.
         for name in sorted(self.judged, key=lambda name: (name not in self.members, name != self.lead)):
             judgement = judgements[name] = self._judgement(name, admitted)
             if judgement.standing == "serving":

@@ -39,7 +39,7 @@ class JudgedUpstream(Protocol):
 
     @property
     def health(self) -> Health:
-        """Whether it can serve a call now, or after a wait."""
+        """Health: it can serve a call now, or after a wait, or not."""
 
     @property
     def startup_done(self) -> bool:

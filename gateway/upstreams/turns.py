@@ -17,7 +17,7 @@ OTHER_VECTORS = "other_vectors"
 class Send(Protocol):
     """Sends a call to one upstream."""
 
-    async def __call__(self, upstream: str, *, is_last: bool) -> Reply:
+    async def __call__(self, upstream: str, /, *, is_last: bool) -> Reply:
         """Return the reply. is_last: no other upstream could take over. Raises: GatewayError."""
 
 

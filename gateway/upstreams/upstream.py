@@ -102,7 +102,7 @@ class Upstream:
 
     @property
     def health(self) -> Health:
-        """Whether it can serve a call now, or after a wait."""
+        """Health: it can serve a call now, or after a wait, or not."""
         if self.pool.usable():
             return "ready"
         return "expected" if is_replica_expected(self.pool, holds=self.pool.holds) else "out"

@@ -100,6 +100,11 @@ function Troubles({ snapshot, rates }) {
     ...snapshot.models
       .filter((model) => model.state !== "ready")
       .map((model) => `Model ${model.name} is ${model.state}.`),
+    ...snapshot.models.flatMap((model) =>
+      (model.upstreams ?? [])
+        .filter((upstream) => ["refused", "withdrawn"].includes(upstream.standing))
+        .map((upstream) => `Upstream ${upstream.name} of ${model.name} is ${upstream.standing}: ${upstream.reason}`),
+    ),
     ...snapshot.replicas
       .filter((replica) => replica.state === "down")
       .map((replica) => `Replica ${replica.name} of ${replica.upstream} is down: ${replica.reason}`),
