@@ -131,7 +131,10 @@ def _not_near(found: Iterable[Problem], reported: Iterable[Problem]) -> list[Pro
 
 
 def _follows(problem: Problem, reported: Iterable[Problem]) -> bool:
-    """Return True if a problem only results from a whole section that is missing or no mapping."""
+    """Return True if a problem only results from a section or a list that could not be read."""
+    # `upstreams` takes the place of `upstream`.
+    if any(other.path.startswith(f"{problem.path}s[") for other in reported):
+        return True
     return any(FOLLOWING[other.path].match(problem.path) for other in reported if other.path in FOLLOWING)
 
 

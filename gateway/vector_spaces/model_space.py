@@ -119,20 +119,22 @@ class ModelSpace:
         """Agree with the other gateways on the space; without a reply of Redis, this gateway's own counts."""
         if self._store is None:
             return
+        wanted = self.wanted
         try:
-            stored = await self._share(self._store)
+            stored = await self._share(self._store, wanted)
         except StoreUnavailable as error:
             if self.reference is None and self.wanted is not None:
                 logger.warning("model %s: its vector space cannot be shared (%s)", self.model, error)
                 self.reference = self.wanted
             return
-        self.wanted = None
+        # Another one may have been proposed meanwhile.
+        if self.wanted is wanted:
+            self.wanted = None
         if stored is not None and stored.fingerprint != self.reference:
             self.reference = stored.fingerprint
 
-    async def _share(self, store: ModelSpaceStore) -> StoredSpace | None:
+    async def _share(self, store: ModelSpaceStore, wanted: Fingerprint | None) -> StoredSpace | None:
         """Return the space that all gateways agree on, None if there is none. Raises: StoreUnavailable."""
-        wanted = self.wanted
         stored = await store.load(self.model) if wanted is None else None
         if wanted is None:
             return stored if stored is not None and self._is_ours(stored) else None

@@ -136,6 +136,35 @@ async def test_an_upstream_of_the_next_priority_serves_while_the_first_cannot_be
         assert 200 == (await gateway.client.get("/models/m/health")).status_code
 
 
+async def test_an_upstream_that_hangs_leaves_time_for_the_next(boot: Boots) -> None:
+    first = FakeTei()
+    async with boot({"a": first, "b": FakeTei()}, PRIORITY) as gateway:
+        first.hook = Gate()
+        assert_vectors(await embed(gateway, "x", x_timeout_s="0.4"), "x")
+
+    assert [("a", "deadline_exceeded"), ("b", "ok")] == tried(gateway)
+
+
+async def test_calls_do_not_wait_for_an_upstream_while_another_can_serve(boot: Boots) -> None:
+    """The first upstream holds calls until it returns, as an engine that restarts does."""
+    config = PRIORITY.replace("a: {", "a: {when_unavailable: wait, ")
+    first = FakeTei()
+    async with boot({"a": first, "b": FakeTei()}, config) as gateway:
+        assert_vectors(await embed(gateway, "x"), "x")
+        first.hook = fail_with(httpx.ConnectError("refused"))
+        for number in range(8):
+            assert_vectors(await embed(gateway, f"text {number}"), f"text {number}")
+        # Without another upstream, calls wait for it.
+        gateway.follow(config.replace("{name: b, priority: 1}", "{name: c, priority: 1}"))
+        waiting = asyncio.create_task(embed(gateway, "later"))
+        lane = gateway.application.gateway.upstreams["a"].lanes["texts"]
+        await until(lambda: lane.queued_tokens > 0)
+        first.hook = None
+        assert_vectors(await waiting, "later")
+
+    assert {"a", "b"} == {upstream for upstream, outcome in tried(gateway) if outcome == "ok"}
+
+
 async def test_a_fault_of_the_caller_is_not_tried_elsewhere(boot: Boots) -> None:
     first = FakeTei()
     async with boot({"a": first, "b": FakeTei()}, PRIORITY) as gateway:
