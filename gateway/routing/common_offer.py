@@ -107,7 +107,7 @@ def _length_contradiction(first: Facts, other: Facts) -> str | None:
             f"{other.truncate}, not {first.truncate}; set `truncate` of the model"
         )
     ours, theirs = first.capabilities.max_input_tokens, other.capabilities.max_input_tokens
-    if ours is None or theirs is None or ours == theirs or first.truncate is Truncate.ERROR:
+    if ours is None or theirs is None or ours == theirs:
         return None
     longer = first if ours > theirs else other
     if longer.backend in CUTTING_BACKENDS:

@@ -40,6 +40,11 @@ def changed(capabilities: Capabilities, **fields: Any) -> Facts:
         (facts(), facts(truncate=Truncate.ERROR), "inputs that are too long differently: error, not right"),
         (facts(), changed(EMBEDDER, max_input_tokens=8192), "at most 8192 tokens"),
         (facts(), changed(EMBEDDER, max_input_tokens=128), "at most 128 tokens"),
+        (
+            facts(truncate=Truncate.ERROR),
+            facts(msgspec.structs.replace(EMBEDDER, max_input_tokens=8192), truncate=Truncate.ERROR),
+            "at most 8192 tokens",
+        ),
     ],
 )
 def test_contradictions_are_named(first: Facts, other: Facts, reason: str) -> None:
