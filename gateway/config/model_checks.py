@@ -1,6 +1,7 @@
 """Checks of the models: their names, and the upstreams that each of them refers to."""
 
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from gateway.config.api_checks import has_types
 from gateway.config.key_checks import named_limit_problems
@@ -47,6 +48,12 @@ def model_upstream_problems(
             yield Problem(f"models.{name}.prompts", message)
         if model.is_group and settings.is_hosted and not settings.preload:
             yield Problem(path, f"upstream {upstream!r}: {NOT_LOADED}")
+
+
+def missing_upstream(name: str, written: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the problem of a written model that names no upstream."""
+    if not (written.get("upstream") or written.get("upstreams")):
+        yield Problem(f"models.{name}.upstream", "is missing")
 
 
 def _references(model: ModelSettings, path: str) -> Iterator[tuple[str, str]]:
