@@ -47,6 +47,9 @@ def schema_text() -> str:
             " ".join(definition["description"].split(". ")[0].split()).rstrip(".") + "."
         )
         definition.pop("title")
+    # One of the two says who serves a model.
+    either = [{"required": [key]} for key in ("upstream", "upstreams")]
+    definitions["ModelSettings"]["anyOf"] = either
     _describe(definitions, "Config", "", meanings())
     for definition in definitions.values():
         definition["properties"] = {name: _fillable(part) for name, part in definition["properties"].items()}
@@ -92,7 +95,7 @@ def _describe(definitions: Mapping[str, Any], name: str, path: str, meaning: Map
 
 def _sections(part: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the sections that a value may be, and what their path has after the key's."""
-    alternatives = [part, *part.get("anyOf", ())]
+    alternatives = [part, part.get("items", {}), *part.get("anyOf", ())]
     found = [(one["$ref"].rpartition("/")[2], "") for one in alternatives if "$ref" in one]
     by_name = part.get("additionalProperties", False)
     return found + (

@@ -9,7 +9,7 @@ from typing import Self
 
 from gateway.calls import Deadline
 from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut
-from gateway.events import Decision, Observe, QuotaDecided
+from gateway.events import CopyPurpose, Decision, Observe, QuotaDecided
 from gateway.prepare import TOKENS_MAX, PreparedWork
 from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, QuotaRequest, Reservation
@@ -46,6 +46,9 @@ class Grant:
         self.deadline = deadline
         self.limit_statuses: tuple[LimitStatus, ...] = ()
         self.degraded = False
+        # Another upstream can serve the call if this one cannot.
+        self.may_move = False
+        self.copy: CopyPurpose | None = None
         self._tokens = 0
         self._unanswered_tokens = 0
         self._uncharged_inputs = 0
@@ -77,6 +80,14 @@ class Grant:
         except asyncio.CancelledError:
             self._pending = pending
             raise
+
+    def restart(self, prepared: PreparedWork) -> None:
+        """Begin the call again at another upstream: only what computes its reply is charged.
+
+        prepared: the call as that upstream receives it. The reservation stays.
+        """
+        self.prepared = prepared
+        self._tokens = self._unanswered_tokens = self._uncharged_inputs = 0
 
     def count(self, tokens: int) -> None:
         """Add tokens that a replica has computed for this call."""
@@ -150,7 +161,7 @@ class Admission:
 
     def __init__(self, ledger: Ledger, observe: Observe, *, shadow: bool = False) -> None:
         self._ledger = ledger
-        self._observe = observe
+        self.observe = observe
         self._shadow = shadow
         self._process = secrets.token_hex(6)
         self._numbers = count()
@@ -167,7 +178,7 @@ class Admission:
         try:
             self._ledger.refuse_if_spent(tenant.name, tenant.limits, least)
         except GatewayError:
-            self._observe(QuotaDecided(tenant.name, "refused"))
+            self.observe(QuotaDecided(tenant.name, "refused"))
             raise
 
     async def charge_bad_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
@@ -213,6 +224,15 @@ class Admission:
             return Grant(tenant, prepared, deadline, reserving, self._ledger)
         return Grant(tenant, prepared, deadline, await self._reserve(ask, "admitted"), self._ledger)
 
+    def grant_copy(
+        self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline, purpose: CopyPurpose
+    ) -> Grant:
+        """Return the grant of a copy of a call, which charges no tenant."""
+        request = QuotaRequest(self._new_id(), tenant.name, (), prepared.cost, LEASE_US)
+        grant = Grant(tenant, prepared, deadline, Reservation(request, ()), self._ledger)
+        grant.copy = purpose
+        return grant
+
     async def ask(self, tenant: Tenant, route: Route, least: Cost) -> int:
         """Refuse a call of at least this cost if it does not fit now; return how many tokens fit.
 
@@ -229,7 +249,7 @@ class Admission:
         try:
             reservation = await self._ledger.reserve(request)
         except GatewayError:
-            self._observe(QuotaDecided(tenant.name, "refused"))
+            self.observe(QuotaDecided(tenant.name, "refused"))
             raise
         self._ledger.settle(reservation, NOTHING)
         statuses = reservation.limit_statuses
@@ -265,7 +285,7 @@ class Admission:
             reservation = await self._ledger.reserve(ask)
             decision = on_success if reservation.over is None else "shadow_refused"
         finally:
-            self._observe(QuotaDecided(ask.tenant, decision))
+            self.observe(QuotaDecided(ask.tenant, decision))
         return reservation
 
 

@@ -108,10 +108,14 @@ from gateway.tenants.keyring import FirstKey, Keyring
 from gateway.tenants.sign_on.sign_in import SignIns
 from gateway.tenants.sign_on.sign_on import SignOn
 from gateway.tenants.store import TenantStore
+from gateway.upstreams.copies import Copies
 from gateway.upstreams.factory import Dependencies, OpenReplica
 from gateway.upstreams.fair_threads import FairThreads
+from gateway.upstreams.group import UpstreamGroup
+from gateway.upstreams.groups import GroupRegistry
 from gateway.upstreams.registry import UpstreamRegistry, log_failure
 from gateway.upstreams.upstream import Upstream
+from gateway.vector_spaces.model_space import ModelSpaceStore
 from gateway.vector_spaces.store import FingerprintStore
 
 if TYPE_CHECKING:
@@ -121,7 +125,7 @@ if TYPE_CHECKING:
 
 # Serves a new configuration, whose engines are given by upstream, with the names of its added models. The
 # task completes when everything that it replaced is closed.
-Follow = Callable[[Config, Mapping[str, Mapping[str, str]], Collection[str]], "asyncio.Task[None]"]
+Follow = Callable[..., "asyncio.Task[None]"]
 
 FINGERPRINTS_TIMEOUT_S = 1.0
 # No caller waits for keys and tenants: an operator does, who must not repeat a change on a busy machine.
@@ -193,7 +197,8 @@ class Application(msgspec.Struct, frozen=True):
     """The ASGI application, with the parts that its process needs to run, reload and stop it.
 
     observe: takes events that only the process learns of. instances: of this host. sign_on: its issuers.
-    create_grpc: returns the gRPC server, which is not started; None without `grpc.listen`.
+    added_models: at start, as in `AppBoot`. create_grpc: returns the gRPC server, which is not started; None
+    without `grpc.listen`.
     """
 
     asgi: Middleware
@@ -204,6 +209,8 @@ class Application(msgspec.Struct, frozen=True):
     observe: Observe
     instances: InstanceTable
     sign_on: SignOn
+    groups: GroupRegistry
+    added_models: Collection[str] = ()
     create_grpc: "Callable[[], GrpcServer] | None" = None
 
 
@@ -212,13 +219,14 @@ class Stores:
     """Clients of the shared state. fingerprints: None if the configuration has no Redis.
 
     tenants: in Redis, or in a file; None where there is neither. cache: of vectors, None if the configuration
-    has none.
+    has none. model_spaces: uses the client of `fingerprints`.
     """
 
     ledger: Ledger
     tenants: TenantStore | FileTenantStore | None = None
     fingerprints: FingerprintStore | None = None
     cache: ItemCache | None = None
+    model_spaces: ModelSpaceStore | None = None
 
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
@@ -244,17 +252,26 @@ class WorkerReload:
     metrics: Metrics
     records: Records
     in_flight: InFlight
+    groups: GroupRegistry
 
     def follow(
-        self, config: Config, engines: Mapping[str, Mapping[str, str]], added_models: Collection[str]
+        self,
+        config: Config,
+        engines: Mapping[str, Mapping[str, str]],
+        added_models: Collection[str],
+        restored: Collection[str] | None = None,
     ) -> "asyncio.Task[None]":
         """Serve this configuration from now on. The task completes when everything replaced is closed.
 
-        engines, added_models: as in `AppBoot`. Raises: OSError, with nothing changed.
+        engines, added_models: as in `AppBoot`. restored: models whose withdrawn canary is put back; None, all
+        of them. Raises: OSError, with nothing changed.
         """
         retired = self.registry.apply(config.upstreams, engines)
         upstreams = self.registry.upstreams
-        self.api.gateway.serving = serving_of(config, upstreams, added_models, self.api.instances)
+        self.groups.apply(config.models, upstreams, restored)
+        self.api.gateway.serving = serving_of(
+            config, upstreams, self.groups.groups, added_models, self.api.instances
+        )
         self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
         self.api.authenticator.sign_on.apply(config.sign_on)
         self.api.inputs_max = config.limits.inputs
@@ -278,17 +295,13 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         if isinstance(event, SpaceChecked) and event.outcome == "differs" and event.changed and stores.cache:
             # Its replica may have computed other vectors before the check that found them.
             stores.cache.store.distrust(event.upstream)
+        groups.observe(event)
 
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
-    registry = UpstreamRegistry(
-        Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
-    )
-    registry.apply(config.upstreams, boot.engines)
-    admission = Admission(stores.ledger, observe, shadow=config.quotas.shadow)
-    preparer = Preparer(FairThreads(), admission.ask)
+    registry, groups = _create_upstreams(boot, outside, stores, observe)
     table = InstanceTable()
-    serving = serving_of(config, registry.upstreams, boot.added_models, table)
-    gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
+    serving = serving_of(config, registry.upstreams, groups.groups, boot.added_models, table)
+    gateway = _create_gateway(boot, stores, serving, observe)
     in_flight = InFlight(config.limits.in_flight_bytes)
     metrics.watch(sources_of(gateway, in_flight, stores.ledger))
     sign_on = SignOn(gateway.keyring, config.sign_on)
@@ -323,18 +336,42 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         traces,
         boot.manager_port,
     )
-    tasks = [*_background_tasks(boot, stores, follower, metrics, records), sign_on.run()]
+    tasks = [
+        *_background_tasks(boot, stores, follower, metrics, records),
+        sign_on.run(),
+        groups.maintain(),
+    ]
     return Application(
         Middleware(_litestar(tuple(dependencies)), parts),
-        partial(_run, registry, stores, tasks, traces),
+        partial(_run, Running(registry, stores, gateway.copies), tasks, traces),
         in_flight,
         gateway,
-        WorkerReload(registry, api, operators, metrics, records, in_flight).follow,
+        WorkerReload(registry, api, operators, metrics, records, in_flight, groups).follow,
         observe,
         table,
         sign_on,
+        groups,
+        boot.added_models,
         None if config.grpc is None else partial(_create_grpc, config, parts, api),
     )
+
+
+def _create_gateway(boot: AppBoot, stores: Stores, serving: Serving, observe: Observe) -> Gateway:
+    """Return the stages of a request."""
+    admission = Admission(stores.ledger, observe, shadow=boot.config.quotas.shadow)
+    preparer = Preparer(FairThreads(), admission.ask)
+    return Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
+
+
+def _create_upstreams(
+    boot: AppBoot, outside: Collaborators, stores: Stores, observe: Observe
+) -> tuple[UpstreamRegistry, GroupRegistry]:
+    """Return the upstreams of a configuration, which contact no server yet, and the groups of its models."""
+    dependencies = Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
+    registry, groups = UpstreamRegistry(dependencies), GroupRegistry(observe, stores.model_spaces)
+    registry.apply(boot.config.upstreams, boot.engines)
+    groups.apply(boot.config.models, registry.upstreams)
+    return registry, groups
 
 
 def _create_grpc(config: Config, parts: ServerParts, api: InferenceApi) -> "GrpcServer":
@@ -362,17 +399,26 @@ def _litestar(dependencies: tuple[str, ...]) -> ASGIApp:
 
 
 def serving_of(
-    config: Config, upstreams: Mapping[str, Upstream], added_models: Collection[str], table: InstanceTable
+    config: Config,
+    upstreams: Mapping[str, Upstream],
+    groups: Mapping[str, UpstreamGroup],
+    added_models: Collection[str],
+    table: InstanceTable,
 ) -> Serving:
-    """Return the `Serving` of a configuration. upstreams: those in the configuration."""
+    """Return the `Serving` of a configuration. upstreams, groups: those in the configuration."""
+    models = config.models
 
     def offered(name: str) -> frozenset[Operation] | None:
-        capabilities = upstreams[name].capabilities
+        group = groups.get(name)
+        if group is None:
+            capabilities = upstreams[models[name].upstream].capabilities
+        else:
+            capabilities = group.judge.common_capabilities
         return None if capabilities is None else capabilities.operations
 
-    routes = Routes(config.models, config.defaults, offered, added_models, table.status_of_model)
+    routes = Routes(models, config.defaults, offered, added_models, table.status_of_model)
     routes.currency = config.currency or ""
-    return Serving(config, routes, upstreams)
+    return Serving(config, routes, upstreams, groups)
 
 
 def sources_of(gateway: Gateway, in_flight: InFlight, ledger: Ledger) -> Sources:
@@ -396,6 +442,9 @@ def sources_of(gateway: Gateway, in_flight: InFlight, ledger: Ledger) -> Sources
         {name: partial(_joined_stats, backends) for name, backends in engines.items()},
         lambda: (cache.store.size_bytes, cache.store.evictions) if cache else (0, 0),
         partial(_spent_shares, gateway.keyring, ledger),
+        frozenset(
+            (model, name) for model, group in gateway.serving.groups.items() for name in group.judge.judged
+        ),
     )
 
 
@@ -458,7 +507,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
     stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
-    return Stores(ledger, stored, FingerprintStore(fingerprints), cache)
+    return Stores(ledger, stored, FingerprintStore(fingerprints), cache, ModelSpaceStore(fingerprints))
 
 
 def _open_cache(settings: CacheSettings, quota_store: str, observe: Observe) -> ItemCache:
@@ -496,15 +545,22 @@ def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asynci
     return tasks
 
 
+class Running(msgspec.Struct, frozen=True):
+    """Parts that are closed at the end, in reverse order."""
+
+    registry: UpstreamRegistry
+    stores: Stores
+    copies: Copies
+
+
 @asynccontextmanager
 async def _run(
-    registry: UpstreamRegistry,
-    stores: Stores,
+    running: Running,
     coroutines: Sequence[Coroutine[Any, Any, None]],
     traces: "CallTraces | None",
 ) -> AsyncIterator[None]:
     """Run the upstreams and the background tasks; close every connection at the end."""
-    registry.start()
+    running.registry.start()
     tasks = start_tasks(coroutines)
     try:
         yield
@@ -512,8 +568,9 @@ async def _run(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await stores.aclose()
-        await registry.aclose()
+        await running.copies.aclose()
+        await running.stores.aclose()
+        await running.registry.aclose()
         if traces is not None:
             await _send_last_spans(traces)
 

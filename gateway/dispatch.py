@@ -152,6 +152,8 @@ class Dispatcher:
             tenant.queue_tokens,
             tenant.join,
             timeline.trace,
+            grant.may_move,
+            grant.copy,
         )
 
 

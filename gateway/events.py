@@ -159,6 +159,53 @@ class BudgetAlert(msgspec.Struct, frozen=True):
     amount: float
 
 
+# serving: it takes calls. waiting: its vectors are not known yet. refused: it does not fit the model.
+# withdrawn: as a canary it gave other vectors.
+Standing = Literal["serving", "waiting", "refused", "withdrawn"]
+
+
+class UpstreamJudged(msgspec.Struct, frozen=True):
+    """An upstream of a model that has several began to serve it, or no longer does; reason is safe to log."""
+
+    model: str
+    upstream: str
+    standing: Standing
+    reason: str = ""
+
+
+class UpstreamTried(msgspec.Struct, frozen=True):
+    """A call of a model that has several upstreams was sent to one of them.
+
+    outcome: "ok" or an error's kind; after an error, the call may have moved to the next upstream.
+    """
+
+    model: str
+    upstream: str
+    outcome: str
+
+
+class CanaryCompared(msgspec.Struct, frozen=True):
+    """Vectors of a canary upstream were compared with another's. cosine: the smallest of the inputs."""
+
+    model: str
+    upstream: str
+    cosine: float
+
+
+# Why the gateway sends a copy of a call.
+CopyPurpose = Literal["compare", "mirror"]
+
+
+class CopyFinished(msgspec.Struct, frozen=True):
+    """A copy of a call ended. outcome: "ok", "dropped", or an error's kind."""
+
+    model: str
+    upstream: str
+    purpose: CopyPurpose
+    outcome: str
+    duration_s: float = 0.0
+
+
 class StoreChanged(msgspec.Struct, frozen=True):
     """The quota store became unreachable (away), or responds again; reason is safe to log."""
 
@@ -217,6 +264,10 @@ Event: TypeAlias = (
     | DescriptionRejected
     | QuotaDecided
     | CacheLookedUp
+    | UpstreamJudged
+    | UpstreamTried
+    | CanaryCompared
+    | CopyFinished
     | SpaceChecked
     | ModelStateReported
     | ProcessRestarted

@@ -186,6 +186,16 @@ class Preparer:
         capabilities = inputs.capabilities()
         if capabilities is prepared.capabilities or capabilities == prepared.capabilities:
             return prepared
+        return await self.prepare_again(inputs, prepared, tenant, deadline)
+
+    async def prepare_again(
+        self, inputs: ModelInputs, prepared: PreparedWork, tenant: Tenant, deadline: Deadline
+    ) -> PreparedWork:
+        """Return the work as a model needs it now, or another model of the same name.
+
+        inputs: of that model. The quota is reserved already.
+        Raises: DeadlineExceeded, InvalidInput, OperationUnsupported, Overloaded.
+        """
         fresh = _build(inputs, prepared.call, prepared.route)
         fresh.cut = prepared.cut
         if inputs.always_counts:
@@ -326,14 +336,16 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
         work = _with_prompt_lengths(work, plain)
     if not isinstance(work, Tokenize | Detokenize):
         default = default_truncation(route.truncate, capabilities)
-        length, side = _length(call, capabilities), truncation(call, default, capabilities)
+        length, side = _length(call, route, capabilities), truncation(call, default, capabilities)
         work = msgspec.structs.replace(work, truncate=side, max_tokens=length)
     return PreparedWork(call, route, work, capabilities, by_cosine=by_cosine)
 
 
-def _length(call: Call, capabilities: Capabilities | None) -> int | None:
+def _length(call: Call, route: Route, capabilities: Capabilities | None) -> int | None:
     """Return the tokens at which inputs are cut, None for the model's length."""
     length, most = call.prompt_tokens, capabilities.max_input_tokens if capabilities else None
+    if route.input_tokens is not None and most is not None and most > route.input_tokens:
+        length = min(length or most, route.input_tokens)
     return None if length is None or (most is not None and length >= most) else length
 
 

@@ -7,12 +7,14 @@ and no reply leaves before the ledger has confirmed it.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
 from backends.contract import DetokenizeReply, EmbedReply, EncodeReply, Operation, Reply, TokenizeReply
-from gateway.admission import Admission
+from gateway.admission import Admission, Grant
 from gateway.cache.call_cache import (
     NO_IDENTITY,
     NO_SCORES_IDENTITY,
@@ -30,6 +32,9 @@ from gateway.quotas.prices import Price
 from gateway.routing.routes import Route, Routes
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Keyring, Tenant
+from gateway.upstreams.copies import CopiedCall, Copies, ServedCall
+from gateway.upstreams.group import GroupView, UpstreamGroup
+from gateway.upstreams.turns import send_in_turn
 from gateway.upstreams.upstream import Upstream
 
 
@@ -66,11 +71,15 @@ class Served(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Everything that one config serves; a reload replaces it as a whole, between two calls."""
+    """Everything that one config serves; a reload replaces it as a whole, between two calls.
+
+    groups: of the models that have several upstreams, a canary or a mirror.
+    """
 
     config: Config
     routes: Routes
     upstreams: Mapping[str, Upstream]
+    groups: Mapping[str, UpstreamGroup]
 
 
 class Gateway:
@@ -89,6 +98,7 @@ class Gateway:
         self._preparer = preparer
         self._admission = admission
         self._dispatcher = dispatcher
+        self.copies = Copies(admission.observe)
 
     @property
     def routes(self) -> Routes:
@@ -111,11 +121,18 @@ class Gateway:
             return None
         if self.cache is None:
             return "needs a restart"
-        upstream = self.upstreams[self.routes.upstream_of(model)]
-        capabilities = upstream.capabilities
-        if capabilities is not None and Operation.RERANK in capabilities.operations:
-            return "on" if upstream.scores_identity() else NO_SCORES_IDENTITY
-        return "on" if upstream.vectors_identity() else NO_IDENTITY
+        upstreams = [self.upstreams[each.name] for each in self.serving.config.models[model].members]
+        known = [upstream.capabilities for upstream in upstreams if upstream.capabilities is not None]
+        if any(Operation.RERANK in capabilities.operations for capabilities in known):
+            return "on" if any(upstream.scores_identity() for upstream in upstreams) else NO_SCORES_IDENTITY
+        return "on" if any(upstream.vectors_identity() for upstream in upstreams) else NO_IDENTITY
+
+    def view_of(self, name: str) -> Upstream | GroupView:
+        """Return what serves a public name, as operators and callers see it. Raises: ModelNotFound."""
+        serving = self.serving
+        model = serving.routes.known_name(name)
+        group = serving.groups.get(model)
+        return serving.upstreams[serving.routes.upstream_of(model)] if group is None else GroupView(group)
 
     def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
         """Refuse a request of at least this cost before its body is read, if a limit is known to be spent.
@@ -157,6 +174,8 @@ class Gateway:
         timeline.model = route.model
         timeline.lap("auth")
         deadline = _deadline(route, caller)
+        if route.model in serving.groups:
+            return await self._serve_group(serving, call, caller, route, timeline)
         with serving.upstreams[route.upstream].hold() as upstream:
             prepared = await self._preparer.prepare(upstream.model_inputs, tenant, route, call, deadline)
             cache = self._cache_of(caller, route, upstream)
@@ -169,24 +188,82 @@ class Gateway:
                     await grant.confirm()
                     timeline.lap("quota")
             fingerprint = upstream.fingerprint if _has_vectors(reply) else None
-        cut = prepared.cut
+        return self._served(grant, route, reply, fingerprint, cache)
+
+    async def _serve_group(
+        self, serving: Serving, call: Call, caller: Caller, route: Route, timeline: Timeline
+    ) -> Served:
+        """Prepare, admit and dispatch a call of a model with several upstreams. Raises: GatewayError."""
+        tenant, deadline, group = caller.tenant, _deadline(route, caller), serving.groups[route.model]
+        upstreams = {name: serving.upstreams[name] for name in group.judge.judged}
+        caches: dict[str, CallCache | None] = {}
+        with ExitStack() as holds:
+            # A reload closes none of them while the call waits or moves.
+            for upstream in upstreams.values():
+                holds.enter_context(upstream.hold())
+            names = await group.candidates(tenant.name, deadline)
+            route = group.narrowed(route, names[0])
+            inputs = upstreams[names[0]].model_inputs
+            prepared = await self._preparer.prepare(inputs, tenant, route, call, deadline)
+            async with await self._admission.admit(tenant, prepared, deadline) as grant:
+                timeline.lap("quota")
+
+                async def send(name: str, *, is_last: bool) -> Reply:
+                    upstream, grant.may_move = upstreams[name], not is_last
+                    if name != names[0]:
+                        again = await self._preparer.prepare_again(
+                            upstream.model_inputs, prepared, tenant, deadline
+                        )
+                        grant.restart(again)
+                    cache = caches[name] = self._cache_of(caller, route, upstream)
+                    lane = upstream.lane_of(grant.prepared.work)
+                    return await self._dispatcher.dispatch(
+                        grant, lane, upstream.model_inputs, timeline, cache
+                    )
+
+                served_by, reply = await send_in_turn(group, names, send, deadline, self._admission.observe)
+                await grant.confirm()
+        self.copies.offer(group, ServedCall(call, served_by, reply), partial(self._send_copy, route, tenant))
+        route = group.narrowed(route, served_by)
+        fingerprint = group.space.id if _has_vectors(reply) else None
+        return self._served(grant, route, reply, fingerprint, caches[served_by])
+
+    async def _send_copy(
+        self, route: Route, tenant: Tenant, copied: CopiedCall, upstream: str
+    ) -> Reply | None:
+        """Send a copy of a call, which no tenant pays for; return None if its upstream was removed.
+
+        Raises: GatewayError.
+        """
+        target = self.upstreams.get(upstream)
+        if target is None:
+            return None
+        route = msgspec.structs.replace(route, upstream=upstream, limits=())
+        tenant = msgspec.structs.replace(tenant, limits=())
+        deadline, call = _deadline(route, Caller(tenant)), msgspec.structs.replace(copied.call, bulk=True)
+        with target.hold():
+            prepared = await self._preparer.prepare(target.model_inputs, tenant, route, call, deadline)
+            grant = self._admission.grant_copy(tenant, prepared, deadline, copied.purpose)
+            lane = target.lane_of(prepared.work)
+            return await self._dispatcher.dispatch(grant, lane, target.model_inputs, Timeline())
+
+    def _served(
+        self, grant: Grant, route: Route, reply: Reply, fingerprint: str | None, cache: CallCache | None
+    ) -> Served:
+        cut = grant.prepared.cut
         if cut.indices:
             reply = _with_cut(reply, cut.indices)
-        statuses = grant.limit_statuses
         return Served(
             reply,
-            tenant,
+            grant.tenant,
             route,
-            statuses,
+            grant.limit_statuses,
             grant.degraded,
             fingerprint,
             is_cut=cut.is_complete,
             cache=None if cache is None else cache.use,
-            has_cache=self._has_cache(route),
+            has_cache=route.cache and self.cache is not None,
         )
-
-    def _has_cache(self, route: Route) -> bool:
-        return route.cache and self.cache is not None
 
     def _cache_of(self, caller: Caller, route: Route, upstream: Upstream) -> CallCache | None:
         """Return the cache of a call, None if its model has none, or the caller bypasses it."""

@@ -141,14 +141,21 @@ def _users(file: Config, additions: Additions, upstream: str) -> list[str]:
     """Return the added models of an added upstream; models of the file use upstreams of the file."""
     if upstream in file.upstreams:
         return []
-    upstream_of = {
-        name: settings.get("upstream")
-        for name, settings in additions.models.items()
-        if isinstance(settings, dict)
-    }
     return sorted(
-        model for model, used in upstream_of.items() if used == upstream and model not in file.models
+        model
+        for model, written in additions.models.items()
+        if upstream in _upstreams_of(written) and model not in file.models
     )
+
+
+def _upstreams_of(written: Any) -> set[Any]:
+    """Return what a written model names as its upstreams."""
+    if not isinstance(written, dict):
+        return set()
+    listed = written.get("upstreams")
+    parts = [*(listed if isinstance(listed, list) else ()), written.get("canary"), written.get("mirror")]
+    names = [written.get("upstream"), *(part.get("name") for part in parts if isinstance(part, dict))]
+    return {name for name in names if isinstance(name, str)}
 
 
 def _within_bounds(additions: Additions) -> Additions:

@@ -6,7 +6,7 @@ below `admin.files`. A secret is never written out, only referred to.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import msgspec
 
 from backends.model_names import is_path
 from gateway.config.api_checks import FRAMING, HEADER_NAME, has_secret_parameter
-from gateway.config.cross_checks import model_problems, upstream_problems
+from gateway.config.cross_checks import upstream_problems
 from gateway.config.file_checks import missing_folder, missing_upstream_grpc, upstream_tls_problems
+from gateway.config.model_checks import model_problems, model_upstream_problems
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.relative_paths import resolve_upstream_paths
 from gateway.config.schema import OWN_VOCABULARY, ModelSettings, UpstreamSettings
@@ -63,12 +64,18 @@ def read_upstream(name: str, written: Any, sources: SecretSources) -> UpstreamSe
         raise ConfigError([Problem(path, "it, or a file it refers to, cannot be read")]) from error
 
 
-def read_model(name: str, written: Any, upstreams: Collection[str]) -> ModelSettings:
-    """Read a model's settings. upstreams: names of all upstreams. Raises: ConfigError with all problems."""
+def read_model(name: str, written: Any, upstreams: Mapping[str, UpstreamSettings]) -> ModelSettings:
+    """Read a model's settings. upstreams: all upstreams. Raises: ConfigError with all problems."""
     path = f"models.{name}"
     _raise_problems([*_name_problems(name, path), *type_problems(written, ModelSettings, path)])
     model = msgspec.convert(written, ModelSettings, strict=False)
-    _raise_problems([*model_problems(name, model, upstreams), *_text_problems(model, path)])
+    _raise_problems(
+        [
+            *model_problems(name, model, upstreams),
+            *model_upstream_problems(name, model, upstreams),
+            *_text_problems(model, path),
+        ]
+    )
     return model
 
 

@@ -120,7 +120,9 @@ class AttemptRunner:
         self._callbacks.on_end(attempt)
 
     def _timeout_s(self, attempt: Attempt) -> float:
-        untried_replicas = len(self._pool.usable(attempt.tickets[0].tried))
+        first = attempt.tickets[0]
+        # Another upstream that can serve the call is one more place to try.
+        untried_replicas = len(self._pool.usable(first.tried)) + first.owner.may_move
         return self._policy.timeout_s(untried_replicas, lambda: attempt.deadline_s - self._clock())
 
     def _schedule_hedge(self, attempt: Attempt) -> None:

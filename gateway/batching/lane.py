@@ -16,6 +16,7 @@ import msgspec
 
 from backends.contract import Reply, Work
 from gateway.batching.attempts import AttemptCallbacks, AttemptRunner
+from gateway.batching.comparisons import Comparisons
 from gateway.batching.fair_queue import FairQueue, Priority
 from gateway.batching.first_replica import FirstReplicaWait
 from gateway.batching.lane_settings import LaneSettings
@@ -27,12 +28,12 @@ from gateway.batching.slices import Bounds, Slice
 from gateway.batching.tenant_activity import ACTIVE_S, TenantActivity
 from gateway.batching.ticket import EMPTY_ENTRY, Attempt, Owner, Ticket
 from gateway.errors import LOADING_RETRY_S, GatewayError, ModelLoading, Overloaded
-from gateway.events import AttemptFinished, LaneBacklog, Observe
+from gateway.events import AttemptFinished, CopyPurpose, LaneBacklog, Observe
 from gateway.routing.pool import Pool, no_replica_error
 from gateway.routing.replica import Replica
 
 # Identifies equal work of one tenant, which is computed once.
-WorkKey = tuple[str, Priority, Work]
+WorkKey = tuple[str, Priority, bool, CopyPurpose | None, Work]
 
 
 class SliceReply(msgspec.Struct, frozen=True):
@@ -63,6 +64,7 @@ class Lane:
         self._clock = clock
         self._queue: FairQueue[Ticket] = FairQueue()
         self._shared: dict[WorkKey, Ticket] = {}
+        self._comparisons = Comparisons()
         self._activity = TenantActivity(self._queue)
         self._measures = LaneMeasures(clock())
         self._first_replica = FirstReplicaWait(pool, holds=settings.holds)
@@ -130,15 +132,8 @@ class Lane:
         received. Raises: BackendError if the last replica tried refused or failed; NoReplica, ModelLoading or
         TimeoutError at the deadline.
         """
-        now_s = self._clock()
-        self._activity.mark_active(owner.tenant, now_s)
-        key = (owner.tenant, owner.priority, piece.work)
-        ticket = self._shared.get(key)
-        # A ticket that is done has settled its waiters, which have not left yet. It would not settle a new
-        # one.
-        if ticket is None or ticket.is_done:
-            ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
-            ticket.enqueue(self._queue, now_s)
+        key = (owner.tenant, owner.priority, owner.may_move, owner.copy, piece.work)
+        ticket = self._ticket_for(key, piece, owner, deadline_s)
         if owner.trace is not None:
             ticket.traces.append(owner.trace)
         waiter = ticket.wait(deadline_s)
@@ -151,7 +146,7 @@ class Lane:
             was_received = True
             return SliceReply(reply, ticket.queued_s)
         except TimeoutError as error:
-            if (cause := self._cause_of_wait(ticket)) is not None:
+            if (cause := _cause_of_wait(ticket, self._pool)) is not None:
                 raise cause from error
             raise
         finally:
@@ -176,9 +171,25 @@ class Lane:
             else:
                 decision.ticket.resolve(decision.error)
         self._scheduler.end_pass(scheduling_pass)
+        self._comparisons.drop(self._queue)
         if scheduling_pass.skipped_tenants and self._recheck_timer is None:
             # The other tenants may become inactive, and no event would report that.
             self._recheck_timer = asyncio.get_running_loop().call_later(ACTIVE_S, self._recheck)
+
+    def _ticket_for(self, key: WorkKey, piece: Slice, owner: Owner, deadline_s: float) -> Ticket:
+        """Return the ticket of equal work of the tenant, or a new one in the queue."""
+        now_s = self._clock()
+        if owner.copy is None:
+            self._activity.mark_active(owner.tenant, now_s)
+        ticket = self._shared.get(key)
+        # A ticket that is done has settled its waiters, which have not left yet. It would not settle a new
+        # one.
+        if ticket is None or ticket.is_done:
+            ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
+            ticket.enqueue(self._queue, now_s)
+            if owner.copy == "compare":
+                self._comparisons.add(ticket)
+        return ticket
 
     def _schedule_pump(self) -> None:
         """Pump once all slices of this turn of the event loop have arrived, to see them together."""
@@ -224,14 +235,6 @@ class Lane:
         if was_queued:
             self.pump()
 
-    def _cause_of_wait(self, ticket: Ticket) -> GatewayError | None:
-        """Return why a ticket was not done by its deadline, if the reason is known."""
-        if not ticket.running and not self._pool.usable():
-            return no_replica_error(self._pool)
-        if _is_model_loading(self._pool):
-            return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
-        return None
-
     def _overloaded(self, message: str, waiting_tokens: int) -> Overloaded:
         wait_s = self._measures.drain_rate.retry_after_s(waiting_tokens, self._clock())
         return Overloaded(message, retry_after_s=wait_s)
@@ -240,6 +243,15 @@ class Lane:
 def _expire(waiter: asyncio.Future[Reply]) -> None:
     if not waiter.done():
         waiter.set_exception(TimeoutError())
+
+
+def _cause_of_wait(ticket: Ticket, pool: Pool) -> GatewayError | None:
+    """Return why a ticket was not done by its deadline, if the reason is known."""
+    if not ticket.running and not pool.usable():
+        return no_replica_error(pool)
+    if _is_model_loading(pool):
+        return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
+    return None
 
 
 def _is_model_loading(pool: Pool) -> bool:

@@ -109,14 +109,15 @@ class Scheduler:
 
     def reason_to_fail(self, ticket: Ticket) -> Exception | None:
         """Return the error of a ticket that no replica will serve, or None if waiting makes sense."""
-        if self._pool.usable(self._avoided(ticket)) or self._pool.is_joining():
+        may_wait = not ticket.owner.may_move
+        if self._pool.usable(self._avoided(ticket)) or (may_wait and self._pool.is_joining()):
             return None
         if ticket.tried and self._pool.usable():
             return ticket.last_error
         if not offers(self._pool.capabilities(), ticket.piece.work):
             # It did when the call was admitted: its last replica that offers it serves a different model now.
             return UnsupportedWork(f"this upstream's model does not {operation_of(ticket.piece.work)}")
-        if is_replica_expected(self._pool, holds=self._holds):
+        if may_wait and is_replica_expected(self._pool, holds=self._holds):
             return None
         return ticket.last_error or no_replica_error(self._pool)
 

@@ -12,6 +12,7 @@ from backends.tracing import Carrier
 from gateway.batching.fair_queue import Entry, FairQueue, Priority
 from gateway.batching.slices import Slice
 from gateway.batching.traces import AttemptSpans, SliceTrace
+from gateway.events import CopyPurpose
 from gateway.routing.load import BatchLoad, kind_of
 from gateway.routing.replica import Replica
 
@@ -20,7 +21,9 @@ class Owner(msgspec.Struct, frozen=True):
     """Tenant and call that a slice belongs to.
 
     flow: identifies the call. queue_tokens: the tenant's own bound. shares_batches: the slice may share a
-    batch with other tenants' slices. trace: the call's, if calls are traced.
+    batch with other tenants' slices. trace: the call's, if calls are traced. may_move: another upstream can
+    serve the call, so that it does not wait for a replica of this one. copy: why it is a copy, for which no
+    caller waits; None for a call. A comparison is dropped unless it can be sent at once.
     """
 
     tenant: str
@@ -30,6 +33,8 @@ class Owner(msgspec.Struct, frozen=True):
     queue_tokens: int | None = None
     shares_batches: bool = True
     trace: SliceTrace | None = None
+    may_move: bool = False
+    copy: CopyPurpose | None = None
 
 
 # Replaces the entry of a ticket without waiters. An entry and its ticket refer to each other while queued.

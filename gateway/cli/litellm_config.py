@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec.yaml
 
+from gateway.cli.litellm_deployments import Deployments
 from gateway.cli.litellm_providers import NotServed, upstream_of
 from gateway.config.money import TOKENS_OF_PRICE, token_price
 
@@ -33,7 +34,17 @@ CURRENCY = "USD"
 PRICE = "price_per_million_tokens"
 # Settings that are read, by section.
 READ = {
-    "litellm_params": {"model", "api_base", "base_url", "api_key", "api_version", "timeout", INPUT_COST},
+    "litellm_params": {
+        "model",
+        "api_base",
+        "base_url",
+        "api_key",
+        "api_version",
+        "timeout",
+        "weight",
+        "order",
+        INPUT_COST,
+    },
     "router_settings": {"routing_strategy", "redis_url", "redis_host", "redis_port", "redis_password"},
     "general_settings": {"master_key"},
     "litellm_settings": {"request_timeout"},
@@ -43,8 +54,6 @@ REASONS = {
     "rpm": "windows are learned; `in_flight_batches` fixes one",
     "tpm": "windows are learned; `models.<name>.limits` limits each tenant",
     "max_parallel_requests": "windows are learned; `in_flight_batches` fixes one",
-    "weight": "replicas are chosen by load",
-    "order": "replicas are chosen by load",
     "dimensions": "callers ask for `dimensions` themselves",
     "max_budget": "a tenant or a key has it: `budget_per_month` or `budget_per_day` in its `limits`",
     "budget_duration": "a budget is for a calendar month or day (UTC)",
@@ -107,8 +116,7 @@ class Models:
         self.upstreams: dict[str, dict[str, Any]] = {}
         self.by_name: dict[str, dict[str, Any]] = {}
         self._references = references
-        # `provider/model` of each name.
-        self._kinds: dict[str, str] = {}
+        self._deployments: dict[str, Deployments] = {}
 
     def add(self, index: int, entry: Mapping[str, Any]) -> None:
         """Carry over one entry of `model_list`, or report why not."""
@@ -117,9 +125,13 @@ class Models:
             name, kind = text_of(entry.get("model_name")), text_of(params.get("model"))
             place = f"{place} ({name})"
             _check(name, kind, section_of(entry, "model_info").get("mode"))
+            served = str(section_of(entry, "model_info").get("base_model") or kind)
             settings = self._settings(place, name, kind, params)
             price = self._price(place, params, section_of(entry, "model_info"))
-            self._join(name, kind, settings, price)
+            _check_price(price, self.by_name.get(name))
+            self._join(name, served, settings, params)
+            if price is not None:
+                self.by_name[name][PRICE] = price
         except NotServed as error:
             self.left_out.append(f"{place}: {error}")
             return
@@ -170,23 +182,15 @@ class Models:
             return None
         return price
 
-    def _join(self, name: str, kind: str, settings: dict[str, Any], price: float | None) -> None:
-        """Add an upstream, or a replica to the one of this name. Raises: NotServed."""
-        if name not in self.by_name:
+    def _join(self, name: str, served: str, settings: dict[str, Any], params: Mapping[str, Any]) -> None:
+        """Add a deployment to those of its name. served: the model that it serves. Raises: NotServed."""
+        deployments = self._deployments.get(name)
+        if deployments is None:
             upstream = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "model"
-            while upstream in self.upstreams:
-                upstream += "-2"
-            self.upstreams[upstream], self.by_name[name] = settings, {"upstream": upstream}
-            if price is not None:
-                self.by_name[name][PRICE] = price
-            self._kinds[name] = kind
-            return
-        known = self.upstreams[self.by_name[name]["upstream"]]
-        if kind != self._kinds[name] or _without_replicas(settings) != _without_replicas(known):
-            raise NotServed("another entry of this name has another model, provider, key or timeout")
-        if price != self.by_name[name].get(PRICE):
-            raise NotServed("another entry of this name has another price, and calls of one name have one")
-        known["replicas"] = list(dict.fromkeys([*known.get("replicas", ()), *settings.get("replicas", ())]))
+            deployments = self._deployments[name] = Deployments(upstream, served)
+        upstream = deployments.add(served, settings, params, self.upstreams)
+        self.upstreams.setdefault(upstream, settings)
+        self.by_name[name] = deployments.model()
 
 
 def import_litellm(text: str) -> Imported:
@@ -274,6 +278,12 @@ def _check(name: str, kind: str, mode: object) -> None:
         raise NotServed("it neither embeds nor ranks, by its mode or its name")
 
 
+def _check_price(price: float | None, known: Mapping[str, Any] | None) -> None:
+    """Check that a further entry of a name has its price. known: the model so far. Raises: NotServed."""
+    if known is not None and price != known.get(PRICE):
+        raise NotServed("another entry of this name has another price, and calls of one name have one")
+
+
 def _or_left_out(read: Callable[[], Found | None], place: str, left_out: list[str]) -> Found | None:
     """Return a setting, None if it is not given or unusable, which is reported."""
     try:
@@ -281,10 +291,6 @@ def _or_left_out(read: Callable[[], Found | None], place: str, left_out: list[st
     except NotServed as error:
         left_out.append(f"{place}: {error}")
         return None
-
-
-def _without_replicas(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key != "replicas"}
 
 
 def _set_for_all(upstreams: Any, config: Mapping[str, Any]) -> Iterator[str]:

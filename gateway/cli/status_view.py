@@ -20,8 +20,11 @@ STYLES = {
     "down": "bold red",
     "refused": "bold red",
     "unavailable": "bold red",
+    "serving": "green",
+    "withdrawn": "bold red",
 }
 GOOD = frozenset(("up", "ready"))
+BAD_STANDINGS = frozenset(("refused", "withdrawn"))
 # States of models on the host that an operator looks for first; others follow by name.
 FIRST = {"failed": 0, "downloading": 1, "loading": 1}
 CHANGES_SHOWN = 8
@@ -69,6 +72,8 @@ def _body(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Iterator
     yield from _titled("lanes", _lanes(snapshot, rates, is_wide=is_wide))
     yield from _titled("replicas", _replicas(snapshot, is_wide=is_wide))
     yield from _titled("models", _models(snapshot, is_wide=is_wide))
+    if any(model.upstreams for model in snapshot.models):
+        yield from _titled("models with several upstreams", _groups(snapshot, is_wide=is_wide))
     if snapshot.instances:
         yield from _titled("instances", _instances(snapshot, is_wide=is_wide))
     if snapshot.registry:
@@ -88,6 +93,9 @@ def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
     for model in snapshot.models:
         if model.state not in GOOD:
             yield f"model {model.name}", model.state, f"upstream {model.upstream}"
+        for upstream in model.upstreams:
+            if upstream.standing in BAD_STANDINGS:
+                yield f"model {model.name} on {upstream.name}", upstream.standing, upstream.reason
     yield from _failures(snapshot)
 
 
@@ -187,6 +195,26 @@ def _models(snapshot: Snapshot, *, is_wide: bool) -> Table:
     ]
     columns = ("model", "upstream", "state", "operations", "#width", "vector space")
     return _table(columns, rows, () if is_wide else ("operations", "vector space"))
+
+
+def _groups(snapshot: Snapshot, *, is_wide: bool) -> Table:
+    """Return the upstreams of models that have several, with their shares."""
+    rows: list[Row] = [
+        (
+            model.name,
+            upstream.name,
+            upstream.role,
+            _state(upstream.standing),
+            f"{upstream.share:.3g}" if upstream.share is not None else str(upstream.weight),
+            NONE if upstream.priority is None else str(upstream.priority),
+            f"{upstream.calls:,}",
+            NONE if upstream.cosine is None else f"{upstream.cosine:.4f}",
+        )
+        for model in snapshot.models
+        for upstream in model.upstreams
+    ]
+    columns = ("model", "upstream", "role", "standing", "#share", "#priority", "#calls", "#cosine")
+    return _table(columns, rows, () if is_wide else ("#priority", "#cosine"))
 
 
 def _instances(snapshot: Snapshot, *, is_wide: bool) -> Table:

@@ -1,7 +1,7 @@
 """Checks between values: references that exist, and settings that fit each other. Reads no files."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 import msgspec
@@ -14,7 +14,6 @@ from backends.torch.rerank_template import written_template
 from gateway.config.api_checks import (
     address_problem,
     api_problems,
-    has_types,
     key_header_problems,
     metadata_problems,
 )
@@ -22,11 +21,10 @@ from gateway.config.command_checks import command_problems
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
 from gateway.config.media_checks import media_problems
-from gateway.config.money import is_budget, token_price
+from gateway.config.money import is_budget
 from gateway.config.problems import Problem, unknown_models, unknown_name
 from gateway.config.schema import (
     COMMIT,
-    OPERATION_SEGMENTS,
     OWN_VOCABULARY,
     Config,
     Key,
@@ -60,12 +58,6 @@ def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
     yield from _currency_problems(config)
     for name, upstream in config.upstreams.items():
         yield from upstream_problems(upstream, f"upstreams.{name}")
-    for name, model in config.models.items():
-        yield from model_problems(name, model, names.upstreams)
-        upstream_of_model = config.upstreams.get(model.upstream)
-        if model.prompts and upstream_of_model is not None and has_types(upstream_of_model):
-            message = "the upstream's server puts its own prompts before texts, by `input_type`; remove them"
-            yield Problem(f"models.{name}.prompts", message)
     for operation in ("embed", "rerank", "classify"):
         default = getattr(config.defaults, operation)
         if default is not None and default not in names.models:
@@ -112,29 +104,6 @@ def _prompt_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
             written_template(upstream.rerank_template)
         except ModelUnavailable as error:
             yield Problem(f"{path}.rerank_template", str(error))
-
-
-def model_problems(name: str, model: ModelSettings, upstreams: Collection[str]) -> Iterator[Problem]:
-    """Yield the problems of one model whose types are right. upstreams: names that exist."""
-    path = f"models.{name}"
-    yield from named_limit_problems(model.limits, f"{path}.limits")
-    yield from _price_problems(model, path)
-    if model.upstream not in upstreams:
-        yield Problem(f"{path}.upstream", unknown_name("upstream", model.upstream, upstreams))
-    if not name or name.strip("/") != name or "//" in name:
-        yield Problem(path, "a name must not be empty, and must not begin or end with / or contain //")
-    if name.rsplit("/", 1)[-1] in OPERATION_SEGMENTS | {"v1", "v2"}:
-        yield Problem(
-            path,
-            "a name may not end in an operation, v1 or v2: /models/{name}/{operation} must be unambiguous",
-        )
-
-
-def _price_problems(model: ModelSettings, path: str) -> Iterator[Problem]:
-    try:
-        token_price(model.price_per_million_tokens or 0)
-    except ValueError as error:
-        yield Problem(f"{path}.price_per_million_tokens", str(error))
 
 
 def currency_problem(name: str, model: ModelSettings, currency: str | None) -> Problem | None:

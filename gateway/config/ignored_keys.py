@@ -1,4 +1,4 @@
-"""Keys of an upstream that have no effect on its backend. Existing files may have them."""
+"""Keys of an upstream or a model that have no effect. Existing files may have them."""
 
 from collections.abc import Iterator
 
@@ -22,3 +22,6 @@ def ignored_keys(config: Config) -> Iterator[Problem]:
                     f"upstreams.{name}.{key}",
                     f"has no effect: it is for torch, and this is {upstream.backend}",
                 )
+    for name, model in config.models.items():
+        if model.split_by == "tenant" and len(model.members) == 1 and model.canary is None:
+            yield Problem(f"models.{name}.split_by", "has no effect: one upstream gets all calls")

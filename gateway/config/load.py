@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.config.cross_checks import EntryNames, cross_problems
 from gateway.config.file_checks import file_problems
+from gateway.config.model_checks import models_problems
 from gateway.config.placeholders import PlaceholderFiller
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.relative_paths import resolve_paths
@@ -24,7 +25,7 @@ from gateway.config.yaml_parser import Lines, parse_yaml
 
 # Section that is missing or no mapping → paths whose references to it cannot be checked.
 FOLLOWING = {
-    "upstreams": re.compile(r"models\..*\.upstream$"),
+    "upstreams": re.compile(r"models\..*\.(upstream|(upstreams\[\d+\]|canary|mirror)\.name)$"),
     "models": re.compile(r"defaults\.|tenants\..*\.(models|model_limits)"),
 }
 
@@ -98,7 +99,8 @@ def _read(text: str, environment: Mapping[str, str], base: Path) -> _Reading:
     config = _convert_sound_parts(filled, frozenset(problem.path for problem in problems))
     if config is not None:
         names = EntryNames(_names(filled, "upstreams"), _names(filled, "models"))
-        found = _not_at(cross_problems(config, names), problems)
+        crossed = [*cross_problems(config, names), *models_problems(config, names.upstreams)]
+        found = _not_at(crossed, problems)
         problems += [problem for problem in found if not _follows(problem, problems)]
         config = resolve_paths(config, base)
     return _Reading(config, problems, document.lines, corrector.renamed)
@@ -129,7 +131,10 @@ def _not_near(found: Iterable[Problem], reported: Iterable[Problem]) -> list[Pro
 
 
 def _follows(problem: Problem, reported: Iterable[Problem]) -> bool:
-    """Return True if a problem only results from a whole section that is missing or no mapping."""
+    """Return True if a problem only results from a section or a list that could not be read."""
+    # `upstreams` takes the place of `upstream`.
+    if any(other.path.startswith(f"{problem.path}s[") for other in reported):
+        return True
     return any(FOLLOWING[other.path].match(problem.path) for other in reported if other.path in FOLLOWING)
 
 

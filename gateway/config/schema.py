@@ -18,6 +18,7 @@ from backends.torch.options import DTypeName, Pooling, RerankFamily, RerankPromp
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Cosine = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -311,15 +312,47 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
         return TokenizerSettings(self.add_bos_token, self.add_eos_token)
 
 
+class ModelUpstream(Section, frozen=True):
+    """One of several upstreams of a model.
+
+    weight: its share of the calls, relative to the others of its priority. priority: upstreams of a higher
+    number are used only while none of a lower number can serve.
+    """
+
+    name: str
+    weight: PositiveInt = 1
+    priority: NonNegativeInt = 0
+
+
+class CanarySettings(Section, frozen=True):
+    """An upstream on trial, which serves a share of a model's calls.
+
+    min_cosine: to the vectors of the model's upstreams for the same inputs; below it, the canary serves no
+    call any more.
+    """
+
+    name: str
+    share: Share
+    min_cosine: Cosine = 0.99
+
+
+class MirrorSettings(Section, frozen=True):
+    """An upstream that receives copies of a share of a model's calls, and whose replies are dropped."""
+
+    name: str
+    share: Share
+
+
 class ModelSettings(Section, frozen=True):
     """A model name that callers use.
 
-    limits: upper bound for each tenant. prompts: override the upstream's prompts of the same name. cache:
-    keep its vectors in the cache of the gateway. price_per_million_tokens: in `currency`; absent, its tokens
-    cost nothing.
+    upstream: serves it; of several, the first of the lowest priority. upstreams: several that share the
+    calls. split_by: what the choice between them depends on. limits: upper bound for each tenant. prompts:
+    override the upstream's prompts of the same name. cache: keep its vectors in the cache of the gateway.
+    price_per_million_tokens: in `currency`; absent, its tokens cost nothing.
     """
 
-    upstream: str
+    upstream: str = ""
     truncate: Literal["error", "left", "right"] | None = None
     rerank: bool = True
     deadline_s: PositiveFloat = 60.0
@@ -327,6 +360,32 @@ class ModelSettings(Section, frozen=True):
     prompts: dict[str, str] = {}
     cache: bool = False
     price_per_million_tokens: Annotated[float, msgspec.Meta(ge=0, le=PRICE_MAX)] | None = None
+    upstreams: tuple[ModelUpstream, ...] = ()
+    split_by: Literal["tenant", "request"] = "request"
+    canary: CanarySettings | None = None
+    mirror: MirrorSettings | None = None
+
+    def __post_init__(self) -> None:
+        """Fill in the main one of several upstreams, so that every reader finds it."""
+        if not self.upstream and self.upstreams:
+            main = min(self.upstreams, key=lambda member: member.priority)
+            msgspec.structs.force_setattr(self, "upstream", main.name)
+
+    @property
+    def members(self) -> tuple[ModelUpstream, ...]:
+        """The upstreams that share the calls, also if it is only one."""
+        return self.upstreams or (ModelUpstream(self.upstream),)
+
+    @property
+    def is_group(self) -> bool:
+        """True if a call has a choice of upstreams, or is copied."""
+        return len(self.members) > 1 or self.canary is not None or self.mirror is not None
+
+    @property
+    def upstream_names(self) -> tuple[str, ...]:
+        """Names of all upstreams that receive its calls or copies of them."""
+        others = [part.name for part in (self.canary, self.mirror) if part is not None]
+        return (*(member.name for member in self.members), *others)
 
 
 class CacheSettings(Section, frozen=True):

@@ -27,6 +27,6 @@ def with_instances(config: Config, joined: tuple[Joined, ...]) -> Config:
         settings = current or instance.settings
         replicas = (*settings.replicas, instance.address)
         upstreams[instance.upstream] = msgspec.structs.replace(settings, replicas=replicas)
-        if not any(model.upstream == instance.upstream for model in models.values()):
+        if not any(instance.upstream in model.upstream_names for model in models.values()):
             models.setdefault(instance.upstream, ModelSettings(upstream=instance.upstream))
     return msgspec.structs.replace(config, upstreams=upstreams, models=models)

@@ -7,6 +7,8 @@ Only then is the config replaced and sent to the workers. A failure has changed 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
+import msgspec
+
 from gateway.additions.entries import Additions, Edit, Put, UnknownAddition
 from gateway.additions.state import AdditionsState
 from gateway.additions.store import StoredAdditions
@@ -30,6 +32,12 @@ logger = logging.getLogger("gateway")
 
 # Send the served config to the workers, given the previous config and the engines that it no longer needs.
 UpdateWorkers = Callable[[Config, Sequence[EngineProcess]], Awaitable[None]]
+# Return the models of a config whose upstreams are known to be of different vector spaces.
+DifferingSpaces = Callable[[Config], Awaitable[tuple[Problem, ...]]]
+
+
+async def _no_differing_spaces(_: Config) -> tuple[Problem, ...]:
+    return ()
 
 
 class ConfigApplier:
@@ -38,7 +46,8 @@ class ConfigApplier:
     file: router.yaml as it was read at start. has_first_key: at start there was a key that is used instead
     of tenants. config: the served config, namely the live settings of the file and the additions, with the
     settings that sockets and processes were started with. with_instances: adds the instances of this host,
-    which have processes of their own.
+    which have processes of their own. differing_spaces: asks the workers. restored: models whose withdrawn
+    canary the current update puts back; None, all of them.
     """
 
     def __init__(
@@ -56,6 +65,8 @@ class ConfigApplier:
         self._update_workers = update_workers
         self._has_first_key = has_first_key
         self.with_instances: Callable[[Config], Config] = lambda config: config
+        self.differing_spaces: DifferingSpaces = _no_differing_spaces
+        self.restored: frozenset[str] | None = None
         self.config = file
 
     @property
@@ -96,11 +107,14 @@ class ConfigApplier:
 
     async def _run(self, job: ReloadJob) -> ReloadOutcome:
         """Run a job. Raises: ConfigError, UnknownAddition, StoreUnavailable."""
+        self.restored = frozenset()
         match job:
             case "file":
                 file = await self._source.read()
                 self._require_key(file)
                 self._additions.forget_unusable()
+                await self._require_one_space(file, file.models)
+                self.restored = None
                 return await self._serve(file, self._additions.current)
             case "instances":
                 return await self._serve(self._file, self._additions.current)
@@ -135,8 +149,12 @@ class ConfigApplier:
         Raises: ConfigError, StoreUnavailable.
         """
         composed = await self._additions.compose(file, wanted.additions)
-        if isinstance(edit, Put) and (problems := composed.rejected.get((edit.part, edit.name))):
-            raise ConfigError(list(problems))
+        if isinstance(edit, Put):
+            if problems := composed.rejected.get((edit.part, edit.name)):
+                raise ConfigError(list(problems))
+            if edit.part == "models":
+                await self._require_one_space(composed.config, {edit.name})
+                self.restored = frozenset({edit.name})
         wanted_config = self.with_instances(composed.config)
         outcome = compare_configs(self.config, wanted_config)
         needed = self._engines.engines_for(composed.config)
@@ -153,9 +171,26 @@ class ConfigApplier:
         self._file = file
         self._additions.adopt(stored, composed)
         # A model that the file now defines too may decide other requests than the same addition did.
-        if outcome.changes or added_models != self.added_models:
+        if outcome.changes or added_models != self.added_models or self._restores(wanted_config):
             await self._update_workers(before, self._engines.replace_running(needed))
         return outcome
+
+    async def _require_one_space(self, config: Config, models: Collection[str]) -> None:
+        """Reject models whose upstreams are known to be of different vector spaces. Raises: ConfigError."""
+        groups = {name: model for name, model in config.models.items() if name in models and model.is_group}
+        if not groups:
+            return
+        asked = msgspec.structs.replace(config, models=groups)
+        if problems := await self.differing_spaces(asked):
+            raise ConfigError(list(problems))
+
+    def _restores(self, config: Config) -> bool:
+        """Return whether the current update may put a canary back."""
+        restored = self.restored
+        return any(
+            model.canary is not None and (restored is None or name in restored)
+            for name, model in config.models.items()
+        )
 
     def _exclude_unusable(
         self, reasons: Mapping[str, str], added: Collection[str], edit: Edit | None, additions: Additions

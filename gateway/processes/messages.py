@@ -12,6 +12,7 @@ import msgspec
 from gateway.additions.entries import Edit, Listing
 from gateway.config.boot import AppBoot
 from gateway.config.diff import ReloadOutcome
+from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.events import ProcessRestarted
 from gateway.instances.records import Command, InstanceInfo, Result
@@ -23,7 +24,7 @@ class WorkerBoot(msgspec.Struct, frozen=True):
 
     listen_fd, admin_fd, manager_fd: sockets that the parent has bound. grpc_address: host:port that it has
     reserved for gRPC. status_fd: pipe to the parent. metrics_folder: folder of the counters that several
-    workers share. restarts, instances: at this worker's start.
+    workers share. restarts, instances, withdrawn: at this worker's start.
     """
 
     app: AppBoot
@@ -35,15 +36,43 @@ class WorkerBoot(msgspec.Struct, frozen=True):
     metrics_folder: str | None = None
     restarts: tuple[ProcessRestarted, ...] = ()
     instances: tuple[InstanceInfo, ...] = ()
+    withdrawn: tuple["CanaryWithdrawn", ...] = ()
 
 
 class ConfigUpdate(msgspec.Struct, frozen=True, tag="config_update"):
-    """Command to serve a new config. config: the worker's share. The rest is as in `AppBoot`."""
+    """Command to serve a new config.
+
+    config: the worker's share. restored: models whose withdrawn canary is put back; None, all of them. The
+    rest is as in `AppBoot`.
+    """
 
     number: int
     config: Config
     engines: Mapping[str, Mapping[str, str]]
     added_models: frozenset[str]
+    restored: frozenset[str] | None = None
+
+
+class SpaceRequest(msgspec.Struct, frozen=True, tag="space_request"):
+    """Question whether the upstreams of a config's models are known to be of different vector spaces."""
+
+    number: int
+    config: Config
+
+
+class SpaceReply(msgspec.Struct, frozen=True, tag="space_reply"):
+    """Models whose upstreams are known to differ, for the `SpaceRequest` with the same number."""
+
+    number: int
+    problems: tuple[Problem, ...]
+
+
+class CanaryWithdrawn(msgspec.Struct, frozen=True, tag="canary_withdrawn"):
+    """Notice that a worker has withdrawn a model's canary, which every worker follows."""
+
+    model: str
+    upstream: str
+    reason: str
 
 
 class ConfigAck(msgspec.Struct, frozen=True, tag="config_ack"):
@@ -121,9 +150,13 @@ class ModelSummary(msgspec.Struct, frozen=True):
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
-    """Notice, sent once, that every upstream has loaded or has been tried. models: those that it serves."""
+    """Notice, sent once, that every upstream has loaded or has been tried.
+
+    models: those that it serves. problems: models of the file whose upstreams are of different vector spaces.
+    """
 
     models: tuple[ModelSummary, ...]
+    problems: tuple[Problem, ...] = ()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -133,5 +166,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 # Requests that the parent replies to.
 Request: TypeAlias = ReloadRequest | ListingRequest | InstanceRequest
 Reply: TypeAlias = ReloadReply | ListingReply | InstanceReply
-ToWorker: TypeAlias = ConfigUpdate | Reply | InstancesUpdate | ProcessRestarted
-ToParent: TypeAlias = WorkerReady | ConfigAck | ConfigDrained | Request | Heartbeat
+ToWorker: TypeAlias = (
+    ConfigUpdate | Reply | InstancesUpdate | ProcessRestarted | SpaceRequest | CanaryWithdrawn
+)
+ToParent: TypeAlias = (
+    WorkerReady | ConfigAck | ConfigDrained | Request | Heartbeat | SpaceReply | CanaryWithdrawn
+)

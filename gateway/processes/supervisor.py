@@ -138,11 +138,14 @@ class Supervisor:
             shared,
             WorkerCallbacks(
                 self._app_boot,
-                lambda report: self._on_ready(report, address),
+                partial(self._on_workers_ready, address),
                 self._on_worker_request,
                 lambda: self._instances.infos if self._instances is not None else (),
             ),
             restarts,
+        )
+        self._applier.differing_spaces = lambda config: self._workers.differing_spaces(
+            worker_share(config), UPDATE_TIMEOUT_S
         )
         new_folder = partial(_private_folder, resources, "gateway-")
         self._engines = EnginePool(new_folder, environment, self._on_engine_state, restarts)
@@ -224,7 +227,9 @@ class Supervisor:
 
         before: the config that requests in flight began with.
         """
-        number, problems = await self._workers.update_config(self._app_boot(), UPDATE_TIMEOUT_S)
+        number, problems = await self._workers.update_config(
+            self._app_boot(), self._applier.restored, UPDATE_TIMEOUT_S
+        )
         for worker, problem in problems.items():
             logger.error("worker %d did not apply the config, and serves the old one: %s", worker, problem)
         if not unneeded and self._instances is None:
@@ -244,6 +249,14 @@ class Supervisor:
     async def _retire_engines(self, number: int, engines: Sequence[EngineProcess], longest_s: float) -> None:
         await self._workers.wait_until_drained(number, longest_s)
         await self._engines.stop(engines)
+
+    def _on_workers_ready(self, address: str, report: messages.WorkerReady) -> None:
+        """Show that the gateway is up, unless its models cannot be served as the file says."""
+        if report.problems:
+            self._failure = "\n".join(f"{problem.path}: {problem.message}" for problem in report.problems)
+            self._stop.set()
+        else:
+            self._on_ready(report, address)
 
     def _on_engine_state(self, state: wire.State) -> None:
         is_up = self._workers.all_ready.is_set()

@@ -28,8 +28,9 @@ from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build, start_tasks
 from gateway.config.schema import Config, ListenerTls
+from gateway.events import Event, UpstreamJudged
 from gateway.processes.listeners import join_port
-from gateway.processes.messages import ModelSummary, WorkerBoot, WorkerReady
+from gateway.processes.messages import CanaryWithdrawn, ModelSummary, WorkerBoot, WorkerReady
 from gateway.processes.worker_link import ParentLink
 from gateway.telemetry.access_log import log_change
 from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
@@ -128,7 +129,13 @@ async def _grpc_listener(application: Application, address: str | None) -> Async
 
 
 def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Application:
-    observe = access_lines.observe if boot.app.config.logs.access else log_change
+    log = access_lines.observe if boot.app.config.logs.access else log_change
+
+    def observe(event: Event) -> None:
+        log(event)
+        if isinstance(event, UpstreamJudged) and event.standing == "withdrawn":
+            link.send(CanaryWithdrawn(event.model, event.upstream, event.reason))
+
     adding = AdditionsClient(link.request_edit, link.request_listing)
     application = build(
         boot.app,
@@ -144,6 +151,13 @@ def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Appli
         application.observe(restart)
     application.instances.update(boot.instances)
     link.attach(application.follow, application.observe, application.instances.update)
+    groups = application.groups
+    link.attach_groups(
+        groups.differing_spaces,
+        lambda withdrawn: groups.withdraw(withdrawn.model, withdrawn.upstream, withdrawn.reason),
+    )
+    for withdrawn in boot.withdrawn:
+        groups.withdraw(withdrawn.model, withdrawn.upstream, withdrawn.reason)
     return application
 
 
@@ -187,13 +201,17 @@ async def _report_ready(application: Application, link: ParentLink, server: uvic
     # Polled, and only while starting, so that the prober need not signal each replica's first attempt.
     while not server.started or not all(upstream.startup_done for upstream in gateway.upstreams.values()):  # noqa: ASYNC110
         await asyncio.sleep(READY_POLL_S)
-    models = gateway.serving.config.models
-    link.send(WorkerReady(tuple(_summary(application, name) for name in models)))
+    config, added = gateway.serving.config, application.added_models
+    of_file = msgspec.structs.replace(
+        config, models={name: model for name, model in config.models.items() if name not in added}
+    )
+    summaries = tuple(_summary(application, name) for name in config.models)
+    link.send(WorkerReady(summaries, application.groups.differing_spaces(of_file)))
 
 
 def _summary(application: Application, name: str) -> ModelSummary:
     routes = application.gateway.routes
-    upstream = application.gateway.upstreams[routes.upstream_of(name)]
+    upstream = application.gateway.view_of(name)
     capabilities = upstream.capabilities
     if capabilities is None:
         return ModelSummary(name, upstream.settings.backend, ())

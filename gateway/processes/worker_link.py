@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.additions.entries import Edit, Listing
 from gateway.config.diff import ReloadOutcome
+from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.events import Observe, ProcessRestarted
 from gateway.instances.records import Command, InstanceInfo, Result
@@ -31,7 +32,7 @@ HEARTBEAT_EVERY_S = 1.0
 # Serve a new config with the engines of its upstreams and the names of its added models. The task completes
 # once all that it removed is closed.
 ServeConfig: TypeAlias = Callable[
-    [Config, Mapping[str, Mapping[str, str]], Collection[str]], "asyncio.Task[None]"
+    [Config, Mapping[str, Mapping[str, str]], Collection[str], Collection[str] | None], "asyncio.Task[None]"
 ]
 _Reply = TypeVar("_Reply", ReloadOutcome, Listing, Result, ModelResult)
 
@@ -44,6 +45,8 @@ class ParentLink:
         self._serve_config: ServeConfig | None = None
         self._observe: Observe | None = None
         self._show_instances: Callable[[tuple[InstanceInfo, ...]], None] = lambda _: None
+        self._differing_spaces: Callable[[Config], tuple[Problem, ...]] = lambda _: ()
+        self._withdraw: Callable[[messages.CanaryWithdrawn], None] = lambda _: None
         # Replies that requests wait for, by the request's number.
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
@@ -57,6 +60,14 @@ class ParentLink:
         """Set the receivers of configs, events and instances. Must precede the first call of `receive`."""
         self._serve_config, self._observe = serve_config, observe
         self._show_instances = show_instances
+
+    def attach_groups(
+        self,
+        differing_spaces: Callable[[Config], tuple[Problem, ...]],
+        withdraw: Callable[[messages.CanaryWithdrawn], None],
+    ) -> None:
+        """Set the receivers of questions about vector spaces, and of withdrawn canaries."""
+        self._differing_spaces, self._withdraw = differing_spaces, withdraw
 
     def send(self, message: messages.ToParent) -> None:
         """Send one message to the parent."""
@@ -114,9 +125,18 @@ class ParentLink:
                 self._resolve(number, result)
             case messages.InstancesUpdate(instances):
                 self._show_instances(instances)
-            case ProcessRestarted() as restart:
-                assert self._observe is not None
-                self._observe(restart)
+            case messages.SpaceRequest(number, config):
+                self.send(messages.SpaceReply(number, self._differing_spaces(config)))
+            case messages.CanaryWithdrawn() | ProcessRestarted() as news:
+                self._receive_news(news)
+
+    def _receive_news(self, news: messages.CanaryWithdrawn | ProcessRestarted) -> None:
+        """Handle what happened to another worker, or in another process."""
+        if isinstance(news, messages.CanaryWithdrawn):
+            self._withdraw(news)
+        else:
+            assert self._observe is not None
+            self._observe(news)
 
     async def _request(
         self, request: Callable[[int], messages.ToParent], timeout_s: float, kind: type[_Reply]
@@ -140,7 +160,7 @@ class ParentLink:
     def _apply(self, update: messages.ConfigUpdate) -> None:
         assert self._serve_config is not None
         try:
-            drained = self._serve_config(update.config, update.engines, update.added_models)
+            drained = self._serve_config(update.config, update.engines, update.added_models, update.restored)
         except OSError as error:
             self.send(messages.ConfigAck(update.number, str(error)))
             return

@@ -10,6 +10,8 @@ from itertools import count
 import msgspec
 
 from gateway.config.boot import AppBoot
+from gateway.config.problems import Problem
+from gateway.config.schema import Config
 from gateway.events import EndReason, ProcessRestarted
 from gateway.instances.records import InstanceInfo
 from gateway.processes import messages
@@ -73,6 +75,9 @@ class WorkerPool:
         self._ready: set[int] = set()
         self._acks = WorkerAcks()
         self._update_numbers = count()
+        self._space_replies: dict[int, asyncio.Future[tuple[Problem, ...]]] = {}
+        # Canaries that a worker has withdrawn since they were put back, by model.
+        self._withdrawn: dict[str, messages.CanaryWithdrawn] = {}
         self.all_ready = asyncio.Event()
 
     def start(self, number_of_workers: int) -> list[asyncio.Task[None]]:
@@ -87,16 +92,37 @@ class WorkerPool:
             tasks.append(asyncio.create_task(watching))
         return tasks
 
-    async def update_config(self, boot: AppBoot, timeout_s: float) -> tuple[int, dict[int, str]]:
+    async def differing_spaces(self, config: Config, timeout_s: float) -> tuple[Problem, ...]:
+        """Return the models of a config whose upstreams are known to be of different vector spaces.
+
+        None are known where no worker answers in time.
+        """
+        number = next(self._update_numbers)
+        waiter = self._space_replies[number] = asyncio.get_running_loop().create_future()
+        line = msgspec.json.encode(messages.SpaceRequest(number, config))
+        try:
+            if not any(child.send(line) for child in self._children):
+                return ()
+            await asyncio.wait((waiter,), timeout=timeout_s)
+        finally:
+            del self._space_replies[number]
+        return waiter.result() if waiter.done() else ()
+
+    async def update_config(
+        self, boot: AppBoot, restored: frozenset[str] | None, timeout_s: float
+    ) -> tuple[int, dict[int, str]]:
         """Send the config of new workers to every worker and wait for the confirmations.
 
+        restored: models whose withdrawn canary is put back; None, all of them.
         Returns the update's number, and why some workers did not apply it. The
         caller passes the number to `wait_until_drained` or `ignore_drain`.
         """
         number = next(self._update_numbers)
         line = msgspec.json.encode(
-            messages.ConfigUpdate(number, boot.config, boot.engines, boot.added_models)
+            messages.ConfigUpdate(number, boot.config, boot.engines, boot.added_models, restored)
         )
+        kept = () if restored is None else self._withdrawn.keys() - restored
+        self._withdrawn = {model: self._withdrawn[model] for model in kept}
         # A worker that is being started receives this config with its boot message.
         sent = [worker for worker, child in enumerate(self._children) if child.send(line)]
         return number, await self._acks.wait_until_applied(number, sent, timeout_s)
@@ -109,7 +135,7 @@ class WorkerPool:
         """Do not wait for workers to drain an update."""
         self._acks.ignore_drain(number)
 
-    def broadcast(self, news: ProcessRestarted | messages.InstancesUpdate) -> None:
+    def broadcast(self, news: ProcessRestarted | messages.InstancesUpdate | messages.CanaryWithdrawn) -> None:
         """Send news to every worker that runs; one that starts receives them when it boots."""
         line = msgspec.json.encode(news)
         for child in self._children:
@@ -157,6 +183,7 @@ class WorkerPool:
             self._resources.metrics_folder,
             self._restarts.latest,
             self._callbacks.instances(),
+            tuple(self._withdrawn.values()),
         )
         return msgspec.json.encode(boot)
 
@@ -172,8 +199,23 @@ class WorkerPool:
                 self._acks.record_applied(number, worker, problem)
             case messages.ConfigDrained(number):
                 self._acks.record_drained(number, worker)
+            case messages.SpaceReply(number, problems):
+                self._on_space_reply(number, problems)
+            case messages.CanaryWithdrawn() as withdrawn:
+                self._on_withdrawn(withdrawn)
             case messages.ReloadRequest() | messages.ListingRequest() | messages.InstanceRequest() as request:
                 self._callbacks.on_request(worker, request)
+
+    def _on_space_reply(self, number: int, problems: tuple[Problem, ...]) -> None:
+        waiter = self._space_replies.get(number)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(problems)
+
+    def _on_withdrawn(self, withdrawn: messages.CanaryWithdrawn) -> None:
+        """Have every worker withdraw a canary that one of them has withdrawn."""
+        if self._withdrawn.get(withdrawn.model) != withdrawn:
+            self._withdrawn[withdrawn.model] = withdrawn
+            self.broadcast(withdrawn)
 
     def _on_exit(self, worker: int, name: str, reason: EndReason, how: str) -> None:
         self._acks.record_exit(worker)

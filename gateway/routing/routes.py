@@ -24,7 +24,7 @@ MEDIA_VERBS = {
 }
 # Status of what would serve a model that is not served now; None if nothing would.
 StatusOf = Callable[[str], str | None]
-# An upstream's name → its operations; None while no replica of it has joined.
+# A model's name → its operations; None while no replica of it has joined.
 OperationsOf = Callable[[str], frozenset[Operation] | None]
 
 
@@ -32,7 +32,8 @@ class Route(msgspec.Struct, frozen=True):
     """Resolved model name: the upstream that serves it, and the model's own options.
 
     limits: those of this tenant for this model, in addition to its limits for all models. prompts: name →
-    text. cache: its vectors are cached. price: at which the call is reserved and settled.
+    text. cache: its vectors are cached. price: at which a call is reserved and settled. input_tokens:
+    length of the model; an upstream's own may be more.
     """
 
     model: str
@@ -44,6 +45,7 @@ class Route(msgspec.Struct, frozen=True):
     prompts: dict[str, str] = {}
     cache: bool = False
     price: Price = FREE
+    input_tokens: int | None = None
 
 
 class Routes:
@@ -89,11 +91,11 @@ class Routes:
         model_name = self.default_model(operation) if name is None else name
         model = self._models.get(model_name)
         if model is None:
-            model_name = self._known_name(model_name, tenant)
+            model_name = self.known_name(model_name, tenant)
             model = self._models[model_name]
         if not tenant.may_use(model_name):
             raise ModelForbidden(f"this key may not use the model {model_name!r}", param="model")
-        if not self._offers(model, operation):
+        if not self._offers(model_name, operation):
             raise OperationUnsupported(
                 f"the model {model_name!r} does not {MEDIA_VERBS.get(operation, operation)}", param="model"
             )
@@ -123,8 +125,7 @@ class Routes:
 
     def operations(self, name: str) -> list[Operation]:
         """Return the operations of a model, as far as they are known now."""
-        model = self._models[name]
-        return [operation for operation in Operation if self._offers(model, operation)]
+        return [operation for operation in Operation if self._offers(name, operation)]
 
     def defaults_of(self, name: str) -> list[str]:
         """Return the keys of `defaults` that select a model."""
@@ -132,11 +133,11 @@ class Routes:
         return [key for key in ("embed", "rerank", "classify") if selected[key] == name]
 
     def upstream_of(self, name: str) -> str:
-        """Return the upstream that serves a public name.
+        """Return the upstream that serves a public name; of several, the main one.
 
         Raises: ModelNotFound.
         """
-        return self._models[self._known_name(name)].upstream
+        return self._models[self.known_name(name)].upstream
 
     def root_model(self) -> str:
         """Return the model of a root path that specifies no model and implies no operation.
@@ -178,7 +179,7 @@ class Routes:
             param="model",
         )
 
-    def _known_name(self, name: str, tenant: Tenant | None = None) -> str:
+    def known_name(self, name: str, tenant: Tenant | None = None) -> str:
         """Return the name of the model that serves a request for a name.
 
         tenant: whose models the error may suggest; None suggests none. Raises: ModelNotFound, NoReplica.
@@ -200,14 +201,14 @@ class Routes:
         return names[0] if len(names) == 1 else None
 
     def _capable(self, names: Iterable[str], operation: Operation) -> list[str]:
-        return [name for name in names if self._offers(self._models[name], operation)]
+        return [name for name in names if self._offers(name, operation)]
 
     def _scores_pairs(self, name: str) -> bool:
-        operations = self._operations_of(self._models[name].upstream)
+        operations = self._operations_of(name)
         return operations is not None and Operation.RERANK in operations
 
-    def _offers(self, model: config.ModelSettings, operation: Operation) -> bool:
-        operations = self._operations_of(model.upstream)
+    def _offers(self, name: str, operation: Operation) -> bool:
+        model, operations = self._models[name], self._operations_of(name)
         if operations is None:
             # No replica has joined yet; the one that does decides.
             return True

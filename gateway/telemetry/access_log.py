@@ -1,6 +1,7 @@
 """Events as log lines: one per call, one per change of state. No event contains inputs or keys."""
 
 import logging
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeAlias, get_args
 from urllib.parse import quote
@@ -18,7 +19,9 @@ from gateway.events import (
     SpaceChecked,
     SpaceOutcome,
     Stage,
+    Standing,
     StoreChanged,
+    UpstreamJudged,
 )
 
 logger = logging.getLogger("gateway")
@@ -36,6 +39,19 @@ SPACE_LEVELS: dict[SpaceOutcome, int] = {
     "fits": logging.INFO,
     "differs": logging.ERROR,
     "unchecked": logging.WARNING,
+}
+STANDING_LEVELS: dict[Standing, int] = {
+    "serving": logging.INFO,
+    "waiting": logging.INFO,
+    "refused": logging.ERROR,
+    "withdrawn": logging.ERROR,
+}
+# The standing of an upstream of a model in a sentence.
+STANDINGS: dict[Standing, str] = {
+    "serving": "serves it",
+    "waiting": "does not serve it yet",
+    "refused": "is refused",
+    "withdrawn": "is withdrawn as its canary",
 }
 # The state of a replica in a sentence.
 STATES = {
@@ -55,6 +71,7 @@ Logged: TypeAlias = (
     | ReplicaChanged
     | SpaceChecked
     | StoreChanged
+    | UpstreamJudged
 )
 
 
@@ -65,26 +82,7 @@ class EventLine:
         self.event = event
 
     def __str__(self) -> str:
-        match self.event:
-            case CallFinished():
-                return call_line(self.event)
-            case ReplicaChanged():
-                change = self.event
-                return (
-                    f"upstream {change.upstream}: {change.replica} {STATES[change.state]} ({change.reason})"
-                )
-            case ConnectionFaulted():
-                return _fault_line(self.event)
-            case DescriptionRejected():
-                odd = self.event
-                return f"upstream {odd.upstream}: the description of {odd.replica} is not used: {odd.reason}"
-            case SpaceChecked():
-                return _space_line(self.event)
-            case BudgetAlert():
-                return _budget_line(self.event)
-            case StoreChanged(away=True):
-                return f"the quota store is unreachable ({self.event.reason}): counting without it"
-        return f"the quota store is reachable again ({self.event.reason})"
+        return LINES[type(self.event)](self.event)
 
     def fields(self) -> dict[str, Any]:
         """Return flat fields with units in their names; unknown values are left out."""
@@ -110,6 +108,10 @@ class EventLine:
                 return {"event": "vector_space", "message": str(self), **facts, "reason": space.reason}
             case BudgetAlert():
                 return {"event": "budget", "message": str(self), **msgspec.structs.asdict(self.event)}
+            case UpstreamJudged():
+                judged = self.event
+                facts = {"model": judged.model, "upstream": judged.upstream, "standing": judged.standing}
+                return {"event": "standing", "message": str(self), **facts, "reason": judged.reason}
         away = {"away": self.event.away, "reason": self.event.reason}
         return {"event": "store", "message": str(self), **away}
 
@@ -136,14 +138,14 @@ def log_change(event: Event) -> None:
             _write(logging.WARNING if event.state == "down" else logging.INFO, event)
         case ConnectionFaulted() if event.pause_s:
             _write(logging.WARNING, event)
-        case DescriptionRejected(changed=True):
-            _write(logging.WARNING, event)
-        case BudgetAlert():
+        case DescriptionRejected(changed=True) | BudgetAlert():
             _write(logging.WARNING, event)
         case StoreChanged():
             _write(logging.WARNING if event.away else logging.INFO, event)
         case SpaceChecked(changed=True):
             _write(SPACE_LEVELS[event.outcome], event)
+        case UpstreamJudged():
+            _write(STANDING_LEVELS[event.standing], event)
 
 
 def _write(level: int, event: Logged) -> None:
@@ -159,6 +161,20 @@ def _log_model_state(event: ModelStateReported) -> None:
         logger.info("upstream %s: its model was unloaded (%s)", event.upstream, reason)
     if event.out_of_memory:
         logger.warning("upstream %s: a batch did not fit into memory and was split", event.upstream)
+
+
+def _replica_line(event: ReplicaChanged) -> str:
+    return f"upstream {event.upstream}: {event.replica} {STATES[event.state]} ({event.reason})"
+
+
+def _description_line(event: DescriptionRejected) -> str:
+    return f"upstream {event.upstream}: the description of {event.replica} is not used: {event.reason}"
+
+
+def _store_line(event: StoreChanged) -> str:
+    if event.away:
+        return f"the quota store is unreachable ({event.reason}): counting without it"
+    return f"the quota store is reachable again ({event.reason})"
 
 
 def _fault_line(event: ConnectionFaulted) -> str:
@@ -182,6 +198,11 @@ def _space_line(event: SpaceChecked) -> str:
         case "unchecked":
             subject = f"upstream {event.upstream}: the vectors of {event.replica}"
             return f"{subject} cannot be checked ({event.reason})"
+
+
+def _standing_line(event: UpstreamJudged) -> str:
+    reason = f": {event.reason}" if event.reason else ""
+    return f"model {event.model}: upstream {event.upstream} {STANDINGS[event.standing]}{reason}"
 
 
 def call_line(event: CallFinished) -> str:
@@ -266,3 +287,16 @@ def call_fields(event: CallFinished, time: str | None = None, level: str | None 
     for stage, seconds in event.stages.items():
         setattr(fields, STAGE_FIELDS[stage], round(seconds * 1000, 2))
     return fields
+
+
+# The line of each kind of event, as text for people.
+LINES: dict[type[Logged], Callable[[Any], str]] = {
+    BudgetAlert: _budget_line,
+    CallFinished: call_line,
+    ConnectionFaulted: _fault_line,
+    DescriptionRejected: _description_line,
+    ReplicaChanged: _replica_line,
+    SpaceChecked: _space_line,
+    StoreChanged: _store_line,
+    UpstreamJudged: _standing_line,
+}

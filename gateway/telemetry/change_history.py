@@ -17,6 +17,7 @@ from gateway.events import (
     ReplicaChanged,
     SpaceChecked,
     StoreChanged,
+    UpstreamJudged,
 )
 from gateway.telemetry.snapshot import StatusChange
 
@@ -52,6 +53,8 @@ class ChangeHistory:
                 self._add("quota store", "away" if event.away else "back", event.reason)
             case SpaceChecked(changed=True, outcome=outcome) if outcome != "fits":
                 self._add(_name(event), f"vectors: {outcome}", event.reason)
+            case UpstreamJudged():
+                self._add(f"{event.model} on {event.upstream}", event.standing, event.reason)
             case ProcessRestarted(times=times) if times:
                 what = "hung, started again" if event.reason == "hung" else "ended, started again"
                 self._changes.append(StatusChange(event.at_s, event.process, what, event.how))

@@ -30,7 +30,7 @@ class Sources(msgspec.Struct, frozen=True):
     """Values that are read only when metrics are collected.
 
     lanes, engines: by upstream. in_flight: number of calls, and bytes of their bodies. cache: bytes and
-    evictions. budgets: spent shares.
+    evictions. budgets: spent shares. judged: models that have several upstreams, with each of these.
     """
 
     lanes: Mapping[str, Callable[[], LaneBacklog]] = {}
@@ -39,6 +39,7 @@ class Sources(msgspec.Struct, frozen=True):
     engines: Mapping[str, Callable[[float], Awaitable[EngineStats | None]]] = {}
     cache: ReadCache = lambda: (0, 0)
     budgets: ReadBudgets = tuple
+    judged: frozenset[tuple[str, str]] = frozenset()
 
 
 class LoadMetrics:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Literal, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.telemetry.batched_histogram import BatchedHistogram
 
@@ -74,6 +74,12 @@ class MetricFactory:
         return BatchedHistogram(
             f"gateway_{name}_seconds", documentation, [label], buckets=buckets, registry=self._registry
         )
+
+    def cosines(
+        self, name: str, documentation: str, labels: Sequence[str], buckets: Sequence[float]
+    ) -> Histogram:
+        """Create a histogram of cosines."""
+        return Histogram(f"gateway_{name}", documentation, labels, buckets=buckets, registry=self._registry)
 
     def sizes(self, name: str, documentation: str) -> BatchedHistogram:
         """Create a histogram of sizes per upstream."""

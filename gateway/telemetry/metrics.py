@@ -29,7 +29,9 @@ from gateway.events import (
     AttemptFinished,
     CacheLookedUp,
     CallFinished,
+    CanaryCompared,
     ConnectionFaulted,
+    CopyFinished,
     DescriptionRejected,
     Event,
     ModelStateReported,
@@ -38,11 +40,14 @@ from gateway.events import (
     ReplicaChanged,
     SpaceChecked,
     StoreChanged,
+    UpstreamJudged,
+    UpstreamTried,
 )
 from gateway.telemetry.budget_metrics import BudgetMetrics
 from gateway.telemetry.cache_metrics import CacheMetrics
 from gateway.telemetry.call_metrics import AttemptMetrics, CallMetrics
 from gateway.telemetry.engine_metrics import families, waiting_inputs
+from gateway.telemetry.group_metrics import GroupMetrics
 from gateway.telemetry.load_metrics import LoadMetrics, Sources
 from gateway.telemetry.metric_factory import MetricFactory
 from gateway.telemetry.model_metrics import ModelMetrics
@@ -94,6 +99,7 @@ class Metrics:
         self._models = ModelMetrics(self._registry)
         self._cache = CacheMetrics(create)
         self._budgets = BudgetMetrics(create, removes_series=worker is None)
+        self._groups = GroupMetrics(create)
         self._store_changes = create.counter(
             "quota_store_changes", "Times that the quota store became unreachable, or recovered.", ("change",)
         )
@@ -114,6 +120,7 @@ class Metrics:
         """Set the sources that are read when metrics are collected."""
         self._sources = sources
         self._models.keep_only(sources.engines.keys(), removes_series=self._process is None)
+        self._groups.keep_only(sources.judged, removes_series=self._process is None)
 
     async def refresh_forever(self) -> None:
         """Write this worker's gauges for the other workers every REFRESH_S."""
@@ -139,13 +146,20 @@ class Metrics:
                 self._loads.observe(event)
             case ModelStateReported():
                 self._models.observe(event, counts=self._counts_models)
+            case UpstreamTried() | UpstreamJudged() | CanaryCompared() | CopyFinished():
+                self._groups.observe(event)
             case CacheLookedUp():
                 self._cache.observe(event)
-            case StoreChanged():
-                self._store_away.set(1 if event.away else 0)
-                self._store_changes.labels("away" if event.away else "back").inc()
-            case ProcessRestarted():
-                self._restarts[event.process, event.reason] = event.times
+            case _:
+                self._observe_surroundings(event)
+
+    def _observe_surroundings(self, event: Event) -> None:
+        """Count an event of the store or of a process."""
+        if isinstance(event, StoreChanged):
+            self._store_away.set(1 if event.away else 0)
+            self._store_changes.labels("away" if event.away else "back").inc()
+        elif isinstance(event, ProcessRestarted):
+            self._restarts[event.process, event.reason] = event.times
 
     def collected(self) -> list[Metric]:
         """Return the counters of all workers, and their current gauges."""

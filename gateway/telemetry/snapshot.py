@@ -57,12 +57,35 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     is_drained: bool = False
 
 
+class ModelUpstreamStatus(msgspec.Struct, frozen=True):
+    """One upstream of a model that has several, a canary or a mirror, as the worker that answers sees it.
+
+    role: member, canary or mirror. weight, priority: of a member. share: of the calls that a canary or a
+    mirror gets. standing: serving, waiting, refused or withdrawn, with the reason; a mirror always serves.
+    calls: served since the start, or copies of a mirror. cosine: the smallest of a canary's comparisons,
+    None before the first one.
+    """
+
+    name: str
+    role: str
+    standing: str
+    reason: str
+    state: str
+    calls: int
+    weight: int | None = None
+    priority: int | None = None
+    share: float | None = None
+    cosine: float | None = None
+    min_cosine: float | None = None
+
+
 class ModelStatus(msgspec.Struct, frozen=True):
     """Public model name.
 
     dimensions: of its vectors, None if it has none or they are not known yet. notes: guesses and further
     facts about its replicas, for operators. cache: `on`, or why its vectors are not cached; None if the
     configuration does not ask for it. memory_bytes: of a model in this gateway's engine, None elsewhere.
+    upstreams: of a model that has several, a canary or a mirror; `upstream` is the main one.
     """
 
     name: str
@@ -75,6 +98,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     cache: str | None = None
     memory_bytes: int | None = None
+    upstreams: tuple[ModelUpstreamStatus, ...] = ()
 
 
 class TenantStatus(msgspec.Struct, frozen=True):

@@ -205,7 +205,7 @@ class UpstreamRegistry:
         running = self._running.get(name)
         if running is None or running.engines != engines:
             return None
-        return running if _same_but_replicas(running.upstream.settings, settings) else None
+        return running if is_same_server(running.upstream.settings, settings) else None
 
     def _create(self, name: str, settings: UpstreamSettings, engines: Mapping[str, str]) -> RunningUpstream:
         observer = ScopedObserver(self._dependencies.observe)
@@ -214,7 +214,7 @@ class UpstreamRegistry:
         return RunningUpstream(upstream, engines, dependencies, observer)
 
 
-def _same_but_replicas(old: UpstreamSettings, new: UpstreamSettings) -> bool:
+def is_same_server(old: UpstreamSettings, new: UpstreamSettings) -> bool:
     """Return whether the settings are equal, or differ only in the listed replicas and the drained ones."""
     replicas = old.replicas if old.discover is None else new.replicas
     return old == msgspec.structs.replace(new, replicas=replicas, drained=old.drained)

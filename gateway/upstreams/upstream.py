@@ -1,7 +1,7 @@
 """One upstream in use: its replicas, the lane in front of them, and the inputs of its model."""
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from backends.contract import Capabilities, Rerank, Residence, Score, Work
 from backends.model_names import is_path
@@ -11,17 +11,17 @@ from gateway.config import schema
 from gateway.config.schema import COMMIT
 from gateway.events import LaneBacklog, ReplicaState
 from gateway.routing.load import LoadKind, kind_of
-from gateway.routing.pool import Pool
+from gateway.routing.pool import Pool, is_replica_expected
 from gateway.routing.replica import Replica, shown_state
+from gateway.routing.split import Health
+from gateway.upstreams.member import MIXED, UpstreamState
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.token_ids import IdDecoder
+from gateway.vector_spaces.fingerprint import Fingerprint
 from gateway.vector_spaces.identity import IdentitySource, VectorsIdentity
 from gateway.vector_spaces.space import VectorSpace
 
-MIXED = "mixed"
 Lanes: TypeAlias = Mapping[LoadKind, Lane]
-# refused: the replicas that respond belong to a different vector space.
-UpstreamState = Literal["ready", "loading", "refused", "unavailable"]
 
 
 class Upstream:
@@ -90,14 +90,29 @@ class Upstream:
         """Id of the vector space of its vectors; `mixed` while a replica in use gives different ones."""
         return MIXED if self.space.id and self.pool.is_mixed() else self.space.id
 
-    def vectors_identity(self) -> VectorsIdentity | None:
-        """Return the identity of the vectors that it computes now, None unless every replica was checked."""
-        reference, capabilities = self.space.reference, self.capabilities
-        if reference is None or capabilities is None or self.pool.is_mixed():
+    @property
+    def checked_fingerprint(self) -> Fingerprint | None:
+        """Fingerprint of the vectors that it computes now, None unless every usable replica was checked."""
+        reference = self.space.reference
+        if reference is None or self.capabilities is None or self.pool.is_mixed():
             return None
         if any(self.space.dimensions_of(replica.name) is None for replica in self.pool.usable()):
             return None
-        return self._identities.identity_of(reference, capabilities)
+        return reference
+
+    def vectors_identity(self) -> VectorsIdentity | None:
+        """Return the identity of the vectors that it computes now, None unless every replica was checked."""
+        fingerprint, capabilities = self.checked_fingerprint, self.capabilities
+        if fingerprint is None or capabilities is None:
+            return None
+        return self._identities.identity_of(fingerprint, capabilities)
+
+    @property
+    def health(self) -> Health:
+        """Health: it can serve a call now, or after a wait, or not."""
+        if self.pool.usable():
+            return "ready"
+        return "expected" if is_replica_expected(self.pool, holds=self.pool.holds) else "out"
 
     def scores_identity(self) -> VectorsIdentity | None:
         """Return the identity of the scores that it computes, None unless a commit determines the model.

@@ -67,7 +67,9 @@ async def test_metric_names_follow_prometheus_conventions(boot: Boots) -> None:
         assert family.documentation, f"{family.name} has no help"
         assert family.documentation.endswith("."), family.name
         if family.type == "histogram":
-            assert family.name.endswith(("_seconds", "_tokens", "_inputs", "_bytes", "_calls")), family.name
+            assert family.name.endswith(("_seconds", "_tokens", "_inputs", "_bytes", "_calls", "_cosine")), (
+                family.name
+            )
 
 
 async def test_labels_are_snake_case_and_known(boot: Boots) -> None:

@@ -182,7 +182,7 @@ def test_reports_values_that_cannot_be_converted(sources: SecretSources, setting
 def test_rejects_unusable_names(sources: SecretSources, name: str) -> None:
     for read in (
         lambda: read_upstream(name, TEI, sources),
-        lambda: read_model(name, {"upstream": "x"}, ["x"]),
+        lambda: read_model(name, {"upstream": "x"}, {"x": UpstreamSettings(backend="tei")}),
     ):
         with pytest.raises(ConfigError):
             read()

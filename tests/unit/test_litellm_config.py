@@ -160,6 +160,41 @@ def test_sections_with_odd_values_are_reported(section: str) -> None:
     assert parse_config(found.text, {"OPENAI_API_KEY": "k"}, Path()).models
 
 
+DEPLOYMENTS = """
+model_list:
+  - model_name: small
+    litellm_params: {model: openai/text-embedding-3-small, weight: 3}
+  - model_name: small
+    litellm_params: {model: azure/text-embedding-3-small, api_base: "https://x.openai.azure.com", WEIGHT}
+  - model_name: small
+    litellm_params: {model: azure/mine, api_base: "https://y.openai.azure.com", weight: 1, order: 2}
+    model_info: {mode: embedding, base_model: azure/text-embedding-3-small}
+"""
+
+
+@pytest.mark.parametrize(("weight", "expected"), [("weight: 1", [3, 1, 1]), ("weight: 0.5", [300, 50, 100])])
+def test_deployments_of_one_model_become_upstreams_with_weights(weight: str, expected: list[int]) -> None:
+    config = served(DEPLOYMENTS.replace("WEIGHT", weight))
+    members = config.models["small"].upstreams
+
+    assert ["small", "small-2", "small-3"] == [member.name for member in members]
+    assert expected == [member.weight for member in members]
+    assert [0, 0, 2] == [member.priority for member in members]
+    assert {"openai"} == {config.upstreams[member.name].backend for member in members}
+
+
+def test_equal_deployments_are_replicas_and_count_as_many_as_they_are() -> None:
+    entry = "  - model_name: bge-embed\n    litellm_params: {model: MODEL, api_base: 'http://HOST'}\n"
+    servers = [("huggingface/BAAI/bge", "a"), ("huggingface/BAAI/bge", "b"), ("hosted_vllm/BAAI/bge", "c")]
+    listed = "".join(entry.replace("MODEL", model).replace("HOST", host) for model, host in servers)
+    config = served("model_list:\n" + listed)
+
+    assert [("bge-embed", 2), ("bge-embed-2", 1)] == [
+        (member.name, member.weight) for member in config.models["bge-embed"].upstreams
+    ]
+    assert ("http://a", "http://b") == config.upstreams["bge-embed"].replicas
+
+
 def test_every_setting_that_is_not_carried_over_is_reported() -> None:
     text = (
         one("openai/x", ", rpm: 5, drop_params: true")

@@ -21,10 +21,15 @@ MODELS = {
 OFFERED: dict[str, frozenset[Operation] | None] = {"embedder": EMBEDS, "reranker": RERANKS, "loading": None}
 
 
+def offered(model: str) -> frozenset[Operation] | None:
+    """Return the operations of a model's upstream."""
+    return OFFERED[MODELS[model].upstream]
+
+
 def routes(*names: str, embed: str | None = None, rerank: str | None = None) -> Routes:
     """Return routes of some models, or of all."""
     models = {name: MODELS[name] for name in names or MODELS}
-    return Routes(models, config.Defaults(embed, rerank), OFFERED.__getitem__)
+    return Routes(models, config.Defaults(embed, rerank), offered)
 
 
 def test_route_has_the_models_options() -> None:
@@ -107,8 +112,8 @@ def test_does_not_suggest_a_model_of_other_tenants() -> None:
 
 def test_only_model_serves_any_name_if_configured() -> None:
     any_name = config.Defaults(any_name=True)
-    one = Routes({"bge": MODELS["bge"]}, any_name, OFFERED.__getitem__)
-    several = Routes(MODELS, any_name, OFFERED.__getitem__)
+    one = Routes({"bge": MODELS["bge"]}, any_name, offered)
+    several = Routes(MODELS, any_name, offered)
 
     assert "bge" == one.resolve(UNRESTRICTED, "text-embeddings-inference", Operation.EMBED).model
     assert "embedder" == one.upstream_of("text-embeddings-inference")
@@ -133,7 +138,7 @@ def test_an_added_model_does_not_take_requests_without_a_model_from_the_file(
 ) -> None:
     models = {name: MODELS[name] for name in (of_file, *MODELS)}
     added = MODELS.keys() - {of_file}
-    with_added = Routes(models, config.Defaults(any_name=True), OFFERED.__getitem__, added)
+    with_added = Routes(models, config.Defaults(any_name=True), offered, added)
 
     assert [of_file, of_file] == [with_added.default_model(operation), with_added.root_model()]
     assert OFFERED.keys() >= {MODELS[of_file].upstream} == {with_added.upstream_of("unknown")}
@@ -142,11 +147,9 @@ def test_an_added_model_does_not_take_requests_without_a_model_from_the_file(
 
 def test_an_added_model_is_the_default_of_an_operation_that_no_model_of_the_file_does() -> None:
     models = {name: MODELS[name] for name in ("cross", "bge", "org/bge")}
-    one = Routes(
-        {name: models[name] for name in ("cross", "bge")}, config.Defaults(), OFFERED.__getitem__, ["bge"]
-    )
-    two = Routes(models, config.Defaults(), OFFERED.__getitem__, ["bge", "org/bge"])
-    only = Routes({"bge": MODELS["bge"]}, config.Defaults(any_name=True), OFFERED.__getitem__, ["bge"])
+    one = Routes({name: models[name] for name in ("cross", "bge")}, config.Defaults(), offered, ["bge"])
+    two = Routes(models, config.Defaults(), offered, ["bge", "org/bge"])
+    only = Routes({"bge": MODELS["bge"]}, config.Defaults(any_name=True), offered, ["bge"])
 
     assert "bge" == one.default_model(Operation.EMBED)
     assert "cross" == one.root_model()
@@ -214,7 +217,7 @@ def test_no_capable_model_is_unsupported() -> None:
 
 def test_configured_classifier_is_the_default() -> None:
     defaults = config.Defaults(embed="bge", rerank="cross", classify="new")
-    all_routes = Routes(MODELS, defaults, OFFERED.__getitem__)
+    all_routes = Routes(MODELS, defaults, offered)
 
     assert ["bge", "cross", "new", "bge"] == [
         all_routes.default_model(operation)

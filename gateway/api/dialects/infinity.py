@@ -436,7 +436,7 @@ CAPABILITY_NAMES = {
 def model_item(name: str, api: InferenceApi) -> InfinityModelItem:
     """Return a model as Infinity lists it. Its queue is counted in inputs."""
     routes = api.gateway.routes
-    upstream = api.gateway.upstreams[routes.upstream_of(name)]
+    upstream = api.gateway.view_of(name)
     operations = routes.operations(name)
     capabilities = [CAPABILITY_NAMES[each] for each in operations if each in CAPABILITY_NAMES]
     if is_late(upstream.capabilities):

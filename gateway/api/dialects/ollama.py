@@ -283,8 +283,7 @@ def _names(api: InferenceApi, names: list[str]) -> list[str]:
 
 
 def _item(api: InferenceApi, name: str) -> OllamaModelItem:
-    upstream = api.gateway.upstreams[api.gateway.routes.upstream_of(name)]
-    return OllamaModelItem(name, name, upstream.fingerprint or "")
+    return OllamaModelItem(name, name, api.gateway.view_of(name).fingerprint or "")
 
 
 @get("/api/tags", responses=document_errors(OLLAMA), tags=["Ollama"], opt=route_options(dialect=OLLAMA))

@@ -17,7 +17,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import model_name
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import ModelNotFound
-from gateway.upstreams.upstream import UpstreamState
+from gateway.upstreams.member import UpstreamState
 
 FAILURES = document_errors(OPENAI)
 
@@ -88,7 +88,7 @@ CREATED = 1_700_000_000
 def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
     routes = api.gateway.routes
     operations = [operation.value for operation in routes.operations(name)]
-    upstream = api.gateway.upstreams[routes.upstream_of(name)]
+    upstream = api.gateway.view_of(name)
     residence, capabilities = upstream.residence, upstream.capabilities
     return OpenAIModelItem(
         name,
@@ -105,7 +105,7 @@ def _item(api: InferenceApi, name: str) -> OpenAIModelItem:
 
 
 def _sie_item(api: InferenceApi, name: str) -> SieModelItem:
-    upstream = api.gateway.upstreams[api.gateway.routes.upstream_of(name)]
+    upstream = api.gateway.view_of(name)
     capabilities, residence = upstream.capabilities, upstream.residence
     is_unloaded = residence is not None and residence.state == "unloaded"
     state = "available" if is_unloaded else SIE_STATES[upstream.state]

@@ -133,7 +133,7 @@ def describe_model(api: InferenceApi, tenant: Tenant, name: str | None) -> InfoR
     """
     gateway = api.gateway
     route = gateway.routes.resolve(tenant, name or gateway.routes.root_model(), Operation.TOKENIZE)
-    upstream = gateway.upstreams[route.upstream]
+    upstream = gateway.view_of(route.model)
     if upstream.capabilities is None:
         raise ModelLoading("the model has not reported its capabilities yet")
     facts = info_of(

@@ -9,7 +9,7 @@ import msgspec
 from litestar.openapi.datastructures import ResponseSpec
 from msgspec import UNSET
 
-from backends.contract import Detokenize, DetokenizeReply, Token, TokenizeReply
+from backends.contract import Detokenize, DetokenizeReply, Operation, Token, TokenizeReply
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI, VLLM
@@ -73,7 +73,7 @@ async def tokenize(
     inputs = expect_reply(served.reply, TokenizeReply).inputs
     if data.prompt is UNSET:
         return respond(context, served, msgspec.json.encode(inputs))
-    capabilities = api.gateway.upstreams[served.route.upstream].capabilities
+    capabilities = api.capabilities_of(served.route.model, Operation.TOKENIZE)
     max_tokens = capabilities.max_input_tokens if capabilities else None
     body = encode_token_list(inputs[0], max_tokens, strings=bool(data.return_token_strs))
     return respond(context, served, body)

@@ -85,11 +85,11 @@ def _by_model(model_id: str, names: Sequence[str], api: Any) -> str:
     """Return the model with a public name, or else the first one of the only upstream that reports an id."""
     if model_id in names:
         return model_id
-    routes, upstreams = api.gateway.routes, api.gateway.upstreams
+    routes = api.gateway.routes
     found: dict[str, str] = {}
     for name in names:
         upstream = routes.upstream_of(name)
-        facts = upstreams[upstream].capabilities
+        facts = api.gateway.view_of(name).capabilities
         if facts is not None and facts.model_id == model_id:
             found.setdefault(upstream, name)
     if len(found) > 1:
@@ -118,7 +118,8 @@ def _of_instance(instance: InstanceInfo, shown: str, names: Sequence[str], api: 
     Raises: NoReplica, if no calls are sent to the instance now.
     """
     routes = api.gateway.routes
-    models = [name for name in routes.all_names() if routes.upstream_of(name) == instance.upstream]
+    settings = api.gateway.serving.config.models
+    models = [name for name in routes.all_names() if instance.upstream in settings[name].upstream_names]
     if not instance.joined or not models:
         raise NoReplica(f"{shown} is {instance.status}, not running")
     models = [name for name in models if name in names] or models

@@ -21,6 +21,7 @@ from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import model_name, route_options
 from gateway.config import schema as config
 from gateway.config.diff import ReloadOutcome
+from gateway.config.model_checks import missing_upstream
 from gateway.config.type_checks import type_problems
 from gateway.errors import DeadlineExceeded, InvalidInput, NotFound
 
@@ -70,7 +71,10 @@ class AdditionsApi:
         Raises: GatewayError, with every problem of the settings.
         """
         name = _name(segment)
-        if problems := list(type_problems(settings, KINDS[part], f"{part}.{name}")):
+        problems = list(type_problems(settings, KINDS[part], f"{part}.{name}"))
+        if part == "models" and not problems:
+            problems = list(missing_upstream(name, settings))
+        if problems:
             raise problems_error(problems)
         if len(msgspec.json.encode((name, settings))) > SETTINGS_BYTES_MAX:
             raise InvalidInput(f"name and settings are more than {SETTINGS_BYTES_MAX} bytes")

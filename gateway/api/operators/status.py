@@ -12,6 +12,7 @@ from litestar.di import NamedDependency
 
 from gateway import __version__
 from gateway.api.operators.host_models import RegistryApi
+from gateway.api.operators.model_upstreams import upstreams_of_model
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import route_options
 from gateway.config.schema import Config
@@ -111,7 +112,7 @@ class StatusSource(msgspec.Struct, frozen=True):
     def _models(self, totals: Totals) -> Iterator[ModelStatus]:
         routes = self.gateway.routes
         for name in routes.all_names():
-            upstream = self.gateway.upstreams[routes.upstream_of(name)]
+            upstream = self.gateway.view_of(name)
             capabilities = upstream.capabilities
             yield ModelStatus(
                 name,
@@ -126,6 +127,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                 int(totals.number("gateway_model_memory_bytes", upstream=upstream.name))
                 if upstream.settings.is_hosted
                 else None,
+                upstreams_of_model(self.gateway.serving.groups.get(name), self.gateway.upstreams, totals),
             )
 
 

@@ -163,7 +163,7 @@ class InferenceApi:
         """
         routes = self.gateway.routes
         name = routes.default_model(operation) if model is None else model
-        return self.gateway.upstreams[routes.upstream_of(name)].capabilities
+        return self.gateway.view_of(name).capabilities
 
     def check_health(self, model: str | None) -> None:
         """Check that a model, or the one of root paths, has a usable replica.
@@ -171,8 +171,7 @@ class InferenceApi:
         Raises: NoReplica, ModelNotFound, and the errors of `Routes.root_model`.
         """
         routes = self.gateway.routes
-        upstream = routes.upstream_of(routes.root_model() if model is None else model)
-        if not self.gateway.upstreams[upstream].pool.usable():
+        if self.gateway.view_of(routes.root_model() if model is None else model).health != "ready":
             raise NoReplica("unhealthy")
 
     def check_count(self, count: int, field: str) -> None:

@@ -103,8 +103,8 @@ export function Table({ columns, rows, label, id, empty = "None yet." }) {
   );
 }
 
-const GOOD = ["up", "ready", "running", "downloaded", "verified", "ok", "fits"];
-const BAD = ["down", "refused", "unavailable", "failed", "differs"];
+const GOOD = ["up", "ready", "running", "downloaded", "verified", "ok", "fits", "serving"];
+const BAD = ["down", "refused", "unavailable", "failed", "differs", "withdrawn"];
 
 export function State({ value }) {
   const kind = GOOD.includes(value) ? "good" : BAD.includes(value) ? "bad" : "";

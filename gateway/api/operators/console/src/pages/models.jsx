@@ -44,6 +44,48 @@ function Served({ snapshot }) {
   );
 }
 
+// The share of a canary or a mirror; of the others, weight and priority.
+function shareOf(upstream) {
+  if (upstream.share !== null) return `${(100 * upstream.share).toPrecision(3)} %`;
+  return `weight ${upstream.weight}, priority ${upstream.priority}`;
+}
+
+function Groups({ snapshot }) {
+  const rows = snapshot.models.flatMap((model) =>
+    (model.upstreams ?? []).map((upstream) => [
+      model.name,
+      upstream.name,
+      upstream.role,
+      <State value={upstream.standing} />,
+      shareOf(upstream),
+      count(upstream.calls),
+      upstream.cosine === null ? NONE : upstream.cosine.toFixed(4),
+      upstream.reason,
+    ]),
+  );
+  if (!rows.length) return null;
+  return (
+    <>
+      <h3>Models with several upstreams</h3>
+      <Table
+        id="model-upstreams"
+        label="Models with several upstreams"
+        columns={[
+          ["model", "text"],
+          ["upstream"],
+          ["role"],
+          ["standing"],
+          ["share"],
+          ["calls", "number"],
+          ["least cosine", "number"],
+          ["why", "text"],
+        ]}
+        rows={rows}
+      />
+    </>
+  );
+}
+
 function Additions({ snapshot, turn }) {
   const [changed, setChanged] = useState(0);
   const added = useOnce(async () => (await send("/admin/models")).content, `${turn} ${changed}`);
@@ -243,6 +285,7 @@ export function Models({ snapshot, turn }) {
     <>
       <h3>Served</h3>
       <Served snapshot={snapshot} />
+      <Groups snapshot={snapshot} />
       <Additions snapshot={snapshot} turn={turn} />
       <Host snapshot={snapshot} />
       <Instances snapshot={snapshot} />

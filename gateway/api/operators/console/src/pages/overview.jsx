@@ -101,6 +101,11 @@ function Troubles({ snapshot, rates }) {
     ...snapshot.models
       .filter((model) => model.state !== "ready")
       .map((model) => `Model ${model.name} is ${model.state}.`),
+    ...snapshot.models.flatMap((model) =>
+      (model.upstreams ?? [])
+        .filter((upstream) => ["refused", "withdrawn"].includes(upstream.standing))
+        .map((upstream) => `Upstream ${upstream.name} of ${model.name} is ${upstream.standing}: ${upstream.reason}`),
+    ),
     ...snapshot.replicas
       .filter((replica) => replica.state === "down" && !replica.is_drained)
       .map((replica) => `Replica ${replica.name} of ${replica.upstream} is down: ${replica.reason}`),
