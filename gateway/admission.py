@@ -142,14 +142,18 @@ class Admission:
         """
         await self._charge(tenant, tenant.limits, least, used=Cost() if is_callers_fault else NOTHING)
 
-    async def admit(self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline) -> Grant:
+    async def admit(
+        self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline, id_: str | None = None
+    ) -> Grant:
         """Reserve the cost of a call in all of its limits, or in none.
+
+        id_: of the reservation, None for a new one. One that is open is taken over.
 
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """
         route = prepared.route
         ask = QuotaRequest(
-            id=self._new_id(),
+            id=self._new_id() if id_ is None else id_,
             tenant=tenant.name,
             limits=tenant.limits + route.limits,
             cost=prepared.cost,

@@ -35,6 +35,8 @@ from gateway.api.dialects import (
     nim,
     ollama,
     openai,
+    openai_batches,
+    openai_files,
     openai_models,
     rerank,
     sie,
@@ -54,6 +56,7 @@ from gateway.api.operators import (
     admin,
     host_models,
     instances,
+    jobs,
     keys,
     own_usage,
     probes,
@@ -70,12 +73,17 @@ from gateway.api.operators.instances import AskParent, InstancesApi
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.application import litestar_application
 from gateway.api.server.authentication import Authenticator
+from gateway.api.server.batches_api import BatchesApi
 from gateway.api.server.call_io import ASGIApp
 from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.endpoints import endpoint_at
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi, reply_headers
+from gateway.api.server.line_server import OPERATIONS as BATCH_ENDPOINTS
+from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
+from gateway.batches.batches import Batches, open_batches
 from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
@@ -144,6 +152,8 @@ DIALECTS = (
     ollama,
     gemini,
     openai_models,
+    openai_files,
+    openai_batches,
 )
 OPERATOR_MODULES = (
     probes,
@@ -155,6 +165,7 @@ OPERATOR_MODULES = (
     host_models,
     status,
     traffic,
+    jobs,
     own_usage,
     ui,
     start_page,
@@ -270,6 +281,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
             stores.cache.store.distrust(event.upstream)
 
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
+    batches = open_batches(boot, observe)
     registry = UpstreamRegistry(
         Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
     )
@@ -295,8 +307,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         "adding": AdditionsApi(outside.adding),
         "instances": InstancesApi(outside.instances),
         "registry": RegistryApi(outside.models),
+        "batches": BatchesApi(api.authenticator, batches),
     }
-    traces = outside.traces or _traces(config)
     parts = ServerParts(
         ROUTES,
         dependencies,
@@ -306,13 +318,14 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         api.authenticator.address_of,
         boot.admin_port,
         None if config.cors is None else CorsPolicy(config.cors),
-        traces,
+        outside.traces or _traces(config),
         boot.manager_port,
     )
     tasks = _background_tasks(boot, stores, follower, metrics, records)
+    tasks += _batch_tasks(batches, api, in_flight, observe)
     return Application(
         Middleware(_litestar(tuple(dependencies)), parts),
-        partial(_run, registry, stores, tasks, traces),
+        partial(_run, registry, stores, tasks, parts.traces),
         in_flight,
         gateway,
         WorkerReload(registry, api, operators, metrics, records, in_flight).follow,
@@ -460,6 +473,16 @@ def _background_tasks(
     if follower is not None:
         tasks.append(follower.run())
     return tasks
+
+
+def _batch_tasks(
+    batches: Batches | None, api: InferenceApi, in_flight: InFlight, observe: Observe
+) -> list[Coroutine[Any, Any, None]]:
+    """Return the background tasks of files and jobs, if there are any."""
+    if batches is None:
+        return []
+    endpoints = {path: endpoint_at(ROUTES, path) for path in BATCH_ENDPOINTS}
+    return batches.tasks(GatewayLineServer(api, endpoints, in_flight, observe))
 
 
 def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asyncio.Task[None]"]:

@@ -141,6 +141,22 @@ class CacheLookedUp(msgspec.Struct, frozen=True):
     misses: int
 
 
+# As in OpenAI's API.
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+
+
+class BatchChanged(msgspec.Struct, frozen=True):
+    """A job has reached a status. completed, failed: its lines so far."""
+
+    batch: str
+    tenant: str
+    status: BatchStatus
+    completed: int
+    failed: int
+
+
 class StoreChanged(msgspec.Struct, frozen=True):
     """The quota store became unreachable (away), or responds again; reason is safe to log."""
 
@@ -198,6 +214,7 @@ Event: TypeAlias = (
     | DescriptionRejected
     | QuotaDecided
     | CacheLookedUp
+    | BatchChanged
     | SpaceChecked
     | ModelStateReported
     | ProcessRestarted

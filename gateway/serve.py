@@ -28,12 +28,14 @@ from gateway.upstreams.upstream import Upstream
 class Caller(msgspec.Struct, frozen=True):
     """Authenticated sender of a call.
 
-    timeout_s: its `x-timeout-s` header, None without one. cache: its `cache-control` header.
+    timeout_s: its `x-timeout-s` header, None without one. cache: its `cache-control` header. reservation: id
+    of its reservation of quota, which a repeated call takes over; None for a new one.
     """
 
     tenant: Tenant
     timeout_s: float | None = None
     cache: CacheMode = "use"
+    reservation: str | None = None
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -142,7 +144,7 @@ class Gateway:
         with serving.upstreams[route.upstream].hold() as upstream:
             prepared = await self._preparer.prepare(upstream.model_inputs, tenant, route, call, deadline)
             cache = self._cache_of(caller, route, upstream)
-            with await self._admission.admit(tenant, prepared, deadline) as grant:
+            with await self._admission.admit(tenant, prepared, deadline, caller.reservation) as grant:
                 timeline.lap("quota")
                 reply = await self._dispatcher.dispatch(
                     grant, upstream.lane_of(prepared.work), upstream.model_inputs, timeline, cache

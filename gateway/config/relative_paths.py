@@ -26,8 +26,15 @@ def resolve_paths(config: Config, base: Path) -> Config:
     state_dir = None if config.state_dir is None else str(base / config.state_dir)
     admin = msgspec.structs.replace(config.admin, files=files)
     media = _resolve_media_paths(config.media, base)
+    batches = config.batches and msgspec.structs.replace(config.batches, dir=str(base / config.batches.dir))
     return msgspec.structs.replace(
-        config, upstreams=upstreams, tls=tls, admin=admin, state_dir=state_dir, media=media
+        config,
+        upstreams=upstreams,
+        tls=tls,
+        admin=admin,
+        state_dir=state_dir,
+        media=media,
+        batches=batches,
     )
 
 

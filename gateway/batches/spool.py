@@ -1,0 +1,129 @@
+"""Journal of the results of a chunk while it runs, and the files that are composed from it.
+
+A result is appended in one write as soon as it is there, and is therefore safe from a process that is
+killed. The next attempt at the chunk adopts the results of all earlier ones, and computes only the rest.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gateway.batches.records import PARTS, Counts, Part
+from gateway.batches.results import LineResult
+
+# Line in the chunk, part, tokens, cached tokens, length and checksum of the text.
+HEADER = struct.Struct("<IBQQII")
+COPY_BYTES = 256 * 1024
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """Place of a result. offset: of its text in the file."""
+
+    line: int
+    part: Part
+    tokens: int
+    cached_tokens: int
+    offset: int
+    length: int
+
+
+class Spool:
+    """Results of one attempt at a chunk, by line. All methods block. path: of its own file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("a+b", buffering=0)
+        self._size = 0
+        self.entries: dict[int, Entry] = {}
+
+    def adopt(self, earlier: Path) -> None:
+        """Copy the results of an earlier attempt that this one lacks. Raises: OSError."""
+        try:
+            with earlier.open("rb") as file:
+                for entry, text in _frames(file.fileno()):
+                    if entry.line not in self.entries:
+                        self.append([(entry.line, _result_of(entry, text))])
+        except FileNotFoundError:
+            # Its attempt has just been completed, or removed.
+            return
+
+    def append(self, results: Sequence[tuple[int, LineResult]]) -> None:
+        """Append the results of lines. Raises: OSError, with nothing appended."""
+        frames: list[bytes] = []
+        entries: list[Entry] = []
+        at = self._size
+        for line, result in results:
+            number = PARTS.index(result.part)
+            text = result.text
+            header = HEADER.pack(
+                line, number, result.tokens, result.cached_tokens, len(text), zlib.crc32(text)
+            )
+            frames += (header, text)
+            at += len(header)
+            entries.append(Entry(line, result.part, result.tokens, result.cached_tokens, at, len(text)))
+            at += len(text)
+        data = b"".join(frames)
+        self._write(data)
+        self._size += len(data)
+        self.entries |= {entry.line: entry for entry in entries}
+
+    def _write(self, data: bytes) -> None:
+        written = 0
+        try:
+            while written < len(data):
+                written += self._file.write(data[written:]) or 0
+        except OSError:
+            # Half a frame would hide the frames after it.
+            self._file.truncate(self._size)
+            raise
+
+    def compose(self, part: Part, target: Path) -> int:
+        """Write the results of a part in the order of their lines; return their bytes. Raises: OSError."""
+        size = 0
+        with target.open("wb") as file:
+            for entry in self._of(part):
+                size += entry.length
+                for start in range(entry.offset, entry.offset + entry.length, COPY_BYTES):
+                    length = min(COPY_BYTES, entry.offset + entry.length - start)
+                    file.write(os.pread(self._file.fileno(), length, start))
+        return size
+
+    def size_of(self, part: Part) -> int:
+        """Return the bytes of a part's results."""
+        return sum(entry.length for entry in self._of(part))
+
+    def counts(self) -> Counts:
+        """Return the counts of all results."""
+        entries = self.entries.values()
+        completed = sum(entry.part == "out" for entry in entries)
+        tokens = sum(entry.tokens for entry in entries)
+        cached = sum(entry.cached_tokens for entry in entries)
+        return Counts(completed, len(entries) - completed, tokens, cached)
+
+    def close(self) -> None:
+        """Close the file, which stays for the next attempt."""
+        self._file.close()
+
+    def _of(self, part: Part) -> list[Entry]:
+        return [entry for _, entry in sorted(self.entries.items()) if entry.part == part]
+
+
+def _frames(file: int) -> Iterator[tuple[Entry, bytes]]:
+    """Yield the complete results of a journal. The first damaged one ends it."""
+    at = 0
+    while len(head := os.pread(file, HEADER.size, at)) == HEADER.size:
+        line, number, tokens, cached, length, checksum = HEADER.unpack(head)
+        at += HEADER.size
+        text = os.pread(file, length, at)
+        if number >= len(PARTS) or len(text) < length or zlib.crc32(text) != checksum:
+            return
+        yield Entry(line, PARTS[number], tokens, cached, at, length), text
+        at += length
+
+
+def _result_of(entry: Entry, text: bytes) -> LineResult:
+    return LineResult(entry.part, text, entry.tokens, entry.cached_tokens)
