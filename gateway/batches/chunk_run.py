@@ -29,6 +29,8 @@ from gateway.errors import GatewayError, QuotaExceeded
 
 PAUSE_MIN_S = 0.5
 PAUSE_MAX_S = 60.0
+# Limits may be raised meanwhile.
+LIMIT_PAUSE_MAX_S = 60.0
 STORE_PAUSE_MIN_S = 0.5
 STORE_PAUSE_MAX_S = 15.0
 TRANSIENT = FULL | {errno.EIO, errno.EAGAIN, errno.ENFILE, errno.EMFILE}
@@ -42,13 +44,25 @@ logger = logging.getLogger("gateway")
 class RunningJob:
     """State of a job in this process.
 
-    blocked_until_s: on the event loop's clock; a limit is spent until then. stop: set when no line may begin.
+    blocked_until_s: on the event loop's clock; a limit is spent until then. refusals: in a row. stop: set
+    when no line may begin.
     """
 
     job: Job
     blocked_until_s: float = 0.0
+    refusals: int = 0
     open_chunks: set[int] = field(default_factory=set)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def block(self, retry_after_s: float) -> None:
+        """Let all lines wait after one was refused for a spent limit: each of them would ask in vain."""
+        now_s = asyncio.get_running_loop().time()
+        if self.blocked_until_s > now_s:
+            return
+        # What lines that run have reserved, but do not use, comes back soon.
+        wait_s = min(LIMIT_PAUSE_MAX_S, PAUSE_MIN_S * 2 ** min(self.refusals, 10), max(retry_after_s, 0.1))
+        self.refusals += 1
+        self.blocked_until_s = now_s + wait_s
 
     def stop_code(self, now_s: float) -> str | None:
         """Return why no line may begin any more, None if lines may."""
@@ -139,10 +153,9 @@ class ChunkRun:
         request = LineRequest(id_, job.tenant, job.key, job.endpoint, line.body)
         try:
             reply: LineReply = await server.serve(request)
+            self._running.refusals = 0
         except QuotaExceeded as error:
-            # All lines of the job wait: each of them would ask in vain.
-            wait_s = max(PAUSE_MIN_S, float(error.retry_after_s or 1))
-            self._running.blocked_until_s = asyncio.get_running_loop().time() + wait_s
+            self._running.block(float(error.retry_after_s or 1))
             return None, 0.0
         except GatewayError as error:
             if error.facts.retryable:

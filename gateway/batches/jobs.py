@@ -63,6 +63,7 @@ class Jobs:
         self._files = files
         self._observe = observe
         self.now_s = now_s
+        self._ending: set[str] = set()
         # Wakes the runner of this process.
         self.changed = asyncio.Event()
 
@@ -187,14 +188,21 @@ class Jobs:
         if job.in_progress_s is None:
             return False
         results = await self.store.progress(job.id)
-        if len(results) < job.chunks:
+        if len(results) < job.chunks or job.id in self._ending:
             return False
+        self._ending.add(job.id)
+        try:
+            await self._end_done(job, results)
+        finally:
+            self._ending.discard(job.id)
+        return True
+
+    async def _end_done(self, job: Job, results: dict[int, ChunkResult]) -> None:
         final = await self._read(names.final(job.id), FinalRecord)
         if final is None:
             final = self._final_of(await self._latest(job), results)
             await self.store.put(job_row(msgspec.structs.replace(final.job, status="finalizing")))
         await self._end(final)
-        return True
 
     def _final_of(self, job: Job, results: dict[int, ChunkResult]) -> FinalRecord:
         counts, ordered = Counts(), sorted(results.items())
@@ -216,7 +224,8 @@ class Jobs:
     async def _end(self, final: FinalRecord) -> None:
         """Record the end of a job, and add its files of results."""
         name = names.final(final.job.id)
-        if not await self.objects.create(name, msgspec.json.encode(final)):
+        is_first = await self.objects.create(name, msgspec.json.encode(final))
+        if not is_first:
             final = await self._read(name, FinalRecord) or final
         for part in PARTS:
             if final.sizes.get(part):
@@ -225,7 +234,8 @@ class Jobs:
                 await self.store.put(file_row(record))
         await self.store.put(job_row(final.job))
         await self._drop_chunks(final.job)
-        self._report(final.job)
+        if is_first:
+            self._report(final.job)
 
     async def forget(self, job: Job) -> None:
         """Remove the rows of a job whose objects are gone. Raises: JobStoreUnavailable."""

@@ -172,6 +172,8 @@ class LineChecker:
     def _parsed(self, line: bytes) -> InputLine | None:
         """Return the line, or None after a problem was added."""
         try:
+            # The decoder does not look into the texts of fields that it skips.
+            line.decode()
             return self._decoder.decode(line)
         except msgspec.ValidationError as error:
             reason, _, place = str(error).partition(" - at `$")

@@ -43,10 +43,14 @@ class LineProblem(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True):
-    """Lines of a job, or of a part of it, that have a result, with the tokens that they cost."""
+    """Lines of a job, or of a part of it, that have a result, with the tokens that they cost.
+
+    unexecuted: of those that failed, the ones that were never run.
+    """
 
     completed: int = 0
     failed: int = 0
+    unexecuted: int = 0
     tokens: int = 0
     cached_tokens: int = 0
 
@@ -55,6 +59,7 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
         return Counts(
             self.completed + other.completed,
             self.failed + other.failed,
+            self.unexecuted + other.unexecuted,
             self.tokens + other.tokens,
             self.cached_tokens + other.cached_tokens,
         )
@@ -178,7 +183,7 @@ def ended(job: Job, counts: Counts, sizes: dict[Part, int], now_s: float) -> Job
     end: BatchStatus = "completed"
     if job.cancelling_s is not None:
         end = "cancelled"
-    elif now_s >= job.expires_s and counts.completed + counts.failed < job.total:
+    elif counts.unexecuted:
         end = "expired"
     return msgspec.structs.replace(
         job,

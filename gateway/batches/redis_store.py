@@ -33,6 +33,7 @@ OBJECTS = f"{PREFIX}objects"
 GROUP = "gateways"
 PUT = load_script("put", package="gateway.batches")
 CLAIM = load_script("claim", package="gateway.batches")
+RENEW = load_script("renew", package="gateway.batches")
 # Entries and rows of one command.
 AT_ONCE = 500
 
@@ -140,14 +141,17 @@ class RedisStore:
         """Keep chunks for another lease. Raises: JobStoreUnavailable."""
         entries = [entry for chunk in chunks if (entry := self._entries.get((job, chunk)))]
         if entries:
-            await self._command("XCLAIM", _stream(job), GROUP, owner, 0, *entries, "JUSTID")
+            await self._set_idle(job, entries, owner, 0)
 
     async def release(self, job: str, chunk: int, owner: str) -> None:
         """Let others claim a chunk. Raises: JobStoreUnavailable."""
         entry = self._entries.pop((job, chunk), None)
         if entry is not None:
-            idle_ms = round(LEASE_S * 1000)
-            await self._command("XCLAIM", _stream(job), GROUP, owner, 0, entry, "IDLE", idle_ms, "JUSTID")
+            await self._set_idle(job, [entry], owner, round(LEASE_S * 1000))
+
+    async def _set_idle(self, job: str, entries: list[str], owner: str, idle_ms: int) -> None:
+        argument = {"group": GROUP, "consumer": owner, "idle": idle_ms, "ids": entries}
+        await self._script(RENEW, [_stream(job)], argument)
 
     async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
         """Take a chunk off the queue. Raises: JobStoreUnavailable."""

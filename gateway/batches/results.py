@@ -21,6 +21,7 @@ class LineResult(msgspec.Struct, frozen=True):
     text: bytes
     tokens: int = 0
     cached_tokens: int = 0
+    is_executed: bool = True
 
 
 class LineReply(msgspec.Struct, frozen=True):
@@ -63,7 +64,7 @@ def result_of(custom_id: str, reply: LineReply) -> LineResult:
 
 def unexecuted(custom_id: str, code: str) -> LineResult:
     """Return the result of a line that was never run."""
-    return LineResult("err", _text(custom_id, None, _Error(code, MESSAGES[code])))
+    return LineResult("err", _text(custom_id, None, _Error(code, MESSAGES[code])), is_executed=False)
 
 
 def _text(custom_id: str, response: _Response | None, error: _Error | None) -> bytes:

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.batches.records import PARTS, Counts, Part
+from gateway.batches.records import Counts, Part
 from gateway.batches.results import LineResult
 
-# Line in the chunk, part, tokens, cached tokens, length and checksum of the text.
-HEADER = struct.Struct("<IBQQII")
+# Line in the chunk, kind of result, tokens, cached tokens and length of the text; then a checksum of all.
+FIELDS = struct.Struct("<IBQQI")
+KINDS: tuple[tuple[Part, bool], ...] = (("out", True), ("err", True), ("err", False))
+CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = FIELDS.size + CHECKSUM.size
 COPY_BYTES = 256 * 1024
 
 
@@ -27,6 +30,7 @@ class Entry(msgspec.Struct, frozen=True):
     part: Part
     tokens: int
     cached_tokens: int
+    is_executed: bool
     offset: int
     length: int
 
@@ -57,14 +61,21 @@ class Spool:
         entries: list[Entry] = []
         at = self._size
         for line, result in results:
-            number = PARTS.index(result.part)
-            text = result.text
-            header = HEADER.pack(
-                line, number, result.tokens, result.cached_tokens, len(text), zlib.crc32(text)
+            text, kind = result.text, KINDS.index((result.part, result.is_executed))
+            fields = FIELDS.pack(line, kind, result.tokens, result.cached_tokens, len(text))
+            frames += (fields, CHECKSUM.pack(_checksum(fields, text)), text)
+            at += HEADER_BYTES
+            entries.append(
+                Entry(
+                    line,
+                    result.part,
+                    result.tokens,
+                    result.cached_tokens,
+                    result.is_executed,
+                    at,
+                    len(text),
+                )
             )
-            frames += (header, text)
-            at += len(header)
-            entries.append(Entry(line, result.part, result.tokens, result.cached_tokens, at, len(text)))
             at += len(text)
         data = b"".join(frames)
         self._write(data)
@@ -102,7 +113,8 @@ class Spool:
         completed = sum(entry.part == "out" for entry in entries)
         tokens = sum(entry.tokens for entry in entries)
         cached = sum(entry.cached_tokens for entry in entries)
-        return Counts(completed, len(entries) - completed, tokens, cached)
+        unexecuted = sum(not entry.is_executed for entry in entries)
+        return Counts(completed, len(entries) - completed, unexecuted, tokens, cached)
 
     def close(self) -> None:
         """Close the file, which stays for the next attempt."""
@@ -115,15 +127,21 @@ class Spool:
 def _frames(file: int) -> Iterator[tuple[Entry, bytes]]:
     """Yield the complete results of a journal. The first damaged one ends it."""
     at = 0
-    while len(head := os.pread(file, HEADER.size, at)) == HEADER.size:
-        line, number, tokens, cached, length, checksum = HEADER.unpack(head)
-        at += HEADER.size
+    while len(head := os.pread(file, HEADER_BYTES, at)) == HEADER_BYTES:
+        fields = head[: FIELDS.size]
+        line, kind, tokens, cached, length = FIELDS.unpack(fields)
+        at += HEADER_BYTES
         text = os.pread(file, length, at)
-        if number >= len(PARTS) or len(text) < length or zlib.crc32(text) != checksum:
+        if len(text) < length or CHECKSUM.pack(_checksum(fields, text)) != head[FIELDS.size :]:
             return
-        yield Entry(line, PARTS[number], tokens, cached, at, length), text
+        part, is_executed = KINDS[kind]
+        yield Entry(line, part, tokens, cached, is_executed, at, length), text
         at += length
 
 
+def _checksum(fields: bytes, text: bytes) -> int:
+    return zlib.crc32(text, zlib.crc32(fields))
+
+
 def _result_of(entry: Entry, text: bytes) -> LineResult:
-    return LineResult(entry.part, text, entry.tokens, entry.cached_tokens)
+    return LineResult(entry.part, text, entry.tokens, entry.cached_tokens, entry.is_executed)
