@@ -293,9 +293,13 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
     in_flight = InFlight(config.limits.in_flight_bytes)
     metrics.watch(sources_of(gateway.upstreams, in_flight, stores.cache))
-    authenticator = Authenticator(gateway.keyring, config.trusted_proxies)
-    fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
-    api = InferenceApi(gateway, authenticator, config.limits.inputs, table, fetcher)
+    api = InferenceApi(
+        gateway,
+        Authenticator(gateway.keyring, config.trusted_proxies),
+        config.limits.inputs,
+        table,
+        Fetcher(config.media.fetch) if config.media.fetch else None,
+    )
     follower = _key_follower(config, stores, api.authenticator, gateway.keyring)
     operators = Admin(config, stores.ledger, follower, api.authenticator, outside.reload)
     dependencies = {
@@ -322,7 +326,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         boot.manager_port,
     )
     tasks = _background_tasks(boot, stores, follower, metrics, records)
-    tasks += _batch_tasks(batches, api, in_flight, observe)
+    tasks += _batch_tasks(batches, api, parts, metrics)
     return Application(
         Middleware(_litestar(tuple(dependencies)), parts),
         partial(_run, registry, stores, tasks, parts.traces),
@@ -476,13 +480,14 @@ def _background_tasks(
 
 
 def _batch_tasks(
-    batches: Batches | None, api: InferenceApi, in_flight: InFlight, observe: Observe
+    batches: Batches | None, api: InferenceApi, parts: ServerParts, metrics: Metrics
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
+    metrics.watch_batches(batches.upkeep.state)
     endpoints = {path: endpoint_at(ROUTES, path) for path in BATCH_ENDPOINTS}
-    return batches.tasks(GatewayLineServer(api, endpoints, in_flight, observe))
+    return batches.tasks(GatewayLineServer(api, endpoints, parts.in_flight, parts.observe))
 
 
 def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asyncio.Task[None]"]:

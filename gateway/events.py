@@ -141,6 +141,10 @@ class CacheLookedUp(msgspec.Struct, frozen=True):
     misses: int
 
 
+# Routes of the lines of batches in metrics, by their endpoint. No line has a log line of its own.
+LINE_ROUTES: Mapping[str, str] = {
+    path: f"{path} (batch)" for path in ("/v1/embeddings", "/v2/rerank", "/score")
+}
 # As in OpenAI's API.
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -148,13 +152,18 @@ BatchStatus = Literal[
 
 
 class BatchChanged(msgspec.Struct, frozen=True):
-    """A job has reached a status. completed, failed: its lines so far."""
+    """A batch has reached a status. completed, failed: its lines so far."""
 
     batch: str
     tenant: str
     status: BatchStatus
     completed: int
     failed: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether no status follows."""
+        return self.status in {"failed", "completed", "expired", "cancelled"}
 
 
 class StoreChanged(msgspec.Struct, frozen=True):

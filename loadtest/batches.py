@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -63,7 +64,7 @@ class Trouble:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> "Trouble":
+    def __enter__(self) -> Self:
         """Begin."""
         self._thread.start()
         return self
@@ -156,12 +157,13 @@ def bounded_disk(folder: Path, megabytes: int) -> Iterator[None]:
     """Mount a file system of this size, where that is allowed."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
+    # Found by their names: distributions differ in the folder.
     is_mounted = os.geteuid() == 0 and subprocess.run(mount, check=False).returncode == 0
     try:
         yield
     finally:
         if is_mounted:
-            subprocess.run(["umount", str(folder)], check=False)
+            subprocess.run(["umount", str(folder)], check=False)  # noqa: S607
 
 
 def input_lines(count: int) -> Iterator[bytes]:
@@ -218,16 +220,19 @@ def run_kills(folder: Path, lines: int, every_s: float, count: int) -> bool:
     print(f"{end.status} in {seconds:.0f} s, {lines / seconds:.0f} lines/s, {counts}")
     print(
         f"kills {trouble.kills}, Redis restarts {trouble.redis_restarts}, full disks {trouble.full_disks}; "
-        f"memory of killed workers {min(bed.memory_mb, default=0):.0f} to {max(bed.memory_mb, default=0):.0f} MB"
+        f"memory of killed workers {min(bed.memory_mb, default=0):.0f} to "
+        f"{max(bed.memory_mb, default=0):.0f} MB"
     )
     print(f"results: {checked}")
     print(
         f"tokens: results {checked.tokens}, usage {tokens} ({tokens - checked.tokens:+}), "
         f"computed by the upstream {computed.tokens} ({computed.inputs - lines:+} inputs)"
     )
-    return (
-        end.status == "completed"
-        and (checked.lines, checked.ids, checked.wrong, checked.in_order) == (lines, lines, 0, True)
+    return end.status == "completed" and (checked.lines, checked.ids, checked.wrong, checked.in_order) == (
+        lines,
+        lines,
+        0,
+        True,
     )
 
 
@@ -267,7 +272,9 @@ async def run_beside(folder: Path, seconds: float, lines: int) -> None:
     with process_group() as processes:
         bed = Testbed(folder, processes, seconds)
         stub = bed.stub("--base-ms", "5", "--parallel", "8")
-        settings = f"batches: {{dir: '{folder / 'beside'}'}}\nstate_dir: '{folder}'\nlogs: {{access: false}}\n"
+        settings = (
+            f"batches: {{dir: '{folder / 'beside'}'}}\nstate_dir: '{folder}'\nlogs: {{access: false}}\n"
+        )
         gateway = bed.gateway(stub, settings=settings)
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{gateway.target.port}/v1", api_key=KEY)
         path = folder / "beside.jsonl"
@@ -278,26 +285,33 @@ async def run_beside(folder: Path, seconds: float, lines: int) -> None:
         for repeat in range(3):
             alone = await bed.open(gateway, RATE)
             before_mb = memory(worker).rss_mb
-            file_id = (await asyncio.to_thread(client.files.create, file=path, purpose="batch")).id
-            batch = client.batches.create(
-                input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h"
-            )
-            while client.batches.retrieve(batch.id).status == "validating":
-                await asyncio.sleep(0.1)
-            first = client.batches.retrieve(batch.id).request_counts
+            batch = await asyncio.to_thread(_begin, client, path)
+            first = client.batches.retrieve(batch).request_counts
             with_job = await bed.open(gateway, RATE)
-            last = client.batches.retrieve(batch.id)
-            client.batches.cancel(batch.id)
-            while client.batches.retrieve(batch.id).status == "cancelling":
-                await asyncio.sleep(0.1)
+            last = client.batches.retrieve(batch).request_counts
+            client.batches.cancel(batch)
+            await asyncio.to_thread(_wait_while, client, batch, "cancelling")
             p95 = alone.p95_ms, with_job.p95_ms
             ratios.append(p95[1] / p95[0])
-            done = (last.request_counts.completed if last.request_counts else 0) - (first.completed if first else 0)
+            done = (last.completed if last else 0) - (first.completed if first else 0)
             print(
                 f"{repeat}: p95 {p95[0]:.1f} ms alone, {p95[1]:.1f} ms next to a job of {done / seconds:.0f} "
                 f"lines/s: {ratios[-1]:.2f} times; memory {before_mb:.0f} to {memory(worker).rss_mb:.0f} MB"
             )
         print(f"median ratio {sorted(ratios)[1]:.2f}")
+
+
+def _begin(client: openai.OpenAI, path: Path) -> str:
+    """Create a job and return its id when its lines run."""
+    file = client.files.create(file=path, purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    _wait_while(client, batch.id, "validating")
+    return batch.id
+
+
+def _wait_while(client: openai.OpenAI, batch: str, status: str) -> None:
+    while client.batches.retrieve(batch).status == status:
+        time.sleep(0.1)
 
 
 def main() -> None:
@@ -312,9 +326,7 @@ def main() -> None:
     is_exact = True
     with tempfile.TemporaryDirectory() as folder:
         if arguments.only != "beside":
-            is_exact = run_kills(
-                Path(folder), arguments.lines, arguments.kill_every_s, arguments.gateways
-            )
+            is_exact = run_kills(Path(folder), arguments.lines, arguments.kill_every_s, arguments.gateways)
         if arguments.only != "kills":
             asyncio.run(run_beside(Path(folder), arguments.seconds, 50_000))
     raise SystemExit(not is_exact)

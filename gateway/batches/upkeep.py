@@ -55,8 +55,14 @@ class Upkeep:
         self.ready = asyncio.Event()
         self._swept_s = 0.0
         self._stalled: dict[str, tuple[int, int]] = {}
+        self._active_jobs = 0
+        self._used_bytes = 0
         # Why files and jobs cannot be served, None if they can.
         self.problem: str | None = "files and batches are being read; try again"
+
+    def state(self) -> tuple[int, int]:
+        """Return the number of active jobs and the bytes of all files, as they were last seen."""
+        return self._active_jobs, self._used_bytes
 
     async def run(self) -> None:
         """Take steps until cancelled."""
@@ -126,6 +132,7 @@ class Upkeep:
         """End the jobs that are done, and queue what the queue has lost."""
         store = self._files.store
         active = [job_of(row) for row in await store.active()]
+        self._active_jobs, self._used_bytes = len(active), await store.used_bytes()
         for job in active:
             if await self._jobs.end_if_done(job):
                 continue

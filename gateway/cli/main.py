@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from gateway import __version__
+from gateway.cli.batch import add_batch_options, batch
 from gateway.cli.bench import add_bench_options, bench
 from gateway.cli.check import check
 from gateway.cli.completion import add_completion_options, completion
@@ -41,6 +42,7 @@ exit status: 0 success, 1 failure (the message gives the reason), 2 wrong comman
 
 # Commands that take all their options.
 COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
+    "batch": batch,
     "bench": bench,
     "completion": completion,
     "init": init,
@@ -120,6 +122,8 @@ def _parser() -> argparse.ArgumentParser:
     add_instances_options(commands.add_parser("instances", help=text, description=text))
     text = "write the router.yaml that corresponds to a configuration of LiteLLM"
     add_import_options(commands.add_parser("import", help=text, description=text))
+    text = "submit files of requests to a running gateway, watch, fetch and cancel them"
+    add_batch_options(commands.add_parser("batch", help=text, description=text))
     _add_observers(commands)
     return parser
 

@@ -6,6 +6,8 @@ from typing import Any, TypeAlias, get_args
 from urllib.parse import quote
 
 from gateway.events import (
+    LINE_ROUTES,
+    BatchChanged,
     CallFinished,
     ConnectionFaulted,
     DescriptionRejected,
@@ -25,7 +27,7 @@ PROBED_ROUTES = frozenset({"/livez", "/readyz", "/health", "/ping", "/models/{mo
 # An open /ui and `gateway status` request the status every second, and load balancers get / for their health
 # check. A refusal has a line: it may be an attack.
 POLLED_ROUTES = frozenset({"/admin/status", "/admin/traffic", "/admin/calls", "/"})
-QUIET_ROUTES = PROBED_ROUTES | POLLED_ROUTES
+QUIET_ROUTES = PROBED_ROUTES | POLLED_ROUTES | frozenset(LINE_ROUTES.values())
 
 # The longest IPv6 address with a zone is shorter.
 ADDRESS_CHARACTERS_MAX = 64
@@ -125,6 +127,15 @@ def log_change(event: Event) -> None:
             _write(logging.WARNING, event)
         case StoreChanged():
             _write(logging.WARNING if event.away else logging.INFO, event)
+        case BatchChanged():
+            logger.info(
+                "batch %s of tenant %s is %s: %d lines completed, %d failed",
+                event.batch,
+                event.tenant,
+                event.status,
+                event.completed,
+                event.failed,
+            )
         case SpaceChecked(changed=True):
             _write(SPACE_LEVELS[event.outcome], event)
 

@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from gateway import __version__
 from gateway.events import (
     AttemptFinished,
+    BatchChanged,
     CacheLookedUp,
     CallFinished,
     ConnectionFaulted,
@@ -39,6 +40,7 @@ from gateway.events import (
     SpaceChecked,
     StoreChanged,
 )
+from gateway.telemetry.batch_metrics import BatchMetrics, ReadBatches
 from gateway.telemetry.cache_metrics import CacheMetrics
 from gateway.telemetry.call_metrics import AttemptMetrics, CallMetrics
 from gateway.telemetry.engine_metrics import families, waiting_inputs
@@ -92,6 +94,8 @@ class Metrics:
         self._loads = LoadMetrics(create, removes_series=worker is None)
         self._models = ModelMetrics(self._registry)
         self._cache = CacheMetrics(create)
+        self._batches = BatchMetrics(create)
+        self._read_batches: ReadBatches = lambda: (0, 0)
         self._store_changes = create.counter(
             "quota_store_changes", "Times that the quota store became unreachable, or recovered.", ("change",)
         )
@@ -112,6 +116,10 @@ class Metrics:
         """Set the sources that are read when metrics are collected."""
         self._sources = sources
         self._models.keep_only(sources.engines.keys(), removes_series=self._process is None)
+
+    def watch_batches(self, read: ReadBatches) -> None:
+        """Set the source of the state of batches."""
+        self._read_batches = read
 
     async def refresh_forever(self) -> None:
         """Write this worker's gauges for the other workers every REFRESH_S."""
@@ -139,11 +147,18 @@ class Metrics:
                 self._models.observe(event, counts=self._counts_models)
             case CacheLookedUp():
                 self._cache.observe(event)
+            case _:
+                self._observe_change(event)
+
+    def _observe_change(self, event: StoreChanged | ProcessRestarted | BatchChanged) -> None:
+        match event:
             case StoreChanged():
                 self._store_away.set(1 if event.away else 0)
                 self._store_changes.labels("away" if event.away else "back").inc()
             case ProcessRestarted():
                 self._restarts[event.process, event.reason] = event.times
+            case BatchChanged():
+                self._batches.observe(event)
 
     def collected(self) -> list[Metric]:
         """Return the counters of all workers, and their current gauges."""
@@ -183,6 +198,7 @@ class Metrics:
         self._count_call_events()
         self._loads.refresh(self._sources)
         self._cache.refresh(self._sources.cache)
+        self._batches.refresh(self._read_batches)
         if self._process is not None:
             self._process.refresh()
 

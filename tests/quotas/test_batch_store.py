@@ -134,7 +134,7 @@ async def test_gives_each_chunk_to_one_owner(open_store: Callable[[], JobStore])
 
     claimed = await asyncio.gather(*map(claim_all, range(3)))
 
-    assert sorted(sum(claimed, [])) == list(range(30))
+    assert sorted(chunk for chunks in claimed for chunk in chunks) == list(range(30))
     assert await stores[1].has_chunks("batch_1")
     for number, chunks in enumerate(claimed):
         for chunk in chunks:

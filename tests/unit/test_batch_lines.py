@@ -1,4 +1,4 @@
-"""Validation of inputs: every broken file has a clear error, with its line; a valid one is planned in chunks."""
+"""Validation of inputs: a broken file has a clear error, with its line; a valid one is planned in chunks."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The journal of a chunk: results outlast a kill at any byte, and are composed in the order of their lines."""
+"""The journal of a chunk: results outlast a kill at any byte, and are composed in their order."""
 
 import random
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_full_disk_leaves_no_half_result(tmp_path: Path) -> None:
     spool.append([(0, result(0))])
     whole = (tmp_path / "journal").read_bytes()
     real, spool._file = spool._file, Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="No space left"):
         spool.append([(1, result(1))])
     spool._file.close()
     spool._file = real

@@ -10,6 +10,7 @@ from gateway.api.server.batches_api import BatchesApi, batch_errors
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.wire.batch_objects import BatchObject, batch_object
 from gateway.batches.job_store import Page
+from gateway.batches.records import Job
 from gateway.errors import InvalidInput
 
 FAILURES = document_errors(TEI)
@@ -43,7 +44,19 @@ async def list_all_batches(
     await batches.require()
     with batch_errors():
         jobs, has_more = await batches.jobs.list(Page("batch", None, limit, after))
-    return TenantBatches([TenantBatch(job.tenant, job.key, batch_object(job)) for job in jobs], has_more)
+    return TenantBatches([_of_tenant(job) for job in jobs], has_more)
+
+
+def _of_tenant(job: Job) -> TenantBatch:
+    return TenantBatch(job.tenant, job.key, batch_object(job))
+
+
+@get("/admin/batches/{batch_id:str}", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+async def get_any_batch(batches: NamedDependency[BatchesApi], batch_id: FromPath[str]) -> TenantBatch:
+    """Describe a batch of any tenant."""
+    await batches.require()
+    with batch_errors():
+        return _of_tenant(await batches.jobs.get(None, batch_id))
 
 
 @post(
@@ -60,4 +73,4 @@ async def cancel_any_batch(batches: NamedDependency[BatchesApi], batch_id: FromP
         return batch_object(await batches.jobs.cancel(None, batch_id))
 
 
-HANDLERS = [list_all_batches, cancel_any_batch]
+HANDLERS = [list_all_batches, get_any_batch, cancel_any_batch]

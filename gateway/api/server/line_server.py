@@ -19,7 +19,7 @@ from gateway.batches.records import Endpoint as EndpointPath
 from gateway.batches.records import LineProblem
 from gateway.batches.results import LineReply
 from gateway.errors import GatewayError, Internal
-from gateway.events import CallFinished, Observe
+from gateway.events import LINE_ROUTES, CallFinished, Observe
 
 # Lines yield to interactive calls.
 HEADERS = [(b"x-priority", b"bulk")]
@@ -109,7 +109,7 @@ class GatewayLineServer:
 
     def _context(self, request: LineRequest) -> RequestContext:
         scope = {"headers": HEADERS, "http_version": "1.1"}
-        target = Target(f"{request.endpoint} (batch)", OPENAI, request.endpoint)
+        target = Target(LINE_ROUTES[request.endpoint], OPENAI, request.endpoint)
         context = RequestContext(scope, target, {})
         context.io = CallIO(scope, _receive, _send, self._in_flight, 0)
         context.io.tenant = request.tenant
