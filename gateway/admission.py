@@ -142,6 +142,10 @@ class Admission:
         """
         await self._charge(tenant, tenant.limits, least, used=Cost() if is_callers_fault else NOTHING)
 
+    async def flush(self) -> None:
+        """Wait until the quota store has every settlement so far. Raises: QuotaUnavailable."""
+        await self._ledger.flush()
+
     async def admit(
         self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline, id_: str | None = None
     ) -> Grant:

@@ -79,11 +79,11 @@ from gateway.api.server.cors import CorsPolicy
 from gateway.api.server.endpoints import endpoint_at
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi, reply_headers
-from gateway.api.server.line_server import OPERATIONS as BATCH_ENDPOINTS
 from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
-from gateway.batches.batches import Batches, open_batches
+from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
+from gateway.batches.batches import RunningBatches, open_batches
 from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
@@ -311,7 +311,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         "adding": AdditionsApi(outside.adding),
         "instances": InstancesApi(outside.instances),
         "registry": RegistryApi(outside.models),
-        "batches": BatchesApi(api.authenticator, batches),
+        "batches": BatchesApi(api.authenticator, None if batches is None else batches.service),
     }
     parts = ServerParts(
         ROUTES,
@@ -480,7 +480,7 @@ def _background_tasks(
 
 
 def _batch_tasks(
-    batches: Batches | None, api: InferenceApi, parts: ServerParts, metrics: Metrics
+    batches: RunningBatches | None, api: InferenceApi, parts: ServerParts, metrics: Metrics
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:

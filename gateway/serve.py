@@ -129,6 +129,10 @@ class Gateway:
         """
         await self._admission.charge_unfinished(tenant, least, is_callers_fault=is_callers_fault)
 
+    async def flush_settlements(self) -> None:
+        """Wait until the quota store has what all calls so far have cost. Raises: QuotaUnavailable."""
+        await self._admission.flush()
+
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""
         tenant = caller.tenant

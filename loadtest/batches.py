@@ -45,7 +45,7 @@ class Line(msgspec.Struct):
 
 
 class Checked(msgspec.Struct):
-    """What the results of a job contain. wrong: vectors that are not those of their text."""
+    """Contents of the results of a job. wrong: vectors that are not those of their text."""
 
     lines: int = 0
     ids: int = 0
@@ -267,17 +267,15 @@ def _wait(bed: Bed, batch: str) -> "openai.types.Batch":
     raise TimeoutError(f"the job has not ended within {TIMEOUT_S:.0f} s")
 
 
-async def run_beside(folder: Path, seconds: float, lines: int) -> None:
+async def run_next_to(folder: Path, seconds: float, lines: int) -> None:
     """Print the latency of interactive calls alone and next to a job, in turns, and memory during the job."""
     with process_group() as processes:
         bed = Testbed(folder, processes, seconds)
         stub = bed.stub("--base-ms", "5", "--parallel", "8")
-        settings = (
-            f"batches: {{dir: '{folder / 'beside'}'}}\nstate_dir: '{folder}'\nlogs: {{access: false}}\n"
-        )
+        settings = f"batches: {{dir: '{folder / 'next'}'}}\nstate_dir: '{folder}'\nlogs: {{access: false}}\n"
         gateway = bed.gateway(stub, settings=settings)
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{gateway.target.port}/v1", api_key=KEY)
-        path = folder / "beside.jsonl"
+        path = folder / "next.jsonl"
         with path.open("wb") as file:
             file.writelines(input_lines(lines))
         worker = workers_of(gateway.process.process.pid)[0]
@@ -321,14 +319,14 @@ def main() -> None:
     parser.add_argument("--kill-every-s", type=float, default=10.0)
     parser.add_argument("--gateways", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each load next to a job")
-    parser.add_argument("--only", choices=["kills", "beside"])
+    parser.add_argument("--only", choices=["kills", "next"])
     arguments = parser.parse_args()
     is_exact = True
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.only != "beside":
+        if arguments.only != "next":
             is_exact = run_kills(Path(folder), arguments.lines, arguments.kill_every_s, arguments.gateways)
         if arguments.only != "kills":
-            asyncio.run(run_beside(Path(folder), arguments.seconds, 50_000))
+            asyncio.run(run_next_to(Path(folder), arguments.seconds, 50_000))
     raise SystemExit(not is_exact)
 
 

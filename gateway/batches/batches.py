@@ -11,11 +11,13 @@ from gateway.batches.files import Files
 from gateway.batches.folder import FolderObjects
 from gateway.batches.job_store import JobStore
 from gateway.batches.jobs import Jobs
+from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.line_server import LineServer
 from gateway.batches.objects import Objects
-from gateway.batches.redis_store import RedisStore
+from gateway.batches.redis_store import open_redis
 from gateway.batches.runner import Runner
-from gateway.batches.sqlite_store import SqliteStore
+from gateway.batches.service import Batches, Readiness
+from gateway.batches.sqlite_store import open_sqlite
 from gateway.batches.upkeep import Upkeep
 from gateway.config.boot import AppBoot
 from gateway.config.schema import BatchesSettings
@@ -30,23 +32,23 @@ STORE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
-    """Files and jobs of one process."""
+class RunningBatches:
+    """Files and jobs with what runs them. folder: of the journals."""
 
+    service: Batches
     settings: BatchesSettings
-    files: Files
-    jobs: Jobs
+    lifecycle: Lifecycle
     upkeep: Upkeep
     folder: Path
 
     def tasks(self, server: LineServer) -> list[Coroutine[Any, Any, None]]:
         """Return the background tasks, which run until they are cancelled."""
         parts = RunParts(
-            self.jobs,
+            self.lifecycle,
             server,
             asyncio.Semaphore(self.settings.lines_in_flight),
             self.folder,
-            self.files.bounds,
+            self.service.files.bounds,
             asyncio.Event(),
         )
         return [self._run(Runner(self.settings, parts))]
@@ -55,15 +57,15 @@ class Batches:
         """Run jobs, and look after what they leave, until cancelled."""
         upkeep = asyncio.create_task(self.upkeep.run())
         try:
-            await self.upkeep.ready.wait()
+            await self.service.readiness.ready.wait()
             await runner.run()
         finally:
             upkeep.cancel()
             await asyncio.gather(upkeep, return_exceptions=True)
-            await self.files.store.aclose()
+            await self.lifecycle.table.aclose()
 
 
-def open_batches(boot: AppBoot, observe: Observe) -> Batches | None:
+def open_batches(boot: AppBoot, observe: Observe) -> RunningBatches | None:
     """Return files and jobs, None if the configuration has none. Raises: OSError."""
     settings = boot.config.batches
     if settings is None:
@@ -77,14 +79,18 @@ def open_batches(boot: AppBoot, observe: Observe) -> Batches | None:
         from gateway.batches.bucket import BucketObjects
 
         objects = BucketObjects(settings.bucket)
-    files = Files(settings, objects, _open_store(boot, folder))
-    jobs = Jobs(files, observe)
+    store = _open_store(boot, folder)
+    files = Files(settings, objects, store.table)
+    jobs = Jobs(files, store, observe)
+    lifecycle = Lifecycle(files, jobs, store)
     journals = folder / JOURNALS
-    return Batches(settings, files, jobs, Upkeep(files, jobs, journals), journals)
+    readiness = Readiness()
+    upkeep = Upkeep(files, lifecycle, journals, readiness)
+    return RunningBatches(Batches(files, jobs, readiness), settings, lifecycle, upkeep, journals)
 
 
 def _open_store(boot: AppBoot, folder: Path) -> JobStore:
     url = boot.config.quotas.store
     if url != "memory":
-        return RedisStore(RedisClient(url, STORE_TIMEOUT_S))
-    return SqliteStore(Path(boot.jobs_file) if boot.jobs_file else folder / JOBS_FILE)
+        return open_redis(RedisClient(url, STORE_TIMEOUT_S))
+    return open_sqlite(Path(boot.jobs_file) if boot.jobs_file else folder / JOBS_FILE)

@@ -5,8 +5,6 @@ so is a store or a disk that cannot take a result.
 """
 
 import asyncio
-import errno
-import logging
 import random
 import secrets
 from collections.abc import Awaitable, Callable
@@ -14,30 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from gateway.batches import names
-from gateway.batches.job_store import ByteBounds, JobStoreUnavailable, StorageFull
-from gateway.batches.jobs import Jobs
+from gateway.batches.job_store import ByteBounds
+from gateway.batches.lifecycle import Lifecycle, chunk_row
 from gateway.batches.line_server import LineRequest, LineServer
 from gateway.batches.lines import RunLine, split_chunk
-from gateway.batches.objects import FULL, ObjectsUnavailable
+from gateway.batches.patience import Stopped, until_stored
 from gateway.batches.records import PARTS, Chunk, ChunkResult, Job, Part
-from gateway.batches.results import CANCELLED, EXPIRED, LineReply, LineResult, result_of, unexecuted
-from gateway.batches.spool import Spool
+from gateway.batches.results import CANCELLED, EXPIRED, LineResult, result_of, unexecuted
+from gateway.batches.spool import Journals, Spool
 from gateway.errors import GatewayError, QuotaExceeded
 
 PAUSE_MIN_S = 0.5
 PAUSE_MAX_S = 60.0
 # Limits may be raised meanwhile.
 LIMIT_PAUSE_MAX_S = 60.0
-STORE_PAUSE_MIN_S = 0.5
-STORE_PAUSE_MAX_S = 15.0
-TRANSIENT = FULL | {errno.EIO, errno.EAGAIN, errno.ENFILE, errno.EMFILE}
-
 Result = TypeVar("Result")
-
-logger = logging.getLogger("gateway")
 
 
 @dataclass(slots=True)
@@ -54,21 +44,40 @@ class RunningJob:
     open_chunks: set[int] = field(default_factory=set)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def blocked_s(self) -> float:
+        """Time until lines may ask for room in the limits again; 0 or less if they may."""
+        return self.blocked_until_s - asyncio.get_running_loop().time()
+
     def block(self, retry_after_s: float) -> None:
         """Let all lines wait after one was refused for a spent limit: each of them would ask in vain."""
-        now_s = asyncio.get_running_loop().time()
-        if self.blocked_until_s > now_s:
+        if self.blocked_s > 0:
             return
         # What lines that run have reserved, but do not use, comes back soon.
         wait_s = min(LIMIT_PAUSE_MAX_S, PAUSE_MIN_S * 2 ** min(self.refusals, 10), max(retry_after_s, 0.1))
         self.refusals += 1
-        self.blocked_until_s = now_s + wait_s
+        self.blocked_until_s = asyncio.get_running_loop().time() + wait_s
 
     def stop_code(self, now_s: float) -> str | None:
         """Return why no line may begin any more, None if lines may."""
         if self.job.cancelling_s is not None:
             return CANCELLED
         return EXPIRED if now_s >= self.job.expires_s else None
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but no longer than lines may begin."""
+        if seconds <= 0:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self.stop.wait()
+        except TimeoutError:
+            return
+
+    async def wait_for_limits(self) -> None:
+        """Wait until lines may ask for room in the limits."""
+        while (seconds := self.blocked_s) > 0 and not self.stop.is_set():
+            await self.pause(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +87,12 @@ class RunParts:
     permits: for lines that run. folder: of the journals. stopping: set when the process is about to stop.
     """
 
-    jobs: Jobs
+    lifecycle: Lifecycle
     server: LineServer
     permits: asyncio.Semaphore
     folder: Path
     bounds: ByteBounds
     stopping: asyncio.Event
-
-
-class Stopped(Exception):
-    """The process stops; another attempt goes on with the chunk."""
 
 
 class ChunkRun:
@@ -99,9 +104,9 @@ class ChunkRun:
         self._number = number
         self._chunk = chunk
         self._attempt = secrets.token_hex(8)
+        self._journals = Journals(parts.folder, f"{running.job.id}.{number}")
         self._unwritten: list[tuple[int, LineResult]] = []
         self._writing = asyncio.Lock()
-        self._spool: Spool | None = None
 
     @property
     def _job(self) -> Job:
@@ -110,49 +115,47 @@ class ChunkRun:
     async def run(self) -> None:
         """Run the chunk to its end. Raises: Stopped, ObjectsUnavailable, JobStoreUnavailable."""
         lines = split_chunk(await self._read())
-        spool = await self._until_stored(lambda: asyncio.to_thread(self._open_spool))
-        self._spool = spool
+        spool = await self._until_stored(lambda: asyncio.to_thread(self._journals.open, self._attempt))
         try:
-            missing = [index for index in range(len(lines)) if index not in spool.entries]
             async with asyncio.TaskGroup() as group:
-                for index in missing:
-                    group.create_task(self._run_line(index, lines[index]))
+                for index, line in enumerate(lines):
+                    if index not in spool.entries:
+                        group.create_task(self._run_line(spool, index, line))
             await self._store_result(spool)
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         finally:
             spool.close()
-        await asyncio.to_thread(self._remove_spools)
+        await asyncio.to_thread(self._journals.remove)
 
     async def _read(self) -> bytes:
         name = names.data_of_file(self._job.input_file)
-        blocks = self._parts.jobs.objects.stream(name, self._chunk.offset, self._chunk.length)
+        blocks = self._parts.lifecycle.objects.stream(name, self._chunk.offset, self._chunk.length)
         return b"".join([block async for block in blocks])
 
-    async def _run_line(self, index: int, line: RunLine) -> None:
-        result, failures = None, 0
-        while result is None:
-            await self._wait_for_limits()
+    async def _run_line(self, spool: Spool, index: int, line: RunLine) -> None:
+        """Run a line until it has a result, and keep that. Raises: Stopped."""
+        failures = 0
+        while True:
+            await self._running.wait_for_limits()
+            pause_s = 0.0
             async with self._parts.permits:
                 result = self._unexecuted(line)
-                if result is None and not self._is_blocked():
+                if result is None and self._running.blocked_s <= 0:
                     result, pause_s = await self._try(index, line, failures)
                     failures += result is None
-                else:
-                    pause_s = 0.0
                 if result is not None:
                     # With the permit: no line is computed whose result would have to wait in memory.
-                    await self._keep(index, result)
+                    await self._keep(spool, index, result)
                     return
-            await self._pause(pause_s)
+            await self._running.pause(pause_s)
 
     async def _try(self, index: int, line: RunLine, failures: int) -> tuple[LineResult | None, float]:
         """Return the result of a line, or None and the time until the next try."""
         job, server = self._job, self._parts.server
         id_ = f"{job.id}.{self._chunk.first + index}.{failures}"
-        request = LineRequest(id_, job.tenant, job.key, job.endpoint, line.body)
         try:
-            reply: LineReply = await server.serve(request)
+            reply = await server.serve(LineRequest(id_, job.tenant, job.key, job.endpoint, line.body))
             self._running.refusals = 0
         except QuotaExceeded as error:
             self._running.block(float(error.retry_after_s or 1))
@@ -168,102 +171,43 @@ class ChunkRun:
         """Return the result of a line that may not begin any more. Raises: Stopped."""
         if self._parts.stopping.is_set():
             raise Stopped
-        code = self._running.stop_code(self._parts.jobs.now_s())
+        code = self._running.stop_code(self._parts.lifecycle.jobs.now_s())
         return None if code is None else unexecuted(line.custom_id, code)
 
-    def _is_blocked(self) -> bool:
-        return self._running.blocked_until_s > asyncio.get_running_loop().time()
-
-    async def _wait_for_limits(self) -> None:
-        while self._is_blocked() and not self._running.stop.is_set():
-            await self._pause(self._running.blocked_until_s - asyncio.get_running_loop().time())
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait, but no longer than the job may run."""
-        if seconds <= 0:
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                await self._running.stop.wait()
-        except TimeoutError:
-            return
-
-    async def _keep(self, index: int, result: LineResult) -> None:
+    async def _keep(self, spool: Spool, index: int, result: LineResult) -> None:
         """Append a result to the journal, together with those that came meanwhile."""
         self._unwritten.append((index, result))
         async with self._writing:
-            if not self._unwritten:
-                return
-            batch, self._unwritten = self._unwritten, []
-            spool = self._spool
-            assert spool is not None
-            await self._until_stored(lambda: asyncio.to_thread(spool.append, batch))
+            if self._unwritten:
+                batch, self._unwritten = self._unwritten, []
+                # First, so that no kill leaves a result that was not paid.
+                await self._until_stored(self._parts.server.settle)
+                await self._until_stored(lambda: asyncio.to_thread(spool.append, batch))
 
     async def _store_result(self, spool: Spool) -> None:
         """Store the results of all lines; those of another attempt count if it was first."""
-        jobs, job, number = self._parts.jobs, self._job, self._number
-        attempt = self._attempt
+        first = await self._until_stored(lambda: self._store(spool))
+        lifecycle, job = self._parts.lifecycle, self._job
+        if first.attempt != self._attempt:
+            own = [names.result(job.id, self._number, self._attempt, part) for part in PARTS]
+            await lifecycle.objects.remove(own)
+        await self._until_stored(lambda: lifecycle.finish_chunk(job, self._number, first))
+
+    async def _store(self, spool: Spool) -> ChunkResult:
+        """Return the result that counts: this one, unless another attempt was first."""
+        lifecycle, job, number = self._parts.lifecycle, self._job, self._number
+        first = await lifecycle.jobs.objects.result(job.id, number)
+        if first is not None:
+            return first
         sizes: dict[Part, int] = {part: spool.size_of(part) for part in PARTS}
-        result = ChunkResult(attempt, spool.counts(), sizes)
-        row = jobs.chunk_row(job, number, sum(sizes.values()))
-        mark = names.chunk(job.id, number)
-
-        async def store() -> ChunkResult:
-            found = await jobs.objects.read(mark)
-            if found is None:
-                await jobs.store.put(row, self._parts.bounds)
-                for part in [part for part in PARTS if sizes[part]]:
-                    path = self._path(f"{attempt}.{part}")
-                    await asyncio.to_thread(spool.compose, part, path)
-                    await jobs.objects.add(names.result(job.id, number, attempt, part), path)
-                if await jobs.objects.create(mark, msgspec.json.encode(result)):
-                    return result
-                found = await jobs.objects.read(mark)
-            assert found is not None
-            return msgspec.json.decode(found, type=ChunkResult)
-
-        first = await self._until_stored(store)
-        if first.attempt != attempt:
-            await jobs.objects.remove([names.result(job.id, number, attempt, part) for part in PARTS])
-        await self._until_stored(lambda: jobs.record_chunk(job, number, first))
+        await lifecycle.table.put(chunk_row(job, number, sum(sizes.values())), self._parts.bounds)
+        for part in [part for part in PARTS if sizes[part]]:
+            path = self._journals.path(f"{self._attempt}.{part}")
+            await asyncio.to_thread(spool.compose, part, path)
+            await lifecycle.objects.add(names.result(job.id, number, self._attempt, part), path)
+        own = ChunkResult(self._attempt, spool.counts(), sizes)
+        await lifecycle.jobs.objects.create(names.chunk(job.id, number), own)
+        return await lifecycle.jobs.objects.result(job.id, number) or own
 
     async def _until_stored(self, store: Callable[[], Awaitable[Result]]) -> Result:
-        """Return the result of an action on a store, repeated until the store can take it.
-
-        Raises: Stopped, OSError for a failure that does not pass.
-        """
-        pause_s = STORE_PAUSE_MIN_S
-        while True:
-            try:
-                return await store()
-            except (ObjectsUnavailable, JobStoreUnavailable, StorageFull) as error:
-                reason = str(error) or "the storage is full"
-            except OSError as error:
-                if error.errno not in TRANSIENT:
-                    raise
-                reason = error.strerror or "the disk failed"
-            if self._parts.stopping.is_set():
-                raise Stopped
-            if pause_s == STORE_PAUSE_MIN_S:
-                logger.warning("batch %s waits: %s", self._job.id, reason)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the tries
-            pause_s = min(STORE_PAUSE_MAX_S, 2 * pause_s)
-
-    def _open_spool(self) -> Spool:
-        """Open a journal that has the results of all earlier attempts. Raises: OSError."""
-        self._parts.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        earlier = self._journals()
-        spool = Spool(self._path(f"{self._attempt}.journal"))
-        for journal in earlier:
-            spool.adopt(journal)
-        return spool
-
-    def _journals(self) -> list[Path]:
-        return sorted(self._parts.folder.glob(f"{self._job.id}.{self._number}.*.journal"))
-
-    def _remove_spools(self) -> None:
-        for path in self._journals():
-            path.unlink(missing_ok=True)
-
-    def _path(self, end: str) -> Path:
-        return self._parts.folder / f"{self._job.id}.{self._number}.{end}"
+        return await until_stored(store, self._parts.stopping, f"batch {self._job.id}")

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import msgspec
 
 from gateway.batches import names
-from gateway.batches.job_store import ByteBounds, JobStore, Page, StorageFull, file_of, file_row
+from gateway.batches.job_store import ByteBounds, JobTable, Page, StorageFull, file_of, file_row
 from gateway.batches.objects import Objects, ObjectsUnavailable, Upload
 from gateway.batches.records import FileRecord, FinalRecord, new_id
 from gateway.config.schema import BatchesSettings
@@ -63,13 +63,13 @@ class FileUpload:
             expires_s,
         )
         await files.objects.create(names.record_of_file(ready.id), msgspec.json.encode(ready))
-        await files.store.put(file_row(ready))
+        await files.table.put(file_row(ready))
         return ready
 
     async def abort(self) -> None:
         """Drop the upload. Raises: JobStoreUnavailable."""
         await self._upload.abort()
-        await self._files.store.remove(self._record.id)
+        await self._files.table.remove(self._record.id)
 
 
 class Files:
@@ -79,12 +79,12 @@ class Files:
         self,
         settings: BatchesSettings,
         objects: Objects,
-        store: JobStore,
+        table: JobTable,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self.settings = settings
         self.objects = objects
-        self.store = store
+        self.table = table
         self._now_s = now_s
 
     @property
@@ -105,20 +105,20 @@ class Files:
         try:
             upload = await self.objects.start(names.data_of_file(record.id))
         except ObjectsUnavailable:
-            await self.store.remove(record.id)
+            await self.table.remove(record.id)
             raise
         return FileUpload(self, record, upload)
 
     async def reserve(self, record: FileRecord) -> None:
         """Reserve the bytes of a file. Raises: FileStorageFull, JobStoreUnavailable."""
         try:
-            await self.store.put(file_row(record), self.bounds)
+            await self.table.put(file_row(record), self.bounds)
         except StorageFull as error:
             raise _full(self.settings, error) from error
 
     async def get(self, tenant: str, id_: str) -> FileRecord:
         """Return a file of a tenant. Raises: NotFound, JobStoreUnavailable."""
-        row = await self.store.get(id_)
+        row = await self.table.get(id_)
         if row is None or row.kind != "file" or not row.is_shown or row.tenant != tenant:
             raise NotFound(f"there is no file {id_!r}", param="file_id")
         record = file_of(row)
@@ -132,7 +132,7 @@ class Files:
         after, now_s = page.after, self._now_s()
         while True:
             part = msgspec.structs.replace(page, after=after, limit=ROWS_AT_ONCE)
-            rows = await self.store.rows(part)
+            rows = await self.table.rows(part)
             records = [file_of(row) for row in rows]
             found += [
                 record for record in records if record.expires_s > now_s and purpose in {None, record.purpose}
@@ -147,7 +147,7 @@ class Files:
         Raises: NotFound, InvalidInput, ObjectsUnavailable, JobStoreUnavailable.
         """
         record = await self.get(tenant, id_)
-        for row in await self.store.active():
+        for row in await self.table.active():
             if f'"{id_}"' in row.data:
                 raise InvalidInput(f"{row.id} reads this file; cancel it first", param="file_id")
         await self.discard(record)
@@ -159,7 +159,7 @@ class Files:
             content = await self._results_of(record)
         # The record goes first: a file without content would be listed.
         await self.objects.remove([names.record_of_file(record.id)])
-        await self.store.remove(record.id)
+        await self.table.remove(record.id)
         await self.objects.remove(content)
 
     async def content(self, record: FileRecord) -> AsyncGenerator[bytes, None]:

@@ -64,8 +64,8 @@ class Page(msgspec.Struct, frozen=True):
     newest_first: bool = True
 
 
-class JobStore(Protocol):
-    """Rows and chunks. Every method raises JobStoreUnavailable."""
+class JobTable(Protocol):
+    """Rows of files and jobs. Every method raises JobStoreUnavailable."""
 
     async def put(self, row: Row, bounds: ByteBounds | None = None) -> None:
         """Add or replace a row. bounds: checked if the row takes more bytes. Raises: StorageFull."""
@@ -87,6 +87,22 @@ class JobStore(Protocol):
 
     async def used_bytes(self) -> int:
         """Return the bytes of all files."""
+
+    async def agree(self, identity: str) -> str:
+        """Return the identity of the objects that the table belongs to: this one, unless others differ."""
+
+    async def beat(self) -> int:
+        """Return a number that is higher each time, unless the store has lost data."""
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+
+
+class ChunkQueue(Protocol):
+    """Chunks of jobs that have no result yet, and the results of the others.
+
+    Every method raises JobStoreUnavailable.
+    """
 
     async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
         """Add chunks of a job to the queue. Adding one twice is no error."""
@@ -115,14 +131,12 @@ class JobStore(Protocol):
     async def drop(self, job: str) -> None:
         """Remove a job's chunks and their results."""
 
-    async def agree(self, identity: str) -> str:
-        """Return the identity of the objects that the table belongs to: this one, unless others differ."""
 
-    async def beat(self) -> int:
-        """Return a number that is higher each time, unless the store has lost data."""
+class JobStore(msgspec.Struct, frozen=True):
+    """A table and a queue in one store."""
 
-    async def aclose(self) -> None:
-        """Close the connection."""
+    table: JobTable
+    queue: ChunkQueue
 
 
 def file_row(record: FileRecord) -> Row:

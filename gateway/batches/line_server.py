@@ -25,14 +25,14 @@ class LineServer(Protocol):
     async def serve(self, request: LineRequest) -> LineReply:
         """Return the reply to a line. Raises: GatewayError."""
 
+    async def settle(self) -> None:
+        """Wait until the quota store has what all lines so far have cost. Raises: QuotaUnavailable."""
+
     def reply_to(self, error: GatewayError) -> LineReply:
         """Return the reply that reports an error."""
 
     def check_model(self, tenant: str, key: str, endpoint: Endpoint, model: str | None) -> LineProblem | None:
         """Return why lines of a key with this model cannot be served, None if they can."""
-
-    def is_busy(self) -> bool:
-        """Return whether interactive calls are in progress."""
 
     def is_draining(self) -> bool:
         """Return whether the process is about to stop."""

@@ -53,6 +53,11 @@ def chunk(job: str, number: int) -> str:
     return f"{chunks(job)}{number:06}.json"
 
 
+def number_of_chunk(mark: str) -> int:
+    """Return the number of the chunk that a mark belongs to."""
+    return int(mark.rpartition("/")[2].removesuffix(".json"))
+
+
 def result(job: str, number: int, attempt: str, part: Part) -> str:
     """Return the name of the results of a chunk, as one attempt has stored them."""
     return f"{JOBS}{job}/results/{number:06}-{attempt}.{part}"

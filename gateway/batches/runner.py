@@ -8,11 +8,12 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from gateway.batches.chunk_run import ChunkRun, RunningJob, RunParts, Stopped
+from gateway.batches.chunk_run import ChunkRun, RunningJob, RunParts
 from gateway.batches.job_store import RENEW_S, VALIDATION, JobStoreUnavailable, job_of
-from gateway.batches.jobs import Jobs
+from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.lines import LineRules
 from gateway.batches.objects import ObjectsUnavailable
+from gateway.batches.patience import Stopped
 from gateway.batches.records import Job, LineProblem, Plan
 from gateway.config.schema import BatchesSettings
 
@@ -43,24 +44,19 @@ class Runner:
         self._open_bytes = 0
 
     @property
-    def _jobs(self) -> Jobs:
-        return self._parts.jobs
-
-    @property
-    def active_jobs(self) -> int:
-        """Number of jobs that have not ended."""
-        return len(self._running)
+    def _lifecycle(self) -> Lifecycle:
+        return self._parts.lifecycle
 
     async def run(self) -> None:
         """Run chunks until cancelled; the lines that run then may end."""
         renewing = asyncio.create_task(self._renew_forever())
         try:
             while True:
-                self._jobs.changed.clear()
+                self._lifecycle.jobs.changed.clear()
                 await self._look()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
-                        await self._jobs.changed.wait()
+                        await self._lifecycle.jobs.changed.wait()
         finally:
             await self._stop()
             renewing.cancel()
@@ -78,7 +74,7 @@ class Runner:
         for running in self._running.values():
             for number in running.open_chunks:
                 with suppress(JobStoreUnavailable):
-                    await self._jobs.store.release(running.job.id, number, self._owner)
+                    await self._lifecycle.queue.release(running.job.id, number, self._owner)
 
     async def _look(self) -> None:
         """Follow the jobs that have not ended, and begin chunks."""
@@ -86,7 +82,7 @@ class Runner:
             self._parts.stopping.set()
             return
         try:
-            self._follow([job_of(row) for row in await self._jobs.store.active()])
+            self._follow([job_of(row) for row in await self._lifecycle.table.active()])
             while await self._begin_next():
                 pass
         except (JobStoreUnavailable, ObjectsUnavailable) as error:
@@ -94,7 +90,7 @@ class Runner:
             await asyncio.sleep(FAILURE_PAUSE_S)
 
     def _follow(self, jobs: list[Job]) -> None:
-        now_s = self._jobs.now_s()
+        now_s = self._lifecycle.jobs.now_s()
         for job in jobs:
             running = self._running.setdefault(job.id, RunningJob(job))
             running.job = job
@@ -114,14 +110,14 @@ class Runner:
         if len(self._tasks) >= CHUNKS_MAX or self._open_bytes >= CHUNK_BYTES_MAX:
             return False
         for running in self._by_need():
-            number = await self._jobs.store.claim(running.job.id, self._owner)
+            number = await self._lifecycle.queue.claim(running.job.id, self._owner)
             if number is None or number in running.open_chunks:
                 continue
             running.open_chunks.add(number)
             task = asyncio.create_task(self._run(running, number))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(lambda _: self._jobs.changed.set())
+            task.add_done_callback(lambda _: self._lifecycle.jobs.changed.set())
             return True
         return False
 
@@ -154,7 +150,7 @@ class Runner:
             await self._guarded(job, work)
         except (Stopped, JobStoreUnavailable, ObjectsUnavailable):
             with suppress(JobStoreUnavailable):
-                await self._jobs.store.release(job.id, number, self._owner)
+                await self._lifecycle.queue.release(job.id, number, self._owner)
         finally:
             running.open_chunks.discard(number)
 
@@ -178,11 +174,14 @@ class Runner:
         def check_model(model: str | None) -> LineProblem | None:
             return server.check_model(job.tenant, job.key, job.endpoint, model)
 
-        await self._jobs.validate(job, rules, check_model)
+        await self._lifecycle.validate(job, rules, check_model)
 
     async def _run_chunk(self, running: RunningJob, number: int) -> None:
         job = running.job
-        if await self._adopt_result(job, number):
+        result = await self._lifecycle.jobs.objects.result(job.id, number)
+        if result is not None:
+            # Its gateway was killed before it could report it.
+            await self._lifecycle.finish_chunk(job, number, result)
             return
         chunk = (await self._plan_of(job.id)).chunks[number]
         self._open_bytes += chunk.length
@@ -190,21 +189,11 @@ class Runner:
             await ChunkRun(self._parts, running, number, chunk).run()
         finally:
             self._open_bytes -= chunk.length
-        await self._jobs.end_if_done(running.job)
-
-    async def _adopt_result(self, job: Job, number: int) -> bool:
-        """Return whether a chunk has a result already; it is counted then."""
-        result = await self._jobs.result_of(job.id, number)
-        if result is None:
-            return False
-        await self._jobs.record_chunk(job, number, result)
-        await self._jobs.end_if_done(job)
-        return True
 
     async def _plan_of(self, job: str) -> Plan:
         plan = self._plans.get(job)
         if plan is None:
-            plan = await self._jobs.plan_of(job)
+            plan = await self._lifecycle.jobs.objects.plan(job)
             if plan is None:
                 raise ObjectsUnavailable("the plan of a batch is missing")
             while len(self._plans) >= PLANS_MAX:
@@ -219,4 +208,6 @@ class Runner:
                 if running.open_chunks:
                     # A lost lease costs a second attempt, whose result is dropped.
                     with suppress(JobStoreUnavailable):
-                        await self._jobs.store.renew(running.job.id, list(running.open_chunks), self._owner)
+                        await self._lifecycle.queue.renew(
+                            running.job.id, list(running.open_chunks), self._owner
+                        )

@@ -40,7 +40,7 @@ class Spool:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("a+b", buffering=0)
+        self._file = path.open("x+b", buffering=0)
         self._size = 0
         self.entries: dict[int, Entry] = {}
 
@@ -83,14 +83,10 @@ class Spool:
         self.entries |= {entry.line: entry for entry in entries}
 
     def _write(self, data: bytes) -> None:
+        """Write after the last whole result, over the rest of a failed write. Raises: OSError."""
         written = 0
-        try:
-            while written < len(data):
-                written += self._file.write(data[written:]) or 0
-        except OSError:
-            # Half a frame would hide the frames after it.
-            self._file.truncate(self._size)
-            raise
+        while written < len(data):
+            written += os.pwrite(self._file.fileno(), data[written:], self._size + written)
 
     def compose(self, part: Part, target: Path) -> int:
         """Write the results of a part in the order of their lines; return their bytes. Raises: OSError."""
@@ -122,6 +118,35 @@ class Spool:
 
     def _of(self, part: Part) -> list[Entry]:
         return [entry for _, entry in sorted(self.entries.items()) if entry.part == part]
+
+
+class Journals:
+    """Journals of all attempts at one chunk. All methods block. folder: of all journals. chunk: its name."""
+
+    def __init__(self, folder: Path, chunk: str) -> None:
+        self._folder = folder
+        self._chunk = chunk
+
+    def open(self, attempt: str) -> Spool:
+        """Open the journal of an attempt, with the results of all earlier ones. Raises: OSError."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        earlier = self._all()
+        spool = Spool(self.path(f"{attempt}.journal"))
+        for journal in earlier:
+            spool.adopt(journal)
+        return spool
+
+    def remove(self) -> None:
+        """Remove the journals of all attempts. Raises: OSError."""
+        for path in self._all():
+            path.unlink(missing_ok=True)
+
+    def path(self, end: str) -> Path:
+        """Return the path of a file of the chunk."""
+        return self._folder / f"{self._chunk}.{end}"
+
+    def _all(self) -> list[Path]:
+        return sorted(self._folder.glob(f"{self._chunk}.*.journal"))
 
 
 def _frames(file: int) -> Iterator[tuple[Entry, bytes]]:

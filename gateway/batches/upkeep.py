@@ -21,9 +21,10 @@ from gateway.batches.job_store import (
     job_of,
     job_row,
 )
-from gateway.batches.jobs import Jobs
+from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.records import FileRecord, Job
+from gateway.batches.service import Readiness
 
 LOOK_EVERY_S = 3.0
 SWEEP_EVERY_S = 600.0
@@ -45,20 +46,18 @@ class OtherObjects(Exception):
 class Upkeep:
     """Upkeep by one process; every step may be taken by several at once. folder: of the journals."""
 
-    def __init__(self, files: Files, jobs: Jobs, folder: Path) -> None:
+    def __init__(self, files: Files, lifecycle: Lifecycle, folder: Path, readiness: Readiness) -> None:
         self._files = files
-        self._jobs = jobs
+        self._readiness = readiness
+        self._lifecycle = lifecycle
+        self._table = lifecycle.table
         self._folder = folder
         self._beat = 0
         self._is_built = False
-        # Set when files and jobs have been read.
-        self.ready = asyncio.Event()
         self._swept_s = 0.0
         self._stalled: dict[str, tuple[int, int]] = {}
         self._active_jobs = 0
         self._used_bytes = 0
-        # Why files and jobs cannot be served, None if they can.
-        self.problem: str | None = "files and batches are being read; try again"
 
     def state(self) -> tuple[int, int]:
         """Return the number of active jobs and the bytes of all files, as they were last seen."""
@@ -69,19 +68,19 @@ class Upkeep:
         while True:
             try:
                 await self.step()
-                self.problem = None
-                self.ready.set()
+                self._readiness.problem = None
+                self._readiness.ready.set()
             except OtherObjects:
                 message = (
                     "this gateway has another `batches.dir` or bucket than the other gateways of its Redis"
                 )
-                if self.problem != message:
+                if self._readiness.problem != message:
                     logger.error("batches are off: %s", message)  # noqa: TRY400 - the cause is the message
-                self.problem = message
+                self._readiness.problem = message
             except (JobStoreUnavailable, ObjectsUnavailable) as error:
                 logger.warning("batches wait: %s", error)
                 if not self._is_built:
-                    self.problem = f"files and batches are unavailable: {error}"
+                    self._readiness.problem = f"files and batches are unavailable: {error}"
             except Exception:
                 # Upkeep must go on: a job would never end.
                 logger.exception("the upkeep of batches failed")
@@ -89,7 +88,7 @@ class Upkeep:
 
     async def step(self) -> None:
         """Look once. Raises: OtherObjects, JobStoreUnavailable, ObjectsUnavailable."""
-        beat = await self._files.store.beat()
+        beat = await self._table.beat()
         if not self._is_built or beat <= self._beat:
             await self._check_identity()
             await self.rebuild()
@@ -105,72 +104,71 @@ class Upkeep:
         objects = self._files.objects
         await objects.create(names.IDENTITY, msgspec.json.encode(secrets.token_hex(16)))
         identity = await objects.read(names.IDENTITY)
-        if identity is None or await self._files.store.agree(identity.decode()) != identity.decode():
+        if identity is None or await self._table.agree(identity.decode()) != identity.decode():
             raise OtherObjects
 
     async def rebuild(self) -> None:
         """Add the rows that are missing. Raises: JobStoreUnavailable, ObjectsUnavailable."""
-        store, objects = self._files.store, self._files.objects
+        table, objects = self._table, self._files.objects
         for name in await objects.names(names.FILES):
             id_, _, kind = name.removeprefix(names.FILES).partition(".")
-            if kind == "json" and await store.get(id_) is None:
+            if kind == "json" and await table.get(id_) is None:
                 found = await objects.read(name)
                 if found is not None:
-                    await store.put(file_row(msgspec.json.decode(found, type=FileRecord)))
+                    await table.put(file_row(msgspec.json.decode(found, type=FileRecord)))
         for name in await objects.names(names.JOBS):
             id_, _, rest = name.removeprefix(names.JOBS).partition("/")
-            if rest == "job.json" and await store.get(id_) is None:
+            if rest == "job.json" and await table.get(id_) is None:
                 await self._rebuild_job(id_)
 
     async def _rebuild_job(self, id_: str) -> None:
-        job = await self._jobs.rebuild(id_)
+        job = await self._lifecycle.jobs.objects.rebuild(id_)
         if job is not None:
-            await self._files.store.put(job_row(job))
+            await self._table.put(job_row(job))
             logger.info("batch %s was read again from its files: %s", id_, job.status)
 
     async def _look_at_jobs(self) -> None:
         """End the jobs that are done, and queue what the queue has lost."""
-        store = self._files.store
-        active = [job_of(row) for row in await store.active()]
-        self._active_jobs, self._used_bytes = len(active), await store.used_bytes()
+        active = [job_of(row) for row in await self._table.active()]
+        self._active_jobs, self._used_bytes = len(active), await self._table.used_bytes()
         for job in active:
-            if await self._jobs.end_if_done(job):
+            if await self._lifecycle.end_if_done(job):
                 continue
-            if not await store.is_queued(job.id) or await self._is_stalled(job):
+            if not await self._lifecycle.queue.is_queued(job.id) or await self._is_stalled(job):
                 await self._requeue(job)
         current = {job.id for job in active}
         self._stalled = {id_: seen for id_, seen in self._stalled.items() if id_ in current}
 
     async def _is_stalled(self, job: Job) -> bool:
         """Return whether a job makes no progress although its queue is empty."""
-        done = len(await self._files.store.progress(job.id))
+        done = len(await self._lifecycle.queue.progress(job.id))
         seen, times = self._stalled.get(job.id, (-1, 0))
         times = times + 1 if seen == done else 0
         self._stalled[job.id] = done, times
-        if times < PATIENCE or await self._files.store.has_chunks(job.id):
+        if times < PATIENCE or await self._lifecycle.queue.has_chunks(job.id):
             return False
         self._stalled[job.id] = done, 0
         return True
 
     async def _requeue(self, job: Job) -> None:
-        latest = await self._jobs.rebuild(job.id)
+        latest = await self._lifecycle.jobs.objects.rebuild(job.id)
         if latest is None:
             logger.error("batch %s cannot go on: its files are gone", job.id)
-            await self._jobs.forget(job)
+            await self._lifecycle.forget(job)
             return
-        await self._files.store.put(job_row(latest))
-        await self._jobs.requeue(latest)
+        await self._table.put(job_row(latest))
+        await self._lifecycle.requeue(latest)
 
     async def sweep(self) -> None:
         """Remove what has expired. Raises: JobStoreUnavailable, ObjectsUnavailable."""
-        now_s, store = self._jobs.now_s(), self._files.store
-        read = {job_of(row).input_file for row in await store.active()}
+        now_s, table = self._lifecycle.jobs.now_s(), self._table
+        read = {job_of(row).input_file for row in await table.active()}
         records = [file_of(row) for row in await self._all_rows("file")]
         for record in records:
             if record.expires_s <= now_s and record.id not in read:
                 await self._files.discard(record)
-        for id_ in await store.unfinished(round((now_s - UNFINISHED_S) * 1000)):
-            await store.remove(id_)
+        for id_ in await table.unfinished(round((now_s - UNFINISHED_S) * 1000)):
+            await table.remove(id_)
         for job in map(job_of, await self._all_rows("batch")):
             if job.ended_s is not None and job.ended_s + self._files.settings.keep_s <= now_s:
                 await self._remove_job(job)
@@ -181,7 +179,7 @@ class Upkeep:
         """Return all shown rows, which are removed only after they have been read."""
         found: list[Row] = []
         after = None
-        while rows := await self._files.store.rows(Page(kind, None, ROWS_AT_ONCE, after)):
+        while rows := await self._table.rows(Page(kind, None, ROWS_AT_ONCE, after)):
             found += rows
             after = rows[-1].id
         return found
@@ -192,7 +190,7 @@ class Upkeep:
         created = names.created(job.id)
         await self._files.objects.remove([name for name in found if name != created])
         await self._files.objects.remove([created])
-        await self._files.store.remove(job.id)
+        await self._table.remove(job.id)
 
     def _sweep_journals(self, now_s: float) -> None:
         if not self._folder.is_dir():

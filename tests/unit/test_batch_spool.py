@@ -1,6 +1,7 @@
 """The journal of a chunk: results outlast a kill at any byte, and are composed in their order."""
 
 import random
+import resource
 from pathlib import Path
 
 import pytest
@@ -63,19 +64,24 @@ def test_ignores_what_follows_a_damaged_result(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_no_half_result(tmp_path: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no full device")
     spool = Spool(tmp_path / "journal")
     spool.append([(0, result(0))])
-    whole = (tmp_path / "journal").read_bytes()
-    real, spool._file = spool._file, Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115
-    with pytest.raises(OSError, match="No space left"):
-        spool.append([(1, result(1))])
-    spool._file.close()
-    spool._file = real
-
-    assert (tmp_path / "journal").read_bytes() == whole
+    size = (tmp_path / "journal").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The kernel writes the bytes that fit, and then fails, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            spool.append([(1, result(1)), (2, result(2))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "journal").stat().st_size == size + 5
     assert list(spool.entries) == [0]
+
     spool.append([(1, result(1))])
-    assert list(spool.entries) == [0, 1]
     spool.close()
+
+    second = Spool(tmp_path / "second")
+    second.adopt(tmp_path / "journal")
+    assert list(second.entries) == [0, 1]
+    second.close()

@@ -15,10 +15,9 @@ from gateway.api.server.batches_api import BatchesApi, batch_errors
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.line_server import OPERATIONS
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.batch_objects import BatchList, BatchObject, batch_list, batch_object
+from gateway.api.wire.batch_objects import OPERATIONS, BatchList, BatchObject, batch_list, batch_object
 from gateway.batches.job_store import Page
 from gateway.batches.jobs import NewJob
 from gateway.errors import InvalidInput

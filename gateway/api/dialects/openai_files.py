@@ -4,7 +4,7 @@ Source: OpenAI OpenAPI document 2.3.0; openai-python 3.52 sends `expires_after` 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from typing import Annotated, Literal
 from urllib.parse import quote
@@ -77,7 +77,7 @@ async def _receive(context: RequestContext, batches: BatchesApi, tenant: Tenant)
         return upload
 
     try:
-        async with aclosing(context.io.pieces()) as pieces:
+        async with aclosing(_pieces(context)) as pieces:
             form = await FormReader(context.header(b"content-type"), start).read(pieces)
         new = _new_file(form)
         assert upload is not None
@@ -87,6 +87,17 @@ async def _receive(context: RequestContext, batches: BatchesApi, tenant: Tenant)
             # The client may have gone: that must not leave its bytes behind.
             await asyncio.shield(_abort(upload))
         raise
+
+
+async def _pieces(context: RequestContext) -> AsyncGenerator[bytes, None]:
+    """Yield the body of a request; only one piece of it is held at a time."""
+    more = True
+    while more:
+        message = await context.io.receive()
+        more = message.get("more_body", False)
+        if message["body"]:
+            yield message["body"]
+        context.dependencies["in_flight"].release(context.io)
 
 
 async def _abort(upload: FileUpload) -> None:

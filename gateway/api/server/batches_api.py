@@ -6,11 +6,11 @@ from contextlib import contextmanager, suppress
 
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.call_context import CallContext
-from gateway.batches.batches import Batches
 from gateway.batches.files import Files
 from gateway.batches.job_store import JobStoreUnavailable
 from gateway.batches.jobs import Jobs
 from gateway.batches.objects import ObjectsUnavailable
+from gateway.batches.service import Batches
 from gateway.errors import BatchesUnavailable, FileStorageFull, NotFound, ScopeForbidden
 from gateway.tenants.keyring import OPERATIONS, Tenant
 
@@ -43,13 +43,13 @@ class BatchesApi:
 
     async def require(self) -> None:
         """Check that files and jobs are served; wait for a start. Raises: NotFound, BatchesUnavailable."""
-        upkeep = self._opened.upkeep
-        if upkeep.problem is not None and not upkeep.ready.is_set():
+        readiness = self._opened.readiness
+        if readiness.problem is not None and not readiness.ready.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(START_S):
-                    await upkeep.ready.wait()
-        if upkeep.problem is not None:
-            raise BatchesUnavailable(upkeep.problem)
+                    await readiness.ready.wait()
+        if readiness.problem is not None:
+            raise BatchesUnavailable(readiness.problem)
 
     @property
     def _opened(self) -> Batches:

@@ -1,7 +1,7 @@
 """Input and output of one request: bounded reading, replies, and its permits."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
 from gateway.api.server.http_protocol import CONNECTION, ConnectionHandle
@@ -108,17 +108,6 @@ class CallIO:
                 self._in_flight.receiving.discard(self)
         self._body_complete = True
         return body
-
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body piece by piece; only one is held at a time. Raises: the errors of `receive`."""
-        more = True
-        while more:
-            message = await self.receive()
-            more = message.get("more_body", False)
-            if message["body"]:
-                yield message["body"]
-            self._in_flight.release(self)
-        self._body_complete = True
 
     @property
     def has_abandoned_body(self) -> bool:

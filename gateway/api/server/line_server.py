@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Mapping
 
-from backends.contract import Operation
 from gateway.api.server.call_io import CallIO, Message
 from gateway.api.server.endpoints import Endpoint
 from gateway.api.server.error_bodies import OPENAI, render_error
@@ -13,6 +12,7 @@ from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import Target
 from gateway.api.server.request_context import RequestContext
+from gateway.api.wire.batch_objects import OPERATIONS
 from gateway.api.wire.least_costs import LEAST
 from gateway.batches.line_server import LineRequest
 from gateway.batches.records import Endpoint as EndpointPath
@@ -23,11 +23,6 @@ from gateway.events import LINE_ROUTES, CallFinished, Observe
 
 # Lines yield to interactive calls.
 HEADERS = [(b"x-priority", b"bulk")]
-OPERATIONS: Mapping[EndpointPath, Operation] = {
-    "/v1/embeddings": Operation.EMBED,
-    "/v2/rerank": Operation.RERANK,
-    "/score": Operation.RERANK,
-}
 
 logger = logging.getLogger("gateway")
 
@@ -78,6 +73,10 @@ class GatewayLineServer:
             reply.status, bytes(reply.body), context.request_id, context.tokens, context.cached_tokens
         )
 
+    async def settle(self) -> None:
+        """Wait until the quota store has what all lines so far have cost. Raises: QuotaUnavailable."""
+        await self._api.gateway.flush_settlements()
+
     def reply_to(self, error: GatewayError) -> LineReply:
         """Return the reply that reports an error, in OpenAI's form."""
         reply = render_error(error, OPENAI)
@@ -98,10 +97,6 @@ class GatewayLineServer:
                 return None
             return LineProblem(error.facts.openai_code or error.kind, error.message)
         return None
-
-    def is_busy(self) -> bool:
-        """Return whether interactive calls are in progress."""
-        return self._in_flight.calls > 0
 
     def is_draining(self) -> bool:
         """Return whether the process is about to stop."""

@@ -3,11 +3,20 @@
 Source: OpenAI OpenAPI document 2.3.0, `OpenAIFile` and `Batch`; openai-python 3.52, `types/batch.py`.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
-from gateway.batches.records import FileRecord, Job
+from backends.contract import Operation
+from gateway.batches.records import Endpoint, FileRecord, Job
+
+# Operation that the lines of an endpoint need.
+OPERATIONS: Mapping[Endpoint, Operation] = {
+    "/v1/embeddings": Operation.EMBED,
+    "/v2/rerank": Operation.RERANK,
+    "/score": Operation.RERANK,
+}
 
 
 class FileObject(msgspec.Struct):
