@@ -56,8 +56,8 @@ export function Table({ columns, rows, label, id, empty = "None yet." }) {
   );
 }
 
-const GOOD = ["up", "ready", "running", "downloaded", "verified", "ok"];
-const BAD = ["down", "refused", "unavailable", "failed"];
+const GOOD = ["up", "ready", "running", "downloaded", "verified", "ok", "completed"];
+const BAD = ["down", "refused", "unavailable", "failed", "expired"];
 
 export function State({ value }) {
   const kind = GOOD.includes(value) ? "good" : BAD.includes(value) ? "bad" : "";
