@@ -43,7 +43,8 @@ class BucketUpload:
     async def abort(self) -> None:
         """Drop the upload; the bucket's own rule removes the parts of one that was not completed."""
         with suppress(BaseError, OSError):
-            await self._writer.abort()
+            # The library aborts an upload whose block has failed, and has no other way to.
+            await self._writer.__aexit__(ObjectsUnavailable, None, None)
 
 
 class BucketObjects:

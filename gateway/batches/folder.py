@@ -51,7 +51,7 @@ class FolderObjects:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._unfinished = folder / UNFINISHED
-        self._unfinished.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self._unfinished)
 
     async def start(self, name: str) -> FolderUpload:
         """Begin an object. Raises: ObjectsUnavailable."""
@@ -79,7 +79,7 @@ class FolderObjects:
             with path.open("xb", buffering=0) as file:
                 _write_all(file.fileno(), data)
                 os.fsync(file.fileno())
-            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private(target.parent)
             # A link fails if the name exists, where a rename would replace the file.
             target.hardlink_to(path)
         except FileExistsError:
@@ -160,6 +160,13 @@ class FolderObjects:
         return self._unfinished / secrets.token_hex(12)
 
 
+def make_private(folder: Path) -> None:
+    """Create a folder and the missing ones above it, which other users cannot enter. Raises: OSError."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
@@ -167,7 +174,7 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _move(path: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(target.parent)
     path.replace(target)
     _sync_folder(target.parent)
 

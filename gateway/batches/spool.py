@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.batches.folder import make_private
 from gateway.batches.records import Counts, Part
 from gateway.batches.results import LineResult
 
@@ -129,7 +130,7 @@ class Journals:
 
     def open(self, attempt: str) -> Spool:
         """Open the journal of an attempt, with the results of all earlier ones. Raises: OSError."""
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self._folder)
         earlier = self._all()
         spool = Spool(self.path(f"{attempt}.journal"))
         for journal in earlier:
