@@ -158,7 +158,7 @@ lock: ## pin the newest allowed releases again; needs uv
 	$(LOCK) --output-file requirements/runtime.txt
 	$(LOCK) --extra otlp --resolution lowest-direct --output-file requirements/lowest.txt
 	$(LOCK) --extra otlp --constraint requirements/runtime.txt --output-file requirements/otlp.txt
-	$(subst --group engine,,$(LOCK)) --extra otlp --constraint requirements/runtime.txt --output-file requirements/gateway.txt
+	$(subst --group engine,,$(LOCK)) --extra otlp --extra s3 --constraint requirements/runtime.txt --output-file requirements/gateway.txt
 	$(LOCK) --group example --constraint requirements/runtime.txt --output-file requirements/example.txt
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
 	$(LOCK) --group browser --constraint requirements/dev.txt --output-file requirements/browser.txt
