@@ -25,7 +25,7 @@ import numpy as np
 import openai
 
 from loadtest import corpora, servers
-from loadtest.processes import PinnedProcess, memory, process_group, workers_of
+from loadtest.processes import PinnedProcess, free_port, memory, process_group, workers_of
 from loadtest.servers import KEY, RunningServer
 from loadtest.stub_protocol import mark_of
 from loadtest.testbed import Testbed
@@ -35,6 +35,7 @@ POLL_S = 0.5
 FULL_S = 10.0
 LINES_IN_FLIGHT = 32
 RATE = 60.0
+PERSISTENT = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec")
 
 
 class Line(msgspec.Struct):
@@ -96,23 +97,18 @@ class Bed:
         self.disk = folder / "disk"
         self.stub = servers.start_stub(folder, "--base-ms", "2", "--parallel", "16")
         processes.append(self.stub.process)
-        _, url = servers.start_redis(folder)
-        self._redis = _
-        self.url = url
-        self._restart_with_file()
+        self._port = free_port()
+        self._redis, self.url = self._start_redis()
         self.gateways: list[RunningServer] = []
         for number in range(count):
             self.gateways.append(self._start(number))
         self.memory_mb: list[float] = []
 
-    def _restart_with_file(self) -> None:
-        """Start Redis again so that it writes every command to its file."""
-        self._redis.kill()
-        port = self.url.rpartition(":")[2].partition("/")[0]
-        command = [self._redis.process.args[3], "--port", port, "--bind", "127.0.0.1", "--save", ""]  # type: ignore[index]
-        command += ["--appendonly", "yes", "--appendfsync", "everysec", "--dir", str(self._folder)]
-        self._redis = PinnedProcess(command, servers.LOAD_CORE, self._folder / "redis.log")
-        self._processes.append(self._redis)
+    def _start_redis(self) -> tuple[PinnedProcess, str]:
+        """Start Redis on the file that it writes every command to."""
+        redis = servers.start_redis(self._folder, self._port, PERSISTENT)
+        self._processes.append(redis[0])
+        return redis
 
     def _start(self, number: int) -> RunningServer:
         config = (
@@ -137,7 +133,8 @@ class Bed:
 
     def restart_redis(self) -> None:
         """Kill Redis, and start it on the file that it has written."""
-        self._restart_with_file()
+        self._redis.kill()
+        self._redis, _ = self._start_redis()
 
     def fill_disk(self, stop: threading.Event) -> bool:
         """Fill the folder's file system for some seconds; return False if it has no bound."""
