@@ -41,10 +41,14 @@ LIST_MAX = 10_000
 
 
 class FileForm(msgspec.Struct):
-    """Form of an upload. purpose: `batch`. expires_after: `[anchor]` created_at and `[seconds]`."""
+    """Form of an upload. purpose: `batch`."""
 
     purpose: str
     file: UploadFile
+    anchor: str | None = msgspec.field(default=None, name="expires_after[anchor]")
+    seconds: Annotated[int, msgspec.Meta(ge=EXPIRES_MIN_S, le=EXPIRES_MAX_S)] | msgspec.UnsetType = (
+        msgspec.field(default=msgspec.UNSET, name="expires_after[seconds]")
+    )
 
 
 async def answer_upload(context: RequestContext) -> None:
