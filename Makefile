@@ -196,7 +196,7 @@ protos: .venv-protos/installed ## generate the code of backends/tei_protos/*.pro
 PLAIN_LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 LOCK = $(PLAIN_LOCK) --override requirements/without-torch.txt pyproject.toml --extra grpc --extra media --extra oidc --group engine --group build
 # Of the image without an engine.
-IMAGE_LOCK = $(PLAIN_LOCK) pyproject.toml --extra media --extra oidc --extra otlp --constraint requirements/runtime.txt --constraint requirements/otlp.txt
+IMAGE_LOCK = $(PLAIN_LOCK) pyproject.toml --extra media --extra oidc --extra otlp --extra s3 --constraint requirements/runtime.txt --constraint requirements/otlp.txt
 CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))
 LOCK_CLIENT = cd tests/clients/requirements && uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate
 

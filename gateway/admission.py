@@ -197,16 +197,23 @@ class Admission:
         """
         await self._charge(tenant, tenant.limits, least, used=Cost() if is_callers_fault else NOTHING)
 
-    async def admit(self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline) -> Grant:
+    async def flush(self) -> None:
+        """Wait until the quota store has every settlement so far. Raises: QuotaUnavailable."""
+        await self._ledger.flush()
+
+    async def admit(
+        self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline, id_: str | None = None
+    ) -> Grant:
         """Reserve the cost of a call in all of its limits, or in none.
 
-        The grant is provisional if the limits have ample room.
+        The grant is provisional if the limits have ample room. id_: of the reservation, None for a new one;
+        one that is open is taken over.
 
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """
         route = prepared.route
         ask = QuotaRequest(
-            id=self._new_id(),
+            id=self._new_id() if id_ is None else id_,
             tenant=tenant.name,
             limits=tenant.limits + route.limits,
             cost=prepared.cost,
@@ -218,7 +225,7 @@ class Admission:
         )
         # The trip to the store takes a third of the gateway's time for a lone call: the replica starts
         # meanwhile.
-        if tenant.name not in self._provisional and self._ledger.has_ample_room(ask):
+        if id_ is None and tenant.name not in self._provisional and self._ledger.has_ample_room(ask):
             self._provisional.add(tenant.name)
             reserving = asyncio.create_task(self._reserve_after_dispatch(ask))
             return Grant(tenant, prepared, deadline, reserving, self._ledger)

@@ -35,6 +35,8 @@ from gateway.api.dialects import (
     nim,
     ollama,
     openai,
+    openai_batches,
+    openai_files,
     openai_models,
     rerank,
     sie,
@@ -54,6 +56,7 @@ from gateway.api.operators import (
     admin,
     host_models,
     instances,
+    jobs,
     keys,
     own_usage,
     probes,
@@ -73,12 +76,17 @@ from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.application import litestar_application
 from gateway.api.server.authentication import Authenticator
+from gateway.api.server.batches_api import BatchesApi
 from gateway.api.server.call_io import ASGIApp
 from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.endpoints import endpoint_at
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi, reply_headers
+from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
+from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
+from gateway.batches.batches import RunningBatches, open_batches
 from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
@@ -154,6 +162,8 @@ DIALECTS = (
     ollama,
     gemini,
     openai_models,
+    openai_files,
+    openai_batches,
 )
 OPERATOR_MODULES = (
     probes,
@@ -166,6 +176,7 @@ OPERATOR_MODULES = (
     status,
     traffic,
     replicas,
+    jobs,
     own_usage,
     ui,
     sign_in,
@@ -298,6 +309,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         groups.observe(event)
 
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
+    batches = open_batches(boot, observe)
     registry, groups = _create_upstreams(boot, outside, stores, observe)
     table = InstanceTable()
     serving = serving_of(config, registry.upstreams, groups.groups, boot.added_models, table)
@@ -322,8 +334,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         "instances": InstancesApi(outside.instances),
         "registry": RegistryApi(outside.models),
         "sign_ins": SignIns(sign_on),
+        "batches": BatchesApi(api.authenticator, None if batches is None else batches.service),
     }
-    traces = outside.traces or _traces(config)
     parts = ServerParts(
         ROUTES,
         dependencies,
@@ -333,17 +345,18 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         api.authenticator.address_of,
         boot.admin_port,
         None if config.cors is None else CorsPolicy(config.cors),
-        traces,
+        outside.traces or _traces(config),
         boot.manager_port,
     )
     tasks = [
         *_background_tasks(boot, stores, follower, metrics, records),
+        *_batch_tasks(batches, api, parts, metrics),
         sign_on.run(),
         groups.maintain(),
     ]
     return Application(
         Middleware(_litestar(tuple(dependencies)), parts),
-        partial(_run, Running(registry, stores, gateway.copies), tasks, traces),
+        partial(_run, Running(registry, stores, gateway.copies), tasks, parts.traces),
         in_flight,
         gateway,
         WorkerReload(registry, api, operators, metrics, records, in_flight, groups).follow,
@@ -535,6 +548,17 @@ def _background_tasks(
     if follower is not None:
         tasks.append(follower.run())
     return tasks
+
+
+def _batch_tasks(
+    batches: RunningBatches | None, api: InferenceApi, parts: ServerParts, metrics: Metrics
+) -> list[Coroutine[Any, Any, None]]:
+    """Return the background tasks of files and jobs, if there are any."""
+    if batches is None:
+        return []
+    metrics.watch_batches(batches.upkeep.state)
+    endpoints = {path: endpoint_at(ROUTES, path) for path in BATCH_ENDPOINTS}
+    return batches.tasks(GatewayLineServer(api, endpoints, parts.in_flight, parts.observe))
 
 
 def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asyncio.Task[None]"]:

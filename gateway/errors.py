@@ -6,7 +6,8 @@ GatewayError
  │            MethodNotAllowed AlreadyExists OperationUnsupported QuotaExceeded InstanceNotFound
  │            InstanceInvalid InstanceRunning
  ├─ gateway:  Overloaded GatewayFull QuotaUnavailable SignOnUnavailable ShuttingDown ModelLoading
- │            InstancesUnavailable Internal ModelDownloadFailed ModelLoadFailed
+ │            InstancesUnavailable Internal ModelDownloadFailed ModelLoadFailed FileStorageFull
+ │            BatchesUnavailable
  └─ upstream: NoReplica UpstreamFailed DeadlineExceeded ReplicaTimedOut
 
 Knows nothing of the dialects' bodies: `api/server/error_bodies.py` renders these.
@@ -82,6 +83,8 @@ FACTS: dict[str, Facts] = {
     "model_download_failed": _ours("gateway", 500, "model_download_failed", "Backend", 500),
     "model_load_failed": _ours("gateway", 500, "model_load_failed", "Backend", 500),
     "instances_unavailable": _ours("gateway", 503, "instances_unavailable", "Unhealthy", 503),
+    "file_storage_full": _ours("gateway", 507, "file_storage_full", "Overloaded", 507),
+    "batches_unavailable": _ours("gateway", 503, "batches_unavailable", "Unhealthy", 503),
     "operation_unsupported": _caller(400, "model_not_supported", "Backend", tei_status=424),
     "quota_exceeded": _later("rate_limit_exceeded", "Overloaded"),
     "overloaded": _ours("gateway", 429, "overloaded", "Overloaded", 429),
@@ -273,6 +276,21 @@ class InstancesUnavailable(GatewayError):
     """The gateway cannot change its instances now."""
 
     kind = "instances_unavailable"
+
+
+class FileStorageFull(GatewayError):
+    """The files of a tenant, or of all, have no room for more; trying again at once is of no use."""
+
+    kind = "file_storage_full"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class BatchesUnavailable(GatewayError):
+    """Files and jobs cannot be read or written now."""
+
+    kind = "batches_unavailable"
 
 
 class OperationUnsupported(GatewayError):

@@ -206,6 +206,31 @@ class CopyFinished(msgspec.Struct, frozen=True):
     duration_s: float = 0.0
 
 
+# Routes of the lines of batches in metrics, by their endpoint. No line has a log line of its own.
+LINE_ROUTES: Mapping[str, str] = {
+    path: f"{path} (batch)" for path in ("/v1/embeddings", "/v2/rerank", "/score")
+}
+# As in OpenAI's API.
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+
+
+class BatchChanged(msgspec.Struct, frozen=True):
+    """A batch has reached a status. completed, failed: its lines so far."""
+
+    batch: str
+    tenant: str
+    status: BatchStatus
+    completed: int
+    failed: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether no status follows."""
+        return self.status in {"failed", "completed", "expired", "cancelled"}
+
+
 class StoreChanged(msgspec.Struct, frozen=True):
     """The quota store became unreachable (away), or responds again; reason is safe to log."""
 
@@ -268,6 +293,7 @@ Event: TypeAlias = (
     | UpstreamTried
     | CanaryCompared
     | CopyFinished
+    | BatchChanged
     | SpaceChecked
     | ModelStateReported
     | ProcessRestarted

@@ -41,12 +41,14 @@ from gateway.upstreams.upstream import Upstream
 class Caller(msgspec.Struct, frozen=True):
     """Authenticated sender of a call.
 
-    timeout_s: its `x-timeout-s` header, None without one. cache: its `cache-control` header.
+    timeout_s: its `x-timeout-s` header, None without one. cache: its `cache-control` header. reservation: id
+    of its reservation of quota, which a repeated call takes over; None for a new one.
     """
 
     tenant: Tenant
     timeout_s: float | None = None
     cache: CacheMode = "use"
+    reservation: str | None = None
 
 
 class Served(msgspec.Struct, frozen=True):
@@ -162,6 +164,10 @@ class Gateway:
         price = Price(self.routes.least_price, self.routes.currency)
         return price.cost(least.tokens, least.inputs, least.images, least.requests)
 
+    async def flush_settlements(self) -> None:
+        """Wait until the quota store has what all calls so far have cost. Raises: QuotaUnavailable."""
+        await self._admission.flush()
+
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""
         tenant = caller.tenant
@@ -179,7 +185,7 @@ class Gateway:
         with serving.upstreams[route.upstream].hold() as upstream:
             prepared = await self._preparer.prepare(upstream.model_inputs, tenant, route, call, deadline)
             cache = self._cache_of(caller, route, upstream)
-            async with await self._admission.admit(tenant, prepared, deadline) as grant:
+            async with await self._admission.admit(tenant, prepared, deadline, caller.reservation) as grant:
                 timeline.lap("quota")
                 reply = await self._dispatcher.dispatch(
                     grant, upstream.lane_of(prepared.work), upstream.model_inputs, timeline, cache
@@ -205,7 +211,7 @@ class Gateway:
             route = group.narrowed(route, names[0])
             inputs = upstreams[names[0]].model_inputs
             prepared = await self._preparer.prepare(inputs, tenant, route, call, deadline)
-            async with await self._admission.admit(tenant, prepared, deadline) as grant:
+            async with await self._admission.admit(tenant, prepared, deadline, caller.reservation) as grant:
                 timeline.lap("quota")
 
                 async def send(name: str, *, is_last: bool) -> Reply:

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from loadtest.stub import StubStats
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED_CORE, LOAD_CORE = 0, 1
 KEY = "sk-loadtest"
+NOT_PERSISTENT = ("--save", "", "--appendonly", "no")
 
 # Peers from the package index, each in an environment of its own.
 PEERS = {
@@ -55,8 +56,10 @@ def start_stub(folder: Path, *flags: str, name: str = "stub") -> RunningServer:
     return RunningServer(name, LoadTarget(port), stub)
 
 
-def start_redis(folder: Path) -> tuple[PinnedProcess, str]:
-    """Start an empty server without persistence; return it and its URL.
+def start_redis(
+    folder: Path, port: int | None = None, persistence: Sequence[str] = NOT_PERSISTENT
+) -> tuple[PinnedProcess, str]:
+    """Start a server; return it and its URL. port: absent, a free one.
 
     Raises: RuntimeError where none is installed.
     """
@@ -64,8 +67,8 @@ def start_redis(folder: Path) -> tuple[PinnedProcess, str]:
     executable = shutil.which("redis-server") or shutil.which("redis-server", path=environment_bin)
     if executable is None:
         raise RuntimeError("no redis-server on the path")
-    port = free_port()
-    command = [executable, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    port = free_port() if port is None else port
+    command = [executable, "--port", str(port), "--bind", "127.0.0.1", *persistence]
     redis = PinnedProcess([*command, "--dir", str(folder)], LOAD_CORE, folder / f"redis-{port}.log")
     redis.wait_until(lambda: listens(port))
     return redis, f"redis://127.0.0.1:{port}/0"

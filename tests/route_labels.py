@@ -3,6 +3,7 @@
 PLAIN_PATHS = frozenset(
     {
         "/",
+        "/admin/batches",
         "/admin/keys",
         "/admin/instances",
         "/admin/manager/health",
@@ -62,8 +63,10 @@ PLAIN_PATHS = frozenset(
         "/ui/icon.svg",
         "/ui/page.css",
         "/ui/page.js",
+        "/v1/batches",
         "/v1/embed",
         "/v1/embeddings",
+        "/v1/files",
         "/v1/multi-vector",
         "/v1/models",
         "/v1/multimodalembeddings",
@@ -78,6 +81,7 @@ PLAIN_PATHS = frozenset(
     }
 )
 ROUTE_LABELS = PLAIN_PATHS | {
+    "/admin/batches/{batch_id}",
     "/admin/keys/{key_id}",
     "/admin/instances/{name}",
     "/admin/models/{name}",
@@ -112,7 +116,9 @@ ROUTE_LABELS = PLAIN_PATHS | {
     "/models/{model}/v2/embed",
     "/models/{model}/v2/rerank",
     "/openai/deployments/{model}/embeddings",
+    "/v1/batches/{batch_id}",
     "/v1/encode/{model}",
+    "/v1/files/{file_id}",
     "/v1/models/{model}",
     "/v1/models/{model}:batchEmbedContents",
     "/v1/models/{model}:countTokens",

@@ -4,10 +4,12 @@ It follows no redirect, so that a key goes only to the address that was given.
 """
 
 import http.client
+import os
+import secrets
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -15,6 +17,7 @@ import msgspec
 TIMEOUT_S = 3.0
 SUCCESSES = (200, 201, 204)
 REPLY_BYTES_MAX = 16 * 1024 * 1024
+BLOCK_BYTES = 256 * 1024
 MESSAGE_CHARACTERS_MAX = 300
 
 Body = TypeVar("Body")
@@ -57,19 +60,67 @@ class GatewayClient:
         """Send a JSON body, or none, and return the reply. Raises: GatewayUnavailable, RequestRefused."""
         return self._decode(self.send("POST", path, content), kind)
 
+    def upload(
+        self,
+        path: str,
+        fields: Mapping[str, str],
+        file: IO[bytes],
+        on_progress: Callable[[int], object],
+        kind: type[Body],
+    ) -> Body:
+        """Send a form whose last field is a file, in blocks. Raises: GatewayUnavailable, RequestRefused."""
+        boundary = secrets.token_hex(16)
+        form = _Form(boundary, fields, file, on_progress)
+        headers = {
+            "content-type": f"multipart/form-data; boundary={boundary}",
+            "content-length": str(form.size),
+        }
+        return self._decode(self._checked("POST", path, form.blocks(), headers), kind)
+
+    def download(self, path: str, file: IO[bytes], on_progress: Callable[[int, int], object]) -> None:
+        """Write the body of a reply to a file, in blocks. Raises: GatewayUnavailable, RequestRefused."""
+        try:
+            self._connection.request("GET", path, headers=self._headers)
+            response = self._connection.getresponse()
+            if response.status != 200:
+                self._check(response.status, response.read(REPLY_BYTES_MAX))
+            size, done = response.length or 0, 0
+            while block := response.read(BLOCK_BYTES):
+                file.write(block)
+                done += len(block)
+                on_progress(done, size)
+        except http.client.HTTPException as error:
+            self.close()
+            raise GatewayUnavailable(f"the gateway at {self._address} ended its reply early") from error
+        if done < size:
+            self.close()
+            raise GatewayUnavailable(f"the gateway at {self._address} ended its reply early")
+
     def send(self, method: str, path: str, content: object = None) -> bytes:
         """Return the body of a reply that reports success. Raises: GatewayUnavailable, RequestRefused."""
+        body = None if content is None else msgspec.json.encode(content)
+        headers = {} if body is None else {"content-type": "application/json"}
+        return self._checked(method, path, body, headers)
+
+    def _checked(
+        self, method: str, path: str, sent: bytes | Iterator[bytes] | None, headers: Mapping[str, str]
+    ) -> bytes:
+        """Return the body of a reply that reports success. Raises: GatewayUnavailable, RequestRefused."""
         try:
-            status, body = self._request(method, path, content)
+            status, body = self._request(method, path, sent, headers)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise GatewayUnavailable(f"the gateway at {self._address} does not answer: {reason}") from error
+        self._check(status, body)
+        return body
+
+    def _check(self, status: int, body: bytes) -> None:
+        """Check the status of a reply. Raises: GatewayUnavailable, RequestRefused."""
         if status >= 500:
             raise GatewayUnavailable(f"the gateway returned {status}: {_error_message(body)}")
         if status not in SUCCESSES:
             raise RequestRefused(f"the gateway returned {status}: {_error_message(body)}{self._hint(status)}")
-        return body
 
     def _decode(self, body: bytes, kind: type[Body]) -> Body:
         try:
@@ -87,15 +138,43 @@ class GatewayClient:
             return ""
         return "; set the operator key in GATEWAY_API_KEY, or pass a file with --key-file"
 
-    def _request(self, method: str, path: str, content: object) -> tuple[int, bytes]:
-        body = None if content is None else msgspec.json.encode(content)
-        headers = self._headers if body is None else {**self._headers, "content-type": "application/json"}
-        self._connection.request(method, path, body, headers)
+    def _request(
+        self, method: str, path: str, sent: bytes | Iterator[bytes] | None, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        self._connection.request(method, path, sent, {**self._headers, **headers})
         response = self._connection.getresponse()
         body = response.read(REPLY_BYTES_MAX)
         if not response.isclosed():
             self.close()
         return response.status, body
+
+
+class _Form:
+    """Form whose last field is a file, which is read while it is sent. on_progress: gets the bytes so far."""
+
+    def __init__(
+        self, boundary: str, fields: Mapping[str, str], file: IO[bytes], on_progress: Callable[[int], object]
+    ) -> None:
+        head = "".join(
+            f'--{boundary}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+            for name, value in fields.items()
+        )
+        file_head = 'content-disposition: form-data; name="file"; filename="input.jsonl"'
+        self._head = f"{head}--{boundary}\r\n{file_head}\r\n\r\n".encode()
+        self._end = f"\r\n--{boundary}--\r\n".encode()
+        self._file = file
+        self._on_progress = on_progress
+        self.size = len(self._head) + os.fstat(file.fileno()).st_size + len(self._end)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the form."""
+        yield self._head
+        sent = 0
+        while block := self._file.read(BLOCK_BYTES):
+            yield block
+            sent += len(block)
+            self._on_progress(sent)
+        yield self._end
 
 
 def _connection(scheme: str, host: str, port: int | None, ca: Path | None) -> http.client.HTTPConnection:
@@ -120,4 +199,7 @@ def _error_message(body: bytes) -> str:
         fields = msgspec.json.decode(body, type=Mapping[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "an unreadable reply"
-    return str(fields.get("error") or fields.get("message"))[:MESSAGE_CHARACTERS_MAX]
+    error = fields.get("error")
+    if isinstance(error, Mapping):
+        error = error.get("message")
+    return str(error or fields.get("message"))[:MESSAGE_CHARACTERS_MAX]

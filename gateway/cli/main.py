@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from gateway import __version__
+from gateway.cli.batch import add_batch_options, batch
 from gateway.cli.bench import add_bench_options, bench
 from gateway.cli.check import check
 from gateway.cli.completion import add_completion_options, completion
@@ -44,6 +45,7 @@ stopped for now (the same command continues), and 130 or 143 after a signal
 
 # Commands that take all their options.
 COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
+    "batch": batch,
     "bench": bench,
     "completion": completion,
     "embed": embed,
@@ -126,6 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     add_import_options(commands.add_parser("import", help=text, description=text))
     text = "embed the texts of files through a gateway, and write files with the vectors; can be continued"
     add_embed_options(commands.add_parser("embed", help=text, description=text))
+    text = "submit files of requests to a running gateway, watch, fetch and cancel them"
+    add_batch_options(commands.add_parser("batch", help=text, description=text))
     _add_observers(commands)
     return parser
 

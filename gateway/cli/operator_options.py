@@ -28,19 +28,36 @@ def add_operator_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def gateway_url(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    """Return the URL of the admin API. Raises: ConfigError, RequestRefused."""
-    url: str = options.url or _address(options.config, environment)
+def add_key_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that sends requests as a caller, and has `--config` too."""
+    parser.add_argument("--url", help="URL of the gateway (default: `listen` of the configuration)")
+    parser.add_argument(
+        "--key-file", type=Path, metavar="FILE", help="file with an API key (default: GATEWAY_API_KEY)"
+    )
+    parser.add_argument(
+        "--ca", type=Path, metavar="FILE", help="authority that signed its certificate, in PEM"
+    )
+
+
+def caller_url(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """Return the URL of the callers' API. Raises: ConfigError, RequestRefused."""
+    url: str = options.url or _address(options.config, environment, for_operators=False)
     return url
 
 
-def _address(path: Path, environment: Mapping[str, str]) -> str:
-    """Return the URL of the admin API from the config.
+def gateway_url(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """Return the URL of the admin API. Raises: ConfigError, RequestRefused."""
+    url: str = options.url or _address(options.config, environment, for_operators=True)
+    return url
+
+
+def _address(path: Path, environment: Mapping[str, str], *, for_operators: bool) -> str:
+    """Return the URL of the admin API, or of the callers' API, from the config.
 
     Raises: ConfigError; RequestRefused if the configured port is 0.
     """
     config = load_config(path, environment, ("listen", "admin", "tls"))
-    host, port = host_and_port(config.admin.listen or config.listen)
+    host, port = host_and_port((for_operators and config.admin.listen) or config.listen)
     if not port:
         raise RequestRefused("the config has no fixed port (port 0); pass --url")
     host = ANYWHERE.get(host.strip("[]"), host.strip("[]"))

@@ -21,6 +21,7 @@ from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
+from gateway.config.state_folder import JOBS_FILE
 from gateway.processes.config_source import ConfigSource
 from gateway.processes.messages import WorkerReady
 from gateway.processes.supervisor import StartError, Supervisor
@@ -114,6 +115,7 @@ async def _run(config: Config, source: ConfigSource, key: FirstKey | None, sourc
         first_key_waits=key is not None and key.waits,
         first_key_is_kept=key is not None and key.is_kept,
         tenants_file=None if sources.tenants_file is None else str(sources.tenants_file),
+        jobs_file=None if sources.tenants_file is None else str(sources.tenants_file.with_name(JOBS_FILE)),
     )
     show_progress("starting")
     async with _creating_missing_key(config, key, sources):

@@ -16,7 +16,8 @@ class AppBoot(msgspec.Struct, frozen=True):
     upstream name → addresses of its model in engines, by `UpstreamSettings.devices`. added_models: models
     that are not in the file. admin_port, manager_port: ports of these listeners, if they exist. worker: index
     of this worker; None if there is only one. tenants_file: of tenants and keys where there is no Redis, None
-    if no folder for it is known.
+    if no folder for it is known. jobs_file: of the table of batches where there is no Redis; None puts it
+    into `batches.dir`.
     """
 
     config: Config
@@ -29,3 +30,4 @@ class AppBoot(msgspec.Struct, frozen=True):
     manager_port: int | None = None
     worker: int | None = None
     tenants_file: str | None = None
+    jobs_file: str | None = None

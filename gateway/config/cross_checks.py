@@ -17,6 +17,7 @@ from gateway.config.api_checks import (
     key_header_problems,
     metadata_problems,
 )
+from gateway.config.batch_checks import batch_problems
 from gateway.config.command_checks import command_problems
 from gateway.config.key_checks import key_problems, named_limit_problems
 from gateway.config.listener_checks import listener_problems
@@ -52,6 +53,7 @@ def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
     """Yield the problems that no value shows by itself."""
     yield from listener_problems(config)
     yield from media_problems(config)
+    yield from batch_problems(config)
     yield from command_problems(config)
     yield from _quota_problems(config)
     yield from _cache_problems(config)

@@ -30,8 +30,16 @@ def resolve_paths(config: Config, base: Path) -> Config:
     admin = msgspec.structs.replace(config.admin, files=files)
     media = _resolve_media_paths(config.media, base)
     sign_on = {name: _resolve_ca(issuer, base) for name, issuer in config.sign_on.items()}
+    batches = config.batches and msgspec.structs.replace(config.batches, dir=str(base / config.batches.dir))
     return msgspec.structs.replace(
-        config, upstreams=upstreams, tls=tls, admin=admin, state_dir=state_dir, media=media, sign_on=sign_on
+        config,
+        upstreams=upstreams,
+        tls=tls,
+        admin=admin,
+        state_dir=state_dir,
+        media=media,
+        sign_on=sign_on,
+        batches=batches,
     )
 
 

@@ -30,11 +30,11 @@ LimitAmount = (
 )
 
 LIMIT_NAME = re.compile(
-    r"(requests|tokens|inputs|images)_per_(second|minute|hour|day|month)|requests_in_flight|"
+    r"(requests|tokens|inputs|images|batch_tokens)_per_(second|minute|hour|day|month)|requests_in_flight|"
     r"budget_per_(day|month)"
 )
 LIMITS_ALLOWED = (
-    "<requests|tokens|inputs|images>_per_<second|minute|hour|day|month>, requests_in_flight, or "
+    "<requests|tokens|inputs|images|batch_tokens>_per_<second|minute|hour|day|month>, requests_in_flight, or "
     "budget_per_<day|month>"
 )
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -590,6 +590,43 @@ class IssuerSettings(Section, frozen=True, kw_only=True):
     console: ConsoleClient | None = None
 
 
+class BucketSettings(Section, frozen=True):
+    """S3-compatible bucket of `batches`, and the prefix below which the gateway may do everything.
+
+    access_key, secret_key: absent, from the environment, as Amazon's tools find them. timeout_s: of each
+    request.
+    """
+
+    name: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str = "us-east-1"
+    access_key: str = ""
+    secret_key: str = ""
+    timeout_s: PositiveFloat = 30.0
+
+
+class BatchesSettings(Section, frozen=True):
+    """Jobs of OpenAI's /v1/files and /v1/batches. Absent, there are none.
+
+    dir: folder of files and results, shared by the gateways of one Redis; with a `bucket`, only of results
+    that are not complete. file_bytes, tenant_bytes, bytes: of one file, of a tenant, of all. line_bytes,
+    lines: of an input. jobs_per_tenant: unfinished ones. keep_s: time after which files and ended jobs are
+    removed. lines_in_flight: lines that one worker runs at a time.
+    """
+
+    dir: str
+    bucket: BucketSettings | None = None
+    file_bytes: PositiveInt = 512 * 1024 * 1024
+    tenant_bytes: PositiveInt = 10 * 1024 * 1024 * 1024
+    bytes: PositiveInt = 100 * 1024 * 1024 * 1024
+    line_bytes: PositiveInt = 4 * 1024 * 1024
+    lines: PositiveInt = 200_000
+    jobs_per_tenant: PositiveInt = 100
+    keep_s: PositiveFloat = 30 * 86_400.0
+    lines_in_flight: PositiveInt = 32
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole file. trusted_proxies: networks whose x-forwarded-for header is trusted.
 
@@ -617,6 +654,7 @@ class Config(Section, frozen=True, kw_only=True):
     registry: RegistrySettings = RegistrySettings()
     media: MediaSettings = MediaSettings()
     cache: CacheSettings | None = None
+    batches: BatchesSettings | None = None
     upstreams: dict[str, UpstreamSettings]
     models: dict[str, ModelSettings]
     defaults: Defaults = Defaults()

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+# Table of files and batches where there is no Redis.
+JOBS_FILE = "batches.sqlite"
+
 
 def state_folder(state_dir: str | None, environment: Mapping[str, str]) -> Path | None:
     """Return the folder for a gateway's own files, or None if none is known. state_dir: as configured."""

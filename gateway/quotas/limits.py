@@ -28,6 +28,9 @@ Period = Literal["second", "minute", "hour", "day", "month", "in_flight"]
 # The scripts compute with doubles, which are whole numbers up to here.
 AMOUNT_MAX = 2**52
 
+# Prefix of limits that count only lines of jobs.
+BATCH = "batch_"
+
 logger = logging.getLogger("gateway")
 
 UNITS: tuple[Unit, ...] = ("requests", "tokens", "inputs", "images", "budget")
@@ -44,7 +47,7 @@ WINDOWS_US: dict[Period, int] = {
 class Limit(msgspec.Struct, frozen=True, cache_hash=True):
     """Limit of `amount` units per period.
 
-    scope: prefix of the name unless the limit is the whole tenant's: "key <id> " or "model <name> ".
+    scope: prefix of the name unless the limit is the whole tenant's: "key <id> ", "model <name> ", "batch_".
     """
 
     unit: Unit
@@ -125,8 +128,16 @@ def parse_limit(name: str, amount: float, scope: str = "") -> Limit:
     counted = budget_of(amount) if is_budget(name) else int(amount)
     if name == "requests_in_flight":
         return Limit("requests", "in_flight", counted, scope)
+    if is_batch_limit(name):
+        # The arithmetic is that of tokens; only lines of jobs are counted.
+        name, scope = name.removeprefix(BATCH), scope + BATCH
     unit, _, period = name.partition("_per_")
     return msgspec.convert({"unit": unit, "period": period, "amount": counted, "scope": scope}, Limit)
+
+
+def is_batch_limit(name: str) -> bool:
+    """Return whether a limit of this name in router.yaml counts only lines of jobs."""
+    return name.startswith(BATCH)
 
 
 class RateMeter:

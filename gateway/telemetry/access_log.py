@@ -9,6 +9,8 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.events import (
+    LINE_ROUTES,
+    BatchChanged,
     BudgetAlert,
     CallFinished,
     ConnectionFaulted,
@@ -31,7 +33,7 @@ PROBED_ROUTES = frozenset({"/livez", "/readyz", "/health", "/ping", "/models/{mo
 # An open /ui and `gateway status` request the status every second, and load balancers get / for their health
 # check. A refusal has a line: it may be an attack.
 POLLED_ROUTES = frozenset({"/admin/status", "/admin/traffic", "/admin/calls", "/"})
-QUIET_ROUTES = PROBED_ROUTES | POLLED_ROUTES
+QUIET_ROUTES = PROBED_ROUTES | POLLED_ROUTES | frozenset(LINE_ROUTES.values())
 
 # The longest IPv6 address with a zone is shorter.
 ADDRESS_CHARACTERS_MAX = 64
@@ -134,18 +136,29 @@ def log_change(event: Event) -> None:
     match event:
         case ModelStateReported():
             _log_model_state(event)
+        case BatchChanged():
+            _log_batch(event)
+        case UpstreamJudged():
+            _write(STANDING_LEVELS[event.standing], event)
+        case BudgetAlert():
+            _write(logging.WARNING, event)
+        case _:
+            _log_health(event)
+
+
+def _log_health(event: Event) -> None:
+    """Log a change of a replica or of the quota store."""
+    match event:
         case ReplicaChanged():
             _write(logging.WARNING if event.state == "down" else logging.INFO, event)
         case ConnectionFaulted() if event.pause_s:
             _write(logging.WARNING, event)
-        case DescriptionRejected(changed=True) | BudgetAlert():
+        case DescriptionRejected(changed=True):
             _write(logging.WARNING, event)
         case StoreChanged():
             _write(logging.WARNING if event.away else logging.INFO, event)
         case SpaceChecked(changed=True):
             _write(SPACE_LEVELS[event.outcome], event)
-        case UpstreamJudged():
-            _write(STANDING_LEVELS[event.standing], event)
 
 
 def _write(level: int, event: Logged) -> None:
@@ -161,6 +174,17 @@ def _log_model_state(event: ModelStateReported) -> None:
         logger.info("upstream %s: its model was unloaded (%s)", event.upstream, reason)
     if event.out_of_memory:
         logger.warning("upstream %s: a batch did not fit into memory and was split", event.upstream)
+
+
+def _log_batch(event: BatchChanged) -> None:
+    logger.info(
+        "batch %s of tenant %s is %s: %d lines completed, %d failed",
+        event.batch,
+        event.tenant,
+        event.status,
+        event.completed,
+        event.failed,
+    )
 
 
 def _replica_line(event: ReplicaChanged) -> str:

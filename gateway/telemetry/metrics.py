@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from gateway import __version__
 from gateway.events import (
     AttemptFinished,
+    BatchChanged,
     CacheLookedUp,
     CallFinished,
     CanaryCompared,
@@ -43,6 +44,7 @@ from gateway.events import (
     UpstreamJudged,
     UpstreamTried,
 )
+from gateway.telemetry.batch_metrics import BatchMetrics, ReadBatches
 from gateway.telemetry.budget_metrics import BudgetMetrics
 from gateway.telemetry.cache_metrics import CacheMetrics
 from gateway.telemetry.call_metrics import AttemptMetrics, CallMetrics
@@ -100,6 +102,8 @@ class Metrics:
         self._cache = CacheMetrics(create)
         self._budgets = BudgetMetrics(create, removes_series=worker is None)
         self._groups = GroupMetrics(create)
+        self._batches = BatchMetrics(create)
+        self._read_batches: ReadBatches = lambda: (0, 0)
         self._store_changes = create.counter(
             "quota_store_changes", "Times that the quota store became unreachable, or recovered.", ("change",)
         )
@@ -121,6 +125,10 @@ class Metrics:
         self._sources = sources
         self._models.keep_only(sources.engines.keys(), removes_series=self._process is None)
         self._groups.keep_only(sources.judged, removes_series=self._process is None)
+
+    def watch_batches(self, read: ReadBatches) -> None:
+        """Set the source of the state of batches."""
+        self._read_batches = read
 
     async def refresh_forever(self) -> None:
         """Write this worker's gauges for the other workers every REFRESH_S."""
@@ -154,12 +162,15 @@ class Metrics:
                 self._observe_surroundings(event)
 
     def _observe_surroundings(self, event: Event) -> None:
-        """Count an event of the store or of a process."""
-        if isinstance(event, StoreChanged):
-            self._store_away.set(1 if event.away else 0)
-            self._store_changes.labels("away" if event.away else "back").inc()
-        elif isinstance(event, ProcessRestarted):
-            self._restarts[event.process, event.reason] = event.times
+        """Count an event of the store, of a process or of a job."""
+        match event:
+            case StoreChanged():
+                self._store_away.set(1 if event.away else 0)
+                self._store_changes.labels("away" if event.away else "back").inc()
+            case ProcessRestarted():
+                self._restarts[event.process, event.reason] = event.times
+            case BatchChanged():
+                self._batches.observe(event)
 
     def collected(self) -> list[Metric]:
         """Return the counters of all workers, and their current gauges."""
@@ -200,6 +211,7 @@ class Metrics:
         self._loads.refresh(self._sources)
         self._cache.refresh(self._sources.cache)
         self._budgets.refresh(self._sources.budgets)
+        self._batches.refresh(self._read_batches)
         if self._process is not None:
             self._process.refresh()
 

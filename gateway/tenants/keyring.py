@@ -18,7 +18,7 @@ import msgspec
 from backends.contract import Operation
 from gateway.config import schema as config
 from gateway.errors import GatewayError, QuotaUnavailable, ScopeForbidden, TenantUnknown, Unauthenticated
-from gateway.quotas.limits import Limit, parse_limit
+from gateway.quotas.limits import Limit, is_batch_limit, parse_limit
 from gateway.tenants.names import FIRST_KEY_ENDED_NOTE, FIRST_KEY_NOTE
 
 # Tenant of the first key, which is generated or taken from GATEWAY_API_KEY if no tenant is configured.
@@ -78,7 +78,8 @@ class StoredKey(msgspec.Struct, frozen=True):
 class Tenant(msgspec.Struct, frozen=True):
     """Owner of a request: its permissions and limits, narrowed to those of the key that was sent.
 
-    models: None means all. model_limits: by model, in place of the model's own limits.
+    models: None means all. model_limits: by model, in place of the model's own limits. batch_limits: count
+    only lines of jobs, in addition to `limits`.
     """
 
     name: str
@@ -92,6 +93,13 @@ class Tenant(msgspec.Struct, frozen=True):
     key_id: str = ""
     scopes: frozenset[str] = OPERATIONS
     expires_s: float | None = None
+    batch_limits: tuple[Limit, ...] = ()
+
+    def for_batches(self) -> "Tenant":
+        """Return the tenant with the limits that count for lines of its jobs."""
+        if not self.batch_limits:
+            return self
+        return msgspec.structs.replace(self, limits=self.limits + self.batch_limits)
 
     def may_use(self, model: str) -> bool:
         """Return True if this tenant may call the model of that name."""
@@ -247,6 +255,20 @@ class Keyring:
             raise QuotaUnavailable("the store of tenants is unavailable, and this one is not known")
         raise TenantUnknown(f"the tenant of this token, {key.tenant!r}, is not defined; ask the operator")
 
+    def owner_by_id(self, tenant: str, key_id: str) -> Tenant:
+        """Return the owner of a key whose job runs, with the permissions that it has now.
+
+        Raises: Unauthenticated; QuotaUnavailable if the key may be in the store, which is down.
+        """
+        owner = self._by_id.get((tenant, key_id))
+        if owner is None:
+            if self._store_unread:
+                raise QuotaUnavailable("the key store is unavailable", retry_after_s=1)
+            raise Unauthenticated("the key that created this batch, or its tenant, no longer exists")
+        if owner.expires_s is not None and owner.expires_s <= self._now_s() + self.clock_offset_s:
+            raise Unauthenticated("the key that created this batch has expired")
+        return owner
+
     def knows(self, digest: str) -> bool:
         """Return True if the key of this digest exists, even if its tenant does not."""
         return digest in self._owners or digest in self._without_tenant
@@ -285,6 +307,7 @@ class Keyring:
             for limit in owner.limits
             if limit.unit == "budget"
         )
+        self._by_id = {(owner.name, owner.key_id): owner for _, owner in self._owners.values()}
         before = _ids_by_tenant(self._without_tenant.values())
         self._without_tenant = {key.digest: key for key in self._stored_keys if key.tenant not in tenants}
         for tenant, ids in _ids_by_tenant(self._without_tenant.values()).items():
@@ -339,13 +362,14 @@ def _configured_key(tenant: str, key: str | config.Key, index: int) -> StoredKey
 
 
 def _owner(settings: config.TenantConfig, key: StoredKey) -> Tenant:
-    limits = [parse_limit(name, amount) for name, amount in settings.limits.items()]
+    limits = [(parse_limit(name, amount), name) for name, amount in settings.limits.items()]
     # A key's own limits are counted in addition to the tenant's, under names with the key's id.
-    limits += [parse_limit(name, amount, f"key {key.id} ") for name, amount in key.limits.items()]
+    limits += [(parse_limit(name, amount, f"key {key.id} "), name) for name, amount in key.limits.items()]
     return Tenant(
         key.tenant,
         models=_intersection(settings.models, key.models),
-        limits=tuple(limits),
+        limits=tuple(limit for limit, name in limits if not is_batch_limit(name)),
+        batch_limits=tuple(limit for limit, name in limits if is_batch_limit(name)),
         model_limits={
             model: tuple(parse_limit(name, amount, model_scope(model)) for name, amount in own.items())
             for model, own in settings.model_limits.items()

@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from gateway.api.dialects import (
     nim,
     ollama,
     openai,
+    openai_batches,
     rerank,
     sie,
     tei_vertex,
@@ -33,7 +35,7 @@ from gateway.api.operators.sign_in import SignInCode
 from gateway.api.wire import tei_bodies, tei_operations, tei_predictions
 from gateway.app import ROUTES
 from gateway.instances.records import CreateInstance
-from tests.conftest import KEY, Boots
+from tests.conftest import CONFIG, KEY, Boots
 from tests.fakes.tei import FakeTei
 
 # Path of each POST → struct that it decodes. Paths below /models/{name} decode the same as at the root.
@@ -45,6 +47,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/replicas/drain": replicas.ReplicaBody,
     "/admin/replicas/undrain": replicas.ReplicaBody,
     "/admin/replicas/verify": replicas.VerifyBody,
+    "/v1/batches": openai_batches.BatchRequest,
     "/v1/embeddings": openai.OpenAIEmbeddingsRequest,
     "/v1/multi-vector": openai.OpenAIEmbeddingsRequest,
     "/embeddings": openai.OpenAIEmbeddingsRequest,
@@ -92,6 +95,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
 }
 WITHOUT_BODY = [
     "/admin/reload",
+    "/admin/batches/{batch_id}/cancel",
+    "/v1/batches/{batch_id}/cancel",
     *(f"/admin/instances/{{name}}/{action}" for action in ("start", "stop", "restart")),
     *(f"/admin/registry/{{name}}/{action}" for action in ("download", "load")),
 ]
@@ -124,6 +129,8 @@ async def test_every_post_documents_its_body_and_required_fields(boot: Boots) ->
     posts = {path: item["post"] for path, item in openapi["paths"].items() if "post" in item}
     for path in WITHOUT_BODY:
         assert "requestBody" not in posts.pop(path)
+    form = resolve(posts.pop("/v1/files")["requestBody"]["content"]["multipart/form-data"]["schema"], openapi)
+    assert {"purpose", "file"} == set(form["required"])
 
     assert BODIES.keys() == {path.removeprefix("/models/{name}") for path in posts}
     for path, post in posts.items():
@@ -189,8 +196,8 @@ async def test_documented_errors_have_the_envelopes_that_are_sent(boot: Boots) -
 
 
 @pytest.mark.parametrize("path", sorted(ROUTES.plain_paths))
-async def test_every_declared_path_is_served_and_documented(boot: Boots, path: str) -> None:
-    async with boot({"tei-0": FakeTei()}) as gateway:
+async def test_every_declared_path_is_served_and_documented(boot: Boots, path: str, tmp_path: Path) -> None:
+    async with boot({"tei-0": FakeTei()}, f"{CONFIG}batches: {{dir: {tmp_path}}}\n") as gateway:
         replies = [await gateway.client.request(method, path) for method in ("GET", "POST")]
 
     assert {404} != {reply.status_code for reply in replies}

@@ -3,7 +3,7 @@
 import csv
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,22 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 OPERATOR = "sk-operator"
 AXE = Path(__file__).parents[2] / "gateway/api/operators/console/node_modules/axe-core/axe.min.js"
-TITLES = ("Overview", "Upstreams", "Models", "Tenants and keys", "Recent calls", "Playground", "My key")
+TITLES = (
+    "Overview",
+    "Upstreams",
+    "Models",
+    "Tenants and keys",
+    "Recent calls",
+    "Jobs",
+    "Playground",
+    "My key",
+)
 CONFIG = """
 listen: 127.0.0.1:0
 workers: {workers}
 quotas: {{store: "{store}"}}
 state_dir: {state}
+batches: {{dir: {state}/batches}}
 upstreams: {{first: {{backend: tei, replicas: ["{url}"]}}}}
 currency: EUR
 models: {{bge: {{upstream: first, price_per_million_tokens: 20}}}}
@@ -288,6 +298,57 @@ def test_a_key_of_a_tenant_sees_only_its_own(browser: Any, console: ObservedPage
 
     assert "tokens_per_day" in limits
     assert has_status == 0
+
+
+def test_shows_cancels_and_fetches_batches(browser: Any, console: ObservedPage, gateway: Served) -> None:
+    with gateway.client() as client:
+        client.headers["authorization"] = f"Bearer {OPERATOR}"
+        client.put("/admin/tenants/batches", json={}).raise_for_status()
+        text = client.post("/admin/keys", json={"tenant": "batches", "id": "batches"}).json()["key"]
+        client.headers["authorization"] = f"Bearer {text}"
+        good = run_batch(
+            client, '{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}'
+        )
+        bad = run_batch(client, "no JSON")
+    console.show("Jobs")
+    console.page.wait_for_selector(f"#jobs tr:has-text('{good}'):has-text('completed'):has-text('1 of 1')")
+    console.page.wait_for_selector(
+        f"#jobs tr:has-text('{bad}'):has-text('line 1: the line is not valid JSON')"
+    )
+    everyone = console.page.inner_text("#jobs-owner")
+    own = ObservedPage(browser, gateway.url, "jobs")
+    own.use_key(text)
+    own.page.wait_for_selector(f"#jobs tr:has-text('{good}')")
+    with own.page.expect_download() as download:
+        own.page.get_by_role("button", name=f"Results of {good}").click()
+    result = Path(download.value.path()).read_text()
+    own.context.close()
+
+    assert everyone.startswith("Batches of all tenants.")
+    assert '"custom_id":"a"' in result
+    assert console.complaints == []
+
+
+def run_batch(client: httpx.Client, content: str) -> str:
+    """Run a batch to its end, and return its id."""
+    upload = {"file": ("input.jsonl", content.encode())}
+    file = until_known(lambda: client.post("/v1/files", data={"purpose": "batch"}, files=upload))["id"]
+    body = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    batch = until_known(lambda: client.post("/v1/batches", json=body))["id"]
+    end_s = time.monotonic() + 20
+    while time.monotonic() < end_s:
+        if until_known(lambda: client.get(f"/v1/batches/{batch}"))["status"] in {"completed", "failed"}:
+            return str(batch)
+    raise AssertionError("the batch has not ended")
+
+
+def until_known(send: Callable[[], httpx.Response]) -> Any:
+    """Return the reply once every worker knows the key."""
+    end_s = time.monotonic() + 10
+    while (reply := send()).status_code in {401, 403} and time.monotonic() < end_s:
+        pass
+    assert reply.status_code == 200, reply.text
+    return reply.json()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

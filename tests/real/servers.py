@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 Server = Literal["infinity", "vllm"]
-Environment = Literal["infinity", "vllm", "sentence-transformers"]
+Environment = Literal["infinity", "vllm", "sentence-transformers", "moto"]
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".real"
@@ -36,6 +36,8 @@ PACKAGES: dict[Environment, tuple[str, ...]] = {
         "openvino==2026.4.1",
         "nncf==3.4.0",
     ),
+    # A server of S3's API.
+    "moto": ("moto[s3,server]==5.2.5",),
 }
 # vLLM loads PyTorch and compiles the model, which takes minutes on two busy cores.
 START_S = 300.0
@@ -49,9 +51,10 @@ def environment(name: Environment) -> Path:
         return target
     shutil.rmtree(target, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", target], check=True)
-    # PyTorch is installed first and separately, otherwise the package would select its own build.
-    index = os.environ.get("TORCH_INDEX")
-    _pip(target, "install", *(["--index-url", index] if index else []), "-r", "requirements/torch.txt")
+    if name != "moto":
+        # PyTorch is installed first and separately, otherwise the package would select its own build.
+        index = os.environ.get("TORCH_INDEX")
+        _pip(target, "install", *(["--index-url", index] if index else []), "-r", "requirements/torch.txt")
     _pip(target, "install", *PACKAGES[name])
     if name == "vllm":
         _patch_vllm(target)
@@ -109,6 +112,16 @@ def serve_model(server: Server, model: Path, flags: Sequence[str] = ()) -> Itera
     url = f"http://127.0.0.1:{port}"
     start, variables = prepare_command(server, model, port, flags)
     with run_server(start, variables, f"{url}/health", HOME / f"{server}-{port}.log"):
+        yield url
+
+
+@contextmanager
+def bucket_server() -> Iterator[str]:
+    """Run a server of S3's API and yield its base URL."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    start = [str(environment("moto") / "bin" / "moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    with run_server(start, {}, f"{url}/moto-api/", HOME / f"moto-{port}.log"):
         yield url
 
 

@@ -13,6 +13,7 @@ from gateway.api.server.responses import ARROW
 # In the order of the document: what most callers need comes first.
 TAGS: Final[dict[str, str]] = {
     "OpenAI": "Embeddings and models, with the fields that Jina, NIM, Voyage and vLLM add.",
+    "Batches": "OpenAI's files and batches: many requests in one file.",
     "TEI": "The paths of Text Embeddings Inference.",
     "Cohere and Jina": "Embeddings and rerank as the clients of Cohere and Jina call them.",
     "vLLM": "The pooling paths of vLLM.",

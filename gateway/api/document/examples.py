@@ -12,6 +12,11 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "BatchEmbedContentsRequest": {
         "requests": [{"model": "models/bge", "content": {"parts": [{"text": text}]}} for text in TEXTS]
     },
+    "BatchRequest": {
+        "input_file_id": "file-3f0a5d5e",
+        "endpoint": "/v1/embeddings",
+        "completion_window": "24h",
+    },
     "DecodeRequest": {"ids": [101, 7592, 102]},
     "DefaultRequest": {"inputs": TEXTS},
     "DetokenizeRequest": {"tokens": [101, 7592, 102]},

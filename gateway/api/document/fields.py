@@ -23,6 +23,7 @@ FIELDS: Final[dict[str, str]] = {
         "Variables of the chat template for `messages`. Without these it may contain `instruction` only, "
         "which then takes precedence over the field."
     ),
+    "completion_window": "`24h`.",
     "content": "The input: one part with a text.",
     "continue_final_message": "Whether the text of a conversation ends with its last message, still open.",
     "data_1": "First side of the pairs: one text or a list.",
@@ -36,11 +37,13 @@ FIELDS: Final[dict[str, str]] = {
     "embedding_types": "Number formats of the vectors; the reply has one list for each.",
     "encoding_format": "`base64` packs the float32 values of a vector, little-endian, into one string.",
     "endianness": "Byte order of packed vectors; `native` is little-endian.",
+    "endpoint": "Path of every request in the file: `/v1/embeddings`, `/v2/rerank` or `/score`.",
     "expires": "Day or time, in UTC, at which the key expires. By default it does not expire.",
     "id": "Identifier of the key. By default it is generated.",
     "ids": "Token ids: one list, or a list of lists.",
     "images": "Images as `data:` URIs, instead of texts.",
     "input": "One text or a list of texts. The gateway's config bounds their number.",
+    "input_file_id": "File of requests, which was uploaded with the purpose `batch`.",
     "input_type": "Purpose of the inputs, which selects the prompt put before each of them.",
     "inputs": "One text or a list of texts. The gateway's config bounds their number.",
     "instruction": "The task in words, for a model that takes one.",
@@ -58,6 +61,7 @@ FIELDS: Final[dict[str, str]] = {
     "max_tokens_per_doc": "Number of tokens to which a document is cut; 0 is no bound.",
     "max_tokens_per_query": "Number of tokens to which a query is cut; 0 is no bound.",
     "media_io_kwargs": UNSUPPORTED,
+    "metadata": "Texts by name that are shown with the batch, at most 16.",
     "messages": (
         "A conversation, or a list of conversations, instead of `input`. The model's chat template turns "
         "each into one text."
@@ -73,6 +77,7 @@ FIELDS: Final[dict[str, str]] = {
     "outputDimensionality": "Width to which vectors are cut; 0 is the model's own.",
     "output_dimension": "Width to which vectors are cut. By default the model's own width.",
     "output_dimensionality": "The same as `outputDimensionality`.",
+    "output_expires_after": "Time for which the results are kept. By default `batches.keep_s` decides.",
     "output_dtype": "Number format of the vectors.",
     "padding": UNSUPPORTED,
     "parameters": "Options of the request.",

@@ -68,7 +68,7 @@ async def own_usage(  # noqa: PLR0913, PLR0917 - one for each parameter of the q
         tenant.expires_s,
         sorted(tenant.scopes),
         None if tenant.models is None else sorted(tenant.models),
-        {limit.name: limit.shown_amount for limit in tenant.limits},
+        {limit.name: limit.shown_amount for limit in tenant.for_batches().limits},
         {
             model: {limit.name: limit.shown_amount for limit in limits}
             for model, limits in tenant.model_limits.items()

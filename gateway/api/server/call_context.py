@@ -33,6 +33,9 @@ class CallContext:
         self.reason: str | None = None
         self.inputs = 0
         self.tokens = 0
+        self.cached_tokens = 0
+        # Of a line of a job: the id of its reservation of quota.
+        self.reservation: str | None = None
 
     def header(self, name: bytes, missing: str = "") -> str:
         """Return a header's value, the last one if it was sent several times, or `missing`."""

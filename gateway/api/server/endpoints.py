@@ -20,18 +20,19 @@ from litestar.params import FromPath, JSONBody
 from gateway.api.server.allowed_values import note_choices
 from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_values
 from gateway.api.server.decoded_bytes import decoded_bytes
+from gateway.api.server.encoding import BYTES
 from gateway.api.server.error_bodies import Dialect, document_errors
-from gateway.api.server.paths import BELOW_MODEL, NAME, route_options
+from gateway.api.server.paths import BELOW_MODEL, NAME, RouteTable, route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply, is_arrow
-from gateway.api.wire.least_costs import LEAST, LEAST_WITHOUT_TOKENS
+from gateway.api.wire.least_costs import LEAST, LEAST_OF_BATCHES, LEAST_WITHOUT_TOKENS
 from gateway.errors import InvalidInput, MalformedBody
 from gateway.quotas.limits import Cost
 
 MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
 Body: TypeAlias = bytes | bytearray
 WITHOUT_TOKENS = ("/tokenize", "/decode", "/detokenize", f"/v1/models/{NAME}/:countTokens")
-LEAST_BY_PATH = dict.fromkeys(WITHOUT_TOKENS, LEAST_WITHOUT_TOKENS)
+LEAST_BY_PATH = dict.fromkeys(WITHOUT_TOKENS, LEAST_WITHOUT_TOKENS) | {"/v1/batches": LEAST_OF_BATCHES}
 
 # Called with the decoded body, the context, the `InferenceApi` and the model's name in the path, if any.
 Handler: TypeAlias = Callable[[Any, RequestContext, Any, str | None], Awaitable[HttpReply]]
@@ -99,6 +100,16 @@ class Endpoint:
             raise
         await context.io.reply(reply)
 
+    async def reply_to_line(self, body: Body, context: RequestContext, api: Any) -> HttpReply:
+        """Return the reply to a line of a job. Raises: every error of a request."""
+        if len(body) <= UNCOUNTED_BYTES:
+            data = self.decode(body, context)
+        else:
+            data = await self._decode_large(body, context, api.inputs_max)
+        if getattr(data, "encoding_format", None) in BYTES:
+            raise InvalidInput("a line's reply is JSON: use `float` or `base64`", param="encoding_format")
+        return await self.handler(data, context, api, None)
+
     async def _decode_large(self, body: Body, context: RequestContext, inputs_max: int) -> Any:
         """Decode a body whose values are counted first. Raises: as `decode`; GatewayFull."""
         is_msgpack = self._msgpack is not None and _is_msgpack(context)
@@ -135,6 +146,13 @@ class Endpoint:
             return False
         (context.dialect,) = dialects.values()
         return True
+
+
+def endpoint_at(routes: RouteTable, path: str) -> Endpoint:
+    """Return the inference endpoint at a path without a name."""
+    endpoint = getattr(routes.parse(path).answer, "__self__", None)
+    assert isinstance(endpoint, Endpoint)
+    return endpoint
 
 
 def inference(

@@ -107,9 +107,15 @@ class InferenceApi:
         context.inputs = len(inputs_of(call.work))
         if context.is_bulk():
             call = msgspec.structs.replace(call, bulk=True)
-        caller = Caller(self.authenticator.authenticate(context), context.timeout_s(), context.cache_mode())
+        caller = Caller(
+            self.authenticator.authenticate(context),
+            context.timeout_s(),
+            context.cache_mode(),
+            context.reservation,
+        )
         served = await self.gateway.serve(call, caller, context.timeline)
         context.tokens = self._settled_tokens(served)
+        context.cached_tokens = 0 if served.cache is None else served.cache.tokens
         return served
 
     def _settled_tokens(self, served: Served) -> int:

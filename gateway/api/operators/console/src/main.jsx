@@ -7,6 +7,7 @@ import { hasKey, send, setKey, STATUS_TIMEOUT_MS } from "./api.js";
 import { clock, count, duration, zone } from "./format.js";
 import { useOnce, usePolling, useRoute, useSignOn } from "./hooks.js";
 import { Calls } from "./pages/calls.jsx";
+import { Jobs } from "./pages/jobs.jsx";
 import { Models } from "./pages/models.jsx";
 import { Overview } from "./pages/overview.jsx";
 import { Own } from "./pages/own.jsx";
@@ -25,6 +26,7 @@ const PAGES = [
   { name: "models", title: "Models", show: Models, operators: true },
   { name: "tenants", title: "Tenants and keys", show: TenantsAndKeys, operators: true },
   { name: "calls", title: "Recent calls", show: Calls, operators: true },
+  { name: "jobs", title: "Jobs", show: Jobs, operators: false },
   { name: "playground", title: "Playground", show: Playground, operators: false },
   { name: "usage", title: "My key", show: Own, operators: false },
 ];

@@ -1,0 +1,157 @@
+"""OpenAI's /v1/batches: many requests in one file, worked off behind interactive calls.
+
+Source: OpenAI OpenAPI document 2.3.0.
+"""
+
+from typing import Annotated
+
+import msgspec
+from litestar import get, post
+from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery
+
+from gateway.api.server.batches_api import BatchesApi, batch_errors
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import OPENAI, document_errors
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import HttpReply
+from gateway.api.wire.batch_objects import OPERATIONS, BatchList, BatchObject, batch_list, batch_object
+from gateway.batches.job_store import Page
+from gateway.batches.jobs import NewJob
+from gateway.errors import InvalidInput
+from gateway.tenants.keyring import Tenant
+
+FAILURES = document_errors(OPENAI)
+METADATA_MAX = 16
+METADATA_KEY_MAX = 64
+METADATA_VALUE_MAX = 512
+EXPIRES_MIN_S = 3600
+EXPIRES_MAX_S = 2_592_000
+LIST_MAX = 100
+
+
+class ExpiresAfter(msgspec.Struct):
+    """Time for which results are kept. anchor: created_at, which is the end of the batch."""
+
+    seconds: Annotated[int, msgspec.Meta(ge=EXPIRES_MIN_S, le=EXPIRES_MAX_S)]
+    anchor: str = "created_at"
+
+
+class BatchRequest(msgspec.Struct):
+    """Body of /v1/batches.
+
+    endpoint: /v1/embeddings, /v2/rerank or /score. completion_window: 24h.
+    """
+
+    input_file_id: Annotated[str, msgspec.Meta(max_length=128)]
+    endpoint: Annotated[str, msgspec.Meta(max_length=128)]
+    completion_window: Annotated[str, msgspec.Meta(max_length=32)]
+    metadata: dict[str, str] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+@inference(
+    "/v1/batches",
+    dialect=OPENAI,
+    reply=ResponseSpec(BatchObject, description="The batch, which is validated next"),
+    tags=["Batches"],
+    below_models=False,
+)
+async def create_batch(
+    data: BatchRequest, context: RequestContext, api: InferenceApi, name: str | None
+) -> HttpReply:
+    """Run the requests in an uploaded file within 24 hours, behind all interactive calls.
+
+    Each line of the file is one request: `custom_id`, `method`, `url` and `body`.
+    """
+    del api, name
+    batches: BatchesApi = context.dependencies["batches"]
+    tenant = await batches.authenticate(context)
+    new = _new_job(data, tenant)
+    with batch_errors():
+        job = await batches.jobs.create(new)
+    return HttpReply(msgspec.json.encode(batch_object(job)), {})
+
+
+def _new_job(data: BatchRequest, tenant: Tenant) -> NewJob:
+    """Return the job that a request describes. Raises: InvalidInput, ScopeForbidden."""
+    endpoint = next((path for path in OPERATIONS if path == data.endpoint), None)
+    if endpoint is None:
+        raise InvalidInput(f"`endpoint` is one of {', '.join(OPERATIONS)}", param="endpoint")
+    if data.completion_window != "24h":
+        raise InvalidInput("`completion_window` is 24h", param="completion_window")
+    tenant.require_operation(OPERATIONS[endpoint])
+    expires = data.output_expires_after
+    if expires is not None and expires.anchor != "created_at":
+        raise InvalidInput("`output_expires_after.anchor` is created_at", param="output_expires_after")
+    for key, value in (data.metadata or {}).items():
+        if len(key) > METADATA_KEY_MAX or len(value) > METADATA_VALUE_MAX:
+            raise InvalidInput(
+                f"a key of `metadata` has at most {METADATA_KEY_MAX} characters, and a value "
+                f"{METADATA_VALUE_MAX}",
+                param="metadata",
+            )
+    if len(data.metadata or {}) > METADATA_MAX:
+        raise InvalidInput(f"`metadata` has at most {METADATA_MAX} pairs", param="metadata")
+    keep_s = None if expires is None else float(expires.seconds)
+    return NewJob(tenant.name, tenant.key_id, endpoint, data.input_file_id, data.metadata, keep_s)
+
+
+@get("/v1/batches", responses=FAILURES, tags=["Batches"])
+async def list_batches(
+    context: NamedDependency[RequestContext],
+    batches: NamedDependency[BatchesApi],
+    after: FromQuery[str | None] = None,
+    limit: FromQuery[int] = 20,
+) -> BatchList:
+    """List the tenant's batches, newest first."""
+    tenant = await batches.authenticate(context)
+    return await page_of_batches(batches, tenant.name, after, limit)
+
+
+async def page_of_batches(
+    batches: BatchesApi, tenant: str | None, after: str | None, limit: int
+) -> BatchList:
+    """Return a page of batches. tenant: None for all. Raises: InvalidInput, BatchesUnavailable."""
+    if not 1 <= limit <= LIST_MAX:
+        raise InvalidInput(f"`limit` is from 1 to {LIST_MAX}", param="limit")
+    with batch_errors():
+        jobs, has_more = await batches.jobs.list(Page("batch", tenant, limit, after))
+    return batch_list(jobs, has_more=has_more)
+
+
+@get("/v1/batches/{batch_id:str}", responses=FAILURES, tags=["Batches"])
+async def get_batch(
+    context: NamedDependency[RequestContext],
+    batches: NamedDependency[BatchesApi],
+    batch_id: FromPath[str],
+) -> BatchObject:
+    """Describe one batch of the tenant, with its counts so far."""
+    tenant = await batches.authenticate(context)
+    with batch_errors():
+        return batch_object(await batches.jobs.get(tenant.name, batch_id))
+
+
+@post(
+    "/v1/batches/{batch_id:str}/cancel",
+    status_code=200,
+    responses=FAILURES,
+    tags=["Batches"],
+)
+async def cancel_batch(
+    context: NamedDependency[RequestContext],
+    batches: NamedDependency[BatchesApi],
+    batch_id: FromPath[str],
+) -> BatchObject:
+    """Cancel one batch of the tenant.
+
+    Requests that run are finished, and the results so far are kept.
+    """
+    tenant = await batches.authenticate(context)
+    with batch_errors():
+        return batch_object(await batches.jobs.cancel(tenant.name, batch_id))
+
+
+HANDLERS = [create_batch, list_batches, get_batch, cancel_batch]

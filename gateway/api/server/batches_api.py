@@ -1,0 +1,95 @@
+"""The part of the gateway that handlers of files and jobs use."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from gateway.api.server.authentication import Authenticator
+from gateway.api.server.call_context import CallContext
+from gateway.batches.files import Files
+from gateway.batches.job_store import JobStoreUnavailable
+from gateway.batches.jobs import Jobs
+from gateway.batches.objects import ObjectsUnavailable
+from gateway.batches.service import Batches
+from gateway.errors import BatchesUnavailable, FileStorageFull, NotFound, ScopeForbidden
+from gateway.tenants.keyring import OPERATIONS, Tenant
+
+# Uploads of one worker, and of one tenant in it: each has buffers and an open file.
+UPLOADS_MAX = 64
+UPLOADS_PER_TENANT = 8
+# Longest wait of a request that comes while a starting gateway reads its files.
+START_S = 2.0
+OFF = "this gateway has no files and batches: add the section `batches` to its router.yaml"
+
+
+class BatchesApi:
+    """Collaborators of handlers of files and jobs. parts: None if the configuration has no jobs."""
+
+    def __init__(self, authenticator: Authenticator, parts: Batches | None) -> None:
+        self._authenticator = authenticator
+        self._parts = parts
+        self._uploads: dict[str, int] = {}
+
+    async def authenticate(self, context: CallContext) -> Tenant:
+        """Return the tenant of a request's key, if files and jobs are served.
+
+        Raises: Unauthenticated, AuthThrottled, ScopeForbidden, NotFound, BatchesUnavailable.
+        """
+        tenant = self._authenticator.authenticate(context)
+        if not tenant.scopes & OPERATIONS:
+            raise ScopeForbidden("this key is for no operation of models, and has no files and batches")
+        await self.require()
+        return tenant
+
+    async def require(self) -> None:
+        """Check that files and jobs are served; wait for a start. Raises: NotFound, BatchesUnavailable."""
+        readiness = self._opened.readiness
+        if readiness.problem is not None and not readiness.ready.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(START_S):
+                    await readiness.ready.wait()
+        if readiness.problem is not None:
+            raise BatchesUnavailable(readiness.problem)
+
+    @property
+    def _opened(self) -> Batches:
+        if self._parts is None:
+            raise NotFound(OFF)
+        return self._parts
+
+    @property
+    def files(self) -> Files:
+        """Files of all tenants. Raises: NotFound."""
+        return self._opened.files
+
+    @property
+    def jobs(self) -> Jobs:
+        """Jobs of all tenants. Raises: NotFound."""
+        return self._opened.jobs
+
+    @contextmanager
+    def uploading(self, tenant: str) -> Iterator[None]:
+        """Take the permit of one upload. Raises: BatchesUnavailable."""
+        own = self._uploads.get(tenant, 0)
+        if own >= UPLOADS_PER_TENANT or sum(self._uploads.values()) >= UPLOADS_MAX:
+            raise BatchesUnavailable("too many files are uploaded at once; try again")
+        self._uploads[tenant] = own + 1
+        try:
+            yield
+        finally:
+            self._uploads[tenant] -= 1
+            if not self._uploads[tenant]:
+                del self._uploads[tenant]
+
+
+@contextmanager
+def batch_errors() -> Iterator[None]:
+    """Translate outages of the stores of files and jobs. Raises: BatchesUnavailable, FileStorageFull."""
+    try:
+        yield
+    except ObjectsUnavailable as error:
+        if error.is_full:
+            raise FileStorageFull("the gateway's disk for files is full; try again later") from error
+        raise BatchesUnavailable(f"files cannot be read or written now: {error}") from error
+    except JobStoreUnavailable as error:
+        raise BatchesUnavailable(str(error)) from error

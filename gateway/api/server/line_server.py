@@ -1,0 +1,139 @@
+"""Lines of jobs, run through the same stages as callers' requests, without a connection."""
+
+import logging
+import time
+from collections.abc import Mapping
+
+from gateway.api.server.call_io import CallIO, Message
+from gateway.api.server.endpoints import Endpoint
+from gateway.api.server.error_bodies import OPENAI, render_error
+from gateway.api.server.error_translation import as_gateway_error
+from gateway.api.server.in_flight import InFlight
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.paths import Target
+from gateway.api.server.request_context import RequestContext
+from gateway.api.wire.batch_objects import OPERATIONS
+from gateway.api.wire.least_costs import LEAST
+from gateway.batches.line_server import LineRequest
+from gateway.batches.records import Endpoint as EndpointPath
+from gateway.batches.records import LineProblem
+from gateway.batches.results import LineReply
+from gateway.errors import GatewayError, Internal
+from gateway.events import LINE_ROUTES, CallFinished, Observe
+
+# Lines yield to interactive calls.
+HEADERS = [(b"x-priority", b"bulk")]
+
+logger = logging.getLogger("gateway")
+
+
+class GatewayLineServer:
+    """Runs lines in this process. endpoints: by path. observe: takes one event for each try of a line."""
+
+    def __init__(
+        self,
+        api: InferenceApi,
+        endpoints: Mapping[EndpointPath, Endpoint],
+        in_flight: InFlight,
+        observe: Observe,
+    ) -> None:
+        self._api = api
+        self._endpoints = endpoints
+        self._in_flight = in_flight
+        self._observe = observe
+
+    async def serve(self, request: LineRequest) -> LineReply:
+        """Return the reply to a line. Raises: GatewayError."""
+        context = self._context(request)
+        context.tenant = self._api.gateway.keyring.owner_by_id(request.tenant, request.key).for_batches()
+        status = 500
+        try:
+            reply = await self._reply(request, context)
+            status = 200
+        except GatewayError as error:
+            context.outcome, status = error.kind, error.facts.status
+            raise
+        finally:
+            context.io.release()
+            self._observe(_finished(request, context, status))
+        return reply
+
+    async def _reply(self, request: LineRequest, context: RequestContext) -> LineReply:
+        try:
+            body = bytes(request.body)
+            self._in_flight.hold(context.io, len(body))
+            reply = await self._endpoints[request.endpoint].reply_to_line(body, context, self._api)
+        except Exception as error:
+            charged = await self._api.charge_failure(context, error, LEAST)
+            failure = as_gateway_error(charged)
+            if isinstance(failure, Internal):
+                logger.error("line %s failed", request.id, exc_info=error)  # noqa: TRY400 - it may be a cause
+            raise failure from error
+        return LineReply(
+            reply.status, bytes(reply.body), context.request_id, context.tokens, context.cached_tokens
+        )
+
+    async def settle(self) -> None:
+        """Wait until the quota store has what all lines so far have cost. Raises: QuotaUnavailable."""
+        await self._api.gateway.flush_settlements()
+
+    def reply_to(self, error: GatewayError) -> LineReply:
+        """Return the reply that reports an error, in OpenAI's form."""
+        reply = render_error(error, OPENAI)
+        return LineReply(reply.status, bytes(reply.body), "")
+
+    def check_model(
+        self, tenant: str, key: str, endpoint: EndpointPath, model: str | None
+    ) -> LineProblem | None:
+        """Return why lines with this model cannot be served, None if they can, or might soon."""
+        gateway = self._api.gateway
+        operation = OPERATIONS[endpoint]
+        try:
+            owner = gateway.keyring.owner_by_id(tenant, key)
+            owner.require_operation(operation)
+            gateway.routes.resolve(owner, model, operation)
+        except GatewayError as error:
+            if error.facts.retryable:
+                return None
+            return LineProblem(error.facts.openai_code or error.kind, error.message)
+        return None
+
+    def is_draining(self) -> bool:
+        """Return whether the process is about to stop."""
+        return self._in_flight.draining
+
+    def _context(self, request: LineRequest) -> RequestContext:
+        scope = {"headers": HEADERS, "http_version": "1.1"}
+        target = Target(LINE_ROUTES[request.endpoint], OPENAI, request.endpoint)
+        context = RequestContext(scope, target, {})
+        context.io = CallIO(scope, _receive, _send, self._in_flight, 0)
+        context.io.tenant = request.tenant
+        context.reservation = request.id
+        return context
+
+
+def _finished(request: LineRequest, context: RequestContext, status: int) -> CallFinished:
+    timeline = context.timeline
+    return CallFinished(
+        request_id=context.request_id,
+        method="POST",
+        route=context.target.label,
+        status=status,
+        outcome=context.outcome,
+        duration_s=time.perf_counter() - timeline.started_s,
+        tenant=request.tenant,
+        model=timeline.model,
+        inputs=context.inputs,
+        tokens=context.tokens,
+        operation=timeline.operation,
+        stages=timeline.laps,
+        key_id=request.key,
+    )
+
+
+async def _receive() -> Message:
+    raise NotImplementedError
+
+
+async def _send(_: Message) -> None:
+    raise NotImplementedError

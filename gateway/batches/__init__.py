@@ -1,0 +1,1 @@
+"""Jobs: files of requests that callers upload, which the gateway works off behind interactive calls."""

@@ -1,0 +1,194 @@
+"""Files of tenants: uploads with bounds, content, removal."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+import msgspec
+
+from gateway.batches import names
+from gateway.batches.job_store import ByteBounds, JobTable, Page, StorageFull, file_of, file_row
+from gateway.batches.objects import Objects, ObjectsUnavailable, Upload
+from gateway.batches.records import FileRecord, FinalRecord, new_id
+from gateway.config.schema import BatchesSettings
+from gateway.errors import BodyTooLarge, FileStorageFull, InvalidInput, NotFound
+
+# Bytes of an upload of unknown length are reserved in steps.
+STEP_BYTES = 16 * 1024 * 1024
+# Rows that are read at a time while a list is filtered.
+ROWS_AT_ONCE = 500
+
+
+class NewFile(msgspec.Struct, frozen=True):
+    """Facts about an upload that are known when it ends. expires_after_s: of its owner's choice."""
+
+    filename: str
+    purpose: str
+    expires_after_s: int | None = None
+
+
+class FileUpload:
+    """One upload. Its bytes are reserved before they are written."""
+
+    def __init__(self, files: "Files", record: FileRecord, upload: Upload) -> None:
+        self._files = files
+        self._record = record
+        self._upload = upload
+        self._size = 0
+
+    async def write(self, data: bytes) -> None:
+        """Append bytes. Raises: BodyTooLarge, FileStorageFull, ObjectsUnavailable, JobStoreUnavailable."""
+        self._size += len(data)
+        if self._size > self._files.settings.file_bytes:
+            raise too_large(self._files.settings.file_bytes)
+        if self._size > self._record.bytes:
+            reserved = min(self._size + STEP_BYTES, self._files.settings.file_bytes)
+            self._record = msgspec.structs.replace(self._record, bytes=reserved)
+            await self._files.reserve(self._record)
+        await self._upload.write(data)
+
+    async def commit(self, new: NewFile) -> FileRecord:
+        """Let the file appear. Raises: ObjectsUnavailable, JobStoreUnavailable."""
+        files, record = self._files, self._record
+        await self._upload.commit()
+        expires_s = record.expires_s
+        if new.expires_after_s is not None:
+            expires_s = min(expires_s, record.created_s + new.expires_after_s)
+        ready = FileRecord(
+            record.id,
+            record.tenant,
+            new.filename,
+            new.purpose,
+            self._size,
+            record.created_s,
+            expires_s,
+        )
+        await files.objects.create(names.record_of_file(ready.id), msgspec.json.encode(ready))
+        await files.table.put(file_row(ready))
+        return ready
+
+    async def abort(self) -> None:
+        """Drop the upload. Raises: JobStoreUnavailable."""
+        await self._upload.abort()
+        await self._files.table.remove(self._record.id)
+
+
+class Files:
+    """Files of all tenants. now_s: seconds since 1970."""
+
+    def __init__(
+        self,
+        settings: BatchesSettings,
+        objects: Objects,
+        table: JobTable,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings
+        self.objects = objects
+        self.table = table
+        self._now_s = now_s
+
+    @property
+    def bounds(self) -> ByteBounds:
+        """Bounds on the bytes of files."""
+        return ByteBounds(self.settings.tenant_bytes, self.settings.bytes)
+
+    async def start(self, tenant: str, announced_bytes: int) -> FileUpload:
+        """Begin an upload. announced_bytes: reserved at once; 0 if its length is unknown.
+
+        Raises: BodyTooLarge, FileStorageFull, ObjectsUnavailable, JobStoreUnavailable.
+        """
+        now_s = self._now_s()
+        reserved = min(announced_bytes, self.settings.file_bytes)
+        expires_s = now_s + self.settings.keep_s
+        record = FileRecord(new_id("file-"), tenant, "", "", reserved, now_s, expires_s, is_ready=False)
+        await self.reserve(record)
+        try:
+            upload = await self.objects.start(names.data_of_file(record.id))
+        except ObjectsUnavailable:
+            await self.table.remove(record.id)
+            raise
+        return FileUpload(self, record, upload)
+
+    async def reserve(self, record: FileRecord) -> None:
+        """Reserve the bytes of a file. Raises: FileStorageFull, JobStoreUnavailable."""
+        try:
+            await self.table.put(file_row(record), self.bounds)
+        except StorageFull as error:
+            raise _full(self.settings, error) from error
+
+    async def get(self, tenant: str, id_: str) -> FileRecord:
+        """Return a file of a tenant. Raises: NotFound, JobStoreUnavailable."""
+        row = await self.table.get(id_)
+        if row is None or row.kind != "file" or not row.is_shown or row.tenant != tenant:
+            raise NotFound(f"there is no file {id_!r}", param="file_id")
+        record = file_of(row)
+        if record.expires_s <= self._now_s():
+            raise NotFound(f"the file {id_!r} has expired", param="file_id")
+        return record
+
+    async def list(self, page: Page, purpose: str | None) -> tuple[list[FileRecord], bool]:
+        """Return files of a tenant and whether there are more. Raises: JobStoreUnavailable."""
+        found: list[FileRecord] = []
+        after, now_s = page.after, self._now_s()
+        while True:
+            part = msgspec.structs.replace(page, after=after, limit=ROWS_AT_ONCE)
+            rows = await self.table.rows(part)
+            records = [file_of(row) for row in rows]
+            found += [
+                record for record in records if record.expires_s > now_s and purpose in {None, record.purpose}
+            ]
+            if len(found) > page.limit or len(rows) < ROWS_AT_ONCE:
+                return found[: page.limit], len(found) > page.limit
+            after = rows[-1].id
+
+    async def remove(self, tenant: str, id_: str) -> None:
+        """Remove a file of a tenant.
+
+        Raises: NotFound, InvalidInput, ObjectsUnavailable, JobStoreUnavailable.
+        """
+        record = await self.get(tenant, id_)
+        for row in await self.table.active():
+            if f'"{id_}"' in row.data:
+                raise InvalidInput(f"{row.id} reads this file; cancel it first", param="file_id")
+        await self.discard(record)
+
+    async def discard(self, record: FileRecord) -> None:
+        """Remove a file and its content. Raises: ObjectsUnavailable, JobStoreUnavailable."""
+        content: Sequence[str] = [names.data_of_file(record.id)]
+        if record.job is not None:
+            content = await self._results_of(record)
+        # The record goes first: a file without content would be listed.
+        await self.objects.remove([names.record_of_file(record.id)])
+        await self.table.remove(record.id)
+        await self.objects.remove(content)
+
+    async def content(self, record: FileRecord) -> AsyncGenerator[bytes, None]:
+        """Yield the blocks of a file. Raises: ObjectsUnavailable."""
+        content: Sequence[str] = [names.data_of_file(record.id)]
+        if record.job is not None:
+            content = await self._results_of(record)
+        for name in content:
+            async for block in self.objects.stream(name):
+                yield block
+
+    async def _results_of(self, record: FileRecord) -> Sequence[str]:
+        """Return the objects of a file of results, in their order. Raises: ObjectsUnavailable."""
+        assert record.job is not None
+        assert record.part is not None
+        found = await self.objects.read(names.final(record.job))
+        if found is None:
+            return []
+        return msgspec.json.decode(found, type=FinalRecord).parts[record.part]
+
+
+def too_large(bytes_max: int) -> BodyTooLarge:
+    """Return the error of a file that is too large."""
+    return BodyTooLarge(f"the file is larger than {bytes_max} bytes (`batches.file_bytes`)", param="file")
+
+
+def _full(settings: BatchesSettings, error: StorageFull) -> FileStorageFull:
+    if error.of_tenant:
+        return FileStorageFull(
+            f"your files take all of the {settings.tenant_bytes} bytes that a tenant may store; delete some"
+        )
+    return FileStorageFull("the files of all tenants take all of the gateway's storage; try again later")

@@ -1,0 +1,177 @@
+"""Table of files and jobs, and the queue of chunks: the protocol that SQLite and Redis share.
+
+Rule: nothing here is the only copy. The objects of `objects.py` are enough to build it again.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from gateway.batches.records import ChunkResult, FileRecord, Job
+
+Kind = Literal["file", "batch"]
+# Number in the queue that stands for the validation of a job's input.
+VALIDATION = -1
+# A chunk whose owner has not renewed it for this long belongs to the next one that asks.
+LEASE_S = 15.0
+RENEW_S = 4.0
+
+
+class JobStoreUnavailable(Exception):
+    """The table cannot be reached now. The message is safe to log."""
+
+
+class StorageFull(Exception):
+    """A bound on the bytes of files would be exceeded. of_tenant: by one tenant's files."""
+
+    def __init__(self, *, of_tenant: bool) -> None:
+        super().__init__()
+        self.of_tenant = of_tenant
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row of the table.
+
+    at_ms: creation, since 1970. bytes: that count towards the bounds. is_shown: it appears in lists.
+    is_active: a job that has not ended. data: JSON of the record.
+    """
+
+    kind: Kind
+    id: str
+    tenant: str
+    at_ms: int
+    bytes: int
+    is_shown: bool
+    is_active: bool
+    data: str
+
+
+class ByteBounds(msgspec.Struct, frozen=True):
+    """Bounds on the bytes of the files of one tenant, and of all."""
+
+    tenant: int
+    total: int
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Part of a list that is asked for. tenant: None for all. after: id of the last one seen."""
+
+    kind: Kind
+    tenant: str | None
+    limit: int
+    after: str | None = None
+    newest_first: bool = True
+
+
+class JobTable(Protocol):
+    """Rows of files and jobs. Every method raises JobStoreUnavailable."""
+
+    async def put(self, row: Row, bounds: ByteBounds | None = None) -> None:
+        """Add or replace a row. bounds: checked if the row takes more bytes. Raises: StorageFull."""
+
+    async def get(self, id_: str) -> Row | None:
+        """Return a row, None if there is none."""
+
+    async def remove(self, id_: str) -> None:
+        """Remove a row; a missing one is no error."""
+
+    async def rows(self, page: Page) -> list[Row]:
+        """Return shown rows in the order of their creation; none if the row before them is gone."""
+
+    async def active(self) -> list[Row]:
+        """Return the jobs that have not ended, oldest first."""
+
+    async def unfinished(self, before_ms: int) -> list[str]:
+        """Return the ids of uploads that began before this time and were never completed."""
+
+    async def used_bytes(self) -> int:
+        """Return the bytes of all files."""
+
+    async def agree(self, identity: str) -> str:
+        """Return the identity of the objects that the table belongs to: this one, unless others differ."""
+
+    async def beat(self) -> int:
+        """Return a number that is higher each time, unless the store has lost data."""
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+
+
+class ChunkQueue(Protocol):
+    """Chunks of jobs that have no result yet, and the results of the others.
+
+    Every method raises JobStoreUnavailable.
+    """
+
+    async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
+        """Add chunks of a job to the queue. Adding one twice is no error."""
+
+    async def claim(self, job: str, owner: str) -> int | None:
+        """Return a chunk that no live owner has, None if there is none."""
+
+    async def renew(self, job: str, chunks: Sequence[int], owner: str) -> None:
+        """Keep chunks for another lease."""
+
+    async def release(self, job: str, chunk: int, owner: str) -> None:
+        """Let others claim a chunk at once."""
+
+    async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
+        """Take a chunk whose result is stored off the queue. result: None for a validation."""
+
+    async def progress(self, job: str) -> dict[int, ChunkResult]:
+        """Return the results of finished chunks."""
+
+    async def is_queued(self, job: str) -> bool:
+        """Return whether the queue knows the job."""
+
+    async def has_chunks(self, job: str) -> bool:
+        """Return whether a chunk of the job is in the queue, or in the hands of an owner."""
+
+    async def drop(self, job: str) -> None:
+        """Remove a job's chunks and their results."""
+
+
+class JobStore(msgspec.Struct, frozen=True):
+    """A table and a queue in one store."""
+
+    table: JobTable
+    queue: ChunkQueue
+
+
+def file_row(record: FileRecord) -> Row:
+    """Return the row of a file."""
+    return Row(
+        "file",
+        record.id,
+        record.tenant,
+        round(record.created_s * 1000),
+        record.bytes,
+        record.is_ready,
+        is_active=False,
+        data=msgspec.json.encode(record).decode(),
+    )
+
+
+def job_row(job: Job) -> Row:
+    """Return the row of a job."""
+    return Row(
+        "batch",
+        job.id,
+        job.tenant,
+        round(job.created_s * 1000),
+        0,
+        is_shown=True,
+        is_active=not job.is_over,
+        data=msgspec.json.encode(job).decode(),
+    )
+
+
+def file_of(row: Row) -> FileRecord:
+    """Return the file of a row."""
+    return msgspec.json.decode(row.data, type=FileRecord)
+
+
+def job_of(row: Row) -> Job:
+    """Return the job of a row."""
+    return msgspec.json.decode(row.data, type=Job)

@@ -1,0 +1,38 @@
+"""Protocol of what runs a line: the gateway's own request path, without HTTP."""
+
+from typing import Protocol
+
+import msgspec
+
+from gateway.batches.records import Endpoint, LineProblem
+from gateway.batches.results import LineReply
+from gateway.errors import GatewayError
+
+
+class LineRequest(msgspec.Struct, frozen=True):
+    """A line to run. id: the same for each try after a kill. key: id of the key that created the job."""
+
+    id: str
+    tenant: str
+    key: str
+    endpoint: Endpoint
+    body: msgspec.Raw
+
+
+class LineServer(Protocol):
+    """Runs lines as calls of class bulk, with the permissions and limits that their key has now."""
+
+    async def serve(self, request: LineRequest) -> LineReply:
+        """Return the reply to a line. Raises: GatewayError."""
+
+    async def settle(self) -> None:
+        """Wait until the quota store has what all lines so far have cost. Raises: QuotaUnavailable."""
+
+    def reply_to(self, error: GatewayError) -> LineReply:
+        """Return the reply that reports an error."""
+
+    def check_model(self, tenant: str, key: str, endpoint: Endpoint, model: str | None) -> LineProblem | None:
+        """Return why lines of a key with this model cannot be served, None if they can."""
+
+    def is_draining(self) -> bool:
+        """Return whether the process is about to stop."""

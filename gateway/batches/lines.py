@@ -1,0 +1,249 @@
+"""Validation of a job's input, line by line, and its division into chunks. Pure.
+
+The input arrives in blocks of any size. Only the unfinished last line of a block is kept, and sixteen bytes
+for each line, by which repeated ids are found.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from gateway.batches.records import Chunk, LineProblem, Plan
+
+# A caller mends a file by its first problems; a list of a million helps no one.
+PROBLEMS_MAX = 100
+CUSTOM_ID_CHARACTERS_MAX = 512
+MESSAGE_CHARACTERS_MAX = 200
+DIGEST_BYTES = 16
+# First bytes of files that are no JSON Lines, and their names.
+FOREIGN = (
+    (b"\x1f\x8b", "is compressed with gzip: upload it uncompressed"),
+    (b"PK\x03\x04", "is a zip archive: upload the file inside it"),
+    (b"\x28\xb5\x2f\xfd", "is compressed with zstd: upload it uncompressed"),
+    (b"BZh", "is compressed with bzip2: upload it uncompressed"),
+    (b"PAR1", "is a Parquet file: write one JSON object in each line"),
+    (b"\xef\xbb\xbf", "begins with a byte order mark: save it as UTF-8 without one"),
+    (b"\xff\xfe", "is UTF-16: save it as UTF-8"),
+    (b"\xfe\xff", "is UTF-16: save it as UTF-8"),
+    (b"[", "is a JSON array: write one JSON object in each line"),
+)
+LONGEST_MARK = 4
+
+# Returns why lines with this model cannot be served, None if they can.
+CheckModel = Callable[[str | None], LineProblem | None]
+
+
+class BodyHead(msgspec.Struct):
+    """The part of a request's body that is checked before the job begins."""
+
+    model: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+
+
+class InputLine(msgspec.Struct):
+    """One line of the input."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: BodyHead
+
+
+class RunLine(msgspec.Struct):
+    """The part of a valid line that is needed to run it."""
+
+    custom_id: str
+    body: msgspec.Raw
+
+
+class LineRules(msgspec.Struct, frozen=True):
+    """Bounds on an input and on a chunk. endpoint: `url` of every line."""
+
+    endpoint: str
+    lines_max: int
+    line_bytes: int
+    chunk_lines: int = 128
+    chunk_bytes: int = 1024 * 1024
+
+
+class LineChecker:
+    """Checks one input. check_model: asked once for each model."""
+
+    def __init__(self, rules: LineRules, check_model: CheckModel) -> None:
+        self._rules = rules
+        self._check_model = check_model
+        self._decoder = msgspec.json.Decoder(InputLine)
+        self._models: dict[str | None, LineProblem | None] = {}
+        self._problems: list[LineProblem] = []
+        self._digests = bytearray()
+        self._chunks: list[Chunk] = []
+        self._first = 0
+        self._start = 0
+        self._rest = b""
+        self._skips_line = False
+        self._offset = 0
+        self._number = 0
+        self._is_begun = False
+        self._is_foreign = False
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Return whether reading on would find nothing of use."""
+        has_too_many = self._number > self._rules.lines_max
+        return self._is_foreign or has_too_many or len(self._problems) >= PROBLEMS_MAX
+
+    def feed(self, block: bytes) -> None:
+        """Check the lines that end in the next block."""
+        if not self._is_begun:
+            if len(self._rest) + len(block) < LONGEST_MARK:
+                self._rest += block
+                return
+            self._begin(self._rest + block)
+        *lines, rest = (self._rest + block).split(b"\n")
+        self._rest = b""
+        for line in lines:
+            if self.is_hopeless:
+                return
+            self._take(line, 1)
+        self._rest = rest
+        if len(rest) > self._rules.line_bytes and not self._skips_line:
+            self._too_long(self._number + 1)
+            self._skips_line = True
+        if self._skips_line:
+            self._offset += len(rest)
+            self._rest = b""
+
+    def finish(self, now_s: float) -> Plan:
+        """Return the plan, which has problems if the input cannot be run."""
+        if not self._is_begun:
+            self._begin(self._rest)
+        if not self.is_hopeless and (self._rest or self._skips_line):
+            self._take(self._rest, 0)
+        self._close_chunk()
+        if self._number > self._rules.lines_max:
+            self._add("too_many_lines", f"the file has more than {self._rules.lines_max} lines", None, None)
+        if not self._number and not self._problems:
+            self._add("empty_file", "the file has no lines", None, None)
+        self._find_repeated_ids()
+        if self._problems:
+            return Plan(now_s, problems=tuple(self._problems[:PROBLEMS_MAX]))
+        model = next(iter(self._models)) if len(self._models) == 1 else None
+        return Plan(now_s, self._number, tuple(self._chunks), model)
+
+    def _begin(self, head: bytes) -> None:
+        self._is_begun = True
+        for mark, problem in FOREIGN:
+            if head.startswith(mark):
+                self._add("invalid_file", f"the file {problem}", None, 1)
+                # Everything else would be a consequence of that.
+                self._is_foreign = True
+                return
+
+    def _take(self, line: bytes, newline: int) -> None:
+        """Check one line, which has ended. newline: number of bytes after it."""
+        size = len(line) + newline
+        self._number += 1
+        if self._skips_line:
+            self._skips_line = False
+        elif self._number > self._rules.lines_max:
+            return
+        elif len(line) > self._rules.line_bytes:
+            self._too_long(self._number)
+        else:
+            self._check(line)
+        self._extend_chunk(size)
+
+    def _check(self, line: bytes) -> None:
+        number = self._number
+        if not line.strip():
+            self._digests += number.to_bytes(DIGEST_BYTES)
+            self._add("blank_line", "the line is blank", None, number)
+            return
+        parsed = self._parsed(line)
+        if parsed is None:
+            self._digests += number.to_bytes(DIGEST_BYTES)
+            return
+        digest = hashlib.blake2b(parsed.custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
+        self._digests += digest.digest()
+        self._check_fields(parsed)
+
+    def _parsed(self, line: bytes) -> InputLine | None:
+        """Return the line, or None after a problem was added."""
+        try:
+            # The decoder does not look into the texts of fields that it skips.
+            line.decode()
+            return self._decoder.decode(line)
+        except msgspec.ValidationError as error:
+            reason, _, place = str(error).partition(" - at `$")
+            field = place.strip("`.") or None
+            self._add("invalid_request", _cut(reason), field, self._number)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+            self._add("invalid_json_line", _cut(f"the line is not valid JSON: {reason}"), None, self._number)
+        except RecursionError:
+            self._add("invalid_json_line", "the line is nested too deeply", None, self._number)
+        return None
+
+    def _check_fields(self, line: InputLine) -> None:
+        number = self._number
+        if not line.custom_id or len(line.custom_id) > CUSTOM_ID_CHARACTERS_MAX:
+            message = f"`custom_id` has 1 to {CUSTOM_ID_CHARACTERS_MAX} characters"
+            self._add("invalid_custom_id", message, "custom_id", number)
+        if line.method != "POST":
+            self._add("invalid_method", "`method` is POST", "method", number)
+        if line.url != self._rules.endpoint:
+            message = f"`url` is {self._rules.endpoint}, the `endpoint` of the batch"
+            self._add("mismatched_endpoint", message, "url", number)
+        model = line.body.model
+        if model not in self._models and len(self._models) < PROBLEMS_MAX:
+            self._models[model] = self._check_model(model)
+        problem = self._models.get(model)
+        if problem is not None:
+            self._problems.append(msgspec.structs.replace(problem, param="body.model", line=number))
+
+    def _too_long(self, number: int) -> None:
+        self._digests += number.to_bytes(DIGEST_BYTES)
+        message = f"the line is longer than {self._rules.line_bytes} bytes"
+        self._add("line_too_long", message, None, number)
+
+    def _extend_chunk(self, size: int) -> None:
+        lines = self._number - 1 - self._first
+        length = self._offset - self._start
+        if lines and (lines >= self._rules.chunk_lines or length + size > self._rules.chunk_bytes):
+            self._number -= 1
+            self._close_chunk()
+            self._number += 1
+        self._offset += size
+
+    def _close_chunk(self) -> None:
+        lines = self._number - self._first
+        if lines:
+            self._chunks.append(Chunk(self._first, lines, self._start, self._offset - self._start))
+        self._first, self._start = self._number, self._offset
+
+    def _find_repeated_ids(self) -> None:
+        halves = np.frombuffer(bytes(self._digests), np.uint64).reshape(-1, 2)
+        order = np.lexsort((np.arange(len(halves)), halves[:, 1], halves[:, 0]))
+        ordered = halves[order]
+        same = np.flatnonzero((ordered[1:] == ordered[:-1]).all(axis=1))
+        for index in same[:PROBLEMS_MAX].tolist():
+            first, second = int(order[index]) + 1, int(order[index + 1]) + 1
+            self._add("duplicate_custom_id", f"line {first} has the same `custom_id`", "custom_id", second)
+
+    def _add(self, code: str, message: str, param: str | None, line: int | None) -> None:
+        self._problems.append(LineProblem(code, message, param, line))
+
+
+def _cut(message: str) -> str:
+    return message[:MESSAGE_CHARACTERS_MAX]
+
+
+def split_chunk(data: bytes) -> list[RunLine]:
+    """Return the lines of a chunk, whose lines are valid. Raises: msgspec.DecodeError."""
+    decode: Any = msgspec.json.Decoder(RunLine).decode
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return [decode(line) for line in lines]

@@ -1,0 +1,198 @@
+"""Records of files and jobs as they are stored, and the fields that a job goes through. Pure."""
+
+import secrets
+from typing import Literal
+
+import msgspec
+
+from gateway.events import BatchStatus
+
+TERMINAL: frozenset[BatchStatus] = frozenset({"failed", "completed", "expired", "cancelled"})
+Endpoint = Literal["/v1/embeddings", "/v2/rerank", "/score"]
+# Results of lines: those that succeeded, and all others.
+Part = Literal["out", "err"]
+PARTS: tuple[Part, ...] = ("out", "err")
+
+
+class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file of a tenant.
+
+    expires_s: seconds since 1970. job: whose results it contains, None for an upload. part: of the results.
+    is_ready: it is complete, and listed.
+    """
+
+    id: str
+    tenant: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_s: float
+    expires_s: float
+    job: str | None = None
+    part: Part | None = None
+    is_ready: bool = True
+
+
+class LineProblem(msgspec.Struct, frozen=True):
+    """Reason why a job cannot begin. line: counted from 1; None if the file as a whole is at fault."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class Counts(msgspec.Struct, frozen=True, array_like=True):
+    """Lines of a job, or of a part of it, that have a result, with the tokens that they cost.
+
+    unexecuted: of those that failed, the ones that were never run.
+    """
+
+    completed: int = 0
+    failed: int = 0
+    unexecuted: int = 0
+    tokens: int = 0
+    cached_tokens: int = 0
+
+    def plus(self, other: "Counts") -> "Counts":
+        """Return the sum of two counts."""
+        return Counts(
+            self.completed + other.completed,
+            self.failed + other.failed,
+            self.unexecuted + other.unexecuted,
+            self.tokens + other.tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+
+class Job(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A job, with the times at which it reached its states, in seconds since 1970.
+
+    key: id of the key that created it. keep_s: time for which its results are kept.
+    """
+
+    id: str
+    tenant: str
+    key: str
+    endpoint: Endpoint
+    input_file: str
+    created_s: float
+    expires_s: float
+    keep_s: float
+    metadata: dict[str, str] | None = None
+    status: BatchStatus = "validating"
+    total: int = 0
+    chunks: int = 0
+    counts: Counts = Counts()
+    model: str | None = None
+    problems: tuple[LineProblem, ...] = ()
+    output_file: str | None = None
+    error_file: str | None = None
+    in_progress_s: float | None = None
+    finalizing_s: float | None = None
+    completed_s: float | None = None
+    failed_s: float | None = None
+    expired_s: float | None = None
+    cancelling_s: float | None = None
+    cancelled_s: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether no state follows."""
+        return self.status in TERMINAL
+
+    @property
+    def ended_s(self) -> float | None:
+        """Time at which it ended, None before."""
+        ends = (self.completed_s, self.failed_s, self.expired_s, self.cancelled_s)
+        return next((end for end in ends if end is not None), None)
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive lines of the input. first: number of its first line, from 0. offset: of its first byte."""
+
+    first: int
+    lines: int
+    offset: int
+    length: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Result of the validation of an input. at_s: seconds since 1970. model: of all lines, if only one."""
+
+    at_s: float
+    total: int = 0
+    chunks: tuple[Chunk, ...] = ()
+    model: str | None = None
+    problems: tuple[LineProblem, ...] = ()
+
+
+class ChunkResult(msgspec.Struct, frozen=True):
+    """Mark of a chunk whose results are stored. attempt: in the names of its objects. sizes: by part."""
+
+    attempt: str
+    counts: Counts
+    sizes: dict[Part, int]
+
+
+class FinalRecord(msgspec.Struct, frozen=True):
+    """End of a job. parts: names of the objects of each file, in the order of their lines."""
+
+    job: Job
+    parts: dict[Part, tuple[str, ...]] = {}
+    sizes: dict[Part, int] = {}
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Mark of something that happened once. at_s: seconds since 1970."""
+
+    at_s: float
+
+
+def new_id(prefix: Literal["file-", "batch_"]) -> str:
+    """Return an id that cannot be guessed."""
+    return prefix + secrets.token_hex(16)
+
+
+def result_file_id(job: str, part: Part) -> str:
+    """Return the id of a job's file of results: the same for every gateway that ends the job."""
+    return f"file-{job.removeprefix('batch_')}-{part}"
+
+
+def planned(job: Job, plan: Plan) -> Job:
+    """Return a job after its validation."""
+    if plan.problems:
+        return msgspec.structs.replace(job, status="failed", failed_s=plan.at_s, problems=plan.problems)
+    return msgspec.structs.replace(
+        job,
+        status="cancelling" if job.cancelling_s is not None else "in_progress",
+        in_progress_s=plan.at_s,
+        total=plan.total,
+        chunks=len(plan.chunks),
+        model=plan.model,
+    )
+
+
+def cancelling(job: Job, moment: Moment) -> Job:
+    """Return a job that its owner has cancelled."""
+    return msgspec.structs.replace(job, status="cancelling", cancelling_s=moment.at_s)
+
+
+def ended(job: Job, counts: Counts, sizes: dict[Part, int], now_s: float) -> Job:
+    """Return a job whose chunks all have results. sizes: of the files of results."""
+    end: BatchStatus = "completed"
+    if job.cancelling_s is not None:
+        end = "cancelled"
+    elif counts.unexecuted:
+        end = "expired"
+    return msgspec.structs.replace(
+        job,
+        status=end,
+        counts=counts,
+        finalizing_s=now_s if end == "completed" else None,
+        output_file=result_file_id(job.id, "out") if sizes["out"] else None,
+        error_file=result_file_id(job.id, "err") if sizes["err"] else None,
+        completed_s=now_s if end == "completed" else None,
+        expired_s=now_s if end == "expired" else None,
+        cancelled_s=now_s if end == "cancelled" else None,
+    )

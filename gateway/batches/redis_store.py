@@ -1,0 +1,255 @@
+"""Table in Redis, and the queue as a stream with a consumer group for each job; shared by all gateways.
+
+A stream has an entry for each chunk that is not finished, and goes with its job.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from gateway.batches.job_store import (
+    LEASE_S,
+    ByteBounds,
+    JobStore,
+    JobStoreUnavailable,
+    Kind,
+    Page,
+    Row,
+    StorageFull,
+)
+from gateway.batches.records import ChunkResult
+from gateway.store.errors import StoreUnavailable
+from gateway.store.redis_client import RedisClient
+from gateway.store.scripts import Script, load_script
+
+# One hash tag, because scripts change several keys.
+PREFIX = "gw:{batches}:"
+ROWS = f"{PREFIX}rows"
+BYTES = f"{PREFIX}bytes"
+ACTIVE = f"{PREFIX}active"
+UNFINISHED = f"{PREFIX}unfinished"
+BEATS = f"{PREFIX}beats"
+OBJECTS = f"{PREFIX}objects"
+GROUP = "gateways"
+PUT = load_script("put", package="gateway.batches")
+CREATE = load_script("create", package="gateway.batches")
+CLAIM = load_script("claim", package="gateway.batches")
+RENEW = load_script("renew", package="gateway.batches")
+# Entries and rows of one command.
+AT_ONCE = 500
+
+
+class RedisCommands:
+    """Commands and scripts, whose failures are those of the store."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+
+    async def command(self, *command: Any) -> Any:
+        """Return the reply to a command. Raises: JobStoreUnavailable."""
+        try:
+            return await self._client.execute(*command)
+        except StoreUnavailable as error:
+            raise JobStoreUnavailable(f"Redis is unavailable: {error}") from error
+
+    async def script(self, script: Script, keys: Sequence[str], argument: dict[str, Any]) -> Any:
+        """Return the reply of a script. Raises: JobStoreUnavailable."""
+        try:
+            reply = await self._client.run_script(script, keys, msgspec.msgpack.encode(argument))
+        except StoreUnavailable as error:
+            raise JobStoreUnavailable(f"Redis is unavailable: {error}") from error
+        return msgspec.msgpack.decode(reply)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+class RedisTable:
+    """Rows in Redis."""
+
+    def __init__(self, commands: RedisCommands) -> None:
+        self._redis = commands
+
+    async def put(self, row: Row, bounds: ByteBounds | None = None) -> None:
+        """Add or replace a row. Raises: JobStoreUnavailable, StorageFull."""
+        await self._put(row, msgspec.json.encode(row).decode(), bounds)
+
+    async def _put(self, row: Row, encoded: str, bounds: ByteBounds | None) -> None:
+        argument = {
+            "id": row.id,
+            "tenant": row.tenant,
+            "at": row.at_ms,
+            "bytes": row.bytes,
+            "shown": row.is_shown,
+            "active": row.is_active,
+            # Rows of chunks are removed with their job.
+            "unfinished": bool(encoded) and not row.is_shown and row.id.startswith("file-"),
+            "row": encoded,
+            "of_tenant": bounds.tenant if bounds else 0,
+            "total": bounds.total if bounds else 0,
+        }
+        keys = [ROWS, BYTES, ACTIVE, UNFINISHED, _listed(row.kind, None), _listed(row.kind, row.tenant)]
+        exceeded = await self._redis.script(PUT, keys, argument)
+        if exceeded:
+            raise StorageFull(of_tenant=exceeded == "tenant")
+
+    async def get(self, id_: str) -> Row | None:
+        """Return a row. Raises: JobStoreUnavailable."""
+        found = await self._redis.command("HGET", ROWS, id_)
+        return None if found is None else msgspec.json.decode(found, type=Row)
+
+    async def remove(self, id_: str) -> None:
+        """Remove a row. Raises: JobStoreUnavailable."""
+        row = await self.get(id_)
+        if row is not None:
+            gone = msgspec.structs.replace(row, bytes=0, is_shown=False, is_active=False)
+            await self._put(gone, "", None)
+
+    async def rows(self, page: Page) -> list[Row]:
+        """Return shown rows. Raises: JobStoreUnavailable."""
+        key, start = _listed(page.kind, page.tenant), 0
+        if page.after is not None:
+            rank = await self._redis.command("ZREVRANK" if page.newest_first else "ZRANK", key, page.after)
+            if rank is None:
+                return []
+            start = int(rank) + 1
+        name = "ZREVRANGE" if page.newest_first else "ZRANGE"
+        return await self._rows_of(await self._redis.command(name, key, start, start + page.limit - 1))
+
+    async def active(self) -> list[Row]:
+        """Return the jobs that have not ended. Raises: JobStoreUnavailable."""
+        return await self._rows_of(await self._redis.command("ZRANGE", ACTIVE, 0, -1))
+
+    async def _rows_of(self, ids: Sequence[bytes]) -> list[Row]:
+        rows: list[Row] = []
+        for start in range(0, len(ids), AT_ONCE):
+            found = await self._redis.command("HMGET", ROWS, *ids[start : start + AT_ONCE])
+            rows += [msgspec.json.decode(row, type=Row) for row in found if row is not None]
+        return rows
+
+    async def unfinished(self, before_ms: int) -> list[str]:
+        """Return the ids of uploads that were never completed. Raises: JobStoreUnavailable."""
+        found = await self._redis.command("ZRANGEBYSCORE", UNFINISHED, "-inf", before_ms, "LIMIT", 0, AT_ONCE)
+        return [id_.decode() for id_ in found]
+
+    async def used_bytes(self) -> int:
+        """Return the bytes of all files. Raises: JobStoreUnavailable."""
+        return int(await self._redis.command("HGET", BYTES, "") or 0)
+
+    async def agree(self, identity: str) -> str:
+        """Return the identity on which the gateways of this Redis agree. Raises: JobStoreUnavailable."""
+        await self._redis.command("SET", OBJECTS, identity, "NX")
+        return str((await self._redis.command("GET", OBJECTS)).decode())
+
+    async def beat(self) -> int:
+        """Count up. Raises: JobStoreUnavailable."""
+        return int(await self._redis.command("INCR", BEATS))
+
+    async def aclose(self) -> None:
+        """Close the connections, for the queue too."""
+        await self._redis.aclose()
+
+
+class RedisQueue:
+    """Chunks in Redis: a stream for each job."""
+
+    def __init__(self, commands: RedisCommands) -> None:
+        self._redis = commands
+        # Entry of each chunk that this process owns.
+        self._entries: dict[tuple[str, int], str] = {}
+
+    async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
+        """Add chunks to the stream of a job. Raises: JobStoreUnavailable."""
+        await self._redis.script(CREATE, [_stream(job)], {"group": GROUP})
+        for chunk in chunks:
+            await self._redis.command("XADD", _stream(job), "*", "chunk", chunk)
+
+    async def claim(self, job: str, owner: str) -> int | None:
+        """Return a chunk that no live owner has. Raises: JobStoreUnavailable."""
+        argument = {"group": GROUP, "consumer": owner, "lease": round(LEASE_S * 1000)}
+        found = await self._redis.script(CLAIM, [_stream(job)], argument)
+        if not found:
+            return None
+        entry, chunk = found
+        if (job, chunk) in self._entries:
+            # A second entry of a chunk that runs here.
+            await self._forget(job, entry)
+            return None
+        self._entries[job, chunk] = entry
+        return int(chunk)
+
+    async def renew(self, job: str, chunks: Sequence[int], owner: str) -> None:
+        """Keep chunks for another lease. Raises: JobStoreUnavailable."""
+        entries = [entry for chunk in chunks if (entry := self._entries.get((job, chunk)))]
+        if entries:
+            await self._set_idle(job, entries, owner, 0)
+
+    async def release(self, job: str, chunk: int, owner: str) -> None:
+        """Let others claim a chunk. Raises: JobStoreUnavailable."""
+        entry = self._entries.pop((job, chunk), None)
+        if entry is not None:
+            await self._set_idle(job, [entry], owner, round(LEASE_S * 1000))
+
+    async def _set_idle(self, job: str, entries: list[str], owner: str, idle_ms: int) -> None:
+        argument = {"group": GROUP, "consumer": owner, "idle": idle_ms, "ids": entries}
+        await self._redis.script(RENEW, [_stream(job)], argument)
+
+    async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
+        """Take a chunk off the queue. Raises: JobStoreUnavailable."""
+        if result is not None:
+            await self._redis.command("HSET", _progress(job), chunk, msgspec.msgpack.encode(result))
+        entry = self._entries.pop((job, chunk), None)
+        if entry is not None:
+            await self._forget(job, entry)
+
+    async def _forget(self, job: str, entry: str) -> None:
+        await self._redis.command("XACK", _stream(job), GROUP, entry)
+        await self._redis.command("XDEL", _stream(job), entry)
+
+    async def progress(self, job: str) -> dict[int, ChunkResult]:
+        """Return the results of finished chunks. Raises: JobStoreUnavailable."""
+        found = await self._redis.command("HGETALL", _progress(job))
+        return {
+            int(chunk): msgspec.msgpack.decode(result, type=ChunkResult) for chunk, result in _pairs(found)
+        }
+
+    async def is_queued(self, job: str) -> bool:
+        """Return whether the queue knows the job. Raises: JobStoreUnavailable."""
+        return bool(await self._redis.command("EXISTS", _stream(job)))
+
+    async def has_chunks(self, job: str) -> bool:
+        """Return whether the stream of the job has an entry. Raises: JobStoreUnavailable."""
+        return bool(await self._redis.command("XLEN", _stream(job)))
+
+    async def drop(self, job: str) -> None:
+        """Remove a job's stream and results. Raises: JobStoreUnavailable."""
+        for key in [key for key in self._entries if key[0] == job]:
+            del self._entries[key]
+        await self._redis.command("DEL", _stream(job), _progress(job))
+
+
+def open_redis(client: RedisClient) -> JobStore:
+    """Return the store in a Redis."""
+    commands = RedisCommands(client)
+    return JobStore(RedisTable(commands), RedisQueue(commands))
+
+
+def _listed(kind: Kind, tenant: str | None) -> str:
+    return f"{PREFIX}{kind}" if tenant is None else f"{PREFIX}{kind}:{tenant}"
+
+
+def _stream(job: str) -> str:
+    return f"{PREFIX}chunks:{job}"
+
+
+def _progress(job: str) -> str:
+    return f"{PREFIX}progress:{job}"
+
+
+def _pairs(reply: Any) -> Iterable[tuple[bytes, bytes]]:
+    """Return the fields and values of HGETALL, in either of redis-py's forms."""
+    if isinstance(reply, dict):
+        return reply.items()
+    return zip(reply[::2], reply[1::2], strict=True)

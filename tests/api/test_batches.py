@@ -1,0 +1,562 @@
+"""Files and batches of OpenAI's API, from the upload to the results, over the whole application."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from gateway.events import BatchChanged, CallFinished
+from gateway.quotas.ledger import MemoryLedger
+from gateway.tenants.keyring import key_digest
+from tests.conftest import CONFIG, KEY, Boots, Running
+from tests.fakes.tei import FakeTei, vector_of
+
+OVERLOADED = 503, b'{"error": "overloaded", "error_type": "Overloaded"}'
+SERVERS = {"tei-0": FakeTei, "tei-1": FakeTei, "rerank-0": FakeTei}
+
+
+def with_batches(folder: Path, **settings: Any) -> str:
+    return CONFIG + f"batches: {json.dumps({'dir': str(folder), **settings})}\n"
+
+
+def servers() -> dict[str, FakeTei]:
+    return {name: kind() for name, kind in SERVERS.items()}
+
+
+def line(custom_id: str, text: str, **body: Any) -> str:
+    request = {"model": "bge", "input": text, **body}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/embeddings", "body": request})
+
+
+async def upload(gateway: Running, content: bytes | str, purpose: str = "batch", **fields: str) -> Any:
+    data = content.encode() if isinstance(content, str) else content
+    reply = await gateway.client.post(
+        "/v1/files", data={"purpose": purpose, **fields}, files={"file": ("input.jsonl", data)}
+    )
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def create(gateway: Running, file: str, endpoint: str = "/v1/embeddings", **fields: Any) -> Any:
+    reply = await gateway.post(
+        "/v1/batches",
+        {"input_file_id": file, "endpoint": endpoint, "completion_window": "24h", **fields},
+    )
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def ended(gateway: Running, batch: str) -> Any:
+    async with asyncio.timeout(20):
+        while True:
+            shown = (await gateway.client.get(f"/v1/batches/{batch}")).json()
+            if shown["status"] in {"completed", "failed", "expired", "cancelled"}:
+                return shown
+            await asyncio.sleep(0.02)
+
+
+async def results(gateway: Running, file: str | None) -> list[Any]:
+    if file is None:
+        return []
+    reply = await gateway.client.get(f"/v1/files/{file}/content")
+    assert reply.status_code == 200
+    return [json.loads(text) for text in reply.text.splitlines()]
+
+
+def client_of(gateway: Running, key: str = KEY) -> openai.AsyncOpenAI:
+    """Return the real client over the application."""
+    transport = httpx.ASGITransport(gateway.application.asgi)
+    http_client = httpx.AsyncClient(transport=transport)
+    return openai.AsyncOpenAI(base_url="http://gateway/v1", api_key=key, http_client=http_client)
+
+
+def tenants(**limits: Any) -> str:
+    own = {"keys": [key_digest(KEY)], "limits": limits}
+    other = {"keys": [key_digest("other")]}
+    return f"tenants: {json.dumps({'acme': own, 'other': other})}\n"
+
+
+def texts(count: int) -> str:
+    return "\n".join(line(f"id-{number}", f"text {number}") for number in range(count))
+
+
+async def test_runs_a_batch_with_the_real_client(  # noqa: PLR0915 - the life of one batch
+    boot: Boots, tmp_path: Path
+) -> None:
+    async with boot(servers(), with_batches(tmp_path)) as gateway:
+        client = client_of(gateway)
+        content = texts(300).encode()
+        file = await client.files.create(
+            file=("input.jsonl", content),
+            purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": 7200},
+        )
+        assert (file.bytes, file.filename, file.purpose, file.status) == (
+            len(content),
+            "input.jsonl",
+            "batch",
+            "processed",
+        )
+        assert file.expires_at == file.created_at + 7200
+        assert (await client.files.content(file.id)).read() == content
+        batch = await client.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/embeddings",
+            completion_window="24h",
+            metadata={"night": "1"},
+        )
+        assert batch.status == "validating"
+        assert batch.expires_at == batch.created_at + 24 * 3600
+        end = await client.batches.retrieve((await ended(gateway, batch.id))["id"])
+        assert end.output_file_id is not None
+        output = (await client.files.content(end.output_file_id)).text
+        assert [item.id async for item in client.files.list(purpose="batch_output")] == [end.output_file_id]
+        assert [item.id async for item in client.batches.list(limit=1)] == [batch.id]
+        assert (await client.files.delete(file.id)).deleted
+        assert (await client.files.delete(end.output_file_id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await client.files.content(end.output_file_id)
+
+    assert end.status == "completed"
+    assert end.request_counts is not None
+    assert end.request_counts.model_dump() == {"total": 300, "completed": 300, "failed": 0}
+    assert (end.error_file_id, end.metadata, end.model) == (None, {"night": "1"}, "bge")
+    assert None not in (end.in_progress_at, end.finalizing_at, end.completed_at)
+    lines = [json.loads(text) for text in output.splitlines()]
+    assert end.usage is not None
+    assert end.usage.total_tokens == sum(item["response"]["body"]["usage"]["total_tokens"] for item in lines)
+    assert [item["custom_id"] for item in lines] == [f"id-{number}" for number in range(300)]
+    for number, item in enumerate(lines):
+        embedding = item["response"]["body"]["data"][0]["embedding"]
+        np.testing.assert_allclose(vector_of(f"text {number}"), embedding, rtol=1e-6)
+    statuses = [event.status for event in gateway.events if isinstance(event, BatchChanged)]
+    assert statuses == ["validating", "in_progress", "completed"]
+    calls = [event for event in gateway.events if isinstance(event, CallFinished) and event.tokens]
+    assert {call.route for call in calls} == {"/v1/embeddings (batch)"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "field"),
+    [
+        ("/v2/rerank", {"model": "cross", "query": "q", "documents": ["a", "b"]}, "results"),
+        ("/score", {"model": "cross", "queries": "q", "documents": ["a", "b"]}, "data"),
+    ],
+)
+async def test_runs_reranks_and_scores(
+    endpoint: str, body: dict[str, Any], field: str, boot: Boots, tmp_path: Path
+) -> None:
+    async with boot({**servers(), "rerank-0": FakeTei(kind="reranker")}, with_batches(tmp_path)) as gateway:
+        alone = (await gateway.post(endpoint, body)).json()
+        content = json.dumps({"custom_id": "a", "method": "POST", "url": endpoint, "body": body})
+        batch = await create(gateway, (await upload(gateway, content))["id"], endpoint)
+        end = await ended(gateway, batch["id"])
+        lines = await results(gateway, end["output_file_id"])
+
+    assert end["status"] == "completed", end
+    assert lines[0]["response"]["body"][field] == alone[field]
+
+
+async def test_errors_of_lines_are_in_the_error_file(boot: Boots, tmp_path: Path) -> None:
+    content = "\n".join(
+        [
+            line("good", "a"),
+            line("none", ""),
+            line("odd", "b", dimensions=-1),
+            line("bytes", "c", encoding_format="bytes"),
+        ]
+    )
+    async with boot(servers(), with_batches(tmp_path)) as gateway:
+        batch = await create(gateway, (await upload(gateway, content))["id"])
+        end = await ended(gateway, batch["id"])
+        output = await results(gateway, end["output_file_id"])
+        errors = await results(gateway, end["error_file_id"])
+
+    assert end["status"] == "completed"
+    assert end["request_counts"]["total"] == 4
+    assert {item["custom_id"] for item in output} | {item["custom_id"] for item in errors} == {
+        "good",
+        "none",
+        "odd",
+        "bytes",
+    }
+    assert len(output) + len(errors) == 4
+    for item in errors:
+        assert item["response"]["status_code"] == 400
+        assert item["response"]["body"]["error"]["message"]
+        assert item["error"] is None
+
+
+async def test_a_broken_file_fails_with_the_line(boot: Boots, tmp_path: Path) -> None:
+    content = texts(5) + "\n" + line("id-0", "again") + "\n" + line("x", "y").replace("bge", "ada")
+    async with boot(servers(), with_batches(tmp_path)) as gateway:
+        batch = await create(gateway, (await upload(gateway, content))["id"])
+        end = await ended(gateway, batch["id"])
+
+    assert end["status"] == "failed"
+    assert end["failed_at"] is not None
+    problems = end["errors"]["data"]
+    assert [(item["code"], item["line"], item["param"]) for item in problems] == [
+        ("model_not_found", 7, "body.model"),
+        ("duplicate_custom_id", 6, "custom_id"),
+    ]
+
+
+async def test_retries_what_may_pass(boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.batches.chunk_run.PAUSE_MIN_S", 0.01)
+    server, failures = FakeTei(), iter(range(100))
+
+    async def fail_sometimes(*_: Any) -> tuple[int, bytes] | None:
+        return OVERLOADED if next(failures, 200) < 8 else None
+
+    server.hook = fail_sometimes
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
+        batch = await create(gateway, (await upload(gateway, texts(40)))["id"])
+        end = await ended(gateway, batch["id"])
+
+    assert end["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+
+
+async def test_a_spent_limit_makes_a_job_wait(
+    boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.chunk_run.LIMIT_PAUSE_MAX_S", 0.05)
+    now_us = 1_700_000_000_000_000
+    clock = {"us": now_us}
+    ledger = MemoryLedger(lambda: clock["us"])
+    config = with_batches(tmp_path) + tenants(requests_per_day=40, batch_tokens_per_day=10**6)
+    async with boot(servers(), config, ledger=ledger) as gateway:
+        batch = await create(gateway, (await upload(gateway, texts(60)))["id"])
+        async with asyncio.timeout(10):
+            while (shown := await shown_of(gateway, batch["id"]))["status"] == "validating":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            while len(answered(gateway)) < 40:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert shown["status"] == "in_progress"
+        clock["us"] += 86_400_000_000
+        end = await ended(gateway, batch["id"])
+
+    assert end["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
+    assert len(answered(gateway)) == 60
+
+
+async def test_batch_tokens_count_lines_only(
+    boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.chunk_run.PAUSE_MIN_S", 0.01)
+    config = with_batches(tmp_path) + tenants(batch_tokens_per_day=100)
+    async with boot(servers(), config) as gateway:
+        batch = await create(gateway, (await upload(gateway, texts(60)))["id"])
+        async with asyncio.timeout(10):
+            while sum(call.tokens for call in answered(gateway)) <= 100 - 10:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        reply = await gateway.post("/v1/embeddings", {"model": "bge", "input": "now"})
+        usage = (await gateway.client.get("/usage")).json()
+        shown = await shown_of(gateway, batch["id"])
+        await gateway.post(f"/v1/batches/{batch['id']}/cancel", {})
+        end = await ended(gateway, batch["id"])
+
+    assert reply.status_code == 200
+    assert shown["status"] == "in_progress"
+    assert usage["limits"] == {"batch_tokens_per_day": 100}
+    computed = sum(call.tokens for call in answered(gateway))
+    # A line is at most ten tokens.
+    assert 100 - 10 < computed <= 100
+    assert end["usage"]["total_tokens"] == computed
+
+
+async def test_a_cancelled_job_keeps_its_results(boot: Boots, tmp_path: Path) -> None:
+    server = FakeTei()
+    held = asyncio.Event()
+
+    async def hold(*_: Any) -> None:
+        await held.wait()
+
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
+        server.hook = hold
+        batch = await create(gateway, (await upload(gateway, texts(300)))["id"])
+        async with asyncio.timeout(10):
+            while not server.requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        cancelling = (await gateway.post(f"/v1/batches/{batch['id']}/cancel", {})).json()
+        held.set()
+        end = await ended(gateway, batch["id"])
+        output = await results(gateway, end["output_file_id"])
+        errors = await results(gateway, end["error_file_id"])
+        again = await gateway.post(f"/v1/batches/{batch['id']}/cancel", {})
+
+    assert cancelling["status"] == "cancelling"
+    assert end["status"] == "cancelled"
+    assert 0 < len(output) < 300
+    assert {item["error"]["code"] for item in errors} == {"batch_cancelled"}
+    assert sorted(item["custom_id"] for item in output + errors) == sorted(f"id-{n}" for n in range(300))
+    assert again.status_code == 400
+
+
+async def test_a_job_expires_with_its_window(
+    boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.jobs.WINDOW_S", 0.3)
+
+    async def fail(*_: Any) -> tuple[int, bytes]:
+        return OVERLOADED
+
+    server = FakeTei()
+    server.hook = fail
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
+        batch = await create(gateway, (await upload(gateway, texts(9)))["id"])
+        end = await ended(gateway, batch["id"])
+        errors = await results(gateway, end["error_file_id"])
+
+    assert end["status"] == "expired"
+    assert end["expired_at"] is not None
+    assert [item["custom_id"] for item in errors] == [f"id-{n}" for n in range(9)]
+    assert {item["error"]["code"] for item in errors} == {"batch_expired"}
+
+
+async def test_lines_of_a_revoked_key_fail(boot: Boots, tmp_path: Path) -> None:
+    config = with_batches(tmp_path) + tenants()
+    server = FakeTei()
+    held = asyncio.Event()
+
+    async def hold(*_: Any) -> None:
+        await held.wait()
+
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, config) as gateway:
+        server.hook = hold
+        batch = await create(gateway, (await upload(gateway, texts(200)))["id"])
+        async with asyncio.timeout(10):
+            while not server.requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        removed = json.dumps({"acme": {"keys": [{"id": "new", "digest": key_digest("new")}]}})
+        gateway.follow(with_batches(tmp_path) + f"tenants: {removed}\n")
+        gateway.client.headers["authorization"] = "Bearer new"
+        held.set()
+        end = await ended(gateway, batch["id"])
+        errors = await results(gateway, end["error_file_id"])
+
+    assert end["status"] == "completed"
+    assert end["request_counts"]["failed"] == len(errors) > 0
+    assert {item["response"]["status_code"] for item in errors} == {401}
+
+
+async def test_tenants_see_only_their_own(boot: Boots, tmp_path: Path) -> None:
+    async with boot(servers(), with_batches(tmp_path) + tenants()) as gateway:
+        file = await upload(gateway, texts(3))
+        batch = await create(gateway, file["id"])
+        await ended(gateway, batch["id"])
+        gateway.client.headers["authorization"] = "Bearer other"
+        replies = [
+            await gateway.client.get(f"/v1/files/{file['id']}"),
+            await gateway.client.get(f"/v1/files/{file['id']}/content"),
+            await gateway.client.delete(f"/v1/files/{file['id']}"),
+            await gateway.client.get(f"/v1/batches/{batch['id']}"),
+            await gateway.post(f"/v1/batches/{batch['id']}/cancel", {}),
+            await gateway.post(
+                "/v1/batches",
+                {"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"},
+            ),
+        ]
+        files = (await gateway.client.get("/v1/files")).json()
+        batches = (await gateway.client.get("/v1/batches")).json()
+
+    assert [reply.status_code for reply in replies] == [404] * 6
+    assert files == {"data": [], "has_more": False, "first_id": None, "last_id": None, "object": "list"}
+    assert batches["data"] == []
+
+
+async def test_operators_see_and_cancel_all(boot: Boots, tmp_path: Path) -> None:
+    config = with_batches(tmp_path) + tenants() + f'admin: {{keys: ["{key_digest("operator")}"]}}\n'
+    async with boot(servers(), config) as gateway:
+        batch = await create(gateway, (await upload(gateway, texts(3)))["id"])
+        refused = await gateway.client.get("/admin/batches")
+        gateway.client.headers["authorization"] = "Bearer operator"
+        shown = (await gateway.client.get("/admin/batches")).json()
+        own = await gateway.client.get("/v1/files")
+        cancelled = await gateway.post(f"/admin/batches/{batch['id']}/cancel", {})
+
+    assert refused.status_code == 403
+    assert [(item["tenant"], item["batch"]["id"]) for item in shown["data"]] == [("acme", batch["id"])]
+    assert own.status_code == 403
+    assert cancelled.status_code in {200, 400}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"endpoint": "/v1/chat/completions"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"input_file_id": "file-none"}, "file_id"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"metadata": {str(n): "v" for n in range(17)}}, "metadata"),
+        ({"output_expires_after": {"seconds": 5, "anchor": "created_at"}}, "output_expires_after"),
+        ({"output_expires_after": {"seconds": 3600, "anchor": "now"}}, "output_expires_after"),
+    ],
+)
+async def test_refuses_a_batch_that_it_cannot_serve(
+    fields: dict[str, Any], param: str, boot: Boots, tmp_path: Path
+) -> None:
+    async with boot(servers(), with_batches(tmp_path)) as gateway:
+        file = await upload(gateway, texts(3))
+        body = {"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        reply = await gateway.post("/v1/batches", body | fields)
+
+    assert reply.status_code in {400, 404}
+    assert reply.json()["error"]["param"] == param
+    assert reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("data", "files", "headers", "status"),
+    [
+        ({"purpose": "fine-tune"}, {"file": b"{}"}, {}, 400),
+        ({}, {"file": b"{}"}, {}, 400),
+        ({"purpose": "batch", "expires_after[seconds]": "5"}, {"file": b"{}"}, {}, 400),
+        ({"purpose": "batch", "expires_after[anchor]": "x"}, {"file": b"{}"}, {}, 400),
+        ({"purpose": "batch"}, {"other": b"{}"}, {}, 400),
+        ({"purpose": "batch", "note": "x" * 20_000}, {"file": b"{}"}, {}, 400),
+        ({"purpose": "batch"}, {"file": b"x" * 3000}, {}, 413),
+        ({"purpose": "batch"}, {"file": b"{}"}, {"content-type": "application/json"}, 415),
+    ],
+)
+async def test_refuses_an_upload_that_it_cannot_serve(
+    data: Any, files: Any, headers: dict[str, str], status: int, boot: Boots, tmp_path: Path
+) -> None:
+    async with boot(servers(), with_batches(tmp_path, file_bytes=2000)) as gateway:
+        reply = await gateway.client.post("/v1/files", data=data, files=files, headers=headers)
+        listed = (await gateway.client.get("/v1/files")).json()
+
+    assert reply.status_code == status, reply.text
+    assert reply.json()["error"]["message"]
+    assert listed["data"] == []
+    assert list((tmp_path / "unfinished").iterdir()) == []
+
+
+async def test_refuses_an_upload_before_its_body(boot: Boots, tmp_path: Path) -> None:
+    read: list[bytes] = []
+
+    async def body() -> Any:
+        read.append(b"x")
+        yield b"x"
+
+    async with boot(servers(), with_batches(tmp_path, file_bytes=2000)) as gateway:
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        asked = gateway.client.build_request("POST", "/v1/files", content=body(), headers=headers)
+        asked.headers["authorization"] = "Bearer wrong"
+        refused = await gateway.client.send(asked)
+        large = await gateway.client.post(
+            "/v1/files", content=body(), headers=headers | {"content-length": "100000"}
+        )
+
+    assert refused.status_code == 401
+    assert large.status_code == 413
+
+
+async def test_bounds_the_files_of_a_tenant(boot: Boots, tmp_path: Path) -> None:
+    async with boot(servers(), with_batches(tmp_path, tenant_bytes=1000, file_bytes=900)) as gateway:
+        first = await upload(gateway, "x" * 600)
+        reply = await gateway.client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x" * 600})
+        await gateway.client.delete(f"/v1/files/{first['id']}")
+        await upload(gateway, "x" * 600)
+
+    assert reply.status_code == 507
+    assert reply.json()["error"]["code"] == "file_storage_full"
+    assert reply.headers["x-should-retry"] == "false"
+
+
+async def test_a_file_that_is_read_cannot_be_deleted(boot: Boots, tmp_path: Path) -> None:
+    server = FakeTei()
+    held = asyncio.Event()
+
+    async def hold(*_: Any) -> None:
+        await held.wait()
+
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
+        server.hook = hold
+        file = await upload(gateway, texts(3))
+        batch = await create(gateway, file["id"])
+        reply = await gateway.client.delete(f"/v1/files/{file['id']}")
+        held.set()
+        await ended(gateway, batch["id"])
+        then = await gateway.client.delete(f"/v1/files/{file['id']}")
+
+    assert reply.status_code == 400
+    assert batch["id"] in reply.json()["error"]["message"]
+    assert then.status_code == 200
+
+
+async def test_pages_files_and_batches(boot: Boots, tmp_path: Path) -> None:
+    async with boot(servers(), with_batches(tmp_path)) as gateway:
+        files = [(await upload(gateway, texts(1)))["id"] for _ in range(5)]
+        batches = [(await create(gateway, file))["id"] for file in files]
+        client = client_of(gateway)
+        listed = [item.id async for item in client.batches.list(limit=2)]
+        oldest = [item.id async for item in client.files.list(limit=2, order="asc", purpose="batch")]
+        page = (await gateway.client.get("/v1/batches?limit=2")).json()
+        bad = await gateway.client.get("/v1/batches?limit=1000")
+
+    assert listed == batches[::-1]
+    assert oldest == files
+    assert (page["has_more"], page["first_id"], page["last_id"]) == (True, batches[4], batches[3])
+    assert bad.status_code == 400
+
+
+async def test_is_off_unless_it_is_configured(boot: Boots) -> None:
+    async with boot(servers()) as gateway:
+        replies = [
+            await gateway.client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"{}"}),
+            await gateway.client.get("/v1/files"),
+            await gateway.client.get("/v1/batches"),
+            await gateway.post(
+                "/v1/batches",
+                {"input_file_id": "f", "endpoint": "/v1/embeddings", "completion_window": "24h"},
+            ),
+        ]
+
+    for reply in replies:
+        assert reply.status_code == 404
+        assert "`batches`" in reply.json()["error"]["message"]
+
+
+async def test_goes_on_after_a_restart(boot: Boots, tmp_path: Path) -> None:
+    server = FakeTei()
+    first_half = asyncio.Event()
+    count = 0
+
+    async def hold(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 4:
+            first_half.set()
+            await asyncio.sleep(3600)
+
+    config = with_batches(tmp_path)
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, config) as gateway:
+        server.hook = hold
+        batch = await create(gateway, (await upload(gateway, texts(400)))["id"])
+        async with asyncio.timeout(10):
+            await first_half.wait()
+    server.hook = None
+    before = sum(len(body["inputs"]) for path, body in server.requests if path == "/embed")
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, config) as gateway:
+        end = await ended(gateway, batch["id"])
+        output = await results(gateway, end["output_file_id"])
+
+    assert before < 400
+    assert [item["custom_id"] for item in output] == [f"id-{n}" for n in range(400)]
+
+
+def finished(gateway: Running) -> list[CallFinished]:
+    return [event for event in gateway.events if isinstance(event, CallFinished)]
+
+
+def answered(gateway: Running) -> list[CallFinished]:
+    return [call for call in finished(gateway) if call.route.endswith("(batch)") and call.outcome == "ok"]
+
+
+async def shown_of(gateway: Running, batch: str) -> Any:
+    return (await gateway.client.get(f"/v1/batches/{batch}")).json()

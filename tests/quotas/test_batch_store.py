@@ -1,0 +1,217 @@
+"""The table of files and jobs, and the queue of chunks: one contract, in SQLite and in Redis."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.batches import redis_store, sqlite_store
+from gateway.batches.job_store import (
+    ByteBounds,
+    JobStore,
+    JobStoreUnavailable,
+    Page,
+    Row,
+    StorageFull,
+)
+from gateway.batches.records import ChunkResult, Counts
+from gateway.batches.redis_store import RedisTable, open_redis
+from gateway.batches.sqlite_store import open_sqlite
+from gateway.store.redis_client import RedisClient
+from tests.quotas.redis_server import RedisServer
+
+RESULT = ChunkResult("attempt", Counts(3, 1, 20, 2), {"out": 10, "err": 5})
+SHORT_LEASE_S = 0.05
+
+
+def row(id_: str, at_ms: int, tenant: str = "acme", **fields: object) -> Row:
+    kind = "batch" if id_.startswith("batch") else "file"
+    settings: dict[str, object] = {"bytes": 0, "is_shown": True, "is_active": kind == "batch", "data": "{}"}
+    return Row(kind, id_, tenant, at_ms, **(settings | fields))  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+async def open_store(
+    request: pytest.FixtureRequest, redis: RedisServer, tmp_path: Path
+) -> AsyncIterator[Callable[[], JobStore]]:
+    """Return a function that opens the store, as another process would."""
+    stores: list[JobStore] = []
+    if request.param == "redis":
+        client = RedisClient(redis.url, 2)
+        await client.execute("FLUSHALL")
+        await client.aclose()
+
+    def open_one() -> JobStore:
+        path = tmp_path / "jobs.sqlite"
+        store = open_redis(RedisClient(redis.url, 2)) if request.param == "redis" else open_sqlite(path)
+        stores.append(store)
+        return store
+
+    yield open_one
+    for store in stores:
+        await store.table.aclose()
+
+
+@pytest.fixture
+def store(open_store: Callable[[], JobStore]) -> JobStore:
+    return open_store()
+
+
+async def test_keeps_rows_and_replaces_them(store: JobStore) -> None:
+    await store.table.put(row("file-1", 1, bytes=10, data='{"a": 1}'))
+    await store.table.put(row("file-1", 1, bytes=30, data='{"a": 2}'))
+
+    assert await store.table.get("file-1") == row("file-1", 1, bytes=30, data='{"a": 2}')
+    assert await store.table.get("file-2") is None
+    assert await store.table.used_bytes() == 30
+    await store.table.remove("file-1")
+    await store.table.remove("file-1")
+    assert await store.table.get("file-1") is None
+    assert await store.table.used_bytes() == 0
+
+
+async def test_lists_pages_of_a_tenant_in_both_orders(store: JobStore) -> None:
+    for number in range(7):
+        await store.table.put(row(f"file-{number}", number // 2))
+    await store.table.put(row("file-other", 3, "other"))
+    await store.table.put(row("file-hidden", 3, is_shown=False))
+    await store.table.put(row("batch_1", 3))
+
+    newest = [item.id for item in await store.table.rows(Page("file", "acme", 3))]
+    then = [item.id for item in await store.table.rows(Page("file", "acme", 9, newest[-1]))]
+    oldest = [item.id for item in await store.table.rows(Page("file", "acme", 9, newest_first=False))]
+
+    assert newest + then == [f"file-{number}" for number in range(6, -1, -1)]
+    assert oldest == [f"file-{number}" for number in range(7)]
+    assert len(await store.table.rows(Page("file", None, 99))) == 8
+    assert await store.table.rows(Page("file", "acme", 9, "file-unknown")) == []
+
+
+async def test_bounds_the_bytes_of_a_tenant_and_of_all(store: JobStore) -> None:
+    bounds = ByteBounds(tenant=100, total=150)
+    await store.table.put(row("file-1", 1, bytes=60), bounds)
+    await store.table.put(row("file-1", 1, bytes=90), bounds)
+    with pytest.raises(StorageFull) as full:
+        await store.table.put(row("file-2", 1, bytes=11), bounds)
+    assert full.value.of_tenant
+    with pytest.raises(StorageFull) as full:
+        await store.table.put(row("file-3", 1, "other", bytes=61), bounds)
+    assert not full.value.of_tenant
+    await store.table.put(row("file-3", 1, "other", bytes=60), bounds)
+    await store.table.remove("file-1")
+    await store.table.put(row("file-2", 1, bytes=90), bounds)
+
+    assert await store.table.used_bytes() == 150
+    assert await store.table.get("file-4") is None
+
+
+async def test_knows_active_jobs_and_unfinished_uploads(store: JobStore) -> None:
+    await store.table.put(row("batch_2", 2))
+    await store.table.put(row("batch_1", 1))
+    await store.table.put(row("batch_3", 3))
+    await store.table.put(row("batch_2", 2, is_active=False))
+    await store.table.put(row("file-1", 5, is_shown=False))
+    await store.table.put(row("file-2", 50, is_shown=False))
+    await store.table.put(row("chunk:batch_1:0", 1, is_shown=False))
+
+    assert [item.id for item in await store.table.active()] == ["batch_1", "batch_3"]
+    assert await store.table.unfinished(20) == ["file-1"]
+    await store.table.put(row("file-1", 5))
+    assert await store.table.unfinished(20) == []
+
+
+async def test_gives_each_chunk_to_one_owner(open_store: Callable[[], JobStore]) -> None:
+    stores = [open_store() for _ in range(3)]
+    await stores[0].queue.enqueue("batch_1", range(30))
+    await stores[0].queue.enqueue("batch_2", [0])
+
+    async def claim_all(number: int) -> list[int]:
+        found = []
+        while (chunk := await stores[number].queue.claim("batch_1", f"owner-{number}")) is not None:
+            found.append(chunk)
+        return found
+
+    claimed = await asyncio.gather(*map(claim_all, range(3)))
+
+    assert sorted(chunk for chunks in claimed for chunk in chunks) == list(range(30))
+    assert await stores[1].queue.has_chunks("batch_1")
+    for number, chunks in enumerate(claimed):
+        for chunk in chunks:
+            await stores[number].queue.finish("batch_1", chunk, RESULT)
+    assert not await stores[1].queue.has_chunks("batch_1")
+    assert await stores[2].queue.progress("batch_1") == dict.fromkeys(range(30), RESULT)
+    assert await stores[0].queue.is_queued("batch_1")
+    await stores[0].queue.drop("batch_1")
+    assert not await stores[1].queue.is_queued("batch_1")
+    assert await stores[1].queue.progress("batch_1") == {}
+    assert await stores[1].queue.claim("batch_2", "owner") == 0
+
+
+async def test_passes_on_the_chunk_of_an_owner_that_is_gone(
+    open_store: Callable[[], JobStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (redis_store, sqlite_store):
+        monkeypatch.setattr(module, "LEASE_S", SHORT_LEASE_S)
+    dead, alive = open_store(), open_store()
+    await dead.queue.enqueue("batch_1", [0, 1])
+    assert await dead.queue.claim("batch_1", "dead") == 0
+    assert await alive.queue.claim("batch_1", "alive") == 1
+    # A live owner renews its own chunk, and gets that of the other after its lease.
+    async with asyncio.timeout(5):
+        while (chunk := await alive.queue.claim("batch_1", "alive")) is None:
+            await alive.queue.renew("batch_1", [1], "alive")
+            await asyncio.sleep(0.005)
+
+    assert chunk == 0
+    # The first result counts, whoever stores it.
+    await alive.queue.finish("batch_1", 0, RESULT)
+    await dead.queue.finish("batch_1", 0, RESULT)
+    assert await alive.queue.progress("batch_1") == {0: RESULT}
+
+
+async def test_passes_on_a_released_chunk_at_once(open_store: Callable[[], JobStore]) -> None:
+    first, second = open_store(), open_store()
+    await first.queue.enqueue("batch_1", [4])
+    assert await first.queue.claim("batch_1", "first") == 4
+    assert await second.queue.claim("batch_1", "second") is None
+    await first.queue.release("batch_1", 4, "first")
+
+    assert await second.queue.claim("batch_1", "second") == 4
+
+
+async def test_a_finished_chunk_is_not_claimed_again(store: JobStore) -> None:
+    await store.queue.enqueue("batch_1", [-1, 0])
+    assert await store.queue.claim("batch_1", "owner") == -1
+    await store.queue.finish("batch_1", -1, None)
+    assert await store.queue.claim("batch_1", "owner") == 0
+    await store.queue.finish("batch_1", 0, RESULT)
+
+    assert await store.queue.claim("batch_1", "owner") is None
+    assert await store.queue.progress("batch_1") == {0: RESULT}
+
+
+async def test_beats_rise_and_an_identity_is_agreed_on(open_store: Callable[[], JobStore]) -> None:
+    first, second = open_store(), open_store()
+    before = await first.table.beat()
+
+    assert await first.table.beat() > before
+    assert await first.table.agree("one") == "one"
+    other = await second.table.agree("two")
+    # Gateways of one Redis must share their objects; a single gateway's table follows them.
+    assert other == ("one" if isinstance(second.table, RedisTable) else "two")
+
+
+async def test_redis_away_is_reported(own_redis: RedisServer) -> None:
+    store = open_redis(RedisClient(own_redis.url, 0.5))
+    await store.table.beat()
+    own_redis.stop()
+    for work in (
+        store.table.beat(),
+        store.table.get("file-1"),
+        store.table.put(row("file-1", 1)),
+        store.queue.claim("batch_1", "o"),
+    ):
+        with pytest.raises(JobStoreUnavailable):
+            await work
+    await store.table.aclose()

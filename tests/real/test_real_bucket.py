@@ -1,0 +1,80 @@
+"""Objects in a bucket, and a whole batch with one, against the S3 server of moto."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from gateway.batches.objects import ObjectsUnavailable
+from gateway.config.schema import BucketSettings
+from tests import object_contract
+from tests.api.test_batches import SERVERS, create, ended, results, texts, upload
+from tests.conftest import CONFIG, Boots
+from tests.fakes.tei import vector_of
+from tests.real.servers import bucket_server
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with bucket_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(server: str, request: pytest.FixtureRequest) -> BucketSettings:
+    """Create a bucket of its own for each test."""
+    name = f"bucket-{abs(hash(request.node.name))}"
+    httpx.put(f"{server}/{name}", trust_env=False).raise_for_status()
+    return BucketSettings(name, "prefix", server, access_key="key", secret_key="secret", timeout_s=10)
+
+
+@pytest.mark.parametrize("check", object_contract.CHECKS, ids=lambda check: check.__name__)
+async def test_keeps_the_contract(check: object, bucket: BucketSettings, tmp_path: Path) -> None:
+    from gateway.batches.bucket import BucketObjects
+
+    await check(BucketObjects(bucket), tmp_path)  # type: ignore[operator]
+
+
+async def test_a_server_that_is_away_is_reported(tmp_path: Path) -> None:
+    from gateway.batches.bucket import BucketObjects
+
+    settings = BucketSettings(
+        "b", endpoint="http://127.0.0.1:1", access_key="k", secret_key="s", timeout_s=0.2
+    )
+    objects = BucketObjects(settings)
+    with pytest.raises(ObjectsUnavailable):
+        await objects.create("a", b"{}")
+    with pytest.raises(ObjectsUnavailable):
+        await objects.names("files/")
+
+
+async def test_runs_a_batch_in_a_bucket(boot: Boots, bucket: BucketSettings, tmp_path: Path) -> None:
+    settings = {
+        "dir": str(tmp_path),
+        "bucket": {
+            "name": bucket.name,
+            "prefix": "gateway",
+            "endpoint": bucket.endpoint,
+            "access_key": "key",
+            "secret_key": "secret",
+        },
+    }
+    config = CONFIG + f"batches: {json.dumps(settings)}\n"
+    async with boot({name: kind() for name, kind in SERVERS.items()}, config) as gateway:
+        batch = await create(gateway, (await upload(gateway, texts(300)))["id"])
+        async with asyncio.timeout(60):
+            end = await ended(gateway, batch["id"])
+        lines = await results(gateway, end["output_file_id"])
+        await gateway.client.delete(f"/v1/files/{end['output_file_id']}")
+
+    assert end["request_counts"] == {"total": 300, "completed": 300, "failed": 0}
+    for number, item in enumerate(lines):
+        embedding = item["response"]["body"]["data"][0]["embedding"]
+        np.testing.assert_allclose(vector_of(f"text {number}"), embedding, rtol=1e-6)
+    assert not (tmp_path / "files").exists()

@@ -1,0 +1,87 @@
+"""The journal of a chunk: results outlast a kill at any byte, and are composed in their order."""
+
+import random
+import resource
+from pathlib import Path
+
+import pytest
+
+from gateway.batches.results import LineResult
+from gateway.batches.spool import Spool
+
+
+def result(number: int, part: str = "out") -> LineResult:
+    return LineResult(part, f"result {number}\n".encode(), tokens=number, cached_tokens=1)  # type: ignore[arg-type]
+
+
+def test_composes_parts_in_the_order_of_lines(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "journal")
+    numbers = list(range(100))
+    random.Random(1).shuffle(numbers)
+    for number in numbers:
+        spool.append([(number, result(number, "err" if number % 10 == 0 else "out"))])
+
+    sizes = {part: spool.compose(part, tmp_path / part) for part in ("out", "err")}
+
+    whole = [f"result {number}" for number in range(100)]
+    assert (tmp_path / "err").read_text().splitlines() == whole[::10]
+    assert (tmp_path / "out").read_text().splitlines() == [text for n, text in enumerate(whole) if n % 10]
+    assert sizes == {part: spool.size_of(part) for part in ("out", "err")}
+    counts = spool.counts()
+    assert (counts.completed, counts.failed, counts.tokens, counts.cached_tokens) == (90, 10, 4950, 100)
+    spool.close()
+
+
+def test_adopts_every_whole_result_of_an_attempt_that_was_cut_anywhere(tmp_path: Path) -> None:
+    first = Spool(tmp_path / "first")
+    ends = []
+    for number in range(5):
+        first.append([(number, result(number))])
+        ends.append((tmp_path / "first").stat().st_size)
+    first.close()
+    data = (tmp_path / "first").read_bytes()
+    for cut in range(len(data) + 1):
+        (tmp_path / "cut").write_bytes(data[:cut])
+        second = Spool(tmp_path / f"second-{cut}")
+        second.adopt(tmp_path / "cut")
+        assert len(second.entries) == sum(end <= cut for end in ends)
+        second.close()
+
+
+def test_ignores_what_follows_a_damaged_result(tmp_path: Path) -> None:
+    first = Spool(tmp_path / "first")
+    first.append([(number, result(number)) for number in range(3)])
+    first.close()
+    data = bytearray((tmp_path / "first").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "first").write_bytes(data)
+    second = Spool(tmp_path / "second")
+
+    second.adopt(tmp_path / "first")
+
+    assert list(second.entries) == [0]
+    second.close()
+
+
+def test_a_full_disk_leaves_no_half_result(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "journal")
+    spool.append([(0, result(0))])
+    size = (tmp_path / "journal").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The kernel writes the bytes that fit, and then fails, as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            spool.append([(1, result(1)), (2, result(2))])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "journal").stat().st_size == size + 5
+    assert list(spool.entries) == [0]
+
+    spool.append([(1, result(1))])
+    spool.close()
+
+    second = Spool(tmp_path / "second")
+    second.adopt(tmp_path / "journal")
+    assert list(second.entries) == [0, 1]
+    second.close()
