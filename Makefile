@@ -66,7 +66,7 @@ dist: .venv/installed-sbom ## build the sdist, from it the wheel, and the SBOM o
 	@$(BUILD_TIME) $(BIN)/python -m hatchling build --target sdist --directory dist
 	@$(BUILD_TIME) $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	@$(PYTHON) -m venv .venv-dist
-	@$(DIST_PIP) install --quiet --require-hashes --no-deps -r requirements/gateway-grpc.txt
+	@$(DIST_PIP) install --quiet --require-hashes --no-deps -r requirements/gateway-full.txt
 	@$(DIST_PIP) install --quiet --no-deps dist/*.whl
 	@$(DIST_PIP) check
 	@$(DIST_PIP) uninstall --quiet --yes pip setuptools
@@ -83,11 +83,11 @@ release-notes: ## print the changelog of a version; fails unless TAG, such as v0
 DOCKER ?= docker
 image = $(DOCKER) build --build-arg TORCH=$(2) --build-arg EXTRAS=$(3) --build-arg TORCH_INDEX=$(TORCH_INDEX) --label org.opencontainers.image.version=$(VERSION) --tag embedding-gateway:$(VERSION)$(1) .
 
-images: ## build the four flavours of the image, tagged with the version: cpu, -cuda, -gateway, -gateway-grpc
+images: ## build the four flavours of the image, tagged with the version: cpu, -cuda, -gateway, -gateway-full
 	$(call image,,cpu,)
 	$(call image,-cuda,cuda,)
 	$(call image,-gateway,none,)
-	$(call image,-gateway-grpc,none,grpc)
+	$(call image,-gateway-full,none,all)
 
 example: .venv/installed-example ## search the standard library's docs through the gateway that `make serve` runs
 	@$(BIN)/python examples/search_docs.py
@@ -194,9 +194,9 @@ protos: .venv-protos/installed ## generate the code of backends/tei_protos/*.pro
 	.venv-protos/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. backends/tei_protos/*.proto
 
 PLAIN_LOCK = uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
-LOCK = $(PLAIN_LOCK) --override requirements/without-torch.txt pyproject.toml --extra grpc --extra media --extra oidc --group engine --group build
+LOCK = $(PLAIN_LOCK) --override requirements/without-torch.txt pyproject.toml --extra grpc --extra media --extra oidc --extra s3 --group engine --group build
 # Of the image without an engine.
-IMAGE_LOCK = $(PLAIN_LOCK) pyproject.toml --extra media --extra oidc --extra otlp --extra s3 --constraint requirements/runtime.txt --constraint requirements/otlp.txt
+IMAGE_LOCK = $(PLAIN_LOCK) pyproject.toml --extra media --extra otlp --constraint requirements/runtime.txt --constraint requirements/otlp.txt
 CLIENTS = $(basename $(notdir $(wildcard tests/clients/requirements/*.in)))
 LOCK_CLIENT = cd tests/clients/requirements && uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate
 
@@ -205,7 +205,7 @@ lock: ## pin the newest allowed releases again; needs uv
 	$(LOCK) --extra otlp --resolution lowest-direct --output-file requirements/lowest.txt
 	$(LOCK) --extra otlp --constraint requirements/runtime.txt --output-file requirements/otlp.txt
 	$(IMAGE_LOCK) --output-file requirements/gateway.txt
-	$(IMAGE_LOCK) --extra grpc --output-file requirements/gateway-grpc.txt
+	$(IMAGE_LOCK) --extra grpc --extra oidc --extra s3 --output-file requirements/gateway-full.txt
 	$(PLAIN_LOCK) --group build --constraint requirements/runtime.txt --output-file requirements/build.txt
 	$(LOCK) --group example --constraint requirements/runtime.txt --output-file requirements/example.txt
 	$(LOCK) --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt

@@ -33,7 +33,10 @@ def _settings_problems(batches: BatchesSettings) -> Iterator[Problem]:
 
 def _bucket_problems(bucket: BucketSettings) -> Iterator[Problem]:
     if find_spec("obstore") is None:
-        yield Problem("batches.bucket", "needs the package obstore: install embedding-gateway[s3]")
+        yield Problem(
+            "batches.bucket",
+            "needs the extra `s3`: .venv/bin/pip install -r requirements/runtime.txt, or the image built with EXTRAS=all",
+        )
     if not bucket.name:
         yield Problem("batches.bucket.name", "is empty; the name of a bucket")
     if bucket.endpoint is not None and not bucket.endpoint.startswith(("http://", "https://")):

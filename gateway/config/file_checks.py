@@ -13,10 +13,8 @@ from gateway.config.schema import Config, UpstreamSettings, UpstreamTls
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 GRPC_PACKAGES = ("grpc", "grpc_health", "grpc_reflection")
 JOSE_PACKAGES = ("jwt", "cryptography")
-NO_GRPC = (
-    "needs the extra `grpc`: .venv/bin/pip install -r requirements/runtime.txt, "
-    "or the image built with EXTRAS=grpc"
-)
+NO_PACKAGES = "needs the extra `{}`: .venv/bin/pip install -r requirements/runtime.txt, or the image built with EXTRAS=all"
+NO_GRPC = NO_PACKAGES.format("grpc")
 
 
 def file_problems(config: Config) -> Iterator[Problem]:
@@ -75,7 +73,7 @@ def missing_grpc(config: Config, packages: Sequence[str] = GRPC_PACKAGES) -> Ite
 def missing_jose(config: Config, packages: Sequence[str] = JOSE_PACKAGES) -> Iterator[Problem]:
     """Yield a problem if single sign-on is configured and its optional packages are not installed."""
     if config.sign_on and not all(find_spec(package) for package in packages):
-        yield Problem("sign_on", "needs the extra `oidc`: .venv/bin/pip install -r requirements/runtime.txt")
+        yield Problem("sign_on", NO_PACKAGES.format("oidc"))
 
 
 def missing_upstream_grpc(

@@ -255,6 +255,10 @@ class Keyring:
             raise QuotaUnavailable("the store of tenants is unavailable, and this one is not known")
         raise TenantUnknown(f"the tenant of this token, {key.tenant!r}, is not defined; ask the operator")
 
+    def has_key(self, owner: Tenant) -> bool:
+        """Return whether an owner is that of a key, and not the user of a token."""
+        return (owner.name, owner.key_id) in self._by_id
+
     def owner_by_id(self, tenant: str, key_id: str) -> Tenant:
         """Return the owner of a key whose job runs, with the permissions that it has now.
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -94,6 +95,20 @@ async def test_a_user_is_seen_as_the_holder_of_a_key_is(issuer: FakeIssuer) -> N
     assert time.time() < usage.json()["expires_s"] < time.time() + 601
     embedded = next(call for call in calls if call.route == "/v1/embeddings")
     assert ("acme", "corporate:alice", None) == (embedded.tenant, embedded.key_id, embedded.reason)
+
+
+async def test_batches_outlive_tokens_and_need_a_key(issuer: FakeIssuer, tmp_path: Path) -> None:
+    template = CONFIG + f"batches: {{{{dir: {tmp_path}}}}}\n"
+    job = {"input_file_id": "file-1", "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    async with signed_on(issuer, template) as gateway:
+        keys = issuer.token(), KEY
+        replies = [
+            await gateway.client.post("/v1/batches", json=job, headers={"authorization": f"Bearer {key}"})
+            for key in keys
+        ]
+
+    assert [403, 404] == [reply.status_code for reply in replies]
+    assert "create it with an API key" in replies[0].json()["error"]["message"]
 
 
 async def test_each_user_has_limits_of_its_own(issuer: FakeIssuer) -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 REPOSITORY = "embedding-gateway"
 BASE = "python:3.11-slim-bookworm"
-WITHOUT_ENGINE = ("-gateway", "-gateway-grpc")
+WITHOUT_ENGINE = ("-gateway", "-gateway-full")
 FLAVOURS = ("", "-cuda", *WITHOUT_ENGINE)
 START_S = 60.0
 MB = 1e6

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 # What the image, and everyone who installs the wheel with its extras, receives.
-PINS = ROOT / "requirements/gateway-grpc.txt"
+PINS = ROOT / "requirements/gateway-full.txt"
 
 
 def archives(tree: Path, folder: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ from gateway.api.server.responses import HttpReply
 from gateway.api.wire.batch_objects import OPERATIONS, BatchList, BatchObject, batch_list, batch_object
 from gateway.batches.job_store import Page
 from gateway.batches.jobs import NewJob
-from gateway.errors import InvalidInput
+from gateway.errors import InvalidInput, ScopeForbidden
 from gateway.tenants.keyring import Tenant
 
 FAILURES = document_errors(OPENAI)
@@ -66,9 +66,13 @@ async def create_batch(
 
     Each line of the file is one request: `custom_id`, `method`, `url` and `body`.
     """
-    del api, name
+    del name
     batches: BatchesApi = context.dependencies["batches"]
     tenant = await batches.authenticate(context)
+    if not api.gateway.keyring.has_key(tenant):
+        raise ScopeForbidden(
+            "a batch may run for 24 hours, longer than a token of single sign-on: create it with an API key"
+        )
     new = _new_job(data, tenant)
     with batch_errors():
         job = await batches.jobs.create(new)

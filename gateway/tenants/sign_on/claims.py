@@ -104,7 +104,7 @@ def _scopes_of(claims: Claims, mapping: ScopesClaim) -> tuple[str, ...]:
     return tuple(scopes if mapping.values is not None else (scope for scope in scopes if scope in OPERATIONS))
 
 
-def _limits_of(claims: Claims, mapping: ClaimMapping) -> dict[str, int]:
+def _limits_of(claims: Claims, mapping: ClaimMapping) -> dict[str, int | float]:
     if mapping.limits is None:
         return {}
     limits = _first(values_of(claims, mapping.limits.claim), mapping.limits.values)
