@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from gateway.config.problems import Problem
+from gateway.config.problems import Problem, missing_extra
 from gateway.config.schema import BatchesSettings, BucketSettings, Config
 
 BATCH_LIMIT = "batch_"
@@ -33,10 +33,7 @@ def _settings_problems(batches: BatchesSettings) -> Iterator[Problem]:
 
 def _bucket_problems(bucket: BucketSettings) -> Iterator[Problem]:
     if find_spec("obstore") is None:
-        yield Problem(
-            "batches.bucket",
-            "needs the extra `s3`: .venv/bin/pip install -r requirements/runtime.txt, or the image built with EXTRAS=all",
-        )
+        yield Problem("batches.bucket", missing_extra("s3"))
     if not bucket.name:
         yield Problem("batches.bucket.name", "is empty; the name of a bucket")
     if bucket.endpoint is not None and not bucket.endpoint.startswith(("http://", "https://")):

@@ -7,14 +7,12 @@ from pathlib import Path
 
 from backends.model_names import is_path
 from gateway.config.api_checks import is_grpc
-from gateway.config.problems import Problem
+from gateway.config.problems import Problem, missing_extra
 from gateway.config.schema import Config, UpstreamSettings, UpstreamTls
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 GRPC_PACKAGES = ("grpc", "grpc_health", "grpc_reflection")
 JOSE_PACKAGES = ("jwt", "cryptography")
-NO_PACKAGES = "needs the extra `{}`: .venv/bin/pip install -r requirements/runtime.txt, or the image built with EXTRAS=all"
-NO_GRPC = NO_PACKAGES.format("grpc")
 
 
 def file_problems(config: Config) -> Iterator[Problem]:
@@ -67,13 +65,13 @@ def missing_exporter(config: Config, exporter: str = EXPORTER) -> Iterator[Probl
 def missing_grpc(config: Config, packages: Sequence[str] = GRPC_PACKAGES) -> Iterator[Problem]:
     """Yield a problem if gRPC is configured and its optional packages are not installed."""
     if config.grpc is not None and not all(find_spec(package) for package in packages):
-        yield Problem("grpc", NO_GRPC)
+        yield Problem("grpc", missing_extra("grpc"))
 
 
 def missing_jose(config: Config, packages: Sequence[str] = JOSE_PACKAGES) -> Iterator[Problem]:
     """Yield a problem if single sign-on is configured and its optional packages are not installed."""
     if config.sign_on and not all(find_spec(package) for package in packages):
-        yield Problem("sign_on", NO_PACKAGES.format("oidc"))
+        yield Problem("sign_on", missing_extra("oidc"))
 
 
 def missing_upstream_grpc(
@@ -81,7 +79,7 @@ def missing_upstream_grpc(
 ) -> Iterator[Problem]:
     """Yield a problem if a replica is called over gRPC and the optional packages are not installed."""
     if is_grpc(upstream) and not all(find_spec(package) for package in packages):
-        yield Problem(path, f"gRPC {NO_GRPC}")
+        yield Problem(path, f"gRPC {missing_extra('grpc')}")
 
 
 def _pem_problems(certificate: str | None, key: str | None, ca: str | None, path: str) -> Iterator[Problem]:

@@ -61,3 +61,11 @@ def similar_name(name: str, known: Iterable[str], min_similarity: float = 0.6) -
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
+
+
+def missing_extra(name: str) -> str:
+    """Return the problem of a setting whose optional packages are not installed."""
+    return (
+        f"needs the extra `{name}`: .venv/bin/pip install -r requirements/runtime.txt, or the image built with "
+        "EXTRAS=all"
+    )
