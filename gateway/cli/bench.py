@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import httpx
 import msgspec
+from rich.markup import escape
 from rich.table import Table
 
 from gateway.cli.bench_calls import Api, bodies, made_texts, target_of
@@ -21,6 +22,7 @@ from gateway.cli.bench_picture import draw
 from gateway.cli.gateway_client import RequestRefused
 from gateway.cli.operator_options import operator_key
 from gateway.cli.output import show_line, show_table
+from gateway.cli.printable import printable
 
 SECONDS_MAX = 3600
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -74,7 +76,11 @@ def bench(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
         show_summary(summary)
     if options.picture is not None:
         title = f"{plan.target.path} · {summary['load']}"
-        options.picture.write_text(draw(measured.figures, title), encoding="utf-8")
+        try:
+            options.picture.write_text(draw(measured.figures, title), encoding="utf-8")
+        except OSError as error:
+            show_line(f"{options.picture}: {error.strerror or error}")
+            return 1
     return 0 if measured.figures.good else 1
 
 
@@ -180,7 +186,8 @@ def summary_of(plan: LoadPlan, model: str | None, measured: Measured) -> dict[st
 
 def show_summary(summary: Mapping[str, Any]) -> None:
     """Print the figures as a table, and what may be wrong with them."""
-    table = Table(title=f"{summary['url']}  {summary['model'] or ''}", title_justify="left")
+    title = printable(f"{summary['url']}  {summary['model'] or ''}")
+    table = Table(title=escape(title), title_justify="left")
     table.add_column("figure")
     table.add_column("value", justify="right")
     table.add_row("load", f"{summary['load']}, {summary['seconds']:g} s")
@@ -191,7 +198,7 @@ def show_summary(summary: Mapping[str, Any]) -> None:
     for name, value in summary["latency_ms"].items():
         table.add_row(f"latency {name}, ms", "–" if value is None else f"{value:,.2f}")
     for name, value in summary["stages_ms"].items():
-        table.add_row(f"of which {name}, mean ms", f"{value:,.3f}")
+        table.add_row(f"of which {printable(name)}, mean ms", f"{value:,.3f}")
     for status, count in summary["statuses"].items():
         table.add_row(f"replies {status}", f"{count:,}")
     if summary["unanswered"]:

@@ -1,11 +1,14 @@
 """Calls of a load: the path, the bodies, and what a good reply contains. Pure."""
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
+
+from gateway.cli.bench_figures import STAGES_MAX
 
 Api: TypeAlias = Literal["openai", "tei", "tei-rerank", "cohere-rerank"]
 APIS: dict[Api, str] = {
@@ -32,6 +35,8 @@ SENTENCE = (
 # Enough that a cache of recent texts does not answer, unless it is meant to.
 DISTINCT_TEXTS = 10_000
 SEED = 7
+TOKENS_MAX = 2**53
+NO_ADDRESS = "is not an address such as http://127.0.0.1:8080"
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -42,13 +47,9 @@ class Target(msgspec.Struct, frozen=True):
     api: Api
 
 
-class _Usage(msgspec.Struct, frozen=True):
-    total_tokens: int = 0
-
-
 class _OpenAIReply(msgspec.Struct):
     data: list[msgspec.Raw]
-    usage: _Usage = _Usage()
+    usage: Any = None
 
 
 class _RankReply(msgspec.Struct):
@@ -57,9 +58,14 @@ class _RankReply(msgspec.Struct):
 
 def target_of(url: str, api: Api | None) -> Target:
     """Return the target of a URL, whose path decides the API unless one is given. Raises: ValueError."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("is not an address such as http://127.0.0.1:8080")
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        # A port that is no number raises where it is read.
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise ValueError(NO_ADDRESS) from error
+    if not is_address:
+        raise ValueError(NO_ADDRESS)
     base, path = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", parts.path.rstrip("/")
     found = next((named for end, named in API_OF_PATH if path.endswith(end)), None)
     if found is None:
@@ -105,26 +111,34 @@ def read_reply(api: Api, body: bytes, sent: int) -> tuple[int, str]:
         match api:
             case "openai":
                 reply = msgspec.json.decode(body, type=_OpenAIReply)
-                found, tokens = len(reply.data), reply.usage.total_tokens
+                found, tokens = len(reply.data), _tokens_in(reply.usage)
             case "cohere-rerank":
                 found = len(msgspec.json.decode(body, type=_RankReply).results)
             case _:
                 found = len(msgspec.json.decode(body, type=list[msgspec.Raw]))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return 0, f"not a reply of this API: {error}"
     return tokens, "" if found == sent else f"{found} results for {sent} texts"
 
 
+def _tokens_in(usage: object) -> int:
+    """Return the tokens of a reply's usage, 0 where it has no usable number."""
+    tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return tokens if type(tokens) is int and 0 <= tokens <= TOKENS_MAX else 0
+
+
 def stages_of(header: str) -> dict[str, float]:
-    """Return the milliseconds of each stage in a `server-timing` header."""
-    stages = {}
-    for entry in header.split(","):
+    """Return the milliseconds of each stage in a `server-timing` header; of many stages, the first."""
+    stages: dict[str, float] = {}
+    for entry in header.split(",")[:STAGES_MAX]:
         name, *parameters = (part.strip() for part in entry.split(";"))
         for parameter in parameters:
             key, _, value = parameter.partition("=")
             if key.strip() == "dur":
                 try:
-                    stages[name] = float(value)
+                    duration = float(value)
                 except ValueError:
                     continue
+                if 0 <= duration < math.inf:
+                    stages[name] = duration
     return stages

@@ -13,6 +13,7 @@ GROWTH = math.log(1.01)
 LEAST_S = 1e-5
 SHARES = (0.5, 0.9, 0.95, 0.99, 0.999)
 EXAMPLE_CHARACTERS_MAX = 200
+STAGES_MAX = 32
 
 
 class Latencies:
@@ -67,7 +68,7 @@ class Figures:
         self.by_second: dict[int, Latencies] = {}
         self.statuses: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
-        self.stage_ms: Counter[str] = Counter()
+        self.stage_ms: dict[str, float] = {}
         self.late = Latencies()
         self.texts = self.tokens = self.good = self.unanswered = 0
 
@@ -82,4 +83,7 @@ class Figures:
         self.tokens += end.tokens
         self.latencies.add(end.took_s)
         self.by_second.setdefault(second, Latencies()).add(end.took_s)
-        self.stage_ms.update(end.stages)
+        for name, duration_ms in end.stages.items():
+            # A server may name other stages in each reply.
+            if name in self.stage_ms or len(self.stage_ms) < STAGES_MAX:
+                self.stage_ms[name] = self.stage_ms.get(name, 0.0) + duration_ms

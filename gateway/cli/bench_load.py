@@ -11,17 +11,19 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import httpx
 import msgspec
 
 from gateway.cli.bench_calls import NEEDS_MODEL, SEED, Target, read_reply, stages_of
-from gateway.cli.bench_figures import CallEnd, Figures
+from gateway.cli.bench_figures import EXAMPLE_CHARACTERS_MAX, CallEnd, Figures
 
 # Calls that may be under way at once in an open loop; those beyond wait, and their clock runs.
 IN_FLIGHT_MAX = 1024
 MODELS_TIMEOUT_S = 10.0
+# Replies are held in memory, and a server may send one without end.
+REPLY_BYTES_MAX = 256 * 1024 * 1024
 RETRY_S = 0.05
 
 
@@ -50,6 +52,14 @@ class Measured(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
+class Answer(NamedTuple):
+    """Answer of a server."""
+
+    status: int
+    headers: httpx.Headers
+    content: bytes
+
+
 def open_client(key: str | None, ca: Path | None, timeout_s: float) -> httpx.AsyncClient:
     """Return a client that follows no redirect, so that a key goes only to the address that was given.
 
@@ -57,7 +67,9 @@ def open_client(key: str | None, ca: Path | None, timeout_s: float) -> httpx.Asy
     """
     context = ssl.create_default_context(cafile=None if ca is None else str(ca))
     limits = httpx.Limits(max_connections=IN_FLIGHT_MAX, max_keepalive_connections=IN_FLIGHT_MAX)
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    headers = {"content-type": "application/json", "accept-encoding": "identity"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
     return httpx.AsyncClient(
         headers=headers, timeout=timeout_s, limits=limits, verify=context, trust_env=False
     )
@@ -66,17 +78,18 @@ def open_client(key: str | None, ca: Path | None, timeout_s: float) -> httpx.Asy
 async def only_model(client: httpx.AsyncClient, target: Target) -> str | None:
     """Return the first model that a server lists, None where calls need no name.
 
-    Raises: ValueError if it lists none; httpx.HTTPError.
+    Raises: ValueError if it lists none; httpx.HTTPError, TimeoutError.
     """
     if target.api not in NEEDS_MODEL:
         return None
-    reply = await client.get(f"{target.base}/v1/models", timeout=MODELS_TIMEOUT_S)
-    if reply.status_code != 200:
-        raise ValueError(f"GET /v1/models has status {reply.status_code}; name a model with --model")
+    async with asyncio.timeout(MODELS_TIMEOUT_S):
+        reply = await _exchange(client, "GET", f"{target.base}/v1/models")
+    if reply.status != 200:
+        raise ValueError(f"GET /v1/models has status {reply.status}; name a model with --model")
     try:
-        listed = reply.json()["data"]
+        listed = msgspec.json.decode(reply.content)["data"]
         return str(listed[0]["id"])
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError("GET /v1/models lists no model; name one with --model") from error
 
 
@@ -166,7 +179,7 @@ class Load:
         plan = self._plan
         try:
             async with asyncio.timeout(plan.timeout_s):
-                reply = await self._client.post(self._url, content=body)
+                reply = await _exchange(self._client, "POST", self._url, body)
         except TimeoutError:
             end = CallEnd("timeout", time.monotonic() - due_s, problem=f"no reply in {plan.timeout_s:g} s")
         except httpx.HTTPError as error:
@@ -185,10 +198,23 @@ class Load:
             await asyncio.sleep(RETRY_S)
 
 
-def _end_of(plan: LoadPlan, reply: httpx.Response, took_s: float) -> CallEnd:
-    status = str(reply.status_code)
-    if reply.status_code != 200:
-        return CallEnd(status, took_s, problem=reply.text)
+async def _exchange(client: httpx.AsyncClient, method: str, url: str, body: bytes | None = None) -> Answer:
+    """Return the answer to a request. Raises: httpx.HTTPError."""
+    async with client.stream(method, url, content=body) as reply:
+        content = bytearray()
+        async for part in reply.aiter_raw():
+            content += part
+            if len(content) > REPLY_BYTES_MAX:
+                raise httpx.DecodingError(f"the reply has more than {REPLY_BYTES_MAX} bytes")
+    return Answer(reply.status_code, reply.headers, bytes(content))
+
+
+def _end_of(plan: LoadPlan, reply: Answer, took_s: float) -> CallEnd:
+    status = str(reply.status)
+    if reply.status != 200:
+        # An empty problem would count as a good reply.
+        problem = reply.content[:EXAMPLE_CHARACTERS_MAX].decode(errors="replace")
+        return CallEnd(status, took_s, problem=problem or "an empty body")
     tokens, problem = read_reply(plan.target.api, reply.content, plan.texts)
     stages = stages_of(reply.headers.get("server-timing", ""))
     return CallEnd(status, took_s, plan.texts, tokens, stages, problem)

@@ -65,10 +65,21 @@ def _address(path: Path, environment: Mapping[str, str], *, for_operators: bool)
 
 
 def operator_key(path: Path | None, environment: Mapping[str, str]) -> str | None:
-    """Return the operator's key. Raises: RequestRefused if the file cannot be read."""
+    """Return the operator's key. Raises: RequestRefused if the file cannot be read, or a key is none."""
     if path is None:
-        return environment.get("GATEWAY_API_KEY") or None
+        return checked_key(environment.get("GATEWAY_API_KEY", ""), "GATEWAY_API_KEY")
     try:
-        return path.read_text(encoding="ascii").strip()
+        return checked_key(path.read_text(encoding="ascii"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise RequestRefused(f"{path} contains no readable key") from error
+
+
+def checked_key(key: str, place: str) -> str | None:
+    """Return a key without the space around it, None if it is empty.
+
+    Raises: RequestRefused, without the key, if no header can hold it.
+    """
+    found = key.strip()
+    if not (found.isascii() and found.isprintable()) or " " in found:
+        raise RequestRefused(f"{place} is no key: it has spaces, several lines, or letters beyond ASCII")
+    return found or None

@@ -72,7 +72,7 @@ def test_the_path_decides_the_api(url: str, api: Any, expected: tuple[str, str, 
     assert (target.base, target.path, target.api) == expected
 
 
-@pytest.mark.parametrize("url", ["ftp://h", "http://", ""])
+@pytest.mark.parametrize("url", ["ftp://h", "http://", "", "http://h:abc", "http://h:99999", "http://[::1"])
 def test_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not an address"):
         target_of(url, None)
@@ -166,6 +166,7 @@ def test_errors_are_shown_with_an_example(capsys: pytest.CaptureFixture[str]) ->
         (("ftp://h",), "is not an address"),
         (("http://h", "--file", "/nowhere/texts"), "cannot be read"),
         (("http://127.0.0.1:1",), "http://127.0.0.1:1: "),
+        (("http://h", "--file", "/dev/null"), "has no texts"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
@@ -175,6 +176,96 @@ def test_mistakes_are_told_in_one_line(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert told in lines[0]
+
+
+@pytest.mark.parametrize("key", ["sk-\nx", "ключ", "two words", "sk-\x1b"])
+def test_keys_that_no_header_holds_are_refused_without_showing_them(
+    key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(options_of("http://h"), {"GATEWAY_API_KEY": key}) == 1
+    shown = capsys.readouterr().err
+    assert "GATEWAY_API_KEY is no key" in shown
+    assert key not in shown
+
+
+class OddServer:
+    """Server whose reply to calls is fixed."""
+
+    def __init__(self, status: int, content: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        self.reply = {"type": "http.response.start", "status": status, "headers": headers or []}
+        self.content = content
+        self.models = b'{"data": [{"id": "m"}]}'
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        is_list = scope["path"] == "/v1/models"
+        await send({**self.reply, "status": 200, "headers": []} if is_list else self.reply)
+        await send({"type": "http.response.body", "body": self.models if is_list else self.content})
+
+
+def run_on(server: OddServer, *words: str) -> int:
+    with serve_in_thread(server) as url:
+        return bench(options_of(url, "--seconds", "0.2", "--warmup", "0", *words), {})
+
+
+GOOD = b'{"data": [{}], "usage": null}'
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "shown"),
+    [
+        (302, b"", "302: an empty body"),
+        (500, b"", "500: an empty body"),
+        (500, b"\x1b]0;title\x07bad", "500:  ]0;title bad"),
+        (200, b'{"data": ' + b"[" * 50_000, "200: not a reply of this API"),
+        (200, b"\xff", "200: not a reply of this API"),
+    ],
+)
+def test_no_odd_reply_counts_as_good(
+    status: int, content: bytes, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_on(OddServer(status, content)) == 1
+    captured = capsys.readouterr()
+    assert shown in captured.err
+    assert "\x1b" not in captured.out + captured.err
+
+
+@pytest.mark.parametrize("usage", [b"null", b"5", b"[]", b'{"total_tokens": 1.5}', b'{"total_tokens": -1}'])
+def test_a_usage_without_tokens_is_none(usage: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_on(OddServer(200, b'{"data": [{}], "usage": ' + usage + b"}"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tokens_per_s"] is None
+
+
+def test_stages_of_a_server_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    header = ",".join(f"stage{number};dur=1" for number in range(500)) + ", a;dur=nan"
+    assert run_on(OddServer(200, GOOD, [(b"server-timing", header.encode())]), "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)["stages_ms"]) == 32
+    figures = Figures()
+    for number in range(100):
+        figures.add(CallEnd("200", 0.1, stages={f"stage{number}": 1.0}), 0)
+    assert len(figures.stage_ms) == 32
+
+
+def test_a_reply_without_end_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gateway.cli.bench_load.REPLY_BYTES_MAX", 1000)
+    assert run_on(OddServer(200, b" " * 5000)) == 1
+    assert "more than 1000 bytes" in capsys.readouterr().err
+
+
+def test_a_list_of_models_that_cannot_be_read_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    server = OddServer(200, GOOD)
+    for content in (b"[]", b"\xff", b'{"data": ' + b"[" * 50_000, b'{"data": []}'):
+        server.models = content
+        assert run_on(server) == 1
+        assert "lists no model; name one with --model" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_on(OddServer(200, GOOD), "--picture", "/nowhere/load.svg") == 1
+    assert "/nowhere/load.svg: No such file" in capsys.readouterr().err
 
 
 def test_texts_of_a_file_are_sent(tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ class Embedder:
                 return self._refused(indices[0], f"{source.place(chunk.lines[indices[0]])}: {error}")
         except EmbedStopped as error:
             # One of these rows may be what the server cannot answer.
-            first, last = chunk.lines[indices[0]], chunk.lines[indices[-1]]
-            raise EmbedStopped(f"{source.place(first)} to {last}: {error}") from error
+            place, last_line = source.place(chunk.lines[indices[0]]), chunk.lines[indices[-1]]
+            raise EmbedStopped(f"{place} to {last_line}: {error}") from error
         else:
             self._successes += 1
             return _found_in(reply, indices)

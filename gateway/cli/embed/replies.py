@@ -9,6 +9,7 @@ import pyarrow as pa
 import pybase64
 
 from gateway.cli.embed.plan import Request
+from gateway.cli.printable import printable
 
 ARROW = "application/vnd.apache.arrow.stream"
 EMBED_PATH = "/embed"
@@ -152,8 +153,7 @@ def read_truncated(header: str | None, count: int) -> tuple[int, ...] | None:
 
 def problem_of(body: bytes) -> str:
     """Return the message of an error body in words, without what a terminal would obey."""
-    words = _message_of(body)
-    return "".join(character if character.isprintable() else " " for character in words)
+    return printable(_message_of(body))
 
 
 def _message_of(body: bytes) -> str:

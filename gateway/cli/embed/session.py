@@ -24,7 +24,7 @@ from gateway.cli.embed.run import Interrupted, Run
 from gateway.cli.embed.summary import show_summary, summary_of
 from gateway.cli.embed.text_rows import RowReader
 from gateway.cli.gateway_client import RequestRefused
-from gateway.cli.operator_options import operator_key
+from gateway.cli.operator_options import checked_key, operator_key
 from gateway.cli.output import show_line
 
 FAILED, STOPPED = 1, 3
@@ -34,7 +34,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def run_embed(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run the command; return its exit status."""
     try:
-        key = options.key or operator_key(options.key_file, environment)
+        key = checked_key(options.key or "", "--key") or operator_key(options.key_file, environment)
         plan = plan_of(options)
         check_output(plan.output)
         note, is_new = asyncio.run(_embed(plan, key, options.ca))
