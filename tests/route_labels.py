@@ -59,6 +59,7 @@ PLAIN_PATHS = frozenset(
         "/ui/icon.svg",
         "/ui/page.css",
         "/ui/page.js",
+        "/ui/sign-on",
         "/v1/embed",
         "/v1/embeddings",
         "/v1/multi-vector",
