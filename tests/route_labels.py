@@ -63,6 +63,7 @@ PLAIN_PATHS = frozenset(
         "/ui/icon.svg",
         "/ui/page.css",
         "/ui/page.js",
+        "/ui/sign-on",
         "/v1/batches",
         "/v1/embed",
         "/v1/embeddings",
