@@ -45,7 +45,7 @@ async def test_grant_charges_no_negative_count(caplog: pytest.LogCaptureFixture)
     reservation = await ledger.reserve(request)
     deadline = Deadline(time.monotonic() + 60, timeout_s=60)
     prepared: Any = SimpleNamespace(route=SimpleNamespace(price=FREE))
-    with Grant(None, prepared, deadline, reservation, ledger) as grant:  # type: ignore[arg-type] - not used
+    with Grant(None, prepared, deadline, reservation, ledger) as grant:  # type: ignore[arg-type] - it is not used
         grant.count(300)
         grant.count(-100_000)
         grant.count_unanswered(-100_000)
