@@ -695,7 +695,7 @@ def _limit_problem(name: str, amount: LimitAmount) -> str | None:
     if not LIMIT_NAME.fullmatch(name):
         return f"unknown limit; allowed: {LIMITS_ALLOWED}"
     if not is_budget(name):
-        return None if amount == int(amount) else "expected a whole number"
+        return None if float(amount).is_integer() else "expected a whole number"
     try:
         budget_of(amount)
     except ValueError as error:

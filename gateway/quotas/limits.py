@@ -63,8 +63,8 @@ class Limit(msgspec.Struct, frozen=True, cache_hash=True):
 
     @property
     def shown_amount(self) -> float:
-        """Amount as in router.yaml."""
-        return self.shown(self.amount)
+        """Amount as in router.yaml: that of a budget in the currency."""
+        return in_currency(self.amount) if self.unit == "budget" else self.amount
 
     @property
     def alert_at(self) -> int | None:
@@ -73,15 +73,12 @@ class Limit(msgspec.Struct, frozen=True, cache_hash=True):
             return None
         return -(-self.amount * ALERT_PERCENT // 100)
 
-    def shown(self, amount: int) -> float:
-        """Return an amount in the unit that callers see: money in the currency."""
-        return in_currency(amount) if self.unit == "budget" else amount
-
 
 class Cost(msgspec.Struct, frozen=True):
     """Cost of a request in each unit: never negative, because that would be a credit.
 
-    images: pictures, of which an input may have several. budget: nano-units of the currency.
+    images: pictures, of which an input may have several. budget: nano-units of the currency, whose
+    name is for messages.
     """
 
     requests: int = 1

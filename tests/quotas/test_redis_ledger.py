@@ -166,7 +166,7 @@ def test_scripts_take_no_negative_amount(redis: RedisServer) -> None:
     assert {b"m|tokens": b"400"} == recorded
 
 
-units: st.SearchStrategy[Unit] = st.sampled_from(UNITS)
+units: st.SearchStrategy[Unit] = st.sampled_from([unit for unit in UNITS if unit != "budget"])
 periods: st.SearchStrategy[Period] = st.sampled_from(("second", "minute", "hour", "day", "month"))
 # The largest is that of a budget, in nano-units.
 amounts = st.sampled_from((1, 3, 7, 60, 1000, 999_983, 2_000_000_000, BUDGET_MAX * NANO))

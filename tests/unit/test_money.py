@@ -61,8 +61,12 @@ def test_knows_budgets_of_days_and_months_only(name: str) -> None:
     assert "budget_per_<day|month>" in limit_problems({name: 5})[name]
 
 
-def test_other_limits_are_whole_numbers() -> None:
-    assert {"tokens_per_day": "expected a whole number"} == limit_problems({"tokens_per_day": 1.5})
+@pytest.mark.parametrize("amount", [1.5, float("nan"), float("inf")])
+def test_other_limits_are_whole_numbers(amount: float) -> None:
+    assert {"tokens_per_day": "expected a whole number"} == limit_problems({"tokens_per_day": amount})
+
+
+def test_a_whole_number_may_be_written_as_a_decimal() -> None:
     assert 1000 == parse_limit("tokens_per_day", msgspec.json.decode(b"1e3", type=LimitAmount)).amount
 
 
