@@ -297,7 +297,9 @@ def test_wide_and_deep_bodies_match_the_document(target: Target, path: str) -> N
     @given(wide_bodies(), st.booleans() if path.startswith(SIE.prefixes) else st.just(value=False))
     def check(body: bytes, as_msgpack: bool) -> None:
         reply = target.send_bytes(
-            path.format(name="bge", key_id="k1", upstream="embedder", batch_id="batch_1"), body, as_msgpack=as_msgpack
+            path.format(name="bge", key_id="k1", upstream="embedder", batch_id="batch_1"),
+            body,
+            as_msgpack=as_msgpack,
         )
         operation.validate_response(reply)
         assert reply.status_code < 500
