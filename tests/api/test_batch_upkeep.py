@@ -22,6 +22,11 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
+async def has_room(gateway: Running) -> bool:
+    fields, files = {"purpose": "batch"}, {"file": b"z" * 800}
+    return (await gateway.client.post("/v1/files", data=fields, files=files)).status_code == 200
+
+
 async def run(gateway: Running, lines: int = 5) -> Any:
     """Return a batch that has completed."""
     return await ended(gateway, (await create(gateway, (await upload(gateway, texts(lines)))["id"]))["id"])
@@ -108,8 +113,7 @@ async def test_forgets_uploads_of_killed_gateways(
         upload_task = asyncio.create_task(gateway.client.post("/v1/files", content=body(), headers=headers))
         await sent.wait()
         async with asyncio.timeout(10):
-            fields, files = {"purpose": "batch"}, {"file": b"z" * 800}
-            while (await gateway.client.post("/v1/files", data=fields, files=files)).status_code != 200:
+            while not await has_room(gateway):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         upload_task.cancel()
         await asyncio.gather(upload_task, return_exceptions=True)
