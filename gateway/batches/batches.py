@@ -14,6 +14,7 @@ from gateway.batches.jobs import Jobs
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.line_server import LineServer
 from gateway.batches.objects import Objects
+from gateway.batches.permits import LinePermits
 from gateway.batches.redis_store import open_redis
 from gateway.batches.runner import Runner
 from gateway.batches.service import Batches, Readiness
@@ -46,7 +47,7 @@ class RunningBatches:
         parts = RunParts(
             self.lifecycle,
             server,
-            asyncio.Semaphore(self.settings.lines_in_flight),
+            LinePermits(self.settings.lines_in_flight, server.calls),
             self.folder,
             self.service.files.bounds,
             asyncio.Event(),

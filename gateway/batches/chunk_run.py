@@ -18,6 +18,7 @@ from gateway.batches.lifecycle import Lifecycle, chunk_row
 from gateway.batches.line_server import LineRequest, LineServer
 from gateway.batches.lines import RunLine, split_chunk
 from gateway.batches.patience import Stopped, until_stored
+from gateway.batches.permits import LinePermits
 from gateway.batches.records import PARTS, Chunk, ChunkResult, Job, Part
 from gateway.batches.results import CANCELLED, EXPIRED, LineResult, result_of, unexecuted
 from gateway.batches.spool import Journals, Spool
@@ -89,7 +90,7 @@ class RunParts:
 
     lifecycle: Lifecycle
     server: LineServer
-    permits: asyncio.Semaphore
+    permits: LinePermits
     folder: Path
     bounds: ByteBounds
     stopping: asyncio.Event

@@ -34,5 +34,8 @@ class LineServer(Protocol):
     def check_model(self, tenant: str, key: str, endpoint: Endpoint, model: str | None) -> LineProblem | None:
         """Return why lines of a key with this model cannot be served, None if they can."""
 
+    def calls(self) -> int:
+        """Return the number of interactive calls so far."""
+
     def is_draining(self) -> bool:
         """Return whether the process is about to stop."""

@@ -78,6 +78,7 @@ CONFIG = """
 # A slow store on a busy machine is not a finding.
 quotas: {store: "%s", timeout_ms: 2000}
 limits: {inputs: 64}
+batches: {dir: "%s"}
 upstreams:
   embedder: {backend: tei, replicas: ["http://tei-0", "http://tei-1"]}
   reranker: {backend: tei, replicas: ["http://rerank-0"]}
@@ -105,7 +106,7 @@ defaults: {embed: bge, rerank: cross, classify: moods}
 class Target:
     """Gateway on fakes that runs for all cases, on its own event loop."""
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, folder: Path) -> None:
         self._runner = asyncio.Runner()
         servers = {
             "tei-0": FakeTei(),
@@ -120,7 +121,7 @@ class Target:
         }
         self._stopping = asyncio.Event()
         self._running: asyncio.Future[Running] = self._runner.get_loop().create_future()
-        self._task = self._runner.get_loop().create_task(self._serve(servers, CONFIG % store))
+        self._task = self._runner.get_loop().create_task(self._serve(servers, CONFIG % (store, folder)))
         self._gateway = self._runner.run(self._wait_until_started())
         self.document = self._runner.run(self._gateway.client.get("/docs/openapi.json")).json()
         self.schema = from_dict(self.document)
@@ -202,7 +203,7 @@ def _packable(value: Any) -> Any:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     server = RedisServer(tmp_path_factory.mktemp("redis"))
-    target = Target(server.url)
+    target = Target(server.url, tmp_path_factory.mktemp("batches"))
     yield target
     target.close()
     server.stop()
@@ -296,7 +297,9 @@ def test_wide_and_deep_bodies_match_the_document(target: Target, path: str) -> N
     @given(wide_bodies(), st.booleans() if path.startswith(SIE.prefixes) else st.just(value=False))
     def check(body: bytes, as_msgpack: bool) -> None:
         reply = target.send_bytes(
-            path.format(name="bge", key_id="k1", upstream="embedder"), body, as_msgpack=as_msgpack
+            path.format(name="bge", key_id="k1", upstream="embedder", batch_id="batch_1"),
+            body,
+            as_msgpack=as_msgpack,
         )
         operation.validate_response(reply)
         assert reply.status_code < 500

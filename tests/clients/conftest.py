@@ -49,6 +49,7 @@ models:
   # Names that LlamaIndex's classes require before they send images.
   embed-v4.0: {{upstream: clip}}
   voyage-multimodal-3: {{upstream: clip}}
+batches: {{dir: {batches}}}
 defaults: {{embed: all-minilm-l6-v2, rerank: all-minilm-l6-v2}}
 tenants:
   clients: {{keys: ["{keys[0]}"]}}
@@ -104,7 +105,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     config = home / "router.yaml"
     _make_models()
     digests = [f"sha256:{hashlib.sha256(key.encode()).hexdigest()}" for key in (KEY, SLOW_KEY, SPENT_KEY)]
-    config.write_text(CONFIG.format(port=port, grpc_port=grpc_port, models=MODELS, keys=digests))
+    settings = {"port": port, "grpc_port": grpc_port, "models": MODELS, "batches": home / "batches"}
+    config.write_text(CONFIG.format(keys=digests, **settings))
     command = [ROOT / ".venv/bin/gateway", "serve", "-c", config]
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)

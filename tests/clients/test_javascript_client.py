@@ -81,6 +81,16 @@ def test_openai(gateway: Gateway, vectors: list[list[float]]) -> None:
     assert ("AuthenticationError", 401) == (found["stranger"]["name"], found["stranger"]["status"])
 
 
+def test_openai_batches(gateway: Gateway, vectors: list[list[float]]) -> None:
+    found = called(gateway, "batches")
+    assert_near(vectors, found["vectors"])
+    assert ["id-0", "id-1"] == found["ids"]
+    assert {"total": 2, "completed": 2, "failed": 0} == found["counts"]
+    assert ("completed", True, True) == (found["status"], found["listed"], found["deleted"])
+    assert ("NotFoundError", 404) == (found["unknown"]["name"], found["unknown"]["status"])
+    assert ("BadRequestError", 400) == (found["cancelled"]["name"], found["cancelled"]["status"])
+
+
 def test_cohere(gateway: Gateway, vectors: list[list[float]]) -> None:
     found = called(gateway, "cohere")
     assert_near(vectors, found["vectors"])

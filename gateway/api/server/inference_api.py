@@ -40,6 +40,7 @@ class InferenceApi:
     """Collaborators of inference handlers.
 
     inputs_max: most inputs in one request. fetcher: of pictures and recordings; None fetches none.
+    interactive_calls: number of calls so far that are not of class bulk.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class InferenceApi:
         self.inputs_max = inputs_max
         self.instances = InstanceTable() if instances is None else instances
         self._fetcher = fetcher
+        self.interactive_calls = 0
 
     def admit_caller(self, context: RequestContext, least: Cost) -> None:
         """Check what the head of a request decides, before its body is read: key, known limits, size.
@@ -107,6 +109,8 @@ class InferenceApi:
         context.inputs = len(inputs_of(call.work))
         if context.is_bulk():
             call = msgspec.structs.replace(call, bulk=True)
+        else:
+            self.interactive_calls += 1
         caller = Caller(
             self.authenticator.authenticate(context),
             context.timeout_s(),

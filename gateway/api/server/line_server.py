@@ -98,6 +98,10 @@ class GatewayLineServer:
             return LineProblem(error.facts.openai_code or error.kind, error.message)
         return None
 
+    def calls(self) -> int:
+        """Return the number of interactive calls so far."""
+        return self._api.interactive_calls
+
     def is_draining(self) -> bool:
         """Return whether the process is about to stop."""
         return self._in_flight.draining

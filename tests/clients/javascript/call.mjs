@@ -3,7 +3,7 @@
 import { InferenceClient } from "@huggingface/inference";
 import { CohereClientV2 } from "cohere-ai";
 import { Ollama } from "ollama";
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 import { VoyageAIClient } from "voyageai";
 
 const { GATEWAY, KEY, MODEL } = process.env;
@@ -36,6 +36,39 @@ const clients = {
       models,
       unknown: await failure(() => client.embeddings.create({ model: "nowhere", input: "a" })),
       stranger: await failure(() => stranger.embeddings.create({ model: MODEL, input: "a" })),
+    };
+  },
+
+  async batches() {
+    const client = new OpenAI({ baseURL: `${GATEWAY}/v1`, apiKey: KEY, maxRetries: 0 });
+    const lines = texts.map((input, index) =>
+      JSON.stringify({ custom_id: `id-${index}`, method: "POST", url: "/v1/embeddings", body: { model: MODEL, input } }),
+    );
+    const file = await client.files.create({
+      file: await toFile(Buffer.from(lines.join("\n")), "input.jsonl"), purpose: "batch",
+    });
+    let batch = await client.batches.create({
+      input_file_id: file.id, endpoint: "/v1/embeddings", completion_window: "24h", metadata: { night: "1" },
+    });
+    while (["validating", "in_progress", "finalizing"].includes(batch.status)) {
+      await new Promise((done) => setTimeout(done, 100));
+      batch = await client.batches.retrieve(batch.id);
+    }
+    const output = await (await client.files.content(batch.output_file_id)).text();
+    const results = output.trim().split("\n").map(JSON.parse);
+    const batches = [];
+    for await (const { id } of client.batches.list({ limit: 1 })) batches.push(id);
+    const files = [];
+    for await (const { id } of client.files.list({ purpose: "batch" })) files.push(id);
+    return {
+      status: batch.status,
+      counts: batch.request_counts,
+      ids: results.map((result) => result.custom_id),
+      vectors: results.map((result) => result.response.body.data[0].embedding),
+      listed: batches.includes(batch.id) && files.includes(file.id),
+      deleted: (await client.files.delete(file.id)).deleted,
+      unknown: await failure(() => client.batches.retrieve("batch_unknown")),
+      cancelled: await failure(() => client.batches.cancel(batch.id)),
     };
   },
 

@@ -1,0 +1,121 @@
+"""Upkeep of files and batches: what was lost is read again, what has expired is removed."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.batches import names
+from tests.api.test_batches import create, ended, results, servers, texts, upload, with_batches
+from tests.conftest import Boots, Running
+from tests.fakes.tei import FakeTei
+
+
+def lose_database(folder: Path) -> None:
+    for path in folder.glob("batches.sqlite*"):
+        path.unlink()
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*") if path.is_file()}
+
+
+async def has_room(gateway: Running) -> bool:
+    fields, files = {"purpose": "batch"}, {"file": b"z" * 800}
+    return (await gateway.client.post("/v1/files", data=fields, files=files)).status_code == 200
+
+
+async def run(gateway: Running, lines: int = 5) -> Any:
+    """Return a batch that has completed."""
+    return await ended(gateway, (await create(gateway, (await upload(gateway, texts(lines)))["id"]))["id"])
+
+
+async def test_a_lost_database_is_built_again_from_the_files(boot: Boots, tmp_path: Path) -> None:
+    config = with_batches(tmp_path)
+    async with boot(servers(), config) as gateway:
+        before = [await run(gateway) for _ in range(3)]
+        await gateway.client.delete(f"/v1/files/{before[0]['output_file_id']}")
+        files = (await gateway.client.get("/v1/files")).json()
+    lose_database(tmp_path)
+    async with boot(servers(), config) as gateway:
+        batches = (await gateway.client.get("/v1/batches")).json()["data"]
+        found = (await gateway.client.get("/v1/files")).json()
+        output = await results(gateway, before[1]["output_file_id"])
+
+    assert batches == before[::-1]
+    assert found == files
+    assert len(output) == 5
+
+
+async def test_a_batch_goes_on_without_its_database(boot: Boots, tmp_path: Path) -> None:
+    config = with_batches(tmp_path)
+    server, held = FakeTei(), asyncio.Event()
+    calls = 0
+
+    async def hold(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 6:
+            held.set()
+            await asyncio.sleep(3600)
+
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, config) as gateway:
+        server.hook = hold
+        batch = await create(gateway, (await upload(gateway, texts(500)))["id"])
+        async with asyncio.timeout(10):
+            await held.wait()
+    server.hook = None
+    lose_database(tmp_path)
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, config) as gateway:
+        end = await ended(gateway, batch["id"])
+        output = await results(gateway, end["output_file_id"])
+
+    assert [item["custom_id"] for item in output] == [f"id-{n}" for n in range(500)]
+    # Results that were in a journal were not computed again.
+    inputs = [text for _, body in server.requests for text in body["input"]]
+    assert len(inputs) < 600
+
+
+async def test_removes_what_has_expired(boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.batches.upkeep.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("gateway.batches.upkeep.SWEEP_EVERY_S", 0.02)
+    async with boot(servers(), with_batches(tmp_path, keep_s=0.5)) as gateway:
+        await run(gateway)
+        async with asyncio.timeout(10):
+            while (await gateway.client.get("/v1/batches")).json()["data"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            while (await gateway.client.get("/v1/files")).json()["data"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+    assert names_in(tmp_path) - {"batches.sqlite-wal", "batches.sqlite-shm"} == {
+        names.IDENTITY,
+        "batches.sqlite",
+    }
+
+
+async def test_forgets_uploads_of_killed_gateways(
+    boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.upkeep.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("gateway.batches.upkeep.SWEEP_EVERY_S", 0.02)
+    monkeypatch.setattr("gateway.batches.upkeep.UNFINISHED_S", 0.3)
+    sent = asyncio.Event()
+
+    async def body() -> Any:
+        yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n' + b"y" * 500
+        sent.set()
+        await asyncio.sleep(3600)
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    async with boot(servers(), with_batches(tmp_path, tenant_bytes=1000, file_bytes=900)) as gateway:
+        upload_task = asyncio.create_task(gateway.client.post("/v1/files", content=body(), headers=headers))
+        await sent.wait()
+        async with asyncio.timeout(10):
+            while not await has_room(gateway):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        upload_task.cancel()
+        await asyncio.gather(upload_task, return_exceptions=True)
+
+    assert json.loads((tmp_path / names.IDENTITY).read_bytes())

@@ -1,0 +1,73 @@
+"""Permits of lines: all while no interactive call comes, a part of them next to one."""
+
+import asyncio
+
+from gateway.batches.permits import BUSY_S, LinePermits
+
+
+class Scene:
+    """Lines that hold their permits until they are released."""
+
+    def __init__(self, most: int) -> None:
+        self.calls = 0
+        self.now_s = 0.0
+        self.running = 0
+        self.permits = LinePermits(most, lambda: self.calls, lambda: self.now_s)
+        self.release = asyncio.Semaphore(0)
+
+    async def line(self) -> None:
+        async with self.permits:
+            self.running += 1
+            await self.release.acquire()
+            self.running -= 1
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_gives_few_permits_next_to_calls_and_all_afterwards() -> None:
+    scene = Scene(16)
+    lines = [asyncio.create_task(scene.line()) for _ in range(60)]
+    await settle()
+    assert scene.running == 16
+
+    scene.calls += 1
+    for _ in range(14):
+        scene.release.release()
+    await settle()
+    assert scene.running == 2
+
+    scene.now_s += BUSY_S
+    scene.release.release()
+    await settle()
+    assert scene.running == 16
+    for _ in range(60):
+        scene.release.release()
+    await asyncio.gather(*lines)
+    assert scene.running == 0
+
+
+async def test_a_cancelled_line_loses_no_permit() -> None:
+    scene = Scene(1)
+    first, second, third = (asyncio.create_task(scene.line()) for _ in range(3))
+    await settle()
+    second.cancel()
+    scene.release.release()
+    await settle()
+    assert second.cancelled()
+    assert scene.running == 1
+    # Cancelled after its permit was given, and before it could run.
+    fourth = asyncio.create_task(scene.line())
+    await settle()
+    scene.release.release()
+    await asyncio.sleep(0)
+    fourth.cancel()
+    await settle()
+    scene.release.release()
+    fifth = asyncio.create_task(scene.line())
+    await settle()
+    scene.release.release()
+    await asyncio.gather(first, third, fifth)
+    assert scene.running == 0
