@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from backends.torch.blocks import Piece, Visibility, cut_blocks, cutting_of_pass, group_runs, keys_of
@@ -144,13 +144,16 @@ def attend(
         return out
     options = AttentionOptions(scale, causal, window)
     pieces = _pieces(q, starts.tolist(), key_starts.tolist(), options)
-    if len(pieces) == 1:
+    tokens = _tokens(pieces)
+    if len(pieces) == 1 and tokens[0] == len(q):
+        # The copy into memory for several pieces would be a tenth of a short text's attention.
         parts = q.unflatten(0, (pieces[0].sequences, -1)), keys_of(k, pieces[0], 0), keys_of(v, pieces[0], 0)
-        return _attend_only(parts, pieces[0], options)
+        wide_q, wide_k, wide_v = (part.to(_fastest_dtype(q)) for part in parts)
+        return _attend_piece(wide_q, wide_k, wide_v, pieces[0].mask, options).to(q.dtype)
     key_starts_of_pieces = accumulate((piece.sequences * piece.key_length for piece in pieces), initial=0)
     qkv_of_pieces = (
         (part.unflatten(0, (piece.sequences, -1)), keys_of(k, piece, start), keys_of(v, piece, start))
-        for piece, part, start in zip(pieces, q.split(_tokens(pieces)), key_starts_of_pieces, strict=False)
+        for piece, part, start in zip(pieces, _split(q, tokens), key_starts_of_pieces, strict=False)
     )
     return _compute_pieces(q.new_empty(q.shape), pieces, qkv_of_pieces, options)
 
@@ -166,9 +169,8 @@ def attend_joined(joined: Tensor, starts: Tensor, longest: int, scale: float) ->
     options, sequence_starts = AttentionOptions(scale), starts.tolist()
     pieces = _pieces(joined, sequence_starts, sequence_starts, options)
     dtype = _fastest_dtype(joined)
-    if len(pieces) == 1:
-        parts = _query_key_value(keys_of(joined, pieces[0], 0), pieces[0])
-        return _attend_only(parts, pieces[0], options)
+    if len(pieces) == 1 and pieces[0].is_single:
+        return _attend_alone(joined.to(dtype), pieces[0], options).to(joined.dtype)
     starts_of_pieces = accumulate(_tokens(pieces), initial=0)
     qkv_of_pieces = (
         _query_key_value(keys_of(joined, piece, start).to(dtype), piece)
@@ -177,6 +179,19 @@ def attend_joined(joined: Tensor, starts: Tensor, longest: int, scale: float) ->
     return _compute_pieces(
         joined.new_empty(joined.shape[0], *joined.shape[2:]), pieces, qkv_of_pieces, options
     )
+
+
+def _attend_alone(joined: Tensor, piece: Piece, options: AttentionOptions) -> Tensor:
+    """Compute attention of a pass of one sequence without a copy of its output.
+
+    Spare tokens behind it are queries too, which costs less than to leave them out.
+    """
+    keys = piece.key_length + piece.spare_keys
+    q, missing = joined[:, 0], keys - len(joined)
+    if missing > 0:
+        joined = pad(joined, (0, 0, 0, 0, 0, 0, 0, missing))
+    k, v = joined[:keys, 1], joined[:keys, 2]
+    return _attend_piece(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), piece.mask, options)
 
 
 def _query_key_value(joined: Tensor, piece: Piece) -> tuple[Tensor, ...]:
@@ -200,14 +215,9 @@ def _tokens(pieces: Sequence[Piece]) -> list[int]:
     return [piece.sequences * piece.length for piece in pieces]
 
 
-def _attend_only(parts: tuple[Tensor, ...], piece: Piece, options: AttentionOptions) -> Tensor:
-    """Compute attention of a pass of one piece. parts: its query, key and value.
-
-    The copy into memory for several pieces would be a tenth of a short text's attention.
-    """
-    dtype, own = _fastest_dtype(parts[0]), parts[0].dtype
-    q, k, v = (part.to(dtype) for part in parts)
-    return _attend_piece(q, k, v, piece.mask, options).to(own)
+def _split(tensor: Tensor, tokens: Sequence[int]) -> Sequence[Tensor]:
+    """Split tokens by piece; spare tokens behind all pieces are a part of their own."""
+    return tensor.split([*tokens, len(tensor) - sum(tokens)])
 
 
 def _compute_pieces(
@@ -216,9 +226,14 @@ def _compute_pieces(
     qkv_of_pieces: Iterable[tuple[Tensor, ...]],
     options: AttentionOptions,
 ) -> Tensor:
-    """Fill `out` piece by piece: the tensors of one piece stay in the processor's caches."""
+    """Fill `out` piece by piece: the tensors of one piece stay in the processor's caches.
+
+    Spare tokens behind all pieces get zeros.
+    """
     dtype = _fastest_dtype(out)
-    for piece, part, qkv in zip(pieces, out.split(_tokens(pieces)), qkv_of_pieces, strict=True):
+    *parts, spare = _split(out, _tokens(pieces))
+    spare.zero_()
+    for piece, part, qkv in zip(pieces, parts, qkv_of_pieces, strict=True):
         q, k, v = (tensor.to(dtype) for tensor in qkv)
         part.copy_(_attend_piece(q, k, v, piece.mask, options))
     return out

@@ -66,8 +66,9 @@ class Visibility(NamedTuple):
 class Piece(NamedTuple):
     """Neighboring sequences that one kernel call computes.
 
-    spare_keys: number of hidden keys behind those of each sequence. mask: (length, key_length + spare_keys),
-    added to the scores of a block or where keys are hidden, but for a causal run; a block is one sequence.
+    spare_keys: number of hidden keys behind those of each sequence. mask: (length, key_length + spare_keys)
+    of a block, (1, key_length + spare_keys) of a run with hidden keys, none of a causal run; it is added to
+    the scores. A block is one sequence.
     """
 
     length: int
@@ -75,6 +76,11 @@ class Piece(NamedTuple):
     sequences: int
     mask: Tensor | None = None
     spare_keys: int = 0
+
+    @property
+    def is_single(self) -> bool:
+        """True for one sequence, whose tokens all see the same keys."""
+        return self.sequences == 1 and (self.mask is None or len(self.mask) == 1)
 
 
 def group_runs(starts: Sequence[int], key_starts: Sequence[int]) -> list[Piece]:
@@ -124,9 +130,9 @@ def _run(run: Piece, cutting: Cutting, dtype: torch.dtype, visibility: Visibilit
     spare = 0 if visibility.window else cutting.spare_keys(run.length)
     if not spare or visibility.causal:
         return run._replace(spare_keys=spare)
-    row = torch.zeros(run.length + spare, dtype=dtype)
-    row[run.length :] = -math.inf
-    return run._replace(mask=row.expand(run.length, -1), spare_keys=spare)
+    row = torch.zeros(1, run.length + spare, dtype=dtype)
+    row[:, run.length :] = -math.inf
+    return run._replace(mask=row, spare_keys=spare)
 
 
 @torch.inference_mode()

@@ -5,11 +5,13 @@ layer is recognized by its parts, and replaced only if the new one gives the sam
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
+from transformers.modeling_outputs import BaseModelOutput
 
 from backends.torch.attention import AttentionOptions, compute, compute_joined, watched_attention
 from backends.torch.decoder_layers import FusedDecoderLayer
@@ -60,6 +62,47 @@ class FusedLayer(nn.Module):
         return _normalize(self.norm, self.down(self.up(hidden)) + hidden).unsqueeze(0)
 
 
+class FusedEncoder(nn.Module):
+    """Embeddings of BERT's family and its fused layers, without transformers' code around them.
+
+    That code takes as long as a layer of a few tokens.
+    """
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.embeddings: nn.Module = encoder.embeddings
+        self.layers: nn.ModuleList = encoder.encoder.layer
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor | None = None, **options: Any
+    ) -> BaseModelOutput:
+        """Compute (1, tokens, dim) float32. options: of packed attention."""
+        hidden = self.embeddings(
+            input_ids=input_ids, token_type_ids=token_type_ids, position_ids=position_ids
+        )
+        for layer in self.layers:
+            hidden = layer(hidden, **options)
+        return BaseModelOutput(last_hidden_state=hidden)
+
+
+@torch.inference_mode()
+def shorten(encoder: Any) -> Any:
+    """Return a fused encoder without transformers' code, or the encoder itself if it does more than that."""
+    layers = getattr(getattr(encoder, "encoder", None), "layer", ())
+    if not layers or not all(type(layer) is FusedLayer for layer in layers):
+        return encoder
+    short = FusedEncoder(encoder)
+    try:
+        inputs = _probe_ids(encoder)
+        computed = short(**inputs).last_hidden_state
+    except EXPECTED_ERRORS as error:
+        if is_exhausted(error):
+            raise
+        return encoder
+    expected = encoder(**inputs).last_hidden_state
+    return short if _is_same(computed, expected) else encoder
+
+
 def fuse(encoder: nn.Module) -> None:
     """Replace all layers that can be fused. encoder: it has packed attention and computes in float32."""
     # Only lists are collected: a reference to a replaced layer would keep its weights in memory.
@@ -94,9 +137,34 @@ def _fused_as(form: Form, layer: Any, seen: AttentionOptions, expected: Tensor) 
         if is_exhausted(error):
             raise
         return None
+    return fused if _is_same(computed, expected) else None
+
+
+def _is_same(computed: Tensor, expected: Tensor) -> bool:
     tolerance = TOLERANCE * expected.abs().max().clamp(min=1)
-    is_same = expected.shape == computed.shape and bool((expected - computed).abs().max() < tolerance)
-    return fused if is_same else None
+    return expected.shape == computed.shape and bool((expected - computed).abs().max() < tolerance)
+
+
+def _probe_ids(encoder: Any) -> dict[str, Any]:
+    """Return the inputs of an encoder for two sequences with tokens of two types, where there are two."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, config = PROBE_STARTS[-1], encoder.config
+    device = next(encoder.parameters()).device
+    ids = torch.randint(0, config.vocab_size, (1, tokens), generator=generator)
+    types = torch.randint(0, max(1, config.type_vocab_size), (1, tokens), generator=generator)
+    return _probe_options(device) | {
+        "input_ids": ids.to(device),
+        "position_ids": torch.arange(tokens, device=device).unsqueeze(0),
+        "token_type_ids": types.to(device),
+    }
+
+
+def _probe_options(device: torch.device) -> dict[str, Any]:
+    """Return the options of packed attention for two sequences."""
+    return {
+        "cu_seq_lens_q": torch.tensor(PROBE_STARTS, dtype=torch.int32, device=device),
+        "max_length_q": max(end - start for start, end in pairwise(PROBE_STARTS)),
+    }
 
 
 def _probe(layer: Any) -> dict[str, Any]:
@@ -104,13 +172,7 @@ def _probe(layer: Any) -> dict[str, Any]:
     weight = next(layer.parameters())
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, PROBE_STARTS[-1], weight.shape[-1], generator=generator)
-    starts = torch.tensor(PROBE_STARTS, dtype=torch.int32, device=weight.device)
-    longest = max(PROBE_STARTS[1], PROBE_STARTS[2] - PROBE_STARTS[1])
-    inputs = {
-        "hidden_states": hidden.to(weight.device),
-        "cu_seq_lens_q": starts,
-        "max_length_q": longest,
-    }
+    inputs = _probe_options(weight.device) | {"hidden_states": hidden.to(weight.device)}
     head_dim = getattr(getattr(layer, "self_attn", None), "head_dim", None)
     if head_dim is None:
         return inputs

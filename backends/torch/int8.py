@@ -75,7 +75,8 @@ class Int8Linear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute (..., out) float32 of (..., in) of any float dtype."""
         rows = inputs.reshape(-1, inputs.shape[-1]) * self._smoothing
-        low, high = torch.aminmax(rows, dim=1, keepdim=True)
+        # `torch.aminmax` of rows takes ten times as long as these two.
+        low, high = rows.amin(dim=1, keepdim=True), rows.amax(dim=1, keepdim=True)
         step_min = torch.maximum(high, -low).mul_(RELATIVE_STEP_MIN).clamp_(min=1e-30)
         step = torch.maximum((high - low).div_(STEPS), step_min)
         # Conversion cuts off digits, which rounds a number that is half a step larger.

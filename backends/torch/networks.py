@@ -16,7 +16,7 @@ from backends.tokens import TextTokenizer
 from backends.torch.checkpoint import COLBERT_FILE, LEXICAL_FILE
 from backends.torch.files import CheckpointFiles
 from backends.torch.formats import copy_from_files
-from backends.torch.fusing import fuse
+from backends.torch.fusing import fuse, shorten
 from backends.torch.heads import Classifier, Encoder, InputBuilder, TableHead
 from backends.torch.int8 import gain, probe_kernel
 from backends.torch.language import LanguageHead
@@ -297,8 +297,9 @@ def _packed(encoder: Any, placement: Placement) -> PackedEncoder | None:
     if not config.output_hidden_states:
         # transformers collects the vectors of each layer by the layer's class.
         fuse(packed.encoder)
-    # Layers of 8 bits are made after a pass in float32.
+    # Layers of 8 bits are made after a pass in float32, and put hooks on transformers' encoder.
     if placement.dtype != torch.int8:
+        packed.encoder = shorten(packed.encoder)
         replace_linears(packed.encoder, _linear_type(placement, placement.dtype), placement.dtype)
     if placement.compiled:
         packed.encoder = _compiled(packed.encoder, placement.device)

@@ -31,7 +31,7 @@ PROBE_TOLERANCE = 1e-3
 class PackedLayout:
     """Positions of a padded batch's tokens. mask: (rows, longest), 1 = a token, padded on the right.
 
-    Spare tokens follow, as a sequence of their own, which round up the number of tokens.
+    Spare tokens follow, which round up the number of tokens. They belong to no sequence.
     """
 
     def __init__(self, mask: Tensor) -> None:
@@ -41,16 +41,15 @@ class PackedLayout:
         self._spare = spare_tokens(self._tokens) if mask.device.type == "cpu" else 0
         self._columns = int(mask.shape[1])
         self.starts = self._starts_of(mask)
-        self.longest = max(self._columns, self._spare)
+        self.longest = self._columns
 
     def key_options(self, attended: Tensor) -> dict[str, Any]:
         """Return options of attention for a batch in which not all tokens are attended to.
 
         attended: of the mask's shape, 1 = attended to.
         """
-        is_attended = pad(attended.flatten()[self._index], (0, self._spare), value=1)
         return {
-            "attended": is_attended.nonzero().squeeze(1),
+            "attended": attended.flatten()[self._index].nonzero().squeeze(1),
             "cu_seq_lens_k": self._starts_of(attended),
             "max_length_k": self.longest,
         }
@@ -74,10 +73,7 @@ class PackedLayout:
 
     def _starts_of(self, mask: Tensor) -> Tensor:
         """Return the start of each concatenated sequence, and the end of the last: int32."""
-        lengths = mask.sum(dim=1, dtype=torch.int32)
-        if self._spare:
-            lengths = pad(lengths, (0, 1), value=self._spare)
-        return pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return pad(mask.sum(dim=1).cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def spare_tokens(tokens: int) -> int:

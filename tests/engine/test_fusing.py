@@ -5,10 +5,11 @@ import torch
 import transformers
 from torch import nn
 from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutput
 
 from backends.torch import precision
-from backends.torch.fusing import FusedLayer, fuse
-from backends.torch.packing import pack, padding_position
+from backends.torch.fusing import FusedEncoder, FusedLayer, fuse, shorten
+from backends.torch.packing import PackedEncoder, pack, padding_position
 from backends.torch.precision import (
     FUSED_ACTIVATIONS,
     ActivatedLinear,
@@ -22,7 +23,7 @@ DESCENDANTS = {"bert", "roberta", "xlm-roberta", "electra"}
 PLACES = tuple(f"encoder.encoder.layer.{number}" for number in range(3))
 
 
-def pack_model(config: transformers.PretrainedConfig) -> nn.Module:
+def pack_model(config: transformers.PretrainedConfig) -> PackedEncoder:
     torch.manual_seed(0)
     encoder = transformers.AutoModel.from_config(config, dtype=torch.float32).eval()
     encoder.pooler = None
@@ -56,6 +57,35 @@ def test_fused_layers_of_the_bert_family_give_the_same_vectors(name: str) -> Non
     assert fused_layers(packed) == (3 if name in DESCENDANTS else 0)
     found = [packed(**inputs_of(filled)).last_hidden_state for filled in (0, 1)]
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+# ELECTRA projects its embeddings between them and the layers.
+@pytest.mark.parametrize("name", sorted(DESCENDANTS - {"electra"}))
+@torch.inference_mode()
+def test_shortened_encoders_of_the_bert_family_give_the_same_vectors(name: str) -> None:
+    packed = pack_model(ENCODERS[name][0]())
+    fuse(packed)
+    typed = inputs_of() | {"token_type_ids": inputs_of()["attention_mask"].cumsum(1) % 2}
+    batches = [inputs_of(), inputs_of(1), *([typed] if packed.encoder.config.type_vocab_size > 1 else [])]
+    expected = [packed(**batch).last_hidden_state for batch in batches]
+
+    packed.encoder = shorten(packed.encoder)
+
+    assert isinstance(packed.encoder, FusedEncoder)
+    found = [packed(**batch).last_hidden_state for batch in batches]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_keeps_an_encoder_that_does_more_than_its_layers() -> None:
+    packed = pack_model(ENCODERS["bert"][0]())
+    fuse(packed)
+    packed.encoder.register_forward_hook(lambda _, __, out: BaseModelOutput(out.last_hidden_state + 0.01))
+
+    assert shorten(packed.encoder) is packed.encoder
+    electra = pack_model(ENCODERS["electra"][0]())
+    fuse(electra)
+    assert shorten(electra.encoder) is electra.encoder
 
 
 @torch.inference_mode()

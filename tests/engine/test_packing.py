@@ -29,8 +29,7 @@ def test_unpacking_restores_the_packed_batch(lengths: tuple[int, ...]) -> None:
     assert (whole == ids).all()
     assert tokens.shape == layout.positions().shape == (1, sum(lengths) + spare_tokens(sum(lengths)))
     starts = layout.starts.tolist()
-    assert starts[: len(lengths) + 1] == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    assert starts[-1] == tokens.shape[1]
+    assert starts == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     assert layout.longest >= max(end - start for start, end in pairwise(starts))
 
 
@@ -41,12 +40,6 @@ def test_attended_tokens_are_indexed_by_sequence() -> None:
 
     options = layout.key_options(attended)
 
-    behind = spare_tokens(41)
-    assert behind > 0
-    assert options["attended"].tolist() == [
-        *range(4),
-        *range(20, 33),
-        *range(33, 38),
-        *range(41, 41 + behind),
-    ]
-    assert options["cu_seq_lens_k"].tolist() == [0, 4, 17, 22, 22 + behind]
+    assert spare_tokens(41) > 0
+    assert options["attended"].tolist() == [*range(4), *range(20, 33), *range(33, 38)]
+    assert options["cu_seq_lens_k"].tolist() == [0, 4, 17, 22]
