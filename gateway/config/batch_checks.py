@@ -1,6 +1,6 @@
 """Checks of the section `batches`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 
 from gateway.config.problems import Problem, missing_extra
@@ -42,7 +42,7 @@ def _bucket_problems(bucket: BucketSettings) -> Iterator[Problem]:
         yield Problem("batches.bucket", "set both `access_key` and `secret_key`, or neither")
 
 
-def _limit_problems(path: str, limits: dict[str, int]) -> Iterator[Problem]:
+def _limit_problems(path: str, limits: Mapping[str, float]) -> Iterator[Problem]:
     for name in limits:
         if name.startswith(BATCH_LIMIT):
             yield Problem(f"{path}.{name}", "only `limits` of tenants and keys may have it")

@@ -66,6 +66,6 @@ def _listed(names: Iterable[str]) -> str:
 def missing_extra(name: str) -> str:
     """Return the problem of a setting whose optional packages are not installed."""
     return (
-        f"needs the extra `{name}`: .venv/bin/pip install -r requirements/runtime.txt, or the image built with "
-        "EXTRAS=all"
+        f"needs the extra `{name}`: .venv/bin/pip install -r requirements/runtime.txt, or the image built "
+        "with EXTRAS=all"
     )
