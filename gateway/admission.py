@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Self
@@ -14,6 +14,7 @@ from gateway.prepare import TOKENS_MAX, PreparedWork
 from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, QuotaRequest, Reservation
 from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus, bounded_amount
+from gateway.quotas.prices import Price
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
 
@@ -294,6 +295,44 @@ class Admission:
         finally:
             self.observe(QuotaDecided(ask.tenant, decision))
         return reservation
+
+
+class Charges:
+    """Refusals and charges of requests that are not served. least_price: of a token of any model now."""
+
+    def __init__(self, admission: Admission, least_price: Callable[[], Price]) -> None:
+        self._admission = admission
+        self._least_price = least_price
+
+    def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
+        """Refuse a request of at least this cost before its body is read, if a limit is known to be spent.
+
+        Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        self._admission.refuse_if_spent(tenant, self._priced(least))
+
+    async def charge_bad_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
+        """Charge a request that was refused for its content, so that its decoding is not free.
+
+        Return the limits that were charged. Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        return await self._admission.charge_bad_request(tenant)
+
+    async def charge_unfinished(self, tenant: Tenant, least: Cost, *, is_callers_fault: bool) -> None:
+        """Charge a body that was not read to its end, or only ask the ledger.
+
+        Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        priced = self._priced(least)
+        await self._admission.charge_unfinished(tenant, priced, is_callers_fault=is_callers_fault)
+
+    async def flush(self) -> None:
+        """Wait until the quota store has what all calls so far have cost. Raises: QuotaUnavailable."""
+        await self._admission.flush()
+
+    def _priced(self, least: Cost) -> Cost:
+        """Return the least cost of a request with the least money that its tokens may cost."""
+        return self._least_price().cost(least.tokens, least.inputs, least.images, least.requests)
 
 
 def _without_slots(limits: Sequence[Limit]) -> tuple[Limit, ...]:

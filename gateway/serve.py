@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from backends.contract import DetokenizeReply, EmbedReply, EncodeReply, Operation, Reply, TokenizeReply
-from gateway.admission import Admission, Grant
+from gateway.admission import Admission, Charges, Grant
 from gateway.cache.call_cache import (
     NO_IDENTITY,
     NO_SCORES_IDENTITY,
@@ -27,13 +27,14 @@ from gateway.calls import CacheMode, Call, Deadline, operation_of
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.prepare import Preparer
-from gateway.quotas.limits import Cost, LimitStatus
+from gateway.quotas.limits import LimitStatus
 from gateway.quotas.prices import Price
 from gateway.routing.routes import Route, Routes
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Keyring, Tenant
 from gateway.upstreams.copies import CopiedCall, Copies, ServedCall
 from gateway.upstreams.group import GroupView, UpstreamGroup
+from gateway.upstreams.output_identity import identity_of, scores_identity, vectors_identity
 from gateway.upstreams.turns import send_in_turn
 from gateway.upstreams.upstream import Upstream
 
@@ -101,6 +102,10 @@ class Gateway:
         self._admission = admission
         self._dispatcher = dispatcher
         self.copies = Copies(admission.observe)
+        self.charges = Charges(admission, self._least_price)
+
+    def _least_price(self) -> Price:
+        return Price(self.routes.least_price, self.routes.currency)
 
     @property
     def routes(self) -> Routes:
@@ -126,8 +131,8 @@ class Gateway:
         upstreams = [self.upstreams[each.name] for each in self.serving.config.models[model].members]
         known = [upstream.capabilities for upstream in upstreams if upstream.capabilities is not None]
         if any(Operation.RERANK in capabilities.operations for capabilities in known):
-            return "on" if any(upstream.scores_identity() for upstream in upstreams) else NO_SCORES_IDENTITY
-        return "on" if any(upstream.vectors_identity() for upstream in upstreams) else NO_IDENTITY
+            return "on" if any(map(scores_identity, upstreams)) else NO_SCORES_IDENTITY
+        return "on" if any(map(vectors_identity, upstreams)) else NO_IDENTITY
 
     def view_of(self, name: str) -> Upstream | GroupView:
         """Return what serves a public name, as operators and callers see it. Raises: ModelNotFound."""
@@ -135,38 +140,6 @@ class Gateway:
         model = serving.routes.known_name(name)
         group = serving.groups.get(model)
         return serving.upstreams[serving.routes.upstream_of(model)] if group is None else GroupView(group)
-
-    def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
-        """Refuse a request of at least this cost before its body is read, if a limit is known to be spent.
-
-        Raises: QuotaExceeded, QuotaUnavailable.
-        """
-        self._admission.refuse_if_spent(tenant, self._priced(least))
-
-    async def charge_bad_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
-        """Charge a request that was refused for its content, so that its decoding is not free.
-
-        Return the limits that were charged. Raises: QuotaExceeded, QuotaUnavailable.
-        """
-        return await self._admission.charge_bad_request(tenant)
-
-    async def charge_unfinished(self, tenant: Tenant, least: Cost, *, is_callers_fault: bool) -> None:
-        """Charge a body that was not read to its end, or only ask the ledger.
-
-        Raises: QuotaExceeded, QuotaUnavailable.
-        """
-        await self._admission.charge_unfinished(
-            tenant, self._priced(least), is_callers_fault=is_callers_fault
-        )
-
-    def _priced(self, least: Cost) -> Cost:
-        """Return the least cost of a request with the least money that its tokens may cost."""
-        price = Price(self.routes.least_price, self.routes.currency)
-        return price.cost(least.tokens, least.inputs, least.images, least.requests)
-
-    async def flush_settlements(self) -> None:
-        """Wait until the quota store has what all calls so far have cost. Raises: QuotaUnavailable."""
-        await self._admission.flush()
 
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""
@@ -277,7 +250,7 @@ class Gateway:
             return None
         origin = CallOrigin(caller.tenant.name, route.model, upstream.name)
         is_refreshed = caller.cache == "refresh"
-        return CallCache(self.cache, origin, upstream.identity_of, is_refreshed=is_refreshed)
+        return CallCache(self.cache, origin, partial(identity_of, upstream), is_refreshed=is_refreshed)
 
     async def decode_ids(
         self, tenant: Tenant, model: str | None, operation: Operation, ids: Sequence[Sequence[int]]

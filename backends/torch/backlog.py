@@ -1,6 +1,6 @@
 """Work of one engine that waits for the same threads.
 
-Somebody may wait for a small job while others compute thousands of texts: the two kinds have a line each, and
+A caller may wait for a small job while other jobs compute thousands of texts: the two kinds have a line each, and
 take turns.
 """
 

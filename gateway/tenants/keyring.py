@@ -234,7 +234,7 @@ class Keyring:
         # the found digest takes constant time.
         found, tenant = self._owners.get(digest, ("", None))
         if not hmac.compare_digest(found, digest) or tenant is None:
-            raise self._refusal(digest)
+            raise _refusal(self._without_tenant.get(digest), store_unread=self._store_unread)
         if tenant.expires_s is not None and tenant.expires_s <= self._now_s() + self.clock_offset_s:
             raise Unauthenticated("this API key has expired")
         return tenant
@@ -255,10 +255,6 @@ class Keyring:
             raise QuotaUnavailable("the store of tenants is unavailable, and this one is not known")
         raise TenantUnknown(f"the tenant of this token, {key.tenant!r}, is not defined; ask the operator")
 
-    def has_key(self, owner: Tenant) -> bool:
-        """Return whether an owner is that of a key, and not the user of a token."""
-        return (owner.name, owner.key_id) in self._by_id
-
     def owner_by_id(self, tenant: str, key_id: str) -> Tenant:
         """Return the owner of a key whose job runs, with the permissions that it has now.
 
@@ -276,18 +272,6 @@ class Keyring:
     def knows(self, digest: str) -> bool:
         """Return True if the key of this digest exists, even if its tenant does not."""
         return digest in self._owners or digest in self._without_tenant
-
-    def _refusal(self, digest: str) -> GatewayError:
-        """Return the error for a key that has no owner."""
-        if key := self._without_tenant.get(digest):
-            return TenantUnknown(
-                f"the tenant of this key, {key.tenant!r}, is not defined; ask the operator to define it"
-            )
-        if self._store_unread:
-            return QuotaUnavailable(
-                "the key store is unavailable, and this key is not known", retry_after_s=1
-            )
-        return Unauthenticated("Incorrect API key provided: this gateway does not know it")
 
     def _rebuild(self) -> None:
         """Rebuild the owners by digest; keys of router.yaml take precedence."""
@@ -317,6 +301,17 @@ class Keyring:
         for tenant, ids in _ids_by_tenant(self._without_tenant.values()).items():
             if ids != before.get(tenant):
                 _warn_of_missing_tenant(tenant, ids)
+
+
+def _refusal(key: StoredKey | None, *, store_unread: bool) -> GatewayError:
+    """Return the error for a key that has no owner. key: as stored, if it is known."""
+    if key is not None:
+        return TenantUnknown(
+            f"the tenant of this key, {key.tenant!r}, is not defined; ask the operator to define it"
+        )
+    if store_unread:
+        return QuotaUnavailable("the key store is unavailable, and this key is not known", retry_after_s=1)
+    return Unauthenticated("Incorrect API key provided: this gateway does not know it")
 
 
 def key_digest(api_key: str) -> str:

@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from backends.contract import Capabilities, Rerank, Residence, Score, Work
-from backends.model_names import is_path
+from backends.contract import Capabilities, Residence, Work
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds
 from gateway.config import schema
-from gateway.config.schema import COMMIT
 from gateway.events import LaneBacklog, ReplicaState
 from gateway.routing.load import LoadKind, kind_of
 from gateway.routing.pool import Pool, is_replica_expected
@@ -18,7 +16,7 @@ from gateway.upstreams.member import MIXED, UpstreamState
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.token_ids import IdDecoder
 from gateway.vector_spaces.fingerprint import Fingerprint
-from gateway.vector_spaces.identity import IdentitySource, VectorsIdentity
+from gateway.vector_spaces.identity import IdentitySource
 from gateway.vector_spaces.space import VectorSpace
 
 Lanes: TypeAlias = Mapping[LoadKind, Lane]
@@ -37,7 +35,7 @@ class Upstream:
         self.space = space
         self.model_inputs = ModelInputs(settings, pool.capabilities)
         pool.count_tokens = self.model_inputs.count_few
-        self._identities = IdentitySource(name, settings)
+        self.identities = IdentitySource(name, settings)
         self.ids = IdDecoder(settings.token_encoding, self.model_inputs.tokenizer_source)
         # Calls in progress, from the route to the reply; the upstream may be closed when there are none.
         self.calls = 0
@@ -100,35 +98,12 @@ class Upstream:
             return None
         return reference
 
-    def vectors_identity(self) -> VectorsIdentity | None:
-        """Return the identity of the vectors that it computes now, None unless every replica was checked."""
-        fingerprint, capabilities = self.checked_fingerprint, self.capabilities
-        if fingerprint is None or capabilities is None:
-            return None
-        return self._identities.identity_of(fingerprint, capabilities)
-
     @property
     def health(self) -> Health:
         """Health: it can serve a call now, or after a wait, or not."""
         if self.pool.usable():
             return "ready"
         return "expected" if is_replica_expected(self.pool, holds=self.pool.holds) else "out"
-
-    def scores_identity(self) -> VectorsIdentity | None:
-        """Return the identity of the scores that it computes, None unless a commit determines the model.
-
-        Scores have no fingerprint. The engine of this gateway loads the files of that commit and checks them.
-        """
-        settings, capabilities = self.settings, self.capabilities
-        if capabilities is None or not settings.is_hosted or is_path(settings.model or ""):
-            return None
-        if settings.revision is None or not COMMIT.fullmatch(settings.revision):
-            return None
-        return self._identities.scores_of(capabilities)
-
-    def identity_of(self, work: Work) -> VectorsIdentity | None:
-        """Return the identity of the outputs that it computes for a work now, None if it is unknown."""
-        return self.scores_identity() if isinstance(work, Rerank | Score) else self.vectors_identity()
 
     @property
     def state(self) -> UpstreamState:

@@ -20,7 +20,7 @@ from gateway.api.server.responses import HttpReply
 from gateway.api.wire.batch_objects import OPERATIONS, BatchList, BatchObject, batch_list, batch_object
 from gateway.batches.job_store import Page
 from gateway.batches.jobs import NewJob
-from gateway.errors import InvalidInput, ScopeForbidden
+from gateway.errors import InvalidInput, ScopeForbidden, Unauthenticated
 from gateway.tenants.keyring import Tenant
 
 FAILURES = document_errors(OPENAI)
@@ -69,14 +69,21 @@ async def create_batch(
     del name
     batches: BatchesApi = context.dependencies["batches"]
     tenant = await batches.authenticate(context)
-    if not api.gateway.keyring.has_key(tenant):
-        raise ScopeForbidden(
-            "a batch may run for 24 hours, longer than a token of single sign-on: create it with an API key"
-        )
+    _check_has_key(tenant, api)
     new = _new_job(data, tenant)
     with batch_errors():
         job = await batches.jobs.create(new)
     return HttpReply(msgspec.json.encode(batch_object(job)), {})
+
+
+def _check_has_key(tenant: Tenant, api: InferenceApi) -> None:
+    """Check that a request came with an API key, as whose owner its lines run. Raises: ScopeForbidden."""
+    try:
+        api.gateway.keyring.owner_by_id(tenant.name, tenant.key_id)
+    except Unauthenticated as error:
+        raise ScopeForbidden(
+            "a batch may run for 24 hours, longer than a token of single sign-on: create it with an API key"
+        ) from error
 
 
 def _new_job(data: BatchRequest, tenant: Tenant) -> NewJob:

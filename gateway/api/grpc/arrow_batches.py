@@ -79,7 +79,7 @@ async def _served(
     width = None if is_sparse else _width(rpc)
     if is_sparse or width is not None:
         # One request without tokens.
-        await api.gateway.charge_bad_request(tenant)
+        await api.gateway.charges.charge_bad_request(tenant)
     if is_sparse:
         return await asyncio.to_thread(write_sparse, [NO_TERMS] * len(texts), rows, LZ4), {}
     width = width or await _measured_width(rpc)

@@ -72,7 +72,7 @@ class InferenceApi:
         least: the least that the request costs. Raises: GatewayError.
         """
         tenant = self.authenticator.authenticate(context)
-        self.gateway.refuse_if_spent(tenant, least)
+        self.gateway.charges.refuse_if_spent(tenant, least)
         return tenant
 
     async def charge_failure(self, context: CallContext, error: Exception, least: Cost) -> Exception:
@@ -86,9 +86,9 @@ class InferenceApi:
             return error
         try:
             if is_full:
-                await self.gateway.charge_unfinished(context.tenant, least, is_callers_fault=False)
+                await self.gateway.charges.charge_unfinished(context.tenant, least, is_callers_fault=False)
                 return error
-            charged = await self.gateway.charge_bad_request(context.tenant)
+            charged = await self.gateway.charges.charge_bad_request(context.tenant)
         except QuotaExceeded as spent:
             return spent
         except QuotaUnavailable:
@@ -101,7 +101,7 @@ class InferenceApi:
         """Charge one request if its caller has left a large body unfinished, or let its time pass."""
         if context.tenant is not None and context.io.has_abandoned_body:
             with suppress(QuotaExceeded, QuotaUnavailable):
-                await self.gateway.charge_unfinished(context.tenant, least, is_callers_fault=True)
+                await self.gateway.charges.charge_unfinished(context.tenant, least, is_callers_fault=True)
 
     async def serve(self, context: CallContext, call: Call) -> Served:
         """Run a decoded call through the gateway's stages. Raises: GatewayError."""
@@ -145,7 +145,7 @@ class InferenceApi:
         self.gateway.routes.resolve(tenant, model, operation)
         # With recordings, how many of the addresses are pictures is only known from what is fetched.
         images = 0 if operation is Operation.EMBED_AUDIO else len(urls)
-        self.gateway.refuse_if_spent(tenant, Cost(inputs=1, images=images))
+        self.gateway.charges.refuse_if_spent(tenant, Cost(inputs=1, images=images))
         context.timeline.lap("parse")
         try:
             fetched = await self._fetcher.fetch_all(urls, tenant.name, context.timeout_s())

@@ -75,7 +75,7 @@ class GatewayLineServer:
 
     async def settle(self) -> None:
         """Wait until the quota store has what all lines so far have cost. Raises: QuotaUnavailable."""
-        await self._api.gateway.flush_settlements()
+        await self._api.gateway.charges.flush()
 
     def reply_to(self, error: GatewayError) -> LineReply:
         """Return the reply that reports an error, in OpenAI's form."""
