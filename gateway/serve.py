@@ -203,7 +203,7 @@ class Gateway:
                 served_by, reply = await send_in_turn(group, names, send, deadline, self._admission.observe)
                 await grant.confirm()
         self.copies.offer(group, ServedCall(call, served_by, reply), partial(self._send_copy, route, tenant))
-        route = group.narrowed(route, served_by)
+        route = msgspec.structs.replace(route, upstream=served_by)
         fingerprint = group.space.id if _has_vectors(reply) else None
         return self._served(grant, route, reply, fingerprint, caches[served_by])
 

@@ -9,6 +9,7 @@ from gateway.additions.entries import Additions, Put, Remove
 from gateway.additions.state import AdditionsState
 from gateway.additions.store import AdditionsInMemory, StoredAdditions
 from gateway.config.diff import ReloadOutcome
+from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.processes.config_applier import EDIT_ATTEMPTS_MAX, ConfigApplier
 from gateway.processes.config_source import ConfigSource
@@ -157,3 +158,35 @@ async def test_start_without_store_serves_the_file_first(tmp_path: Path) -> None
     await parent.applier.apply("added")
 
     assert [["bge", "more"]] == parent.updates
+
+
+WITH_CANARY = FILE.replace(
+    "models: {", "models: {trial: {upstream: one, canary: {name: more, share: 0.1}}, "
+).replace("upstreams: {", 'upstreams: {more: {backend: tei, replicas: ["http://c"]}, ')
+
+
+async def test_a_reload_of_the_file_puts_canaries_back_even_without_a_change(parent: Parent) -> None:
+    parent.file.write_text(WITH_CANARY)
+    await parent.applier.apply("file")
+    await parent.applier.apply("added")
+    assert 1 == len(parent.updates)
+    assert frozenset() == parent.applier.restored
+
+    await parent.applier.apply("file")
+    assert 2 == len(parent.updates)
+    assert parent.applier.restored is None
+
+
+async def test_refuses_models_whose_upstreams_are_known_to_differ(parent: Parent) -> None:
+    problem = Problem("models.trial.canary.name", "cosine 0.1, 0.999 needed")
+    asked: list[list[str]] = []
+
+    async def differing_spaces(config: Config) -> tuple[Problem, ...]:
+        asked.append(sorted(config.models))
+        return (problem,)
+
+    parent.applier.differing_spaces = differing_spaces
+    parent.file.write_text(WITH_CANARY)
+
+    assert (problem,) == (await parent.refused("file")).problems
+    assert [["trial"]] == asked
