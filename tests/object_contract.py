@@ -64,6 +64,8 @@ async def check_names_below_a_prefix_are_listed_and_removed(objects: Objects, fo
     names = [f"jobs/k/chunks/{number:06}.json" for number in range(30)]
     await asyncio.gather(*(objects.create(name, b"{}") for name in [*names, "jobs/kk/job.json"]))
     assert await objects.names("jobs/k/chunks/") == names
+    assert await objects.folders("jobs/") == ["k", "kk"]
+    assert await objects.folders("none/") == []
     await objects.remove([*names[:20], "jobs/k/none"])
     assert await objects.names("jobs/k/") == names[20:]
     await objects.remove([])

@@ -126,6 +126,14 @@ class BucketObjects:
             raise _failure_of(error) from error
         return sorted(found)
 
+    async def folders(self, prefix: str) -> list[str]:
+        """Return the parts of names after a prefix, up to the next slash. Raises: ObjectsUnavailable."""
+        try:
+            found = await obstore.list_with_delimiter_async(self._store, prefix.rstrip("/"))
+        except (BaseError, OSError) as error:
+            raise _failure_of(error) from error
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
+
     async def remove(self, names: Sequence[str]) -> None:
         """Remove objects. Raises: ObjectsUnavailable."""
         for start in range(0, len(names), NAMES_AT_ONCE):

@@ -122,6 +122,8 @@ class ChunkRun:
                 for index, line in enumerate(lines):
                     if index not in spool.entries:
                         group.create_task(self._run_line(spool, index, line))
+            if len(spool.entries) < len(lines):
+                raise Stopped
             await self._store_result(spool)
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -135,12 +137,17 @@ class ChunkRun:
         return b"".join([block async for block in blocks])
 
     async def _run_line(self, spool: Spool, index: int, line: RunLine) -> None:
-        """Run a line until it has a result, and keep that. Raises: Stopped."""
+        """Run a line until it has a result, and keep that; or end without one if the process stops.
+
+        Lines that run are finished first: they are paid for. Raises: Stopped.
+        """
         failures = 0
         while True:
             await self._running.wait_for_limits()
             pause_s = 0.0
             async with self._parts.permits:
+                if self._parts.stopping.is_set():
+                    return
                 result = self._unexecuted(line)
                 if result is None and self._running.blocked_s <= 0:
                     result, pause_s = await self._try(index, line, failures)
@@ -169,9 +176,7 @@ class ChunkRun:
         return result_of(line.custom_id, reply), 0.0
 
     def _unexecuted(self, line: RunLine) -> LineResult | None:
-        """Return the result of a line that may not begin any more. Raises: Stopped."""
-        if self._parts.stopping.is_set():
-            raise Stopped
+        """Return the result of a line that may not begin any more."""
         code = self._running.stop_code(self._parts.lifecycle.jobs.now_s())
         return None if code is None else unexecuted(line.custom_id, code)
 

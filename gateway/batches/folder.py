@@ -128,6 +128,15 @@ class FolderObjects:
 
         return await _in_thread(names)
 
+    async def folders(self, prefix: str) -> list[str]:
+        """Return the folders directly below a prefix. Raises: ObjectsUnavailable."""
+
+        def folders() -> list[str]:
+            folder = self._folder / prefix
+            return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+        return await _in_thread(folders)
+
     async def remove(self, names: Sequence[str]) -> None:
         """Remove objects, and the folders that become empty. Raises: ObjectsUnavailable."""
         await _in_thread(self._remove, names)

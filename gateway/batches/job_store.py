@@ -122,6 +122,9 @@ class ChunkQueue(Protocol):
     async def progress(self, job: str) -> dict[int, ChunkResult]:
         """Return the results of finished chunks."""
 
+    async def finished(self, job: str) -> int:
+        """Return the number of finished chunks."""
+
     async def is_queued(self, job: str) -> bool:
         """Return whether the queue knows the job."""
 

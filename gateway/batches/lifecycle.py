@@ -80,11 +80,11 @@ class Lifecycle:
         """End a job whose chunks all have results."""
         if job.in_progress_s is None or job.id in self._ending:
             return False
-        results = await self.queue.progress(job.id)
-        if len(results) < job.chunks or job.id in self._ending:
+        if await self.queue.finished(job.id) < job.chunks or job.id in self._ending:
             return False
         self._ending.add(job.id)
         try:
+            results = await self.queue.progress(job.id)
             final = await self.jobs.objects.final(job.id)
             if final is None:
                 final = self._final_of(await self.jobs.objects.latest(job), results)

@@ -55,6 +55,9 @@ class Objects(Protocol):
     async def names(self, prefix: str) -> list[str]:
         """Return the names of the objects below a prefix, which ends in a slash."""
 
+    async def folders(self, prefix: str) -> list[str]:
+        """Return the parts of names up to the next slash after a prefix, which ends in a slash itself."""
+
     async def remove(self, names: Sequence[str]) -> None:
         """Remove objects; a missing one is no error."""
 

@@ -173,9 +173,11 @@ class RedisQueue:
         if not found:
             return None
         entry, chunk = found
-        if (job, chunk) in self._entries:
-            # A second entry of a chunk that runs here.
-            await self._forget(job, entry)
+        known = self._entries.get((job, chunk))
+        if known is not None:
+            if known != entry:
+                # A second entry of a chunk that runs here.
+                await self._forget(job, entry)
             return None
         self._entries[job, chunk] = entry
         return int(chunk)
@@ -214,6 +216,10 @@ class RedisQueue:
         return {
             int(chunk): msgspec.msgpack.decode(result, type=ChunkResult) for chunk, result in _pairs(found)
         }
+
+    async def finished(self, job: str) -> int:
+        """Return the number of finished chunks. Raises: JobStoreUnavailable."""
+        return int(await self._redis.command("HLEN", _progress(job)))
 
     async def is_queued(self, job: str) -> bool:
         """Return whether the queue knows the job. Raises: JobStoreUnavailable."""

@@ -237,6 +237,11 @@ class SqliteQueue:
         found = await self._database.run(lambda database: database.execute(command, (job,)).fetchall())
         return {int(number): msgspec.msgpack.decode(result, type=ChunkResult) for number, result in found}
 
+    async def finished(self, job: str) -> int:
+        """Return the number of finished chunks. Raises: JobStoreUnavailable."""
+        command = "SELECT count(*) FROM chunks WHERE job = ? AND is_done AND result IS NOT NULL"
+        return await self._database.run(lambda database: _one(database, command, job))
+
     async def is_queued(self, job: str) -> bool:
         """Return whether the queue knows the job. Raises: JobStoreUnavailable."""
         command = "SELECT EXISTS (SELECT 1 FROM chunks WHERE job = ?)"

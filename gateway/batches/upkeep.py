@@ -116,9 +116,9 @@ class Upkeep:
                 found = await objects.read(name)
                 if found is not None:
                     await table.put(file_row(msgspec.json.decode(found, type=FileRecord)))
-        for name in await objects.names(names.JOBS):
-            id_, _, rest = name.removeprefix(names.JOBS).partition("/")
-            if rest == "job.json" and await table.get(id_) is None:
+        # Only the folders: the objects of all jobs may be millions.
+        for id_ in await objects.folders(names.JOBS):
+            if await table.get(id_) is None:
                 await self._rebuild_job(id_)
 
     async def _rebuild_job(self, id_: str) -> None:
@@ -141,7 +141,7 @@ class Upkeep:
 
     async def _is_stalled(self, job: Job) -> bool:
         """Return whether a job makes no progress although its queue is empty."""
-        done = len(await self._lifecycle.queue.progress(job.id))
+        done = await self._lifecycle.queue.finished(job.id)
         seen, times = self._stalled.get(job.id, (-1, 0))
         times = times + 1 if seen == done else 0
         self._stalled[job.id] = done, times

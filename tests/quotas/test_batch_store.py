@@ -141,6 +141,7 @@ async def test_gives_each_chunk_to_one_owner(open_store: Callable[[], JobStore])
             await stores[number].queue.finish("batch_1", chunk, RESULT)
     assert not await stores[1].queue.has_chunks("batch_1")
     assert await stores[2].queue.progress("batch_1") == dict.fromkeys(range(30), RESULT)
+    assert await stores[2].queue.finished("batch_1") == 30
     assert await stores[0].queue.is_queued("batch_1")
     await stores[0].queue.drop("batch_1")
     assert not await stores[1].queue.is_queued("batch_1")
