@@ -49,6 +49,8 @@ TOKENIZING = ThreadPoolExecutor(2, "tokenize")
 PART_TOKENS_MIN = 64
 # Waiting work that is sorted by length together, in forward passes.
 FORWARDS_AHEAD = 2
+# Passes that take the place of one while small jobs come next to large ones: a person may wait for their end.
+MIXED_PARTS = 4
 
 
 class Engine:
@@ -172,24 +174,31 @@ class Engine:
         return True
 
     def _next(self, backlog: Backlog) -> Batch | None:
-        # Enough for a few passes, so that similar lengths can share one.
-        while not backlog.planned and (jobs := backlog.take(self.batch_tokens * FORWARDS_AHEAD)):
-            try:
-                backlog.planned.extend(list(self._batches(jobs, backlog.turns_max)))
-            except Exception:
-                logger.exception("batches could not be planned")
-                fail_jobs(jobs)
-        return backlog.planned.popleft() if backlog.planned else None
+        while (line := backlog.next_line()) is not None:
+            if not line.planned:
+                # Enough for a few passes, so that similar lengths can share one.
+                now_s = perf_counter()
+                jobs = backlog.take(line, self.batch_tokens * FORWARDS_AHEAD, now_s)
+                try:
+                    line.planned.extend(list(self._batches(jobs, backlog, now_s)))
+                except Exception:
+                    logger.exception("batches could not be planned")
+                    fail_jobs(jobs)
+            if line.planned:
+                return line.planned.popleft()
+        return None
 
-    def _batches(self, jobs: Sequence[Job], turns_max: int) -> Iterator[Batch]:
-        began_s = perf_counter()
+    def _batches(self, jobs: Sequence[Job], backlog: Backlog, began_s: float) -> Iterator[Batch]:
         for job in jobs:
             job.began_s = began_s
+        limit = self.batch_tokens
+        if backlog.is_mixed(began_s):
+            limit = min(limit, max(PART_TOKENS_MIN, limit // MIXED_PARTS))
         for outputs, members in _groups(jobs):
             lengths = [job.sequences[i].tokens for job, i in members]
-            budget = self.batch_tokens
-            if turns_max > 1:
-                budget = min(budget, _tokens_per_pass(lengths, turns_max))
+            budget = limit
+            if backlog.turns_max > 1:
+                budget = min(budget, _tokens_per_pass(lengths, backlog.turns_max))
             for batch in plan(lengths, budget, packed=self._loaded.packed):
                 yield Batch([members[index] for index in batch], outputs)
 
