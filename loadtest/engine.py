@@ -46,7 +46,7 @@ from loadtest.results import Measure, spread
 from tests.real.servers import environment, prepare_command, run_server
 
 KEY = "loadtest"
-CALL_TEXTS, SINGLE_CALLERS = 32, 32
+CALL_TEXTS, SINGLE_CALLERS = 32, (8, 32)
 # Far more than are in flight: the gateway computes identical texts in flight only once.
 POOL_TEXTS, IN_PROCESS_TEXTS = 4096, 512
 LONE_P50, LONE_P95 = "p50 ms, lone caller", "p95 ms, lone caller"
@@ -107,10 +107,11 @@ async def measure_turns(job: Job, servers: Sequence[Contender]) -> list[Figures]
         turns = list(zip(servers, found, strict=True))
         for server, figures in turns if turn % 2 == 0 else reversed(turns):
             bulk = await _sample(job, server, BULK_CALLERS[job.task], CALL_TEXTS)
-            single = await _sample(job, server, SINGLE_CALLERS, 1)
-            lone = await _sample(job, server, 1, 1)
             figures[f"{UNITS[job.task]}, bulk"].append(bulk.per_s * CALL_TEXTS)
-            figures[f"{UNITS[job.task]}, {SINGLE_CALLERS} single callers"].append(single.per_s)
+            for callers in SINGLE_CALLERS:
+                single = await _sample(job, server, callers, 1)
+                figures[f"{UNITS[job.task]}, {callers} single callers"].append(single.per_s)
+            lone = await _sample(job, server, 1, 1)
             figures[LONE_P50].append(lone.p50_ms)
             figures[LONE_P95].append(lone.p95_ms)
     return found
