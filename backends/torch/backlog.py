@@ -1,7 +1,7 @@
 """Work of one engine that waits for the same threads.
 
-A caller may wait for a small job while other jobs compute thousands of texts: the two kinds have a line each, and
-take turns.
+A person may wait for a small job while other callers send thousands of texts: the two kinds have a line each,
+and take turns.
 """
 
 import math

@@ -49,7 +49,7 @@ TOKENIZING = ThreadPoolExecutor(2, "tokenize")
 PART_TOKENS_MIN = 64
 # Waiting work that is sorted by length together, in forward passes.
 FORWARDS_AHEAD = 2
-# Passes that take the place of one while small jobs come next to large ones: a caller waits for their end.
+# Passes that take the place of one while small jobs come next to large ones: a person may wait for their end.
 MIXED_PARTS = 4
 
 
