@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from backends.contract import Capabilities, Residence, Work
+from backends.contract import Capabilities, Rerank, Residence, Score, Work
+from backends.model_names import is_path
 from gateway.batching.lane import Lane
 from gateway.batching.slices import Bounds
 from gateway.config import schema
+from gateway.config.schema import COMMIT
 from gateway.events import LaneBacklog, ReplicaState
 from gateway.routing.load import LoadKind, kind_of
 from gateway.routing.pool import Pool, is_replica_expected
@@ -16,7 +18,7 @@ from gateway.upstreams.member import MIXED, UpstreamState
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.token_ids import IdDecoder
 from gateway.vector_spaces.fingerprint import Fingerprint
-from gateway.vector_spaces.identity import IdentitySource
+from gateway.vector_spaces.identity import IdentitySource, VectorsIdentity
 from gateway.vector_spaces.space import VectorSpace
 
 Lanes: TypeAlias = Mapping[LoadKind, Lane]
@@ -136,3 +138,29 @@ class CallHold:
     def __exit__(self, *_: object) -> None:
         """Decrement the count of calls, whatever the call's outcome."""
         self._upstream.calls -= 1
+
+
+def vectors_identity(upstream: Upstream) -> VectorsIdentity | None:
+    """Return the identity of an upstream's vectors, None unless every replica was checked."""
+    fingerprint, capabilities = upstream.checked_fingerprint, upstream.capabilities
+    if fingerprint is None or capabilities is None:
+        return None
+    return upstream.identities.identity_of(fingerprint, capabilities)
+
+
+def scores_identity(upstream: Upstream) -> VectorsIdentity | None:
+    """Return the identity of an upstream's scores, None unless a commit determines the model.
+
+    Scores have no fingerprint. The engine of this gateway loads the files of that commit and checks them.
+    """
+    settings, capabilities = upstream.settings, upstream.capabilities
+    if capabilities is None or not settings.is_hosted or is_path(settings.model or ""):
+        return None
+    if settings.revision is None or not COMMIT.fullmatch(settings.revision):
+        return None
+    return upstream.identities.scores_of(capabilities)
+
+
+def identity_of(upstream: Upstream, work: Work) -> VectorsIdentity | None:
+    """Return the identity of an upstream's outputs for a work, None if it is unknown."""
+    return scores_identity(upstream) if isinstance(work, Rerank | Score) else vectors_identity(upstream)
