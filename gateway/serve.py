@@ -34,9 +34,8 @@ from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Keyring, Tenant
 from gateway.upstreams.copies import CopiedCall, Copies, ServedCall
 from gateway.upstreams.group import GroupView, UpstreamGroup
-from gateway.upstreams.output_identity import identity_of, scores_identity, vectors_identity
 from gateway.upstreams.turns import send_in_turn
-from gateway.upstreams.upstream import Upstream
+from gateway.upstreams.upstream import Upstream, identity_of, scores_identity, vectors_identity
 
 
 class Caller(msgspec.Struct, frozen=True):
