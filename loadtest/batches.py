@@ -323,7 +323,7 @@ def main() -> None:
         if arguments.only != "next":
             is_exact = run_kills(Path(folder), arguments.lines, arguments.kill_every_s, arguments.gateways)
         if arguments.only != "kills":
-            asyncio.run(run_next_to(Path(folder), arguments.seconds, 50_000))
+            asyncio.run(run_next_to(Path(folder), arguments.seconds, arguments.lines // 2))
     raise SystemExit(not is_exact)
 
 

@@ -70,8 +70,9 @@ class Jobs:
             new.metadata,
         )
         await self.objects.create(names.created(job.id), job)
-        await self._table.put(job_row(job))
+        # First: upkeep would queue a job again that the queue does not know.
         await self._queue.enqueue(job.id, [VALIDATION])
+        await self._table.put(job_row(job))
         self.report(job)
         return job
 

@@ -1,6 +1,7 @@
 """Files and batches of OpenAI's API, from the upload to the results, over the whole application."""
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -208,16 +209,21 @@ async def test_a_broken_file_fails_with_the_line(boot: Boots, tmp_path: Path) ->
 
 async def test_retries_what_may_pass(boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.batches.chunk_run.PAUSE_MIN_S", 0.01)
-    server, failures = FakeTei(), iter(range(100))
+    server, requests = FakeTei(), itertools.count()
 
-    async def fail_sometimes(*_: Any) -> tuple[int, bytes] | None:
-        return OVERLOADED if next(failures, 200) < 8 else None
+    async def be_late_at_first(*_: Any) -> None:
+        if next(requests) < 8:
+            await asyncio.sleep(3600)
 
-    server.hook = fail_sometimes
-    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
+    server.hook = be_late_at_first
+    config = with_batches(tmp_path).replace(
+        "bge: {upstream: embedder", "bge: {deadline_s: 0.1, upstream: embedder"
+    )
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, config) as gateway:
         batch = await create(gateway, (await upload(gateway, texts(40)))["id"])
         end = await ended(gateway, batch["id"])
 
+    assert any(call.outcome == "deadline_exceeded" for call in finished(gateway))
     assert end["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
 
 

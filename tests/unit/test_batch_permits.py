@@ -1,4 +1,4 @@
-"""Permits of lines: all while no interactive call comes, a part of them next to one."""
+"""Permits of lines: all while no interactive call comes, one next to one."""
 
 import asyncio
 
@@ -27,17 +27,24 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_gives_few_permits_next_to_calls_and_all_afterwards() -> None:
+async def test_gives_one_permit_next_to_calls_and_all_afterwards() -> None:
     scene = Scene(16)
     lines = [asyncio.create_task(scene.line()) for _ in range(60)]
     await settle()
     assert scene.running == 16
 
     scene.calls += 1
-    for _ in range(14):
+    for _ in range(15):
         scene.release.release()
     await settle()
-    assert scene.running == 2
+    assert scene.running == 1
+    # Until the last of them has paused for as long as it ran.
+    scene.now_s += 0.02
+    scene.release.release()
+    await settle()
+    assert scene.running == 0
+    await asyncio.sleep(0.03)
+    assert scene.running == 1
 
     scene.now_s += BUSY_S
     scene.release.release()

@@ -202,7 +202,7 @@ def test_table_lists_every_invalid_file() -> None:
         ("unknown_key", "upstreams, models, defaults, tenants"),
         ("unknown_backend", "tei, infinity, vllm, openai, cohere, jina, voyage, torch"),
         ("infinity_without_a_tokenizer", "a hub id, or the path"),
-        ("unknown_limit", "<requests|tokens|inputs|images>_per_<second|minute|hour|day|month>"),
+        ("unknown_limit", "<requests|tokens|inputs|images|batch_tokens>_per_<second|minute|hour|day|month>"),
         ("unknown_default", "bge"),
         ("listen_without_a_port", "127.0.0.1:8080"),
         ("replica_is_no_url", "http://host:port"),

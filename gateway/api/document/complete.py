@@ -13,7 +13,6 @@ from gateway.api.server.responses import ARROW
 # In the order of the document: what most callers need comes first.
 TAGS: Final[dict[str, str]] = {
     "OpenAI": "Embeddings and models, with the fields that Jina, NIM, Voyage and vLLM add.",
-    "Batches": "OpenAI's files and batches: many requests in one file.",
     "TEI": "The paths of Text Embeddings Inference.",
     "Cohere and Jina": "Embeddings and rerank as the clients of Cohere and Jina call them.",
     "vLLM": "The pooling paths of vLLM.",
@@ -21,6 +20,7 @@ TAGS: Final[dict[str, str]] = {
     "Azure": "The embeddings paths of Azure OpenAI.",
     "Gemini": "The embedding methods of the Gemini API, and its list of models.",
     "Ollama": "The embedding paths of Ollama, and its list of models.",
+    "Batches": "OpenAI's files and batches: many requests in one file.",
     "SIE": "The encode and score paths of SIE.",
     "Probes": "Health and metrics for orchestrators; they need no key.",
     "Instances": "Model servers on the gateway's host, as in TEI Manager; they need the scope `admin`.",

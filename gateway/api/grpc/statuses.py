@@ -32,6 +32,8 @@ STATUSES: dict[str, grpc.StatusCode] = {
     "model_download_failed": _CODE.INTERNAL,
     "model_load_failed": _CODE.INTERNAL,
     "instances_unavailable": _CODE.UNAVAILABLE,
+    "file_storage_full": _CODE.RESOURCE_EXHAUSTED,
+    "batches_unavailable": _CODE.UNAVAILABLE,
     "operation_unsupported": _CODE.FAILED_PRECONDITION,
     "quota_exceeded": _CODE.RESOURCE_EXHAUSTED,
     "overloaded": _CODE.RESOURCE_EXHAUSTED,
