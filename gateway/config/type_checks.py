@@ -45,8 +45,10 @@ def type_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:
         if not isinstance(value, dict):
             yield Problem(path, f"expected a mapping, not {_type_name(value)}")
             return
+        name_kind, item_kind = get_args(kind)
         for name, item in value.items():
-            yield from type_problems(item, get_args(kind)[1], join_path(path, name))
+            yield from _leaf_problems(name, name_kind, path)
+            yield from type_problems(item, item_kind, join_path(path, name))
     else:
         yield from _leaf_problems(value, kind, path)
 
