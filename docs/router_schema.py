@@ -76,7 +76,7 @@ def values_schema_text(router_schema: str) -> str:
     whole = json.loads(VALUES_SCHEMA.read_text(encoding="utf-8"))
     sections = {"Router": {key: router[key] for key in ("type", "properties", "additionalProperties")}}
     for name, section in (sections | router["$defs"]).items():
-        sections[name] = {key: value for key, value in section.items() if key != "required"}
+        sections[name] = {key: value for key, value in section.items() if key not in {"required", "anyOf"}}
     return json.dumps(whole | {"$defs": sections}, indent=1, ensure_ascii=False) + "\n"
 
 
