@@ -305,7 +305,7 @@ def test_shows_markup_in_names_and_texts_as_text(ready: ObservedPage) -> None:
         ready.page.wait_for_selector(f"{place} tbody tr")
         assert MARKUP in text_of(ready.page, place), place
     assert 0 == ready.page.locator("img").count()
-    assert "Embedding gateway" == ready.page.title()
+    assert "Recent calls · Embedding gateway" == ready.page.title()
     assert [] == ready.complaints
 
 
@@ -328,7 +328,7 @@ def test_works_from_the_keyboard(watched: ObservedPage) -> None:
     assert "key" == watched.page.evaluate("document.activeElement.id")
     watched.page.keyboard.type(KEY)
     watched.page.keyboard.press("Enter")
-    for _ in range(7):
+    for _ in range(8):
         watched.page.keyboard.press("Tab")
     assert "Playground" == watched.page.evaluate("document.activeElement.textContent")
     watched.page.keyboard.press("Enter")
@@ -342,6 +342,7 @@ def test_every_control_has_a_name(ready: ObservedPage) -> None:
         "Overview",
         "Upstreams",
         "Models",
+        "Jobs",
         "Tenants and keys",
         "Recent calls",
         "My key",
