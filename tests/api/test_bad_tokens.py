@@ -50,6 +50,11 @@ def with_claims(**claims: Any) -> Made:
     return lambda issuer: issuer.token(**claims)
 
 
+def with_times(**seconds: float) -> Made:
+    """Return a token with times from now: NOW_S may be minutes ago when a test runs."""
+    return lambda issuer: issuer.token(**{name: int(time.time()) + after for name, after in seconds.items()})
+
+
 def with_payload(payload: bytes | str) -> Made:
     return lambda _: signed({"alg": "RS256", "kid": "rsa-1"}, payload, "rsa-1", "RS256")
 
@@ -294,8 +299,8 @@ ACCEPTED: dict[str, Made] = {
     "without kid, which is not needed": with_header(kid=None),
     "with jku, which is not followed": with_header(jku=ATTACKER),
     "several audiences": with_claims(aud=["billing", "gateway-test"]),
-    "within the clock's skew": with_claims(exp=NOW_S - 5, nbf=NOW_S + 50, iat=NOW_S + 50),
-    "fractions of a second": with_claims(exp=NOW_S + 600.5),
+    "within the clock's skew": with_times(exp=-5, nbf=50, iat=50),
+    "fractions of a second": with_times(exp=600.5),
     "several teams": with_claims(team=["sales", "search"]),
     "unusual user": with_claims(sub="\ud800 √ "),
 }
