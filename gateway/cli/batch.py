@@ -1,21 +1,24 @@
 """`gateway batch submit | status | fetch | cancel`: batches of a running gateway, over its API."""
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
-from typing import Literal, get_args
-from urllib.parse import quote
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from gateway.cli.batch_results import BYTES_MAX, check_targets, fetch_file
 from gateway.cli.check import show_problems
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
 from gateway.cli.operator_options import add_key_options, caller_url, operator_key
 from gateway.cli.output import show_line
+from gateway.cli.printable import printable
 from gateway.config.problems import ConfigError
 
 Endpoint = Literal["/v1/embeddings", "/v2/rerank", "/score"]
@@ -25,21 +28,23 @@ POLL_S = 1.0
 PATIENCE_S = 120.0
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 PROBLEMS_SHOWN = 20
+ID = re.compile(r"batch_[A-Za-z0-9_-]{1,200}")
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class Counts(msgspec.Struct):
     """Lines of a batch."""
 
-    total: int
-    completed: int
-    failed: int
+    total: Count
+    completed: Count
+    failed: Count
 
 
 class LineProblem(msgspec.Struct):
     """Reason why a batch failed."""
 
     message: str
-    line: int | None = None
+    line: Count | None = None
 
 
 class LineProblems(msgspec.Struct):
@@ -75,24 +80,32 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
     )
     submit.add_argument("--wait", action="store_true", help="show the progress until the batch has ended")
     status = _with_gateway(actions.add_parser("status", help="show the progress of a batch"))
-    status.add_argument("batch", help="its id")
+    status.add_argument("batch", type=_batch_id, help="its id")
     status.add_argument("--wait", action="store_true", help="show the progress until the batch has ended")
     fetch = _with_gateway(actions.add_parser("fetch", help="write the results of a batch that has ended"))
-    fetch.add_argument("batch", help="its id")
+    fetch.add_argument("batch", type=_batch_id, help="its id")
     fetch.add_argument("--to", type=Path, metavar="FILE", help="of the results (default: BATCH.jsonl)")
     fetch.add_argument(
         "--errors", type=Path, metavar="FILE", help="of the failed lines (default: BATCH.errors.jsonl)"
     )
+    fetch.add_argument(
+        "--max-bytes",
+        type=int,
+        default=BYTES_MAX,
+        metavar="N",
+        help="of each file; a larger one is refused (default: 10 GiB)",
+    )
     cancel = _with_gateway(actions.add_parser("cancel", help="cancel a batch; its results so far are kept"))
-    cancel.add_argument("batch", help="its id")
+    cancel.add_argument("batch", type=_batch_id, help="its id")
 
 
 def batch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action; return 1 if the gateway refuses it, or the batch has not completed."""
     try:
         key = operator_key(options.key_file, environment)
-        client = GatewayClient(caller_url(options, environment), key, options.ca, TIMEOUT_S)
-        return _run(options, client)
+        url = caller_url(options, environment)
+        with closing(GatewayClient(url, key, options.ca, TIMEOUT_S)) as client:
+            return _run(options, client)
     except ConfigError as error:
         show_problems(options.config, error)
     except (RequestRefused, GatewayUnavailable, OSError) as error:
@@ -110,11 +123,23 @@ def _run(options: argparse.Namespace, client: GatewayClient) -> int:
         case "fetch":
             return _fetch(client, options)
         case "cancel":
-            found = client.post(f"{_path(options.batch)}/cancel", None, Batch)
+            found = _checked(client.post(f"{_path(options.batch)}/cancel", None, Batch), options.batch)
             print(f"{found.id} is {found.status}")
             return 0
-    found = client.get(_path(options.batch), Batch)
+    found = _state(client, options.batch)
     return _finish(_wait(client, found.id) if options.wait else found)
+
+
+def _state(client: GatewayClient, id_: str) -> Batch:
+    """Return the state of a batch. Raises: RequestRefused, GatewayUnavailable."""
+    return _checked(client.get(_path(id_), Batch), id_)
+
+
+def _checked(reply: Batch, id_: str) -> Batch:
+    """Return a reply about a batch as it may be shown. Raises: RequestRefused if it is of another batch."""
+    if reply.id != id_:
+        raise RequestRefused(f"the reply is not of {id_}, but of {reply.id[:80]!r}")
+    return msgspec.structs.replace(reply, status=printable(reply.status)[:80])
 
 
 def _submit(client: GatewayClient, path: Path, endpoint: str) -> Batch:
@@ -125,7 +150,10 @@ def _submit(client: GatewayClient, path: Path, endpoint: str) -> Batch:
             "/v1/files", {"purpose": "batch"}, file, lambda sent: progress.update(task, completed=sent), File
         )
     request = {"input_file_id": uploaded.id, "endpoint": endpoint, "completion_window": "24h"}
-    return client.post("/v1/batches", request, Batch)
+    found = client.post("/v1/batches", request, Batch)
+    if not ID.fullmatch(found.id):
+        raise RequestRefused(f"the reply names no batch, but {found.id[:80]!r}")
+    return found
 
 
 def _wait(client: GatewayClient, id_: str) -> Batch:
@@ -135,7 +163,7 @@ def _wait(client: GatewayClient, id_: str) -> Batch:
         task = progress.add_task("validating", total=None)
         while True:
             try:
-                found = client.get(_path(id_), Batch)
+                found = _state(client, id_)
             except GatewayUnavailable:
                 if time.monotonic() - seen_s > PATIENCE_S:
                     raise
@@ -162,43 +190,47 @@ def _finish(found: Batch) -> int:
 
 
 def _fetch(client: GatewayClient, options: argparse.Namespace) -> int:
-    found = client.get(_path(options.batch), Batch)
+    id_: str = options.batch
+    to, errors = options.to or Path(f"{id_}.jsonl"), options.errors or Path(f"{id_}.errors.jsonl")
+    check_targets(to, errors)
+    found = _state(client, id_)
     if found.status not in ENDED:
-        show_line(f"{found.id} is {found.status}; its results can be fetched when it has ended")
+        show_line(f"{id_} is {found.status}; its results can be fetched when it has ended")
         return 1
-    files = (
-        (found.output_file_id, options.to or Path(f"{found.id}.jsonl")),
-        (found.error_file_id, options.errors or Path(f"{found.id}.errors.jsonl")),
-    )
-    for file_id, path in files:
+    for file_id, path in ((found.output_file_id, to), (found.error_file_id, errors)):
         if file_id is not None:
-            _download(client, file_id, path)
+            _fetch_file(client, file_id, path, options.max_bytes)
             print(path)
     return _finish(found)
 
 
-def _download(client: GatewayClient, file_id: str, path: Path) -> None:
-    """Write a file, which gets its name once it is complete."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file, _progress() as progress:
+def _fetch_file(client: GatewayClient, file_id: str, path: Path, bytes_max: int) -> None:
+    with _progress() as progress:
         task = progress.add_task("fetching", total=None)
-        client.download(
-            f"/v1/files/{quote(file_id, safe='')}/content",
-            file,
+        fetch_file(
+            client,
+            file_id,
+            path,
+            bytes_max,
             lambda done, size: progress.update(task, completed=done, total=size),
         )
-    part.replace(path)
 
 
 def _path(batch_id: str) -> str:
-    return f"/v1/batches/{quote(batch_id, safe='')}"
+    return f"/v1/batches/{batch_id}"
+
+
+def _batch_id(text: str) -> str:
+    if not ID.fullmatch(text):
+        raise argparse.ArgumentTypeError("an id is `batch_` with letters, digits, `_` and `-` behind it")
+    return text
 
 
 def _progress() -> Progress:
     """Return a progress bar on standard error, which is drawn on terminals only."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

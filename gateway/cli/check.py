@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sized
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
 from gateway.cli.operator_keys import NO_OPERATOR_KEY, needs_operator_key
+from gateway.cli.output import CleanConsole
 from gateway.config.ignored_keys import ignored_keys
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
@@ -14,7 +14,7 @@ from gateway.config.problems import ConfigError
 
 def check(path: Path, environment: Mapping[str, str]) -> int:
     """Print a summary and return 0 if the file can be used; otherwise print its problems and return 1."""
-    console = Console(soft_wrap=True)
+    console = CleanConsole(soft_wrap=True, emoji=False)
     try:
         config = load_config(path, environment)
     except ConfigError as error:
@@ -38,7 +38,7 @@ def _count(items: Sized, noun: str) -> str:
 
 def show_problems(path: Path, error: ConfigError) -> None:
     """Print one line per problem on standard error."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console = CleanConsole(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     console.print(f"[red]{escape(str(path))} has {_count(error.problems, 'problem')}[/]")
     for problem in error.problems:
         line = "" if problem.line is None else f"line {problem.line}: "

@@ -77,17 +77,24 @@ class GatewayClient:
         }
         return self._decode(self._checked("POST", path, form.blocks(), headers), kind)
 
-    def download(self, path: str, file: IO[bytes], on_progress: Callable[[int, int], object]) -> None:
-        """Write the body of a reply to a file, in blocks. Raises: GatewayUnavailable, RequestRefused."""
+    def download(
+        self, path: str, file: IO[bytes], on_progress: Callable[[int, int], object], bytes_max: int
+    ) -> None:
+        """Write the body of a reply to a file, in blocks; it has so many bytes at most.
+
+        Raises: GatewayUnavailable, RequestRefused.
+        """
         try:
             self._connection.request("GET", path, headers=self._headers)
             response = self._connection.getresponse()
             if response.status != 200:
                 self._check(response.status, response.read(REPLY_BYTES_MAX))
             size, done = response.length or 0, 0
+            self._check_size(size, bytes_max)
             while block := response.read(BLOCK_BYTES):
-                file.write(block)
                 done += len(block)
+                self._check_size(done, bytes_max)
+                file.write(block)
                 on_progress(done, size)
         except http.client.HTTPException as error:
             self.close()
@@ -122,10 +129,16 @@ class GatewayClient:
         if status not in SUCCESSES:
             raise RequestRefused(f"the gateway returned {status}: {_error_message(body)}{self._hint(status)}")
 
+    def _check_size(self, size: int, bytes_max: int) -> None:
+        """Close the connection if a reply has too many bytes. Raises: RequestRefused."""
+        if size > bytes_max:
+            self.close()
+            raise RequestRefused(f"a file of the gateway at {self._address} has more than {bytes_max} bytes")
+
     def _decode(self, body: bytes, kind: type[Body]) -> Body:
         try:
             return msgspec.json.decode(body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestRefused(f"the server at {self._address} is not a gateway of this release") from error
 
     def close(self) -> None:
@@ -197,7 +210,7 @@ def _port(netloc: str, shown: str) -> int | None:
 def _error_message(body: bytes) -> str:
     try:
         fields = msgspec.json.decode(body, type=Mapping[str, object])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "an unreadable reply"
     error = fields.get("error")
     if isinstance(error, Mapping):

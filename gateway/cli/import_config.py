@@ -5,10 +5,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
 from gateway.cli.litellm_config import Unreadable, import_litellm
+from gateway.cli.output import CleanConsole
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
 
 def import_config(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Print or write the configuration; report what it leaves out; return 1 if there is none."""
-    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    errors = CleanConsole(stderr=True, soft_wrap=True, highlight=False, emoji=False)
     try:
         found = import_litellm(options.file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, Unreadable) as error:

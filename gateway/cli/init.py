@@ -6,6 +6,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,9 +164,8 @@ def _write(path: Path, text: str) -> None:
     # Fails if another program has written the file meanwhile.
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
-    schema = path.with_name(NAME)
-    if not schema.exists():
-        schema.write_text(editor_schema(), encoding="utf-8")
+    with suppress(FileExistsError), path.with_name(NAME).open("x", encoding="utf-8") as schema:
+        schema.write(editor_schema())
 
 
 def _show_result(path: Path, config: Config) -> None:

@@ -109,6 +109,7 @@ def _upstreams_of(name: str, probe: Probe) -> Iterator[tuple[str, dict[str, Any]
         yield urlsplit(url).hostname or "tei", {"backend": "tei", "replicas": [url]}
         return
     server = probe(url)
+    _check_names(url, server.models)
     base = url.removesuffix("/v1")
     for model in server.models or (urlsplit(url).hostname or "model",):
         settings: dict[str, Any] = {"backend": server.backend, "replicas": [base]}
@@ -119,6 +120,16 @@ def _upstreams_of(name: str, probe: Probe) -> Iterator[tuple[str, dict[str, Any]
             # It counts characters. Its name of a model is usually the hub id.
             settings["tokenizer"] = model
         yield model, settings
+
+
+def _check_names(url: str, models: Sequence[str]) -> None:
+    """Check the names that a server has given. Raises: UnusableModel.
+
+    A placeholder would become a secret of this machine, which the gateway would send to that server.
+    """
+    for model in models:
+        if not model.isprintable() or "${" in model:
+            raise UnusableModel(f"{url}: its name of a model, {model[:80]!r}, cannot be used")
 
 
 def probe_server(url: str) -> Server:

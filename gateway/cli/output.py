@@ -1,7 +1,10 @@
 """Lines and tables on the terminal."""
 
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gateway.cli.printable import printable
 
@@ -9,9 +12,17 @@ from gateway.cli.printable import printable
 PIPE_WIDTH = 1000
 
 
+class CleanConsole(Console):
+    """Console for texts of servers and files: what a terminal could take for a command becomes a space."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text as it is printed; tables and lines ask for it."""
+        return super().render_str(printable(text), **options)
+
+
 def show_line(text: str) -> None:
     """Print one line on standard error, without the commands of a terminal that it may contain."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(printable(text), markup=False)
+    CleanConsole(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False, emoji=False)
 
 
 def show_table(table: Table) -> None:
@@ -19,4 +30,4 @@ def show_table(table: Table) -> None:
     for column in table.columns:
         column.overflow = "fold"
     width = None if Console().is_terminal else PIPE_WIDTH
-    Console(width=width, markup=False, emoji=False).print(table)
+    CleanConsole(width=width, markup=False, emoji=False).print(table)

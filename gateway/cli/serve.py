@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
 from gateway.cli.banner import show_banner
@@ -17,6 +16,7 @@ from gateway.cli.check import show_problems
 from gateway.cli.first_key import FirstKey, KeySources, create_first_key_later, first_key, key_sources
 from gateway.cli.named_models import UnusableModel, config_of
 from gateway.cli.operator_keys import warn_of_missing_operator_key
+from gateway.cli.output import CleanConsole
 from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
@@ -51,7 +51,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
 
 def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Serve a file, or the models that are named; return 1 if the gateway cannot start."""
-    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    errors = CleanConsole(stderr=True, soft_wrap=True, highlight=False)
     if not options.models:
         if options.host or options.port is not None or options.print_config:
             errors.print("--host, --port and --print-config need MODEL|URL; a file has `listen`")
@@ -80,7 +80,7 @@ def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -
 
 def serve(path: Path, environment: Mapping[str, str]) -> int:
     """Run the gateway until it is stopped; return 1 if it cannot start."""
-    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    errors = CleanConsole(stderr=True, soft_wrap=True, highlight=False)
     try:
         config = load_config(path, environment)
     except ConfigError as error:

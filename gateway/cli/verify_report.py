@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.table import Table
 
+from gateway.cli.output import CleanConsole
 from gateway.vector_spaces.comparison import Report, findings
 
 COLUMNS = ("upstream", "backend", "model", "dtype", "dims", "norms", "tokens", "fingerprint", "stored")
@@ -14,13 +14,13 @@ WIDTH = 1000
 
 def show_report(report: Report) -> None:
     """Print the replicas, the cosine of every two, and the findings."""
-    console = Console(width=WIDTH, highlight=False)
+    console = CleanConsole(width=WIDTH, highlight=False, markup=False, emoji=False)
     console.print(_replica_table(report))
     if report.pairs:
         console.print(f"\nleast cosine of {report.texts} texts, in the order above")
         console.print(_cosine_matrix(report))
     for line in findings(report):
-        console.print(line, markup=False)
+        console.print(line)
 
 
 def _replica_table(report: Report) -> Table:

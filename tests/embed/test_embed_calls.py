@@ -4,13 +4,15 @@ import json
 import threading
 from collections.abc import Sequence
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from gateway.cli.embed.calls import _retry_after_s
 from gateway.cli.embed.packing import Bounds, Position, Row, pack
-from gateway.cli.embed.replies import Unreadable, problem_of, read_reply, read_truncated
+from gateway.cli.embed.replies import ARROW, Unreadable, problem_of, read_reply, read_truncated
 from tests.embed.conftest import Command, assert_vectors
-from tests.fakes.embedder import Reply, error
+from tests.fakes.embedder import Reply, arrow_of, error
 
 ROWS = [{"text": f"text {number}"} for number in range(6)]
 TWO = ("--batch-inputs", "2", "--concurrency", "1")
@@ -209,8 +211,48 @@ def test_waits_may_be_dates() -> None:
 
     assert _retry_after_s(httpx.Headers({"retry-after": "3"})) == 3
     assert _retry_after_s(httpx.Headers({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"})) == 0
-    assert _retry_after_s(httpx.Headers({"retry-after": "soon"})) is None
+    assert _retry_after_s(httpx.Headers({"retry-after": "Wed, 21 Oct 2015 07:28:00 -0000"})) == 0
+    assert 10**9 < (_retry_after_s(httpx.Headers({"retry-after": "Fri, 31 Dec 9999 23:00:00 -0000"})) or 0)
+    for unreadable in ("soon", f"Wed, 21 Oct {'9' * 30} 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:00 +99999999"):
+        assert _retry_after_s(httpx.Headers({"retry-after": unreadable})) is None
     assert _retry_after_s(httpx.Headers()) is None
+
+
+@pytest.mark.parametrize("tokens", [10**400, 2**31 + 1, -1])
+@pytest.mark.parametrize("arrow", [True, False])
+def test_impossible_counts_of_tokens_are_refused(command: Command, tokens: int, arrow: bool) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    vectors = np.ones((len(ROWS), 8), np.float32)
+    data = [{"embedding": row} for row in vectors.tolist()]
+    as_json = json.dumps({"data": data, "usage": {"total_tokens": tokens}}).encode()
+    reply = (
+        (200, {"content-type": ARROW}, arrow_of(vectors, tokens))
+        if arrow
+        else (200, {"content-type": "application/json"}, as_json)
+    )
+    command.server.hook = lambda _: reply
+    outcome = command.run("in.jsonl", "--to", "out.jsonl")
+    assert outcome.status == 1
+    assert ("tokens" in outcome.errors, "total_tokens" in outcome.errors) == (True, not arrow)
+
+
+@pytest.mark.parametrize("tokens", ["9" * 4000, "9" * 5000, "-1", "many"])
+def test_impossible_counts_in_a_header_are_refused(command: Command, tokens: str) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    body = json.dumps([[1.0] * 8] * len(ROWS)).encode()
+    command.server.hook = lambda _: (200, {"x-compute-tokens": tokens}, body)
+    outcome = command.run("in.jsonl", "--to", "out.jsonl")
+    assert (outcome.status, f"the reply counts '{tokens[:80]}' tokens" in outcome.errors) == (1, True)
+
+
+def test_vectors_that_are_no_numbers_are_refused() -> None:
+    kind = pa.list_(pa.struct([("x", pa.int8())]), 1)
+    table = pa.table({"embeddings": pa.array([[{"x": 1}]], kind)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(Unreadable):
+        read_reply(bytes(sink.getvalue()), ARROW, 1)
 
 
 def test_replies_of_tei_are_lists() -> None:

@@ -4,6 +4,7 @@ import csv
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -204,14 +205,15 @@ def test_an_unfinished_part_does_not_count(command: Command) -> None:
 
 
 def test_a_killed_end_is_completed(command: Command) -> None:
-    command.write_rows("in.jsonl", ROWS)
+    stopped(command)
+    folder, kept = command.folder / "out.jsonl.parts", command.folder / "kept"
+    shutil.copytree(folder, kept)
     assert command.run("in.jsonl", "--to", "out.jsonl").status == 0
     # As if the process had been killed while it deleted the parts.
-    (command.folder / "out.jsonl.parts").mkdir()
-    (command.folder / "out.jsonl.parts" / "part-000000.arrow").write_bytes(b"")
+    kept.rename(folder)
     outcome = command.run("in.jsonl", "--to", "out.jsonl")
     assert (outcome.status, outcome.summary["finished_now"]) == (0, False)
-    assert not (command.folder / "out.jsonl.parts").exists()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("source", ["in.jsonl", "in.csv", "in.parquet"])

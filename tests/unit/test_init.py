@@ -158,3 +158,12 @@ def test_schema_is_printed_or_written(tmp_path: Path, capsys: pytest.CaptureFixt
     shown = capsys.readouterr()
     assert editor_schema() == shown.out == file.read_text()
     assert "cannot be written: No such file or directory" in shown.err
+
+
+def test_a_link_in_place_of_the_schema_is_not_followed(file: Path, tmp_path: Path) -> None:
+    file.parent.mkdir()
+    link = file.with_name("router.schema.json")
+    link.symlink_to(tmp_path / "elsewhere")
+    assert 0 == run(file, "BAAI/bge-m3")
+    assert link.is_symlink()
+    assert not (tmp_path / "elsewhere").exists()

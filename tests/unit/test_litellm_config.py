@@ -298,3 +298,18 @@ def test_the_command_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert "set before the start: MASTER_SHA256" in errors
     assert "sha256sum" in errors
     assert "File exists" in errors
+
+
+def test_names_of_a_file_are_no_commands_for_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "config.yaml"
+    evil = '  - model_name: "evil\\e[31m[/x]"\n    litellm_params: {model: "gpt\\e]0;x\\a"}\n'
+    source.write_text(one("openai/x") + evil)
+
+    assert 0 == import_config(_parser().parse_args(["import", "litellm", str(source)]), {})
+
+    captured = capsys.readouterr()
+    assert "(evil [31m[/x])" in captured.err
+    assert "\x1b" not in captured.err + captured.out
+    assert "\x07" not in captured.err + captured.out

@@ -184,3 +184,9 @@ def test_the_command_prints_its_configuration(capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     assert "listen: '[::1]:9000'" in printed
     assert "model: BAAI/bge-m3" in printed
+
+
+@pytest.mark.parametrize("name", ["${GATEWAY_API_KEY}", "x${file:/etc/passwd}", "evil\x1b[31m", "a\nb"])
+def test_names_that_a_server_must_not_give_are_refused(name: str) -> None:
+    with pytest.raises(UnusableModel, match="cannot be used"):
+        config_of(["http://one", "http://two"], "127.0.0.1:0", lambda _: Server("openai", ("fine", name)))

@@ -24,6 +24,7 @@ from gateway.cli.embed.replies import (
     body_of,
     problem_of,
     read_reply,
+    read_tokens,
     read_truncated,
 )
 
@@ -141,8 +142,8 @@ class Caller:
         try:
             found = read_reply(reply.body, media_type, count)
             truncated = read_truncated(reply.headers.get("x-truncated-inputs"), count)
-            tokens = found.tokens or int(reply.headers.get("x-compute-tokens", 0))
-        except (Unreadable, ValueError) as error:
+            tokens = found.tokens or read_tokens(reply.headers.get("x-compute-tokens", "0"))
+        except Unreadable as error:
             raise EmbedFailed(f"{url}: {error}") from error
         fingerprint = reply.headers.get("x-embedding-fingerprint")
         return found._replace(tokens=tokens, fingerprint=fingerprint, truncated=truncated)
@@ -215,8 +216,11 @@ def _retry_after_s(headers: httpx.Headers) -> float | None:
         pass
     try:
         moment = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
+    if moment.tzinfo is None:
+        # The zone -0000 says that the time is UTC, and not where the server is.
+        moment = moment.replace(tzinfo=UTC)
     return max(0.0, (moment - datetime.now(UTC)).total_seconds())
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.cli.embed.folder import REPLACED, UNFINISHED, check_replaced, read_plain
 from gateway.cli.embed.manifest import Manifest, PartFacts
 from gateway.cli.embed.outputs import Content, write_output
 from gateway.cli.embed.parts import Parts, sync_folder, write_whole
 from gateway.cli.embed.plan import EmbedFailed, Plan
-
-UNFINISHED = "output.tmp"
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -36,11 +35,25 @@ def note_path(output: Path) -> Path:
 def read_note(output: Path) -> Note | None:
     """Return the note on an output that is complete; None if it is another file, or has none."""
     try:
-        note = msgspec.json.decode(note_path(output).read_bytes(), type=Note)
+        note = msgspec.json.decode(read_plain(note_path(output)), type=Note)
         identity = _identity(output)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return note if identity == (note.inode, note.size, note.mtime_ns) else None
+
+
+def delete_note(output: Path) -> None:
+    """Delete the note on an output. Raises: EmbedFailed if a file of its name is something else; OSError."""
+    path = note_path(output)
+    if not (path.exists() or path.is_symlink()):
+        return
+    try:
+        msgspec.json.decode(read_plain(path), type=Note)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise EmbedFailed(
+            f"{path} is no note of a run, and notes on outputs have such names; move it away"
+        ) from error
+    path.unlink()
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
@@ -61,11 +74,13 @@ def finish(plan: Plan, parts: Parts, manifest: Manifest, written: Callable[[int]
     unfinished = parts.folder / UNFINISHED
     as_json = write_output(content, output, unfinished, {"gateway embed": described})
     _sync(unfinished)
+    # Another program may have written there meanwhile.
+    check_replaced(output)
     note = Note(*_identity(unfinished), manifest, facts, as_json)
     write_whole(note_path(output.path), msgspec.json.encode(note))
     if output.path.is_dir():
         # A folder cannot be replaced at once.
-        aside = parts.folder / "replaced.tmp"
+        aside = parts.folder / REPLACED
         output.path.rename(aside)
     unfinished.replace(output.path)
     sync_folder(output.path.parent)

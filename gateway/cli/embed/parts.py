@@ -6,7 +6,6 @@ a part are in its schema, so that one rename is all that makes a part count.
 
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,21 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from gateway.cli.embed.folder import (
+    LOCK,
+    MANIFEST,
+    check_folder,
+    clear_folder,
+    delete_unfinished,
+    new_file,
+    read_manifest,
+    remove_folder,
+)
 from gateway.cli.embed.manifest import Manifest, PartFacts
 from gateway.cli.embed.plan import EmbedFailed
 
 FACTS = b"embed"
 VECTOR = "vector"
-MANIFEST = "manifest.json"
-LOCK = "lock"
 PARTS = "part-*.arrow"
 # Lance refuses decimals whose buffers are aligned as the format of a stream allows.
 ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
@@ -38,18 +45,18 @@ class Parts:
     def open(self) -> Manifest | None:
         """Create or open the folder and lock it; return its manifest, None if it has none.
 
-        Raises: EmbedFailed if another process has it or it cannot be read.
+        Raises: EmbedFailed if another process has it, it cannot be read, or it is not of a run.
         """
         try:
+            check_folder(self.folder)
             self.folder.mkdir(exist_ok=True)
             self._lock = _locked(self.folder / LOCK)
         except BlockingIOError as error:
             raise EmbedFailed(f"{self.folder}: another process writes this output") from error
         except OSError as error:
             raise EmbedFailed(f"{self.folder}: {error.strerror or error}") from error
-        for unfinished in self.folder.glob("*.tmp"):
-            remove_path(unfinished)
-        manifest = self._read_manifest()
+        delete_unfinished(self.folder)
+        manifest = read_manifest(self.folder)
         self.count = len(list(self.folder.glob(PARTS)))
         if self.count:
             self._read_last()
@@ -62,14 +69,6 @@ class Parts:
                 self.remove()
             os.close(self._lock)
             self._lock = None
-
-    def _read_manifest(self) -> Manifest | None:
-        try:
-            return msgspec.json.decode((self.folder / MANIFEST).read_bytes(), type=Manifest)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise self._damaged(f"{MANIFEST} cannot be read: {error}") from error
 
     def _read_last(self) -> None:
         last = self._path(self.count - 1)
@@ -97,7 +96,7 @@ class Parts:
         path = self._path(self.count)
         schema = batches[0].schema.with_metadata({FACTS: msgspec.json.encode(facts)})
         unfinished = path.with_suffix(".tmp")
-        with unfinished.open("wb") as file:
+        with new_file(unfinished) as file:
             with pa.ipc.new_stream(file, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
@@ -120,21 +119,18 @@ class Parts:
 
     def clear(self) -> None:
         """Delete all parts and the manifest. Raises: OSError."""
-        # The last part first: what remains after an interruption is the beginning of the same run.
-        for path in sorted(self.folder.iterdir(), reverse=True):
-            if path.name != LOCK:
-                remove_path(path)
+        clear_folder(self.folder)
         self.count, self.facts = 0, PartFacts()
 
     def remove(self) -> None:
-        """Delete the folder. Raises: OSError."""
-        self.clear()
-        shutil.rmtree(self.folder)
+        """Delete the parts, and the folder unless something else is in it. Raises: OSError."""
+        remove_folder(self.folder)
+        self.count, self.facts = 0, PartFacts()
 
 
 def _locked(path: Path) -> int:
     """Return the descriptor of a file that is locked. Raises: BlockingIOError, OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -143,18 +139,10 @@ def _locked(path: Path) -> int:
     return descriptor
 
 
-def remove_path(path: Path) -> None:
-    """Delete a file or a folder. Raises: OSError."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that appears whole or not at all. Raises: OSError."""
     unfinished = path.with_name(f"{path.name}.tmp")
-    with unfinished.open("wb") as file:
+    with new_file(unfinished) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -1,7 +1,7 @@
 """Bodies of calls, and the vectors in their replies. Pure."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -13,7 +13,9 @@ from gateway.cli.printable import printable
 
 ARROW = "application/vnd.apache.arrow.stream"
 EMBED_PATH = "/embed"
-UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError, LookupError, pa.ArrowException)
+UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, LookupError, pa.ArrowException)
+# Of one reply; a call has a few MiB of text at most.
+TOKENS_MAX = 2**31
 SIDES = {"error": "NONE", "left": "START", "right": "END"}
 
 Vectors: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
@@ -39,7 +41,7 @@ class _Item(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    total_tokens: int = 0
+    total_tokens: Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] = 0
 
 
 class _OpenAIReply(msgspec.Struct):
@@ -99,7 +101,7 @@ def _read_arrow(body: bytes) -> Reply:
     model = facts.get(b"model")
     return Reply(
         values.reshape(len(column), column.type.list_size),
-        int(facts.get(b"tokens", 0)),
+        read_tokens(facts.get(b"tokens", b"0").decode()),
         None if model is None else model.decode(),
     )
 
@@ -130,6 +132,13 @@ def _stacked(rows: Sequence[Any]) -> Vectors:
     if len({len(row) for row in rows}) > 1:
         raise ValueError("its vectors have different widths")
     return np.asarray(rows, np.float32).reshape(len(rows), -1)
+
+
+def read_tokens(text: str) -> int:
+    """Return a count of tokens. Raises: Unreadable if it is none, or more than any reply can have."""
+    if text.isascii() and text.isdigit() and len(text) <= len(str(TOKENS_MAX)) and int(text) <= TOKENS_MAX:
+        return int(text)
+    raise Unreadable(f"the reply counts {text[:80]!r} tokens")
 
 
 def read_truncated(header: str | None, count: int) -> tuple[int, ...] | None:

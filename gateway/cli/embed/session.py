@@ -13,11 +13,12 @@ import msgspec
 from gateway.cli.embed.calls import Caller, open_client
 from gateway.cli.embed.chunks import open_reader
 from gateway.cli.embed.embedding import Embedder
-from gateway.cli.embed.finish import Note, finish, note_path, read_note
+from gateway.cli.embed.finish import Note, delete_note, finish, read_note
+from gateway.cli.embed.folder import check_folder, check_replaced, is_of_run
 from gateway.cli.embed.manifest import Manifest, manifest_of, refusal
 from gateway.cli.embed.options import plan_of
 from gateway.cli.embed.outputs import check_output
-from gateway.cli.embed.parts import Parts, remove_path
+from gateway.cli.embed.parts import Parts
 from gateway.cli.embed.plan import EmbedFailed, EmbedStopped, Plan
 from gateway.cli.embed.progress import Share, share_of, shown_progress, shown_writing
 from gateway.cli.embed.run import Interrupted, Run
@@ -86,7 +87,7 @@ def _complete_note(plan: Plan, manifest: Manifest) -> Note | None:
     """Return the note if the output is complete. Raises: EmbedFailed, OSError."""
     path = plan.output.path
     folder, note = _parts_folder(path), read_note(path)
-    is_unfinished = folder.exists()
+    is_unfinished = is_of_run(folder)
     if (
         note is not None
         and not refusal(note.manifest, manifest)
@@ -94,12 +95,14 @@ def _complete_note(plan: Plan, manifest: Manifest) -> Note | None:
     ):
         if is_unfinished:
             # The run that made the output was killed while it deleted its parts.
-            remove_path(folder)
+            with closing(Parts(folder)) as parts:
+                parts.open()
+                parts.remove()
         return note
-    if path.exists() and not plan.output.overwrite:
-        raise EmbedFailed(f"{path} exists; --overwrite replaces it")
+    check_folder(folder)
+    check_replaced(plan.output)
     # A note that stays would make a run that replaces the output look complete.
-    note_path(path).unlink(missing_ok=True)
+    delete_note(path)
     return None
 
 

@@ -1,0 +1,148 @@
+"""`gateway batch` on replies of a server that is not to be trusted."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.cli.batch import add_batch_options, batch
+from tests.fakes.threaded import serve_in_thread
+
+BATCH = "batch_1"
+CONTENT = b'{"custom_id": "a"}\n'
+
+
+class Server:
+    """Server of one batch. reply: its state. announces: whether the length of a file is in its head."""
+
+    def __init__(self) -> None:
+        self.reply: dict[str, Any] = {
+            "id": BATCH,
+            "status": "completed",
+            "request_counts": {"total": 1, "completed": 1, "failed": 0},
+            "output_file_id": "file-1",
+        }
+        self.announces = True
+        self.url = ""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        is_file = scope["path"].endswith("/content")
+        body = CONTENT if is_file else json.dumps(self.reply).encode()
+        length = [(b"content-length", str(len(body)).encode())] if self.announces else []
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    found = Server()
+    monkeypatch.chdir(tmp_path)
+    with serve_in_thread(found) as found.url:
+        yield found
+
+
+def run(server: Server, action: str, *words: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_batch_options(parser)
+    return batch(parser.parse_args([action, *words, "--url", server.url]), {"GATEWAY_API_KEY": "some-key"})
+
+
+def test_the_name_of_the_results_is_that_of_the_command_line(server: Server, tmp_path: Path) -> None:
+    assert run(server, "fetch", BATCH) == 0
+    assert ["batch_1.jsonl"] == [path.name for path in tmp_path.iterdir()]
+    assert (tmp_path / "batch_1.jsonl").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("action", ["fetch", "status", "cancel"])
+def test_a_reply_of_another_batch_is_refused(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str
+) -> None:
+    (tmp_path / "place").mkdir()
+    server.reply["id"] = f"{tmp_path}/place/evil\x1b[31m"
+    assert run(server, action, BATCH) == 1
+    captured = capsys.readouterr()
+    assert "the reply is not of batch_1, but of" in captured.err
+    assert "\x1b" not in captured.out + captured.err
+    assert ["place"] == [path.name for path in tmp_path.rglob("*")]
+
+
+@pytest.mark.parametrize("id_", ["/tmp/x", "batch_../x", "batch_", "batch_\x1b[31m", "file-1"])
+def test_an_id_that_is_none_is_refused(server: Server, id_: str) -> None:
+    with pytest.raises(SystemExit):
+        run(server, "fetch", id_)
+
+
+def test_a_submitted_batch_has_an_id(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.jsonl").write_text("{}")
+    server.reply["id"] = "\x1b]0;evil\x07"
+    assert run(server, "submit", "in.jsonl") == 1
+    captured = capsys.readouterr()
+    assert (captured.out, "\x1b" in captured.err) == ("", False)
+
+
+def test_words_of_the_server_are_no_commands_for_the_terminal(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.reply |= {"status": "x\x1b[31m", "errors": {"data": [{"message": "y\x1b[31m"}]}}
+    for action in ("status", "cancel", "fetch"):
+        run(server, action, BATCH)
+    captured = capsys.readouterr()
+    assert "batch_1 is x [31m" in captured.out
+    assert "y [31m" in captured.err
+    assert "\x1b" not in captured.out + captured.err
+
+
+def test_impossible_counts_are_refused(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.reply["request_counts"]["total"] = 10**400
+    assert run(server, "status", BATCH) == 1
+    assert "is not a gateway of this release" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("announces", [True, False])
+def test_a_download_is_bounded(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], announces: bool
+) -> None:
+    server.announces = announces
+    assert run(server, "fetch", BATCH, "--max-bytes", str(len(CONTENT) - 1)) == 1
+    assert f"has more than {len(CONTENT) - 1} bytes" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert run(server, "fetch", BATCH, "--max-bytes", str(len(CONTENT))) == 0
+
+
+def test_a_link_is_neither_followed_nor_replaced(server: Server, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    for name in ("batch_1.jsonl.part", "batch_1.jsonl", "batch_1.errors.jsonl"):
+        link = tmp_path / name
+        link.symlink_to(mine)
+        assert run(server, "fetch", BATCH) == 1
+        assert (link.is_symlink(), mine.read_text()) == (True, "precious")
+        link.unlink()
+
+
+def test_a_part_of_another_command_is_left_as_it_is(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = tmp_path / "batch_1.jsonl.part"
+    part.write_text("half")
+    assert run(server, "fetch", BATCH) == 1
+    assert "batch_1.jsonl.part exists" in capsys.readouterr().err
+    assert part.read_text() == "half"
+
+
+def test_a_file_is_replaced(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "old.jsonl").write_text("old")
+    assert run(server, "fetch", BATCH, "--to", "old.jsonl") == 0
+    assert ["old.jsonl"] == [path.name for path in tmp_path.iterdir()]
+    assert (tmp_path / "old.jsonl").read_bytes() == CONTENT
+
+
+def test_results_and_failed_lines_need_a_file_each(server: Server) -> None:
+    assert run(server, "fetch", BATCH, "--to", "one.jsonl", "--errors", "one.jsonl") == 1

@@ -1,0 +1,59 @@
+"""Texts of servers and files on the terminal: they are neither commands for it nor markup."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.table import Table
+
+from backends.canaries import CANARIES
+from gateway.cli.check import show_problems
+from gateway.cli.output import show_line, show_table
+from gateway.cli.verify_report import show_report
+from gateway.config.problems import ConfigError, Problem
+from gateway.vector_spaces.comparison import ReplicaVectors, report_on
+from gateway.vector_spaces.fingerprint import Fingerprint
+
+EVIL = "\x1b[31mevil\x9b2J[/x]:smile:"
+SHOWN = " [31mevil 2J[/x]:smile:"
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> "Printed":
+    return Printed(capsys)
+
+
+class Printed:
+    """What a test has printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def is_clean(self) -> bool:
+        captured = self._capsys.readouterr()
+        text = captured.out + captured.err
+        return SHOWN in text and not {"\x1b", "\x9b"} & set(text)
+
+
+def test_lines_are_clean(printed: Printed) -> None:
+    show_line(EVIL)
+    assert printed.is_clean()
+
+
+def test_tables_are_clean(printed: Printed) -> None:
+    table = Table("name")
+    table.add_row(EVIL)
+    show_table(table)
+    assert printed.is_clean()
+
+
+def test_problems_of_a_file_are_clean(printed: Printed) -> None:
+    show_problems(Path("router.yaml"), ConfigError([Problem(f"models.{EVIL}", "wrong")]))
+    assert printed.is_clean()
+
+
+def test_reports_on_servers_are_clean(printed: Printed) -> None:
+    vectors = np.ones((len(CANARIES), 4), np.float32)
+    fingerprint = Fingerprint("0123456789abcdef", "tei", EVIL, None, 4, vectors.tobytes())
+    show_report(report_on([ReplicaVectors("one", "one", fingerprint, vectors, 2)], {}))
+    assert printed.is_clean()
