@@ -1,4 +1,4 @@
-"""What is left of the budgets of one caller, as its ledger counts them."""
+"""Remaining budgets of one caller, as its ledger counts them."""
 
 import secrets
 from collections.abc import Iterable
