@@ -18,6 +18,7 @@ from gateway.admission import Admission, Charges, Grant
 from gateway.cache.call_cache import (
     NO_IDENTITY,
     NO_SCORES_IDENTITY,
+    SINGLE_TEXTS,
     CacheUse,
     CallCache,
     CallOrigin,
@@ -122,7 +123,7 @@ class Gateway:
         return self._dispatcher.cache
 
     def cache_state(self, model: str) -> str | None:
-        """Return `on`, or why a model's vectors are not cached; None if they are not meant to be."""
+        """Return `on`, which may have a limit, or why nothing is cached; None if nothing is meant to be."""
         if not self.routes.is_cached(model):
             return None
         if self.cache is None:
@@ -131,7 +132,9 @@ class Gateway:
         known = [upstream.capabilities for upstream in upstreams if upstream.capabilities is not None]
         if any(Operation.RERANK in capabilities.operations for capabilities in known):
             return "on" if any(map(scores_identity, upstreams)) else NO_SCORES_IDENTITY
-        return "on" if any(map(vectors_identity, upstreams)) else NO_IDENTITY
+        if not any(map(vectors_identity, upstreams)):
+            return NO_IDENTITY
+        return "on" if all(upstream.settings.knows_each_input for upstream in upstreams) else SINGLE_TEXTS
 
     def view_of(self, name: str) -> Upstream | GroupView:
         """Return what serves a public name, as operators and callers see it. Raises: ModelNotFound."""

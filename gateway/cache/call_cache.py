@@ -18,6 +18,7 @@ from gateway.vector_spaces.identity import VectorsIdentity
 
 NO_IDENTITY = "off: no fingerprint of its own, or replicas with other vectors"
 NO_SCORES_IDENTITY = "off: scores need the built-in engine, and a hub id with a commit as its `revision`"
+SINGLE_TEXTS = "on, only for single texts: the upstream has no `tokenizer`"
 
 logger = logging.getLogger("gateway")
 

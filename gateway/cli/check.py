@@ -7,8 +7,8 @@ from rich.markup import escape
 
 from gateway.cli.operator_keys import NO_OPERATOR_KEY, needs_operator_key
 from gateway.cli.output import CleanConsole
-from gateway.config.ignored_keys import ignored_keys
 from gateway.config.load import load_config
+from gateway.config.notes import notes
 from gateway.config.problems import ConfigError
 
 
@@ -24,8 +24,8 @@ def check(path: Path, environment: Mapping[str, str]) -> int:
         f"[green]{escape(str(path))} is fine[/]: {_count(config.models, 'model')} on "
         f"{_count(config.upstreams, 'upstream')}, {_count(config.tenants, 'tenant')}"
     )
-    for ignored in ignored_keys(config):
-        console.print(f"  [bold]{escape(ignored.path)}[/]: {escape(ignored.message)}")
+    for note in notes(config):
+        console.print(f"  [bold]{escape(note.path)}[/]: {escape(note.message)}")
     # Keys in Redis are not read here.
     if config.tenants and config.quotas.store == "memory" and needs_operator_key(config):
         console.print(f"  [bold]admin.keys[/]: {NO_OPERATOR_KEY}")

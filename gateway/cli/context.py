@@ -27,14 +27,13 @@ TIMEOUT_S = 5.0
 # other sections only the names are used, which a mistake in an entry does not change.
 STORE_SECTIONS = ("quotas",)
 MEMORY = "memory"
-NO_STORE = "there is no Redis, and no gateway has started with this `state_dir`"
 
 
 class Context(msgspec.Struct, frozen=True):
     """Input of one action.
 
     redis: None if there is none. store: of tenants and keys; None if they are only in router.yaml. file: of
-    the store if it is no Redis.
+    the store if it is no Redis. folder: where a gateway without Redis would keep the file, if it is known.
     """
 
     options: argparse.Namespace
@@ -42,6 +41,17 @@ class Context(msgspec.Struct, frozen=True):
     redis: RedisClient | None
     store: TenantStore | FileTenantStore | None
     file: Path | None = None
+    folder: Path | None = None
+
+    @property
+    def no_store(self) -> str:
+        """Return why there is no store, and what would make one."""
+        if self.folder is None:
+            return "there is no Redis, and no folder for keys and tenants is known; set `state_dir`"
+        return (
+            f"there is no Redis, and no gateway has started with the state folder {self.folder}; start the "
+            "gateway first, or give this command its `state_dir`, XDG_STATE_HOME or HOME"
+        )
 
     @property
     def followed(self) -> str:
@@ -106,9 +116,10 @@ async def _run(
     action: Action, options: argparse.Namespace, config: Config, environment: Mapping[str, str]
 ) -> int:
     if config.quotas.store == MEMORY:
-        file = _tenants_file(config, environment)
+        folder = state_folder(config.state_dir, environment)
+        file = _tenants_file(folder)
         store = None if file is None else FileTenantStore(file)
-        return await action(Context(options, config, None, store, file))
+        return await action(Context(options, config, None, store, file, folder))
     redis = RedisClient(config.quotas.store, TIMEOUT_S)
     shared = TenantStore(redis)
     try:
@@ -117,13 +128,12 @@ async def _run(
         await shared.aclose()
 
 
-def _tenants_file(config: Config, environment: Mapping[str, str]) -> Path | None:
+def _tenants_file(folder: Path | None) -> Path | None:
     """Return the file of a gateway without Redis, or None if none has started with this state folder.
 
     Every change replaces the file, which another user's gateway could then not read.
     Raises: StoreUnavailable.
     """
-    folder = state_folder(config.state_dir, environment)
     if folder is None or not folder.is_dir():
         return None
     if folder.stat().st_uid != os.geteuid():

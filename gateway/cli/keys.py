@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 from rich.table import Table
 
-from gateway.cli.context import NO_STORE, Action, Context, run_action
+from gateway.cli.context import Action, Context, run_action
 from gateway.cli.limits import format_limits, parse_limits
 from gateway.cli.output import show_line, show_table
 from gateway.cli.unknown_names import warn_of_idle_budgets, warn_of_unknown_models
@@ -33,6 +33,9 @@ async def _create(context: Context) -> int:
     if store is None or options.yaml:
         if options.tenant not in context.config.tenants:
             show_line(f"tenant {options.tenant} is not in router.yaml yet")
+        reason = "" if store is not None else f": {context.no_store}"
+        show_line(f"THE KEY IS NOT VALID YET{reason}")
+        show_line(f"write the printed line below tenants.{options.tenant}.keys in router.yaml, and reload it")
         print(
             f"{key.text}\n\n# in router.yaml, below tenants.{options.tenant}.keys; "
             "the key itself is shown once:"
@@ -83,7 +86,7 @@ def _yaml_line(key: StoredKey) -> str:
 
 async def _list(context: Context) -> int:
     if context.store is None:
-        show_line(f"keys of router.yaml are listed there; {NO_STORE}")
+        show_line(f"keys of router.yaml are listed there; {context.no_store}")
         return 1
     stored = await context.store.keys()
     tenants = {*context.config.tenants, *await context.store.tenants()}
@@ -103,7 +106,7 @@ async def _list(context: Context) -> int:
 
 async def _revoke(context: Context) -> int:
     if context.store is None:
-        show_line(f"keys of router.yaml are revoked there; {NO_STORE}")
+        show_line(f"keys of router.yaml are revoked there; {context.no_store}")
         return 1
     key_id = context.options.id
     if not await context.store.revoke(key_id):

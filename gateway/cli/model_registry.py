@@ -110,7 +110,8 @@ def _list(models: list[ListedModel], *, as_json: bool) -> None:
         table.add_row(
             model.model,
             model.state,
-            _megabytes(model.stored_bytes),
+            # One that is in a package is not in the cache, whose sizes these are.
+            _megabytes(model.stored_bytes) if model.stored_bytes else "–",
             used,
             ", ".join(model.configured) or "–",
             "" if model.record is None else _note_of(model),

@@ -25,7 +25,9 @@ from gateway.config.state_folder import JOBS_FILE
 from gateway.processes.config_source import ConfigSource
 from gateway.processes.messages import WorkerReady
 from gateway.processes.supervisor import StartError, Supervisor
+from gateway.store.errors import StoreUnavailable
 from gateway.telemetry.log_lines import write_lines
+from gateway.tenants.file_store import FileTenantStore
 
 logger = logging.getLogger("gateway")
 
@@ -88,6 +90,7 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
         return 1
     write_lines(config.logs)
     sources = key_sources(config, environment, is_terminal=sys.stdout.isatty())
+    _make_tenants_folder(config, sources)
     key = first_key(config, sources)
     if key is None:
         warn_of_missing_operator_key(config)
@@ -97,6 +100,16 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
         errors.print(f"[red]cannot start[/]: {escape(str(error))}")
         return 1
     return 0
+
+
+def _make_tenants_folder(config: Config, sources: KeySources) -> None:
+    """Make the folder in which commands find the keys and tenants of a gateway without Redis."""
+    if config.quotas.store != "memory" or sources.tenants_file is None:
+        return
+    try:
+        FileTenantStore(sources.tenants_file).make_folder()
+    except StoreUnavailable as error:
+        logger.warning("keys and tenants can be changed in router.yaml only: %s", error)
 
 
 async def _run(config: Config, source: ConfigSource, key: FirstKey | None, sources: KeySources) -> None:

@@ -6,14 +6,12 @@ from collections.abc import Mapping
 import msgspec
 from rich.table import Table
 
-from gateway.cli.context import NO_STORE, Action, Context, run_action
+from gateway.cli.context import Action, Context, run_action
 from gateway.cli.limits import format_limits, parse_limits
 from gateway.cli.output import show_line, show_table
 from gateway.cli.unknown_names import warn_of_first_key_end, warn_of_idle_budgets, warn_of_unknown_models
 from gateway.config.schema import LimitAmount, TenantConfig
 from gateway.tenants.names import name_problem
-
-ONLY_IN_FILE = f"tenants of router.yaml are changed there; {NO_STORE}"
 
 
 def tenants(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -24,7 +22,7 @@ def tenants(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 
 async def _set(context: Context) -> int:
     if context.store is None:
-        show_line(ONLY_IN_FILE)
+        _show_only_in_file(context)
         return 1
     tenant = context.options.tenant
     try:
@@ -41,6 +39,10 @@ async def _set(context: Context) -> int:
         print(f"{tenant} is set; {context.followed}")
     warn_of_first_key_end(context, is_first=is_first)
     return 0
+
+
+def _show_only_in_file(context: Context) -> None:
+    show_line(f"tenants of router.yaml are changed there; {context.no_store}")
 
 
 def _settings(options: argparse.Namespace) -> TenantConfig:
@@ -67,7 +69,7 @@ def _settings(options: argparse.Namespace) -> TenantConfig:
 
 async def _list(context: Context) -> int:
     if context.store is None:
-        show_line(ONLY_IN_FILE)
+        _show_only_in_file(context)
         return 1
     stored = await context.store.tenants()
     if context.options.json:
@@ -87,7 +89,7 @@ async def _list(context: Context) -> int:
 
 async def _remove(context: Context) -> int:
     if context.store is None:
-        show_line(ONLY_IN_FILE)
+        _show_only_in_file(context)
         return 1
     tenant = context.options.tenant
     is_in_file = tenant in context.config.tenants

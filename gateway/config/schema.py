@@ -192,6 +192,8 @@ class VectorSpaceSettings(Section, frozen=True):
 
 # Value of `token_encoding`: callers' token ids are of the model's own vocabulary.
 OWN_VOCABULARY = "model"
+# Owner of the keys in `admin.keys`, and of operators by single sign-on: no tenant that calls models.
+OPERATORS = "operators"
 
 
 class UpstreamSettings(Section, frozen=True, kw_only=True):
@@ -305,6 +307,11 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     def is_hosted(self) -> bool:
         """True if an engine process of this gateway runs the model, rather than a remote server."""
         return self.backend == "torch"
+
+    @property
+    def knows_each_input(self) -> bool:
+        """True if the tokens of each input are known, and not only their sum in a reply."""
+        return self.is_hosted or self.tokenizer is not None
 
     @property
     def tokenizer_settings(self) -> TokenizerSettings:

@@ -13,8 +13,8 @@ MISMATCH = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 BOUND = re.compile(r"Expected `([^`]+)` (of length )?(>=|<=|>|<) (\S+)")
 MOMENT = re.compile(r"Invalid RFC3339.*")
 COMPARISONS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
-# Place of an entry of a list, as msgspec writes it.
-INDEX = re.compile(r"\[\d+\]")
+# Place of an entry of a list, or of a key in it, as msgspec writes it.
+INDEX = re.compile(r"\[\d+\](\.\w+)?")
 WORDS = {
     "str": "text",
     "int": "a whole number",

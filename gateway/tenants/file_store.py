@@ -70,10 +70,17 @@ class _TenantsFile:
             self._write(content)
         return result
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def make_folder(self) -> None:
+        """Make the folder of the file, by which commands know that a gateway keeps one."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.make_folder()
+        try:
             with self._path.with_suffix(".lock").open("w", encoding="ascii") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
@@ -126,6 +133,10 @@ class FileTenantStore:
 
     def __init__(self, path: Path) -> None:
         self._file = _TenantsFile(path)
+
+    def make_folder(self) -> None:
+        """Make the folder of the file at a gateway's start, so that commands find it."""
+        self._file.make_folder()
 
     async def create_key(self, key: StoredKey) -> KeyCreation:
         """Add a key, unless there is one of the same id."""

@@ -23,8 +23,7 @@ from gateway.tenants.names import FIRST_KEY_ENDED_NOTE, FIRST_KEY_NOTE
 
 # Tenant of the first key, which is generated or taken from GATEWAY_API_KEY if no tenant is configured.
 FIRST_TENANT = "default"
-# Owner of the keys in `admin.keys`: no tenant that calls models.
-OPERATORS = "operators"
+OPERATORS = config.OPERATORS
 OPERATOR_SCOPES = ("admin", "metrics")
 # Operations that the scope of another one includes, because a key for one may well do the other.
 COVERED_BY = {

@@ -213,7 +213,9 @@ async def test_single_texts_of_a_server_without_a_tokenizer_are_cached(boot: Boo
     async with boot({"one": server}, config) as gateway:
         bodies: list[Any] = ["a b", "a b", ["c", "d"], ["c", "d", "a b"]]
         replies = [await gateway.post("/v1/embeddings", {"input": texts}) for texts in bodies]
+        [model] = (await gateway.client.get("/admin/status", headers={"host": "localhost"})).json()["models"]
 
+    assert "on, only for single texts: the upstream has no `tokenizer`" == model["cache"]
     expected = ["hit=0, miss=1", "hit=1, miss=0", "hit=0, miss=2", "hit=1, miss=2"]
     assert expected == [reply.headers["x-cache"] for reply in replies]
     assert replies[0].json()["data"] == replies[1].json()["data"]

@@ -171,6 +171,7 @@ async def test_own_usage_shows_budget_and_cost(boot: Boots) -> None:
         )
 
     assert {"budget_per_month": 250.5, "key ci budget_per_day": 0.005} == own.json()["limits"]
+    assert {"budget_per_month": 250.497, "key ci budget_per_day": 0.002} == own.json()["remaining"]
     assert ("EUR", [("ci", 0.003)]) == (
         own.json()["currency"],
         [(row["key"], row["cost"]) for row in own.json()["data"]],

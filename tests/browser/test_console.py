@@ -297,6 +297,7 @@ def test_a_key_of_a_tenant_sees_only_its_own(browser: Any, console: ObservedPage
     own.context.close()
 
     assert "tokens_per_day" in limits
+    assert "left" in limits
     assert has_status == 0
 
 

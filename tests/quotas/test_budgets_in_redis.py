@@ -9,6 +9,7 @@ import pytest
 from gateway.config.money import NANO
 from gateway.errors import QuotaExceeded
 from gateway.events import BudgetAlert, Event
+from gateway.quotas.budgets import remaining_budgets
 from gateway.quotas.ledger import NOTHING, QuotaRequest
 from gateway.quotas.limits import SECOND_US, Limit, parse_limit
 from gateway.quotas.prices import Price
@@ -82,6 +83,21 @@ async def test_four_gateways_spend_a_budget_exactly(own_redis: RedisServer, used
     alerts = [event.budget for event in events if isinstance(event, BudgetAlert)]
     assert 1 == alerts.count("budget_per_month")
     assert len(alerts) == len(set(alerts))
+
+
+async def test_what_is_left_is_that_of_all_gateways(own_redis: RedisServer) -> None:
+    limits = (TENANT, parse_limit("tokens_per_day", 9), KEYS[0])
+    async with gateways(own_redis, [], 2) as (one, other):
+        one.settle(await one.reserve(request(0, 9_000, (TENANT, KEYS[0]))), PRICE.cost(9_000, 1))
+        await one.flush()
+        left = [await remaining_budgets(ledger, "acme", limits) for ledger in (other, other)]
+        spent = await remaining_budgets(other, "acme", (parse_limit("tokens_per_day", 9),))
+        own_redis.freeze()
+        without = await remaining_budgets(other, "acme", limits)
+        own_redis.thaw()
+
+    assert 2 * [{"budget_per_month": 0.00083, "key a budget_per_day": 0.00033}] == left
+    assert {} == spent == without
 
 
 async def test_spending_during_an_outage_is_charged_afterwards(own_redis: RedisServer) -> None:

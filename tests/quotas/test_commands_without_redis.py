@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway.tenants.keyring import key_digest
 from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.conftest import Commands
 
@@ -51,6 +52,34 @@ def test_a_running_gateway_follows_the_commands(config: Path, command: Commands)
         served.stop()
 
 
+@pytest.mark.slow
+def test_a_started_gateway_with_tenants_in_its_file_is_found(config: Path, command: Commands) -> None:
+    folder = config.parent / "state"
+    folder.rmdir()
+    owner = f'tenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}\n'
+    config.write_text(CONFIG.format(folder=folder) + owner)
+    served = Served(config).wait_until_up()
+    try:
+        listed = command("keys", "list", "--json", "-c", str(config))
+        tenant = command("tenants", "set", "other", "-c", str(config))
+        created = command("keys", "create", "acme", "--id", "loc", "-c", str(config))
+
+        assert (0, 0, 0) == (listed.status, tenant.status, created.status)
+        assert created.out.startswith("gw_loc_")
+        assert wait_until(lambda: status(served.url, created.out.strip()) == 200)
+        assert 0o700 == folder.stat().st_mode & 0o777
+    finally:
+        served.stop()
+
+
+def test_a_key_that_nothing_stores_is_reported_as_not_valid(config: Path, command: Commands) -> None:
+    (config.parent / "state").rmdir()
+    ended = command("keys", "create", "acme", "-c", str(config))
+
+    assert "- {digest:" in ended.out
+    assert "THE KEY IS NOT VALID YET: there is no Redis, and no gateway has started with" in ended.err
+
+
 def test_what_was_stored_is_listed_and_removed(config: Path, command: Commands) -> None:
     file = config.parent / "state/tenants.json"
     command("tenants", "set", "acme", "--weight", "3", "-c", str(config))
@@ -78,6 +107,8 @@ def test_a_line_for_router_yaml_is_printed_on_demand(config: Path, command: Comm
 
     assert 0 == ended.status
     assert "- {digest:" in ended.out
+    assert "THE KEY IS NOT VALID YET\n" in ended.err
+    assert "write the printed line below tenants.acme.keys in router.yaml, and reload it" in ended.err
     assert not (config.parent / "state/tenants.json").exists()
 
 
@@ -86,7 +117,7 @@ def test_a_folder_that_no_gateway_has_used_is_not_made(config: Path, command: Co
     ended = command("tenants", "set", "acme", "-c", str(config))
 
     assert (1, "") == (ended.status, ended.out)
-    assert "no gateway has started with this `state_dir`" in ended.err
+    assert f"no gateway has started with the state folder {config.parent / 'state'}" in ended.err
     assert not (config.parent / "state").exists()
 
 

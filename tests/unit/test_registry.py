@@ -15,6 +15,7 @@ from backends.checksums import damaged_files, digest_of
 from backends.errors import ModelUnavailable
 from backends.hub import CachedModel
 from backends.torch.wire import SmokeLoad
+from gateway.cli.main import main
 from gateway.config.schema import UpstreamSettings
 from gateway.registry import models as registry_models
 from gateway.registry.models import Registry, RegistryError, used_models
@@ -79,6 +80,22 @@ def test_configured_and_cached_models_are_listed(tmp_path: Path, cache: Path) ->
     assert ("b", "c") == listed["org/cached"].configured
     assert sum(map(len, FILES.values())) == listed["org/cached"].stored_bytes
     assert listed["org/configured"].stored_bytes == 0
+
+
+def test_a_model_outside_the_cache_has_no_size(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_cache(cache, "org/cached", FILES)
+    config = tmp_path / "router.yaml"
+    config.write_text("upstreams: {a: {backend: torch, model: org/packaged}}\nmodels: {m: {upstream: a}}\n")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["gateway", "models", "list", "-c", str(config)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert not ended.value.code
+    rows = {line.split()[0]: line.split()[2] for line in capsys.readouterr().out.splitlines()}
+    assert ("–", "0.0") == (rows["org/packaged"], rows["org/cached"])
 
 
 def test_a_model_is_pulled_once(tmp_path: Path, fake_hub: FakeHub) -> None:

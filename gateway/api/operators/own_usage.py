@@ -1,6 +1,7 @@
 """GET /usage: what the holder of a key may use, and has used."""
 
 from datetime import date
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.config.schema import LimitAmount
 from gateway.errors import InvalidInput
+from gateway.quotas.budgets import remaining_budgets
 from gateway.quotas.usage import UsageRow, days_between
 
 FAILURES = document_errors(TEI)
@@ -28,7 +30,8 @@ class OwnUsage(msgspec.Struct, frozen=True):
 
     key: its id. expires_s: seconds since 1970, None for never. models: that the key may call, None for all.
     limits: by name; names of the key's own begin with its id. model_limits: by model. data: by day and model.
-    currency: of the costs and budgets.
+    currency: of the costs and budgets. remaining: what is left of each budget in its period, by the name of
+    the limit; empty while the quota store is away.
     """
 
     tenant: str
@@ -40,6 +43,7 @@ class OwnUsage(msgspec.Struct, frozen=True):
     model_limits: dict[str, dict[str, LimitAmount]]
     data: list[UsageRow]
     currency: str | None = None
+    remaining: dict[str, float] = {}
 
 
 @get("/usage", responses=FAILURES, tags=["Operators"], opt=route_options())
@@ -60,8 +64,10 @@ async def own_usage(  # noqa: PLR0913, PLR0917 - one for each parameter of the q
     days = days_between(since, until)
     if len(days) > DAYS_MAX:
         raise InvalidInput(f"from 1 to {DAYS_MAX} days, not {len(days)}", param="since")
+    limits = [*tenant.for_batches().limits, *chain(*tenant.model_limits.values())]
     with store_errors():
         rows = await admin.ledger.usage(tenant.name, days, by_key=by == "key")
+        remaining = await remaining_budgets(admin.ledger, tenant.name, limits)
     return OwnUsage(
         tenant.name,
         tenant.key_id,
@@ -75,6 +81,7 @@ async def own_usage(  # noqa: PLR0913, PLR0917 - one for each parameter of the q
         },
         rows,
         admin.currency,
+        remaining,
     )
 
 

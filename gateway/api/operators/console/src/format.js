@@ -9,8 +9,11 @@ export const NONE = "–";
 export const money = (value) => (value === null || value === undefined ? NONE : amounts.format(value));
 export const count = (value) => (value === null || value === undefined ? NONE : integers.format(value));
 export const rate = (value) => (value === null || value === undefined ? NONE : shortNumbers.format(value));
-export const milliseconds = (seconds) =>
-  seconds === null || seconds === undefined ? NONE : `${shortNumbers.format(seconds * 1000)} ms`;
+export const milliseconds = (seconds) => {
+  if (seconds === null || seconds === undefined) return NONE;
+  const inMilliseconds = plainNumbers.format(seconds * 1000);
+  return seconds * 1000 < 999.5 ? `${inMilliseconds} ms` : `${plainNumbers.format(seconds)} s`;
+};
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
 // The zone of the times, such as "GMT+1, Europe/Berlin".
 export function zone(seconds) {

@@ -53,6 +53,8 @@ export function Own({ turn }) {
   const days = useDays();
   const address = `/usage?since=${days.since}&until=${days.until}&by=key`;
   const { content, problem } = useOnce(async () => (await send(address)).content, `${turn} ${address}`);
+  const isBudget = (name) => /budget_per_/.test(name);
+  const inCurrency = (amount) => `${money(amount)} ${content.currency ?? ""}`;
   const limits = content
     ? [
         ...Object.entries(content.limits),
@@ -74,10 +76,11 @@ export function Own({ turn }) {
             id="own-limits"
             label="Limits"
             empty="No limits."
-            columns={[["limit"], ["amount", "number"]]}
+            columns={[["limit"], ["amount", "number"], ["left", "number"]]}
             rows={limits.map(([name, amount]) => [
               name,
-              /budget_per_/.test(name) ? `${money(amount)} ${content.currency ?? ""}` : count(amount),
+              isBudget(name) ? inCurrency(amount) : count(amount),
+              name in content.remaining ? inCurrency(content.remaining[name]) : NONE,
             ])}
           />
           <h3>Usage</h3>

@@ -1,0 +1,45 @@
+"""Notes of `gateway check` on settings that do less than they seem to."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.check import check
+
+UPSTREAMS = 'upstreams: {t: {backend: tei, replicas: ["http://t:1"]%s}}\n'
+CACHE = "models: {m: {upstream: t, cache: true}}\ncache: {ttl_s: 60}\n"
+SIGN_ON = """
+models: {m: {upstream: t}}
+sign_on:
+  corp:
+    issuer: https://login.example.org
+    audience: [gateway]
+    claims: {tenant: {claim: [groups], values: {dev: acmee, admins: operators, all: acme}}}
+"""
+TENANT = 'tenants: {acme: {keys: ["sha256:' + 64 * "0" + '"]}}\n'
+
+
+def notes_of(folder: Path, text: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    path = folder / "router.yaml"
+    path.write_text(text)
+    assert 0 == check(path, {})
+    lines = capsys.readouterr().out.splitlines()
+    return [line for line in lines[1:] if "admin.keys" not in line]
+
+
+def test_a_cache_of_single_texts_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [note] = notes_of(tmp_path, UPSTREAMS % "" + CACHE, capsys)
+
+    assert note.startswith("  models.m.cache: keeps only texts that come alone")
+    assert "`upstreams.t.tokenizer`" in note
+    assert not notes_of(tmp_path, UPSTREAMS % ", tokenizer: org/model" + CACHE, capsys)
+
+
+def test_a_sign_on_table_to_an_unknown_tenant_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = UPSTREAMS % "" + SIGN_ON + TENANT
+    [note] = notes_of(tmp_path, text, capsys)
+
+    assert note.startswith("  sign_on.corp.claims.tenant.values.dev: there is no tenant 'acmee' in this file")
+    assert not notes_of(tmp_path, text + "quotas: {store: 'redis://redis:6379'}\n", capsys)
