@@ -124,6 +124,15 @@ class UpstreamGroup:
             None,
         )
 
+    def can_do_without(self, upstream: str) -> bool:
+        """Return whether another upstream serves the model now; a canary takes its share only."""
+        judgements, members = self.judge.judgements, self.judge.members
+        return upstream not in members or any(
+            judgements[name].standing == "serving" and other.health == "ready"
+            for name, other in members.items()
+            if name != upstream
+        )
+
     def wake(self) -> None:
         """Look at the upstreams again, and wake the calls that wait for one."""
         self.judge.update()
