@@ -114,24 +114,14 @@ class UpstreamGroup:
 
     def witness(self) -> JudgedUpstream | None:
         """Return the upstream whose vectors the canary's are compared with, None while none is ready."""
-        judgements = self.judge.judgements
-        return next(
-            (
-                upstream
-                for name, upstream in self.judge.members.items()
-                if judgements[name].standing == "serving" and upstream.health == "ready"
-            ),
-            None,
-        )
+        members = self.judge.members
+        return next((members[name] for name in self.judge.usable() if name in members), None)
 
     def can_do_without(self, upstream: str) -> bool:
         """Return whether another upstream serves the model now; a canary takes its share only."""
-        judgements, members = self.judge.judgements, self.judge.members
-        return upstream not in members or any(
-            judgements[name].standing == "serving" and other.health == "ready"
-            for name, other in members.items()
-            if name != upstream
-        )
+        members = self.judge.members
+        others = [name for name in self.judge.usable() if name in members and name != upstream]
+        return upstream not in members or bool(others)
 
     def wake(self) -> None:
         """Look at the upstreams again, and wake the calls that wait for one."""
@@ -207,10 +197,13 @@ class GroupView:
         """State of the model: `ready` if it can serve calls, else the reason."""
         judgements = self.group.judge.judgements
         members = self.group.judge.members
-        if self.health == "ready":
+        usable = self.group.judge.usable()
+        if not members.keys().isdisjoint(usable):
             return "ready"
         if any(not upstream.startup_done for upstream in members.values()):
             return "loading"
+        if usable:
+            return "canary_only"
         is_refused = any(judgements[name].standing == "refused" for name in members)
         return "refused" if is_refused else "unavailable"
 
@@ -253,4 +246,6 @@ def _no_upstream(judge: Judge) -> NoReplica:
         reason = "the upstreams of this model that can be reached do not fit it and are not used"
     else:
         reason = "no upstream of this model can be reached"
+    if judge.usable():
+        reason = f"{reason}; its canary takes its share only"
     return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)

@@ -102,6 +102,15 @@ class Judge:
         self.update()
         return self._common
 
+    def usable(self) -> list[str]:
+        """Return the upstreams that serve the model and have a usable replica now; the canary is the last."""
+        judgements = self.judgements
+        return [
+            name
+            for name, upstream in self.judged.items()
+            if judgements[name].standing == "serving" and upstream.health == "ready"
+        ]
+
     def inherit(self, before: "Judge") -> None:
         """Take over what is known from an earlier config, so that only changes are reported."""
         self.lead = before.lead if before.lead in self.members else None

@@ -199,3 +199,27 @@ async def test_a_comparison_is_dropped_while_callers_wait(boot: Boots) -> None:
         replies = await asyncio.gather(*calls)
 
     assert {200} == {reply.status_code for reply in replies}
+
+
+async def test_a_canary_does_not_take_over(boot: Boots) -> None:
+    """Calls beyond its share fail while no other upstream serves, and every view says so."""
+    main = FakeTei()
+    config = CANARY.replace("share: 0.25", "share: 0.5")
+    async with boot({"a": main, "b": FakeTei()}, config) as gateway:
+        await embed(gateway, "before")
+        main.hook = fail_with(httpx.ConnectError("refused"))
+        group = gateway.application.gateway.serving.groups["m"]
+        async with asyncio.timeout(10):
+            while group.main.health != "out":
+                await embed(gateway, "while it goes away")
+        replies = [await embed(gateway, f"text {number}") for number in range(12)]
+        status = (await gateway.client.get("/admin/status")).json()
+        (item,) = (await gateway.client.get("/v1/models")).json()["data"]
+    (model,) = status["models"]
+
+    assert {200, 503} == {reply.status_code for reply in replies}
+    assert all("its canary takes its share only" in each.text for each in replies if each.status_code == 503)
+    assert ("canary_only", "canary_only") == (model["state"], item["state"])
+    assert [("serving", "unavailable"), ("serving", "ready")] == [
+        (each["standing"], each["state"]) for each in model["upstreams"]
+    ]
