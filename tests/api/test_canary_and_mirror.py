@@ -12,6 +12,7 @@ from gateway.tenants.keyring import key_digest
 from gateway.upstreams import copies
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
+from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei, assert_vectors
 
 UPSTREAMS = """
@@ -223,3 +224,27 @@ async def test_a_canary_does_not_take_over(boot: Boots) -> None:
     assert [("serving", "unavailable"), ("serving", "ready")] == [
         (each["standing"], each["state"]) for each in model["upstreams"]
     ]
+
+
+async def test_a_canary_of_another_kind_gets_what_it_offers(boot: Boots) -> None:
+    """The API of the canary embeds only; the model tokenizes and encodes too, and goes on doing so."""
+    canary = FakeOpenAI(models=("fake/model",))
+    config = """
+upstreams:
+  a: {backend: tei, replicas: ["http://a"]}
+  b: {backend: openai, model: fake/model, replicas: ["http://b"]}
+models: {m: {upstream: a, truncate: right, canary: {name: b, share: 0.5}}}
+"""
+    async with boot({"a": FakeTei(), "b": canary}, config) as gateway:
+        await until(lambda: gateway.application.gateway.serving.groups["m"].judge.usable() == ["a", "b"])
+        for number in range(6):
+            assert 200 == (await embed(gateway, f"text {number}")).status_code
+        counts = served(gateway)
+        body = {"model": "m", "inputs": ["one", "two"]}
+        others = [await gateway.post(path, body) for path in ("/tokenize", "/embed_all") for _ in range(4)]
+        (model,) = (await gateway.client.get("/admin/status")).json()["models"]
+
+    assert {"a": 3, "b": 3} == counts
+    assert [200] * 8 == [reply.status_code for reply in others], [reply.text for reply in others]
+    assert {"a": 11, "b": 3} == served(gateway)
+    assert {"embed", "encode", "tokenize"} <= set(model["operations"])
