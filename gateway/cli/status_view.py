@@ -97,7 +97,8 @@ def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
     if snapshot.store.away:
         yield f"quotas in {snapshot.store.kind}", "unavailable", "requests are counted without the store"
     for replica in snapshot.replicas:
-        if replica.state not in GOOD:
+        # On probation it serves, and a failure takes it down.
+        if replica.state not in GOOD and (replica.state != "probation" or replica.is_drained):
             yield f"{replica.upstream} {replica.name}", replica.state, _why(replica, snapshot.at_s)
     for model in snapshot.models:
         if model.state not in GOOD:

@@ -80,7 +80,10 @@ async def test_a_drained_replica_gets_no_work_until_it_is_put_back(boot: Boots) 
     changes = [event for event in gateway.events if isinstance(event, ReplicaChanged) and event.replica == A]
 
     assert ["up", "drained", "up"] == [event.state for event in changes]
-    assert "an operator drains it" == changes[1].reason
+    assert [
+        "it is drained, by `drained` in the configuration or by an operator",
+        "it is no longer drained",
+    ] == [change.reason for change in changes[1:]]
 
 
 async def test_batches_in_flight_finish_on_a_drained_replica(boot: Boots) -> None:
@@ -103,7 +106,7 @@ async def test_calls_fail_with_the_reason_if_every_replica_is_drained(boot: Boot
         reply = await gateway.post("/v1/embeddings", {"input": "text"})
 
     assert 503 == reply.status_code
-    assert "an operator drains" in reply.json()["error"]["message"]
+    assert "are drained" in reply.json()["error"]["message"]
 
 
 async def test_a_drained_replica_joins_without_work_and_shows_that_it_is_down(boot: Boots) -> None:

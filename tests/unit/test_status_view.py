@@ -134,6 +134,17 @@ def test_shows_a_model_whose_canary_is_left_alone() -> None:
     assert "model m canary_only upstream a has no replica in use" in " ".join(problem)
 
 
+def test_a_replica_on_probation_is_no_problem() -> None:
+    replicas = (replica("a", 0, "probation"), replica("a", 1, "down"))
+    out = io.StringIO()
+    Console(file=out, width=160).print(view("", snapshot_of(replicas=replicas), None, "", 160))
+    problems, _, others = out.getvalue().partition("lanes")
+
+    assert "http://a-1:8080" in problems
+    assert "http://a-0:8080" not in problems
+    assert "probation" in others
+
+
 def test_breaks_no_name_at_80_columns() -> None:
     lines = lines_of(80)
 
