@@ -16,6 +16,13 @@ from backends.http import UpstreamResponse
 CONTEXT_LENGTH = re.compile(r"context length (?:is|of) (?:only )?(\d{1,9})\b", re.IGNORECASE)
 
 REFUSED_INPUT = "the upstream refused the input"
+# The range of a field, in this gateway's and other servers' words. It has no word of an input.
+NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"
+RANGE_OF_FIELD = re.compile(
+    rf"`?(?P<field>[a-z][a-z_]{{1,39}})`? (?P<rule>(?:must|should) be "
+    rf"(?:between {NUMBER} and|at least|at most|greater than|less than) {NUMBER}"
+    rf"(?:, (?:not|got) {NUMBER})?)\.?"
+)
 # A server's word for a refusal, such as content_policy_violation. Longer ones could be words of an input.
 CODE = re.compile(r"[a-z0-9][a-z0-9_.-]{1,63}", re.IGNORECASE)
 # Words that say no more than the status.
@@ -87,10 +94,12 @@ def error_of(response: UpstreamResponse) -> ErrorDetail:
 
 
 def refused_input(error: ErrorDetail) -> InvalidWork:
-    """Return the refusal of an input with the server's code for it, if that is one word.
+    """Return the refusal of an input with the range of the field at fault, or the server's code in one word.
 
-    Its message may quote the text of another caller of the same request, and is therefore not repeated.
+    Another message may quote the text of another caller of the same request, and is therefore not repeated.
     """
+    if (found := RANGE_OF_FIELD.fullmatch(error.message)) is not None:
+        return InvalidWork(f"`{found['field']}` {found['rule']}")
     words = [word for word in (error.code, error.type) if isinstance(word, str) and CODE.fullmatch(word)]
     word = next((word for word in words if word not in UNTELLING), None)
     return InvalidWork(REFUSED_INPUT if word is None else f"{REFUSED_INPUT}: {word}")

@@ -182,7 +182,7 @@ class Gateway:
             # A reload closes none of them while the call waits or moves.
             for upstream in upstreams.values():
                 holds.enter_context(upstream.hold())
-            names = await group.candidates(tenant.name, deadline)
+            names = await group.candidates(tenant.name, call, deadline)
             route = group.narrowed(route, names[0])
             inputs = upstreams[names[0]].model_inputs
             prepared = await self._preparer.prepare(inputs, tenant, route, call, deadline)

@@ -8,7 +8,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gateway.telemetry.snapshot import CheckpointStatus, Rates, ReplicaStatus, Snapshot, StoreStatus
+from gateway.telemetry.snapshot import (
+    CheckpointStatus,
+    ModelStatus,
+    ModelUpstreamStatus,
+    Rates,
+    ReplicaStatus,
+    Snapshot,
+    StoreStatus,
+)
 
 STYLES = {
     "up": "green",
@@ -20,6 +28,7 @@ STYLES = {
     "down": "bold red",
     "refused": "bold red",
     "unavailable": "bold red",
+    "canary_only": "bold red",
     "serving": "green",
     "withdrawn": "bold red",
 }
@@ -88,11 +97,12 @@ def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
     if snapshot.store.away:
         yield f"quotas in {snapshot.store.kind}", "unavailable", "requests are counted without the store"
     for replica in snapshot.replicas:
-        if replica.state not in GOOD:
+        # On probation it serves, and a failure takes it down.
+        if replica.state not in GOOD and (replica.state != "probation" or replica.is_drained):
             yield f"{replica.upstream} {replica.name}", replica.state, _why(replica, snapshot.at_s)
     for model in snapshot.models:
         if model.state not in GOOD:
-            yield f"model {model.name}", model.state, f"upstream {model.upstream}"
+            yield f"model {model.name}", model.state, _why_model(model)
         for upstream in model.upstreams:
             if upstream.standing in BAD_STANDINGS:
                 yield f"model {model.name} on {upstream.name}", upstream.standing, upstream.reason
@@ -103,6 +113,13 @@ def _why(replica: ReplicaStatus, now_s: float) -> str:
     """Return for how long a replica has been in its state, and why; unknown before its first change."""
     since = "" if replica.since_s is None else f"for {span(now_s - replica.since_s)}"
     return ": ".join(filter(None, (since, replica.reason)))
+
+
+def _why_model(model: ModelStatus) -> str:
+    """Return why a model does not serve all calls."""
+    if model.state == "canary_only":
+        return f"upstream {model.upstream} has no replica in use, and the canary takes its share only"
+    return f"upstream {model.upstream}"
 
 
 def _failures(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
@@ -204,7 +221,8 @@ def _groups(snapshot: Snapshot, *, is_wide: bool) -> Table:
             model.name,
             upstream.name,
             upstream.role,
-            _state(upstream.standing),
+            _standing(upstream),
+            _state(upstream.state),
             f"{upstream.share:.3g}" if upstream.share is not None else str(upstream.weight),
             NONE if upstream.priority is None else str(upstream.priority),
             f"{upstream.calls:,}",
@@ -213,7 +231,7 @@ def _groups(snapshot: Snapshot, *, is_wide: bool) -> Table:
         for model in snapshot.models
         for upstream in model.upstreams
     ]
-    columns = ("model", "upstream", "role", "standing", "#share", "#priority", "#calls", "#cosine")
+    columns = ("model", "upstream", "role", "standing", "state", "#share", "#priority", "#calls", "#cosine")
     return _table(columns, rows, () if is_wide else ("#priority", "#cosine"))
 
 
@@ -303,6 +321,12 @@ def _table(columns: Sequence[str], rows: Iterable[Row], hidden: Collection[str] 
 
 def _state(state: str) -> Text:
     return Text(plain(state), STYLES.get(state, "yellow"))
+
+
+def _standing(upstream: ModelUpstreamStatus) -> Text:
+    """Return the standing, which is no good news of an upstream without a replica in use."""
+    is_idle = upstream.standing == "serving" and upstream.state != "ready"
+    return Text(upstream.standing) if is_idle else _state(upstream.standing)
 
 
 def plain(text: str) -> str:

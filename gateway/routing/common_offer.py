@@ -49,21 +49,25 @@ def contradiction(first: Facts, other: Facts) -> str | None:
     return _prompt_contradiction(first, other) or _length_contradiction(first, other)
 
 
-def common_capabilities(admitted: Sequence[Facts]) -> Capabilities | None:
-    """Return what all upstreams of a model offer; None without any."""
+def common_capabilities(admitted: Sequence[Facts], canary: Facts | None = None) -> Capabilities | None:
+    """Return what all upstreams of a model offer; None without any.
+
+    canary: lowers the lengths, and nothing else: it gets only calls that it can serve.
+    """
     if not admitted:
         return None
     all_of = [facts.capabilities for facts in admitted]
     first = all_of[0]
-    if len(all_of) == 1:
+    if len(all_of) == 1 and canary is None:
         return first
+    measured = all_of if canary is None else [*all_of, canary.capabilities]
     return msgspec.structs.replace(
         first,
         operations=first.operations.intersection(*(each.operations for each in all_of)),
         outputs=first.outputs.intersection(*(each.outputs for each in all_of)),
-        max_input_tokens=least([each.max_input_tokens for each in all_of]),
-        batch_tokens=least([each.batch_tokens for each in all_of]),
-        overhead_tokens=max(each.overhead_tokens for each in all_of),
+        max_input_tokens=least([each.max_input_tokens for each in measured]),
+        batch_tokens=least([each.batch_tokens for each in measured]),
+        overhead_tokens=max(each.overhead_tokens for each in measured),
         takes_instruction=all(each.takes_instruction for each in all_of),
         late_chunking=all(each.late_chunking for each in all_of),
     )

@@ -16,6 +16,8 @@ from gateway.routing.replica import Replica, gets_work, shown_state
 
 # Replicas that are down are probed, and names without an address resolved, at least this often.
 PROBED_WITHIN_S = 5
+# A pool does not know whose list it is: those of the configuration and of operators are one.
+DRAINED = "it is drained, by `drained` in the configuration or by an operator"
 
 
 CountTokens = Callable[[ModelWork, str, Capabilities], Awaitable[list[int] | None]]
@@ -202,7 +204,7 @@ def apply_drains(pool: Pool, drained: Collection[str]) -> None:
         before = shown_state(replica)
         replica.is_drained = replica.name in drained
         if shown_state(replica) != before:
-            reason = "an operator drains it" if replica.is_drained else "an operator has put it back"
+            reason = DRAINED if replica.is_drained else "it is no longer drained"
             pool.observe(ReplicaChanged(pool.upstream, replica.name, shown_state(replica), reason))
     _combine_capabilities(pool)
     pool.subscribers.report_change()
@@ -240,7 +242,7 @@ def no_replica_error(pool: Pool) -> NoReplica:
     if pool.has_rejected():
         reason = "the reachable replicas of this model return vectors of a different space and are not used"
     elif any(shown_state(replica) == "drained" for replica in pool.replicas):
-        reason = "an operator drains the replicas of this model that can be reached"
+        reason = "the replicas of this model that can be reached are drained"
     else:
         reason = "no replica of this model can be reached"
     return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)

@@ -62,6 +62,7 @@ class ModelUpstreamStatus(msgspec.Struct, frozen=True):
 
     role: member, canary or mirror. weight, priority: of a member. share: of the calls that a canary or a
     mirror gets. standing: serving, waiting, refused or withdrawn, with the reason; a mirror always serves.
+    state: ready if it has a replica in use, else the reason, as of a model.
     calls: served since the start, or copies of a mirror. cosine: the smallest of a canary's comparisons,
     None before the first one.
     """
@@ -82,6 +83,7 @@ class ModelUpstreamStatus(msgspec.Struct, frozen=True):
 class ModelStatus(msgspec.Struct, frozen=True):
     """Public model name.
 
+    state: ready, loading, refused, unavailable, or canary_only if only its canary serves its share.
     dimensions: of its vectors, None if it has none or they are not known yet. notes: guesses and further
     facts about its replicas, for operators. cache: `on`, or why its vectors are not cached; None if the
     configuration does not ask for it. memory_bytes: of a model in this gateway's engine, None elsewhere.

@@ -10,7 +10,7 @@ import msgspec
 
 from backends.contract import Capabilities, Residence
 from gateway.batching.slices import Bounds
-from gateway.calls import Deadline
+from gateway.calls import Call, Deadline
 from gateway.config import schema
 from gateway.errors import (
     LOADING_RETRY_S,
@@ -25,7 +25,7 @@ from gateway.routing.breaker import Breaker
 from gateway.routing.pool import PROBED_WITHIN_S
 from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.routes import Route
-from gateway.routing.split import SECOND_STEP, Health, Member, Split, Trial, by_health, next_point, preference
+from gateway.routing.split import SECOND_STEP, Health, Member, Split, by_health, next_point, preference
 from gateway.upstreams.judging import Judge
 from gateway.upstreams.member import JudgedUpstream, UpstreamState
 from gateway.vector_spaces.model_space import ModelSpace
@@ -64,14 +64,14 @@ class UpstreamGroup:
         """The first choice of all upstreams."""
         return next(iter(self.judge.members.values()))
 
-    async def candidates(self, tenant: str, deadline: Deadline) -> list[str]:
+    async def candidates(self, tenant: str, call: Call, deadline: Deadline) -> list[str]:
         """Return the upstreams that may serve a call, in order; waits while one is expected.
 
         Raises: ModelLoading, NoReplica.
         """
         self.budget.add_first_attempt(asyncio.get_running_loop().time())
         point = self.point = next_point(self.point)
-        while not (names := self._serving(tenant, point)):
+        while not (names := self._serving(tenant, call, point)):
             if not self._is_expected():
                 raise _no_upstream(self.judge)
             await self._wait_for_change(deadline)
@@ -114,15 +114,14 @@ class UpstreamGroup:
 
     def witness(self) -> JudgedUpstream | None:
         """Return the upstream whose vectors the canary's are compared with, None while none is ready."""
-        judgements = self.judge.judgements
-        return next(
-            (
-                upstream
-                for name, upstream in self.judge.members.items()
-                if judgements[name].standing == "serving" and upstream.health == "ready"
-            ),
-            None,
-        )
+        members = self.judge.members
+        return next((members[name] for name in self.judge.usable() if name in members), None)
+
+    def can_do_without(self, upstream: str) -> bool:
+        """Return whether another upstream serves the model now; a canary takes its share only."""
+        members = self.judge.members
+        others = [name for name in self.judge.usable() if name in members and name != upstream]
+        return upstream not in members or bool(others)
 
     def wake(self) -> None:
         """Look at the upstreams again, and wake the calls that wait for one."""
@@ -137,12 +136,9 @@ class UpstreamGroup:
         self.breakers |= {name: each for name, each in before.breakers.items() if name in self.breakers}
         self.judge.inherit(before.judge)
 
-    def _serving(self, tenant: str, point: float) -> list[str]:
-        judgements, canary, judged = self.judge.judgements, self.judge.canary, self.judge.judged
-        trial = None
-        if canary is not None and judgements[canary.settings.name].standing == "serving":
-            trial = Trial(canary.settings.name, canary.settings.share)
-
+    def _serving(self, tenant: str, call: Call, point: float) -> list[str]:
+        judgements, judged = self.judge.judgements, self.judge.judged
+        trial = self.judge.trial(call)
         now_s = asyncio.get_running_loop().time()
 
         def health(name: str) -> Health:
@@ -198,10 +194,13 @@ class GroupView:
         """State of the model: `ready` if it can serve calls, else the reason."""
         judgements = self.group.judge.judgements
         members = self.group.judge.members
-        if self.health == "ready":
+        usable = self.group.judge.usable()
+        if not members.keys().isdisjoint(usable):
             return "ready"
         if any(not upstream.startup_done for upstream in members.values()):
             return "loading"
+        if usable:
+            return "canary_only"
         is_refused = any(judgements[name].standing == "refused" for name in members)
         return "refused" if is_refused else "unavailable"
 
@@ -244,4 +243,6 @@ def _no_upstream(judge: Judge) -> NoReplica:
         reason = "the upstreams of this model that can be reached do not fit it and are not used"
     else:
         reason = "no upstream of this model can be reached"
+    if judge.usable():
+        reason = f"{reason}; its canary takes its share only"
     return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)

@@ -59,6 +59,12 @@ class GroupRegistry:
             group.wake()
         self._changed.set()
 
+    @property
+    def is_settled(self) -> bool:
+        """True unless gateways are about to agree on the space of a model, which a lost Redis ends too."""
+        spaces = [group.space for group in self.groups.values()]
+        return all(space.reference is not None or space.wanted is None for space in spaces)
+
     def withdraw(self, model: str, upstream: str, reason: str) -> None:
         """Withdraw a canary that another worker has withdrawn."""
         group = self.groups.get(model)

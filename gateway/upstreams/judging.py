@@ -9,11 +9,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from backends.contract import Capabilities, Operation, Truncate
-from gateway.calls import default_truncation
+from backends.contract import Capabilities, Truncate
+from gateway.calls import Call, default_truncation
 from gateway.config import schema
 from gateway.events import Observe, Standing, UpstreamJudged
 from gateway.routing.common_offer import Facts, common_capabilities, contradiction, kind_of_model
+from gateway.routing.split import Trial
+from gateway.upstreams.canary_offer import nothing_shared, serves_alike
 from gateway.upstreams.member import MIXED, JudgedUpstream
 from gateway.vector_spaces.fingerprint import Fingerprint
 from gateway.vector_spaces.model_space import ModelSpace
@@ -102,6 +104,25 @@ class Judge:
         self.update()
         return self._common
 
+    def usable(self) -> list[str]:
+        """Return the upstreams that serve the model and have a usable replica now; the canary is the last."""
+        judgements = self.judgements
+        return [
+            name
+            for name, upstream in self.judged.items()
+            if judgements[name].standing == "serving" and upstream.health == "ready"
+        ]
+
+    def trial(self, call: Call) -> Trial | None:
+        """Return the canary's share of the calls, None for a call that it does not serve."""
+        canary, model = self.canary, self.common_capabilities
+        if canary is None or model is None or self.judgements[canary.settings.name].standing != "serving":
+            return None
+        own = self.judged[canary.settings.name].capabilities
+        if own is None or not serves_alike(own, model, call):
+            return None
+        return Trial(canary.settings.name, canary.settings.share)
+
     def inherit(self, before: "Judge") -> None:
         """Take over what is known from an earlier config, so that only changes are reported."""
         self.lead = before.lead if before.lead in self.members else None
@@ -137,14 +158,17 @@ class Judge:
         judgements: dict[str, Judgement] = {}
         admitted: list[Facts] = []
         lead: str | None = None
+        canary: Facts | None = None
         # The canary is the last in any case.
         for name in sorted(self.judged, key=lambda name: (name not in self.members, name != self.lead)):
             judgement = judgements[name] = self._judgement(name, admitted)
-            if judgement.standing == "serving":
+            if judgement.standing == "serving" and name in self.members:
                 admitted += filter(None, (self._facts(name),))
                 lead = lead or name
+            elif judgement.standing == "serving":
+                canary = self._facts(name)
         self.lead = lead
-        self._common = common_capabilities(admitted)
+        self._common = common_capabilities(admitted, canary)
         before, self._judgements = self._judgements, {name: judgements[name] for name in self.judged}
         for name, judgement in self._judgements.items():
             if judgement != before.get(name, WAITING):
@@ -169,7 +193,7 @@ class Judge:
         if (reason := contradiction(admitted[0], facts)) is not None or name in self.members:
             return reason
         common = common_capabilities(admitted)
-        return None if common is None else _missing(common, facts.capabilities)
+        return None if common is None else nothing_shared(common, facts.capabilities)
 
     def _judgement_of_vectors(self, upstream: JudgedUpstream) -> Judgement:
         fingerprint = upstream.checked_fingerprint
@@ -195,9 +219,3 @@ class Judge:
 
 def _is_same(known: _Known, before: _Known) -> bool:
     return known[0] is before[0] and known[1] is before[1]
-
-
-def _missing(model: Capabilities, canary: Capabilities) -> str | None:
-    """Return what a canary lacks of the model, which would fail its share of the calls."""
-    lacking: frozenset[Operation] = model.operations - canary.operations
-    return f"it does not {', '.join(sorted(lacking))}, which the model does" if lacking else None

@@ -10,8 +10,9 @@ from gateway.routing.split import Health
 from gateway.vector_spaces.fingerprint import Fingerprint
 
 MIXED = "mixed"
-# refused: the replicas that respond belong to a different vector space.
-UpstreamState = Literal["ready", "loading", "refused", "unavailable"]
+# refused: the replicas that respond belong to a different vector space. canary_only: of a model, whose canary
+# serves its share of the calls, and nothing the others.
+UpstreamState = Literal["ready", "loading", "refused", "unavailable", "canary_only"]
 
 
 class JudgedUpstream(Protocol):

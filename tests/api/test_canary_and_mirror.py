@@ -12,6 +12,7 @@ from gateway.tenants.keyring import key_digest
 from gateway.upstreams import copies
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
+from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei, assert_vectors
 
 UPSTREAMS = """
@@ -199,3 +200,51 @@ async def test_a_comparison_is_dropped_while_callers_wait(boot: Boots) -> None:
         replies = await asyncio.gather(*calls)
 
     assert {200} == {reply.status_code for reply in replies}
+
+
+async def test_a_canary_does_not_take_over(boot: Boots) -> None:
+    """Calls beyond its share fail while no other upstream serves, and every view says so."""
+    main = FakeTei()
+    config = CANARY.replace("share: 0.25", "share: 0.5")
+    async with boot({"a": main, "b": FakeTei()}, config) as gateway:
+        await embed(gateway, "before")
+        main.hook = fail_with(httpx.ConnectError("refused"))
+        group = gateway.application.gateway.serving.groups["m"]
+        async with asyncio.timeout(10):
+            while group.main.health != "out":
+                await embed(gateway, "while it goes away")
+        replies = [await embed(gateway, f"text {number}") for number in range(12)]
+        status = (await gateway.client.get("/admin/status")).json()
+        (item,) = (await gateway.client.get("/v1/models")).json()["data"]
+    (model,) = status["models"]
+
+    assert {200, 503} == {reply.status_code for reply in replies}
+    assert all("its canary takes its share only" in each.text for each in replies if each.status_code == 503)
+    assert ("canary_only", "canary_only") == (model["state"], item["state"])
+    assert [("serving", "unavailable"), ("serving", "ready")] == [
+        (each["standing"], each["state"]) for each in model["upstreams"]
+    ]
+
+
+async def test_a_canary_of_another_kind_gets_what_it_offers(boot: Boots) -> None:
+    """The API of the canary embeds only; the model tokenizes and encodes too, and goes on doing so."""
+    canary = FakeOpenAI(models=("fake/model",))
+    config = """
+upstreams:
+  a: {backend: tei, replicas: ["http://a"]}
+  b: {backend: openai, model: fake/model, replicas: ["http://b"]}
+models: {m: {upstream: a, truncate: right, canary: {name: b, share: 0.5}}}
+"""
+    async with boot({"a": FakeTei(), "b": canary}, config) as gateway:
+        await until(lambda: gateway.application.gateway.serving.groups["m"].judge.usable() == ["a", "b"])
+        for number in range(6):
+            assert 200 == (await embed(gateway, f"text {number}")).status_code
+        counts = served(gateway)
+        body = {"model": "m", "inputs": ["one", "two"]}
+        others = [await gateway.post(path, body) for path in ("/tokenize", "/embed_all") for _ in range(4)]
+        (model,) = (await gateway.client.get("/admin/status")).json()["models"]
+
+    assert {"a": 3, "b": 3} == counts
+    assert [200] * 8 == [reply.status_code for reply in others], [reply.text for reply in others]
+    assert {"a": 11, "b": 3} == served(gateway)
+    assert {"embed", "encode", "tokenize"} <= set(model["operations"])

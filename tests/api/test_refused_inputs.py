@@ -1,12 +1,15 @@
 """Refusals of one input: its place in the call, and the words that clients recognize."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Boots
 from tests.fakes.checkpoint import write_small_files
+from tests.fakes.hooks import respond_with
 from tests.fakes.infinity import FakeInfinity
+from tests.fakes.tei import FakeTei
 
 # More tokens than the tokenizer's checkpoint allows.
 LONG = "word " * 40
@@ -29,6 +32,19 @@ async def test_names_the_input_by_its_place_in_the_call(boot: Boots, config: str
     message = reply.json()["error"]["message"]
     assert 400 == reply.status_code
     assert message.startswith("input 2: This model's maximum context length is 16 tokens; this input has 42")
+
+
+async def test_passes_on_what_another_gateway_says_about_a_field(boot: Boots) -> None:
+    message = "`dimensions` must be between 1 and 384, not 5000"
+    server = FakeTei()
+    error = {"message": message, "type": "invalid_request_error", "param": "dimensions", "code": None}
+    models = "upstreams: {only: {backend: tei, replicas: ['http://one']}}\nmodels: {m: {upstream: only}}\n"
+    async with boot({"one": server}, models) as gateway:
+        server.hook = respond_with(400, json.dumps({"error": error}).encode())
+        reply = await gateway.post("/v1/embeddings", {"input": ["a"], "model": "m", "dimensions": 5000})
+
+    assert 400 == reply.status_code
+    assert (message, "dimensions") == tuple(reply.json()["error"][key] for key in ("message", "param"))
 
 
 @pytest.mark.parametrize(

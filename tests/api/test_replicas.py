@@ -80,7 +80,10 @@ async def test_a_drained_replica_gets_no_work_until_it_is_put_back(boot: Boots) 
     changes = [event for event in gateway.events if isinstance(event, ReplicaChanged) and event.replica == A]
 
     assert ["up", "drained", "up"] == [event.state for event in changes]
-    assert "an operator drains it" == changes[1].reason
+    assert [
+        "it is drained, by `drained` in the configuration or by an operator",
+        "it is no longer drained",
+    ] == [change.reason for change in changes[1:]]
 
 
 async def test_batches_in_flight_finish_on_a_drained_replica(boot: Boots) -> None:
@@ -103,7 +106,7 @@ async def test_calls_fail_with_the_reason_if_every_replica_is_drained(boot: Boot
         reply = await gateway.post("/v1/embeddings", {"input": "text"})
 
     assert 503 == reply.status_code
-    assert "an operator drains" in reply.json()["error"]["message"]
+    assert "are drained" in reply.json()["error"]["message"]
 
 
 async def test_a_drained_replica_joins_without_work_and_shows_that_it_is_down(boot: Boots) -> None:
@@ -136,7 +139,7 @@ async def test_edits_go_to_the_parent(boot: Boots) -> None:
         ("", {"upstream": "two", "replica": "x" * 2049}, 422, "replica"),
         ("", {"upstream": "two"}, 422, "replica"),
         ("", {"upstream": "two", "replica": A, "force": True}, 422, "force"),
-        ("", {"upstream": "two", "replica": B}, 422, "the last replica"),
+        ("", {"upstream": "two", "replica": B}, 422, "the last replica that serves bge"),
         (", discover: dns", {"upstream": "two", "replica": f"{A}#0"}, 422, "out of the name"),
     ],
 )
@@ -152,6 +155,36 @@ async def test_refuses_what_cannot_be_drained(
     assert status == reply.status_code, reply.text
     assert message in reply.text
     assert [] == parent.edits
+
+
+@pytest.mark.parametrize(
+    ("models", "servers", "status"),
+    [
+        ("m: {upstreams: [{name: one}, {name: two}]}", ("a", "b"), 200),
+        ("m: {upstreams: [{name: two}, {name: one, priority: 1}]}", ("a", "b"), 200),
+        ("m: {upstream: one, canary: {name: two, share: 0.5}}", ("a", "b"), 200),
+        ("m: {upstream: one, mirror: {name: two, share: 0.5}}", ("a", "b"), 200),
+        ("m: {upstreams: [{name: one}, {name: two}]}", ("b",), 422),
+        # A canary takes its share only.
+        ("m: {upstream: two, canary: {name: one, share: 0.5}}", ("a", "b"), 422),
+        ("{n: {upstreams: [{name: one}, {name: two}]}, m: {upstream: two}}", ("a", "b"), 422),
+    ],
+)
+async def test_the_last_replica_is_drained_if_other_upstreams_serve_its_models(
+    boot: Boots, models: str, servers: tuple[str, ...], status: int
+) -> None:
+    parent = FakeParent(ReloadOutcome())
+    config = f"""
+upstreams: {{one: {{backend: tei, replicas: ["{A}"]}}, two: {{backend: tei, replicas: ["{B}"]}}}}
+models: {models if models.startswith("{") else f"{{{models}}}"}
+"""
+    async with boot({name: FakeTei() for name in servers}, config, adding=parent.adding) as gateway:
+        await embed(gateway)
+        reply = await send(gateway, "drain", upstream="two", replica=B)
+
+    assert status == reply.status_code, reply.text
+    assert (status == 200) == bool(parent.edits)
+    assert status == 200 or "that serves m: " in reply.text
 
 
 async def test_reports_why_the_parent_refuses(boot: Boots) -> None:

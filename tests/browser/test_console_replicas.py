@@ -28,9 +28,12 @@ state_dir: {state}
 upstreams:
   pair: {{backend: tei, replicas: ["{one}", "{two}"]}}
   cross: {{backend: tei, replicas: ["{cross}"]}}
+  half: {{backend: tei, replicas: ["{half}", "http://127.0.0.1:1"]}}
+  leaving: {{backend: tei, replicas: ["{leaving}"]}}
 models:
   bge: {{upstream: pair}}
   ranker: {{upstream: cross}}
+  trial: {{upstream: leaving, canary: {{name: half, share: 0.5}}}}
 {models}
 """
 
@@ -41,6 +44,9 @@ class Stand:
     def __init__(self, folder: Path, resources: ExitStack) -> None:
         servers = (FakeTei(), FakeTei(), FakeTei(model_type=RERANKER))
         self.one, self.two, cross = (resources.enter_context(serve_in_thread(server)) for server in servers)
+        half = resources.enter_context(serve_in_thread(FakeTei()))
+        self.leave = resources.enter_context(ExitStack())
+        leaving = self.leave.enter_context(serve_in_thread(FakeTei()))
         admin = f"127.0.0.1:{free_port()}"
         self.console = f"http://{admin}"
         names = [LONG, FROM_THE_RIGHT, HAN, *(f"org/model-{number:04d}" for number in range(MANY))]
@@ -54,6 +60,8 @@ class Stand:
                 one=self.one,
                 two=self.two,
                 cross=cross,
+                half=half,
+                leaving=leaving,
                 models="\n".join(f"  '{name}': {{upstream: pair}}" for name in names),
             )
         )
@@ -108,8 +116,29 @@ def test_compares_the_vectors_of_replicas_by_keyboard(console: ObservedPage) -> 
     page.wait_for_selector("#verify-findings:has-text('all that should agree does')")
     assert ["fits", "fits"] == page.locator("#verify-members .state").all_inner_texts()
     assert ["1", "1.00000", "1.00000", "1"] == page.locator("table.matrix td.number").all_inner_texts()
-    assert "Done: the vectors agree." in page.locator("[role=status]").all_inner_texts()
+    assert "Done. The vectors agree." in page.locator("[role=status]").all_inner_texts()
     assert [] == console.complaints
+
+
+def test_a_replica_that_is_away_is_no_difference(console: ObservedPage) -> None:
+    page = console.page
+    page.get_by_label("Upstream to compare").select_option("half")
+    page.get_by_role("button", name="Verify").click()
+    page.wait_for_selector("#verify-findings.note:has-text('1 replica could not be compared.')")
+    assert "Done. 1 replica could not be compared." in page.locator("[role=status]").all_inner_texts()
+
+
+def test_a_model_whose_canary_is_left_alone_is_in_trouble(console: ObservedPage, stand: Stand) -> None:
+    page = console.page
+    stand.leave.close()
+    console.show("Overview")
+    page.wait_for_selector(
+        "#troubles:has-text('Calls of trial fail: upstream leaving has no replica in use')"
+    )
+    console.show("Models")
+    row = page.locator("#model-upstreams tr:has-text('leaving')")
+    assert ["unavailable"] == row.locator(".state").all_inner_texts()
+    assert "serving" in row.inner_text()
 
 
 def test_the_playground_works_on_the_address_of_operators(browser: Any, stand: Stand) -> None:

@@ -30,6 +30,11 @@ EVEN = "  m: {upstreams: [{name: a}, {name: b}]}\n"
 DIFFERENT = "  m: {upstreams: [{name: a}, {name: other}]}\n"
 CANARY = {"upstream": "a", "canary": {"name": "b", "share": 0.5, "min_cosine": 0.99}}
 
+CANARY_AND_MIRROR = """
+  tried: {upstream: a, canary: {name: b, share: 0.5}}
+  mirrored: {upstream: a, mirror: {name: b, share: 0.5}}
+"""
+
 Writes = Callable[..., Path]
 
 
@@ -152,3 +157,16 @@ def test_all_workers_withdraw_a_canary_and_an_edit_puts_it_back(servers: Servers
 
     assert {200} == set(callers.statuses)
     assert not is_logged(gateway, "Traceback")
+
+
+def test_the_banner_waits_for_the_spaces_that_gateways_share(servers: Servers, tmp_path: Path) -> None:
+    redis = RedisServer(tmp_path)
+    try:
+        with servers.gateway(CANARY_AND_MIRROR, store=redis.url) as gateway:
+            banner = gateway.banner
+    finally:
+        redis.stop()
+    rows = [line for line in banner.splitlines() if "tei, " in line]
+
+    assert ["single", "tried", "mirrored"] == [row.split()[0] for row in rows]
+    assert "not reached yet" not in banner

@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from backends.contract import Capabilities, Operation
 from gateway.store.redis_client import RedisClient
+from gateway.upstreams.group import UpstreamGroup
+from gateway.upstreams.groups import GroupRegistry
 from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of
 from gateway.vector_spaces.model_space import MODEL_SPACES, ModelSpace, ModelSpaceStore
 from tests.conftest import Boots, Running
@@ -160,3 +164,15 @@ async def test_two_gateways_that_reach_different_upstreams_serve_one_space(
 
     assert [200, 503] == served
     assert not other.requests
+
+
+async def test_groups_are_settled_once_the_space_is_agreed_on(gateway_of: Gateways) -> None:
+    space = gateway_of("a", "b").space
+    registry = GroupRegistry(lambda _: None, None)
+    registry.groups = {"m": cast("UpstreamGroup", SimpleNamespace(space=space))}
+    before = registry.is_settled
+    space.propose({"a": fingerprint()}, is_complete=False)
+    meanwhile = registry.is_settled
+    await space.share()
+
+    assert (True, False, True) == (before, meanwhile, registry.is_settled)

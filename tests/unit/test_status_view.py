@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.live import Live
 
 from gateway.cli.status import StatusDisplay
+from gateway.cli.status_view import view
 from gateway.telemetry.snapshot import (
     CallsStatus,
     CheckpointStatus,
@@ -14,6 +15,7 @@ from gateway.telemetry.snapshot import (
     InstanceStatus,
     LaneStatus,
     ModelStatus,
+    ModelUpstreamStatus,
     ReplicaStatus,
     Snapshot,
     StoreStatus,
@@ -72,6 +74,12 @@ def display() -> StatusDisplay:
     return shown
 
 
+def snapshot_of(models: tuple[ModelStatus, ...] = (), replicas: tuple[ReplicaStatus, ...] = ()) -> Snapshot:
+    """Return a status with these models and replicas only."""
+    calls, store = CallsStatus({}, Durations()), StoreStatus("memory", away=False)
+    return Snapshot("0.1.0", 100.0, 60.0, 0, 1, 0, 0, store, calls, (), replicas, models, (), ())
+
+
 def lines_of(width: int) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=width).print(display())
@@ -108,6 +116,33 @@ def test_shows_what_is_wrong_first() -> None:
     assert store < lanes
     assert down[0] < lanes
     assert "for 60 s" in " ".join(lines[:lanes])
+
+
+def test_shows_a_model_whose_canary_is_left_alone() -> None:
+    upstreams = (
+        ModelUpstreamStatus("a", "member", "serving", "", "unavailable", 7, 1, 0),
+        ModelUpstreamStatus("b", "canary", "serving", "", "ready", 5, share=0.5),
+    )
+    model = ModelStatus("m", "a", "tei", "canary_only", ("embed",), "ab" * 8, 384, upstreams=upstreams)
+    out = io.StringIO()
+    found = snapshot_of(models=(model,))
+    Console(file=out, width=160).print(view("", found, None, "", 160))
+    lines = [line.split() for line in out.getvalue().splitlines()]
+
+    assert ["m", "a", "member", "serving", "unavailable", "1", "0", "7", "–"] in lines
+    (problem,) = [line for line in lines if line[:2] == ["model", "m"]]
+    assert "model m canary_only upstream a has no replica in use" in " ".join(problem)
+
+
+def test_a_replica_on_probation_is_no_problem() -> None:
+    replicas = (replica("a", 0, "probation"), replica("a", 1, "down"))
+    out = io.StringIO()
+    Console(file=out, width=160).print(view("", snapshot_of(replicas=replicas), None, "", 160))
+    problems, _, others = out.getvalue().partition("lanes")
+
+    assert "http://a-1:8080" in problems
+    assert "http://a-0:8080" not in problems
+    assert "probation" in others
 
 
 def test_breaks_no_name_at_80_columns() -> None:

@@ -78,6 +78,7 @@ SIE_STATES: dict[UpstreamState, SieState] = {
     "loading": "loading",
     "refused": "failed",
     "unavailable": "available",
+    "canary_only": "loaded",
 }
 # SIE's names of inputs besides text.
 SIE_INPUTS = {Operation.EMBED_IMAGE: "image", Operation.EMBED_AUDIO: "audio"}

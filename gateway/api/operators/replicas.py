@@ -18,7 +18,7 @@ from gateway.api.operators.reload_report import ReloadReport
 from gateway.api.server.body import ModelName, OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.errors import InvalidInput, NotFound, Overloaded
-from gateway.serve import Gateway
+from gateway.serve import Gateway, Serving
 from gateway.upstreams.upstream import Upstream
 from gateway.upstreams.verification import Verification, comparable_replicas, verify
 
@@ -26,6 +26,8 @@ FAILURES = document_errors(TEI)
 NAMES_MAX = 64
 # A comparison has a line for every two replicas.
 REPLICAS_MAX = 64
+# Models named in the refusal of a drain.
+MODELS_SHOWN = 8
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
 
 
@@ -52,7 +54,7 @@ class ReplicasApi:
 
     async def drain(self, body: ReplicaBody) -> ReloadReport:
         """Keep new work away from a replica. Raises: GatewayError."""
-        _check_drainable(self._upstream(body.upstream), body.replica)
+        _check_drainable(self._upstream(body.upstream), body.replica, self._gateway.serving)
         return await self._adding.edit(Drain(body.upstream, body.replica, is_drained=True))
 
     async def undrain(self, body: ReplicaBody) -> ReloadReport:
@@ -82,8 +84,8 @@ class ReplicasApi:
         return upstream
 
 
-def _check_drainable(upstream: Upstream, name: str) -> None:
-    """Check that the upstream lists the replica and can do without it. Raises: GatewayError."""
+def _check_drainable(upstream: Upstream, name: str, serving: Serving) -> None:
+    """Check that the upstream lists the replica, and its models can do without it. Raises: GatewayError."""
     if upstream.settings.is_hosted:
         raise InvalidInput("engines are not drained; stop an instance, which drains it", param="replica")
     if upstream.settings.discover is not None:
@@ -92,9 +94,24 @@ def _check_drainable(upstream: Upstream, name: str) -> None:
     if name not in upstream.settings.replicas:
         raise NotFound(f"upstream {upstream.name!r} has no replica {name!r}")
     usable = [replica.name for replica in upstream.pool.usable()]
-    if usable == [name]:
-        message = "it is the last replica that serves its models: add another one first, or remove the models"
+    if usable == [name] and (models := _models_in_need(upstream.name, serving)):
+        names = ", ".join(models[:MODELS_SHOWN])
+        more = f" and {len(models) - MODELS_SHOWN} more" if len(models) > MODELS_SHOWN else ""
+        message = (
+            f"it is the last replica that serves {names}{more}: "
+            "add a replica or another upstream first, or remove the models"
+        )
         raise InvalidInput(message, param="replica")
+
+
+def _models_in_need(upstream: str, serving: Serving) -> list[str]:
+    """Return the models that no other upstream serves now."""
+    return [
+        name
+        for name, model in serving.config.models.items()
+        if upstream in {member.name for member in model.members}
+        and not (name in serving.groups and serving.groups[name].can_do_without(upstream))
+    ]
 
 
 @post(

@@ -56,7 +56,9 @@ function Groups({ snapshot }) {
       model.name,
       upstream.name,
       upstream.role,
-      <State value={upstream.standing} />,
+      // No good news of an upstream without a replica in use.
+      upstream.standing === "serving" && upstream.state !== "ready" ? "serving" : <State value={upstream.standing} />,
+      <State value={upstream.state} />,
       shareOf(upstream),
       count(upstream.calls),
       upstream.cosine === null ? NONE : upstream.cosine.toFixed(4),
@@ -75,6 +77,7 @@ function Groups({ snapshot }) {
           ["upstream"],
           ["role"],
           ["standing"],
+          ["state"],
           ["share"],
           ["calls", "number"],
           ["least cosine", "number"],

@@ -100,7 +100,11 @@ function Troubles({ snapshot, rates }) {
     ...(snapshot.store.away ? ["The quota store is unavailable."] : []),
     ...snapshot.models
       .filter((model) => model.state !== "ready")
-      .map((model) => `Model ${model.name} is ${model.state}.`),
+      .map((model) =>
+        model.state === "canary_only"
+          ? `Calls of ${model.name} fail: upstream ${model.upstream} has no replica in use, and the canary takes its share only.`
+          : `Model ${model.name} is ${model.state}.`,
+      ),
     ...snapshot.models.flatMap((model) =>
       (model.upstreams ?? [])
         .filter((upstream) => ["refused", "withdrawn"].includes(upstream.standing))

@@ -76,10 +76,23 @@ function Matrix({ report }) {
   );
 }
 
+const differs = ({ members, pairs }) => members.some(({ stored }) => stored && !stored.fits) || pairs.some(({ fits }) => !fits);
+
+// Replicas that are away are no difference, and no agreement.
+function summaryOf(report) {
+  if (report.agrees) return "The vectors agree.";
+  const away = report.unread.length;
+  const left = away ? `${count(away)} ${away === 1 ? "replica" : "replicas"} could not be compared.` : "";
+  return differs(report) ? `There are differences. ${left}`.trim() : left;
+}
+
+const tone = (report) => (report.agrees ? "good-news" : differs(report) ? "problem troubles" : "note troubles");
+
 function Outcome({ report }) {
   return (
     <>
-      <ul id="verify-findings" class={report.agrees ? "good-news" : "problem troubles"}>
+      <ul id="verify-findings" class={tone(report)}>
+        {report.unread.length > 0 && <li>{summaryOf(report)}</li>}
         {[...report.findings, ...report.unread].map((line) => (
           <li>{line}</li>
         ))}
@@ -96,7 +109,7 @@ export function Verify({ upstreams }) {
   const value = upstreams.includes(chosen) ? chosen : (upstreams[0] ?? "");
   const action = useAction(async () => (await send("/admin/replicas/verify", { body: { upstreams: [value] } })).content);
   if (!upstreams.length) return null;
-  const said = action.outcome && (action.outcome.agrees ? "Done: the vectors agree." : "Done: there are differences.");
+  const said = action.outcome && `Done. ${summaryOf(action.outcome)}`;
   return (
     <>
       <h3>Compare vectors</h3>
