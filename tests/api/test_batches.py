@@ -234,7 +234,7 @@ async def test_a_spent_limit_makes_a_job_wait(
     now_us = 1_700_000_000_000_000
     clock = {"us": now_us}
     ledger = MemoryLedger(lambda: clock["us"])
-    config = with_batches(tmp_path) + tenants(requests_per_day=40, batch_tokens_per_day=10**6)
+    config = with_batches(tmp_path) + tenants(requests_per_day=42, batch_tokens_per_day=10**6)
     async with boot(servers(), config, ledger=ledger) as gateway:
         batch = await create(gateway, (await upload(gateway, texts(60)))["id"])
         async with asyncio.timeout(10):
@@ -460,6 +460,44 @@ async def test_refuses_an_upload_before_its_body(boot: Boots, tmp_path: Path) ->
 
     assert refused.status_code == 401
     assert large.status_code == 413
+
+
+async def test_uploads_and_batches_cost_a_request_each(boot: Boots, tmp_path: Path) -> None:
+    read: list[bytes] = []
+
+    async def body() -> Any:
+        read.append(b"x")
+        yield b"x"
+
+    form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": b"{}"}}
+    wanted = {"endpoint": "/v1/embeddings", "completion_window": "24h"}
+    multipart = {"content-type": "multipart/form-data; boundary=x"}
+    async with boot(servers(), with_batches(tmp_path) + tenants(requests_per_day=4)) as gateway:
+        first = await gateway.client.post("/v1/files", **form)
+        bad = await gateway.client.post("/v1/files", data={"purpose": "x"}, files={"file": b"{}"})
+        batch = await gateway.post("/v1/batches", wanted | {"input_file_id": first.json()["id"]})
+        missing = await gateway.post("/v1/batches", wanted | {"input_file_id": "file-none"})
+        spent = [
+            await gateway.client.post("/v1/files", content=body(), headers=multipart),
+            await gateway.post("/v1/batches", wanted | {"input_file_id": first.json()["id"]}),
+            await gateway.post("/v1/embeddings", {"model": "bge", "input": "now"}),
+        ]
+        free = [
+            await gateway.client.get("/v1/files"),
+            await gateway.client.get("/v1/batches"),
+            await gateway.post(f"/v1/batches/{batch.json()['id']}/cancel", {}),
+            await gateway.client.delete(f"/v1/files/{first.json()['id']}"),
+        ]
+
+    replies = [first, bad, batch, missing]
+    assert [reply.status_code for reply in replies] == [200, 400, 200, 404]
+    remaining = [reply.headers["x-ratelimit-remaining-requests"] for reply in replies]
+    assert remaining == ["3", "2", "1", "0"]
+    assert [reply.status_code for reply in spent] == [429] * 3
+    assert {reply.headers["x-ratelimit-remaining-requests"] for reply in spent} == {"0"}
+    assert read == []
+    # The batch waits for its limit, or is cancelled: whichever, these are not refused for the quota.
+    assert 429 not in [reply.status_code for reply in free]
 
 
 async def test_bounds_the_files_of_a_tenant(boot: Boots, tmp_path: Path) -> None:
