@@ -11,7 +11,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery
 
-from gateway.api.server.batches_api import BatchesApi, batch_errors, charged
+from gateway.api.server.batches_api import BatchesApi, batch_errors
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -71,7 +71,7 @@ async def create_batch(
     tenant = await batches.authenticate(context)
     _check_has_key(tenant, api)
     new = _new_job(data, tenant)
-    async with charged(api.gateway.charges, tenant) as headers:
+    async with api.charging(tenant) as headers:
         with batch_errors():
             job = await batches.jobs.create(new)
     return HttpReply(msgspec.json.encode(batch_object(job)), headers)

@@ -18,7 +18,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import Body, FromPath, FromQuery
 from litestar.response import Stream
 
-from gateway.api.server.batches_api import BatchesApi, batch_errors, charged
+from gateway.api.server.batches_api import BatchesApi, batch_errors
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
@@ -67,7 +67,7 @@ async def _upload(context: RequestContext) -> HttpReply:
     context.io.body_bytes_max = files.settings.file_bytes + FORM_BYTES_MAX
     api.admit_caller(context, LEAST_OF_BATCHES)
     # Before the body: with a spent limit none of it is read.
-    async with charged(api.gateway.charges, tenant) as headers:
+    async with api.charging(tenant) as headers:
         with batches.uploading(tenant.name), batch_errors():
             record = await _receive(context, batches, tenant)
     return HttpReply(msgspec.json.encode(file_object(record)), headers)

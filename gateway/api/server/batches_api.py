@@ -1,10 +1,9 @@
 """The part of the gateway that handlers of files and jobs use."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from gateway.admission import Charges
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.call_context import CallContext
 from gateway.batches.files import Files
@@ -12,8 +11,7 @@ from gateway.batches.job_store import JobStoreUnavailable
 from gateway.batches.jobs import Jobs
 from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.service import Batches
-from gateway.errors import BatchesUnavailable, FileStorageFull, GatewayError, NotFound, ScopeForbidden
-from gateway.quotas.headers import rate_limit_headers
+from gateway.errors import BatchesUnavailable, FileStorageFull, NotFound, ScopeForbidden
 from gateway.tenants.keyring import OPERATIONS, Tenant
 
 # Uploads of one worker, and of one tenant in it: each has buffers and an open file.
@@ -82,21 +80,6 @@ class BatchesApi:
             self._uploads[tenant] -= 1
             if not self._uploads[tenant]:
                 del self._uploads[tenant]
-
-
-@asynccontextmanager
-async def charged(charges: Charges, tenant: Tenant) -> AsyncGenerator[dict[str, str], None]:
-    """Charge one request, whatever becomes of it; yield the headers of its reply.
-
-    Raises: QuotaExceeded, QuotaUnavailable.
-    """
-    headers = rate_limit_headers(await charges.charge_request(tenant))
-    try:
-        yield headers
-    except GatewayError as error:
-        error.is_settled = True
-        error.headers |= headers
-        raise
 
 
 @contextmanager
