@@ -190,6 +190,14 @@ class Admission:
         limits = [limit for limit in tenant.limits if limit.unit == "requests"]
         return await self._charge(tenant, limits, least=Cost(), used=Cost())
 
+    async def charge_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
+        """Charge the caller one request that reaches no model, and return the limits that were charged.
+
+        Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        limits = [limit for limit in tenant.limits if limit.unit == "requests"]
+        return await self._charge(tenant, limits, least=Cost(), used=Cost(), on_success="admitted")
+
     async def charge_unfinished(self, tenant: Tenant, least: Cost, *, is_callers_fault: bool) -> None:
         """Charge one request for a body that was not read to its end; ask only, if no caller is at fault.
 
@@ -265,14 +273,20 @@ class Admission:
         return TOKENS_MAX if room is None else room + least.tokens
 
     async def _charge(
-        self, tenant: Tenant, limits: Sequence[Limit], least: Cost, used: Cost
+        self,
+        tenant: Tenant,
+        limits: Sequence[Limit],
+        least: Cost,
+        used: Cost,
+        *,
+        on_success: Decision = "bad_request",
     ) -> tuple[LimitStatus, ...]:
         """Reserve the least cost of a request that reaches no model, settle it, and return the limits."""
         charged = _without_slots(limits)
         if not charged:
             return ()
         ask = QuotaRequest(self._new_id(), tenant.name, charged, least, LEASE_US, shadow=self._shadow)
-        return self._ledger.settle(await self._reserve(ask, "bad_request"), used)
+        return self._ledger.settle(await self._reserve(ask, on_success), used)
 
     def _new_id(self) -> str:
         """Return an id that is unique among all gateways, and cheap: a random prefix and a counter."""
@@ -317,6 +331,13 @@ class Charges:
         Return the limits that were charged. Raises: QuotaExceeded, QuotaUnavailable.
         """
         return await self._admission.charge_bad_request(tenant)
+
+    async def charge_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
+        """Charge a request that reaches no model, such as an upload; return the limits that were charged.
+
+        Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        return await self._admission.charge_request(tenant)
 
     async def charge_unfinished(self, tenant: Tenant, least: Cost, *, is_callers_fault: bool) -> None:
         """Charge a body that was not read to its end, or only ask the ledger.

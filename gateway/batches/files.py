@@ -6,7 +6,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import msgspec
 
 from gateway.batches import names
-from gateway.batches.job_store import ByteBounds, JobTable, Page, StorageFull, file_of, file_row
+from gateway.batches.job_store import (
+    ByteBounds,
+    JobTable,
+    Page,
+    RowBounds,
+    StorageFull,
+    TooManyRows,
+    file_of,
+    file_row,
+)
 from gateway.batches.objects import Objects, ObjectsUnavailable, Upload
 from gateway.batches.records import FileRecord, FinalRecord, new_id
 from gateway.config.schema import BatchesSettings
@@ -89,7 +98,7 @@ class Files:
 
     @property
     def bounds(self) -> ByteBounds:
-        """Bounds on the bytes of files."""
+        """Bounds on the bytes of files and jobs."""
         return ByteBounds(self.settings.tenant_bytes, self.settings.bytes)
 
     async def start(self, tenant: str, announced_bytes: int) -> FileUpload:
@@ -111,10 +120,15 @@ class Files:
 
     async def reserve(self, record: FileRecord) -> None:
         """Reserve the bytes of a file. Raises: FileStorageFull, JobStoreUnavailable."""
+        most = self.settings.files_per_tenant
         try:
-            await self.table.put(file_row(record), self.bounds)
+            await self.table.put(file_row(record), self.bounds, RowBounds(shown=most, active=0))
         except StorageFull as error:
-            raise _full(self.settings, error) from error
+            raise storage_full(self.settings, error) from error
+        except TooManyRows as error:
+            raise FileStorageFull(
+                f"you have {most} files, the most that a tenant may (`batches.files_per_tenant`); delete some"
+            ) from error
 
     async def get(self, tenant: str, id_: str) -> FileRecord:
         """Return a file of a tenant. Raises: NotFound, JobStoreUnavailable."""
@@ -130,16 +144,18 @@ class Files:
         """Return files of a tenant and whether there are more. Raises: JobStoreUnavailable."""
         found: list[FileRecord] = []
         after, now_s = page.after, self._now_s()
-        while True:
-            part = msgspec.structs.replace(page, after=after, limit=ROWS_AT_ONCE)
-            rows = await self.table.rows(part)
-            records = [file_of(row) for row in rows]
-            found += [
-                record for record in records if record.expires_s > now_s and purpose in {None, record.purpose}
-            ]
-            if len(found) > page.limit or len(rows) < ROWS_AT_ONCE:
-                return found[: page.limit], len(found) > page.limit
+        room = page.data_bytes
+        while rows := await self.table.rows(msgspec.structs.replace(page, after=after, limit=ROWS_AT_ONCE)):
+            for row in rows:
+                record = file_of(row)
+                if record.expires_s <= now_s or purpose not in {None, record.purpose}:
+                    continue
+                if len(found) == page.limit or (found and row.data_bytes > room):
+                    return found, True
+                found.append(record)
+                room -= row.data_bytes
             after = rows[-1].id
+        return found, False
 
     async def remove(self, tenant: str, id_: str) -> None:
         """Remove a file of a tenant.
@@ -147,7 +163,7 @@ class Files:
         Raises: NotFound, InvalidInput, ObjectsUnavailable, JobStoreUnavailable.
         """
         record = await self.get(tenant, id_)
-        for row in await self.table.active():
+        for row in await self.table.active(tenant):
             if f'"{id_}"' in row.data:
                 raise InvalidInput(f"{row.id} reads this file; cancel it first", param="file_id")
         await self.discard(record)
@@ -186,9 +202,11 @@ def too_large(bytes_max: int) -> BodyTooLarge:
     return BodyTooLarge(f"the file is larger than {bytes_max} bytes (`batches.file_bytes`)", param="file")
 
 
-def _full(settings: BatchesSettings, error: StorageFull) -> FileStorageFull:
+def storage_full(settings: BatchesSettings, error: StorageFull) -> FileStorageFull:
+    """Return the error of what does not fit into the storage."""
     if error.of_tenant:
         return FileStorageFull(
-            f"your files take all of the {settings.tenant_bytes} bytes that a tenant may store; delete some"
+            f"your files and batches take all of the {settings.tenant_bytes} bytes that a tenant may store; "
+            "delete files"
         )
     return FileStorageFull("the files of all tenants take all of the gateway's storage; try again later")

@@ -16,6 +16,16 @@ VALIDATION = -1
 # A chunk whose owner has not renewed it for this long belongs to the next one that asks.
 LEASE_S = 15.0
 RENEW_S = 4.0
+# Of the rows of one page: what one request can make a gateway read, decode and encode at a time.
+PAGE_BYTES = 1024 * 1024
+# What a file takes besides its content: blocks and names of two objects on a disk, and a row in memory.
+FILE_BYTES = 8 * 1024
+# The objects of a job, without what its owner decides: its record, plan, cancellation, end, and folders.
+JOB_BYTES = 20 * 1024
+# A chunk's mark and the ends of its two objects of results, and their names in the plan and the end.
+CHUNK_BYTES = 8 * 1024
+# A job's metadata and problems are in objects at its creation or validation, at its end, and in its row.
+COPIES = 3
 
 
 class JobStoreUnavailable(Exception):
@@ -23,11 +33,19 @@ class JobStoreUnavailable(Exception):
 
 
 class StorageFull(Exception):
-    """A bound on the bytes of files would be exceeded. of_tenant: by one tenant's files."""
+    """A bound on the bytes of files and jobs would be exceeded. of_tenant: by those of one tenant."""
 
     def __init__(self, *, of_tenant: bool) -> None:
         super().__init__()
         self.of_tenant = of_tenant
+
+
+class TooManyRows(Exception):
+    """A bound on the rows of a tenant would be exceeded. of_active: on those that are active."""
+
+    def __init__(self, *, of_active: bool) -> None:
+        super().__init__()
+        self.of_active = of_active
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -46,29 +64,51 @@ class Row(msgspec.Struct, frozen=True):
     is_active: bool
     data: str
 
+    @property
+    def data_bytes(self) -> int:
+        """Length of the record."""
+        return len(self.data.encode())
+
 
 class ByteBounds(msgspec.Struct, frozen=True):
-    """Bounds on the bytes of the files of one tenant, and of all."""
+    """Bounds on the bytes of the files and jobs of one tenant, and of all."""
 
     tenant: int
     total: int
 
 
+class RowBounds(msgspec.Struct, frozen=True):
+    """Bounds on the rows of one kind of one tenant: those that are shown, and those that are active."""
+
+    shown: int
+    active: int
+
+
 class Page(msgspec.Struct, frozen=True):
-    """Part of a list that is asked for. tenant: None for all. after: id of the last one seen."""
+    """Part of a list that is asked for. tenant: None for all. after: id of the last one seen.
+
+    data_bytes: the list ends after the row with which the data of all is longer.
+    """
 
     kind: Kind
     tenant: str | None
     limit: int
     after: str | None = None
     newest_first: bool = True
+    data_bytes: int = PAGE_BYTES
 
 
 class JobTable(Protocol):
     """Rows of files and jobs. Every method raises JobStoreUnavailable."""
 
-    async def put(self, row: Row, bounds: ByteBounds | None = None) -> None:
-        """Add or replace a row. bounds: checked if the row takes more bytes. Raises: StorageFull."""
+    async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
+        """Add or replace a row. bounds: checked if the row takes more bytes. counts: if it is new.
+
+        Raises: StorageFull, TooManyRows.
+        """
+
+    async def check(self, row: Row, bounds: ByteBounds, counts: RowBounds) -> None:
+        """Raise what `put` would raise now, and change nothing."""
 
     async def get(self, id_: str) -> Row | None:
         """Return a row, None if there is none."""
@@ -79,14 +119,14 @@ class JobTable(Protocol):
     async def rows(self, page: Page) -> list[Row]:
         """Return shown rows in the order of their creation; none if the row before them is gone."""
 
-    async def active(self) -> list[Row]:
-        """Return the jobs that have not ended, oldest first."""
+    async def active(self, tenant: str | None = None) -> list[Row]:
+        """Return the jobs of a tenant, or of all, that have not ended, oldest first."""
 
     async def unfinished(self, before_ms: int) -> list[str]:
         """Return the ids of uploads that began before this time and were never completed."""
 
     async def used_bytes(self) -> int:
-        """Return the bytes of all files."""
+        """Return the bytes of all files and jobs."""
 
     async def agree(self, identity: str) -> str:
         """Return the identity of the objects that the table belongs to: this one, unless others differ."""
@@ -143,13 +183,13 @@ class JobStore(msgspec.Struct, frozen=True):
 
 
 def file_row(record: FileRecord) -> Row:
-    """Return the row of a file."""
+    """Return the row of a file. It counts what the file takes besides its content, too."""
     return Row(
         "file",
         record.id,
         record.tenant,
         round(record.created_s * 1000),
-        record.bytes,
+        record.bytes + FILE_BYTES,
         record.is_ready,
         is_active=False,
         data=msgspec.json.encode(record).decode(),
@@ -157,16 +197,17 @@ def file_row(record: FileRecord) -> Row:
 
 
 def job_row(job: Job) -> Row:
-    """Return the row of a job."""
+    """Return the row of a job. It counts its records; the results have rows of their own."""
+    data = msgspec.json.encode(job)
     return Row(
         "batch",
         job.id,
         job.tenant,
         round(job.created_s * 1000),
-        0,
+        JOB_BYTES + COPIES * len(data) + CHUNK_BYTES * job.chunks,
         is_shown=True,
         is_active=not job.is_over,
-        data=msgspec.json.encode(job).decode(),
+        data=data.decode(),
     )
 
 

@@ -3,18 +3,30 @@
 import asyncio
 import time
 from collections.abc import Callable
+from functools import reduce
 
 import msgspec
 
 from gateway.batches import names
-from gateway.batches.files import Files
+from gateway.batches.files import Files, storage_full
 from gateway.batches.job_objects import JobObjects
-from gateway.batches.job_store import VALIDATION, JobStore, Page, job_of, job_row
+from gateway.batches.job_store import (
+    VALIDATION,
+    JobStore,
+    Page,
+    RowBounds,
+    StorageFull,
+    TooManyRows,
+    job_of,
+    job_row,
+)
 from gateway.batches.records import Counts, Endpoint, Job, Moment, cancelling, new_id
-from gateway.errors import InvalidInput, NotFound, Overloaded
+from gateway.errors import FileStorageFull, GatewayError, InvalidInput, NotFound, Overloaded
 from gateway.events import BatchChanged, Observe
 
 WINDOW_S = 24 * 3600
+# Jobs whose counts are remembered.
+COUNTS_MAX = 1000
 
 
 class NewJob(msgspec.Struct, frozen=True):
@@ -40,13 +52,15 @@ class Jobs:
         self._table = store.table
         self._queue = store.queue
         self._observe = observe
+        # Counts of jobs, with the number of their finished chunks then.
+        self._counts: dict[str, tuple[int, Counts]] = {}
         # Wakes the runner of this process.
         self.changed = asyncio.Event()
 
     async def create(self, new: NewJob) -> Job:
         """Create a job whose input a gateway validates next.
 
-        Raises: NotFound, InvalidInput, Overloaded, ObjectsUnavailable, JobStoreUnavailable.
+        Raises: NotFound, InvalidInput, Overloaded, FileStorageFull, ObjectsUnavailable, JobStoreUnavailable.
         """
         record = await self._files.get(new.tenant, new.input_file)
         if record.purpose != "batch":
@@ -54,9 +68,6 @@ class Jobs:
                 f"{new.input_file} was uploaded for {record.purpose!r}, not for `batch`",
                 param="input_file_id",
             )
-        most = self._files.settings.jobs_per_tenant
-        if sum(row.tenant == new.tenant for row in await self._table.active()) >= most:
-            raise Overloaded(f"you have {most} unfinished batches; wait for one, or cancel one")
         now_s, keep_s = self.now_s(), self._files.settings.keep_s
         job = Job(
             new_id("batch_"),
@@ -69,12 +80,44 @@ class Jobs:
             keep_s if new.results_keep_s is None else min(keep_s, new.results_keep_s),
             new.metadata,
         )
+        try:
+            await self._store(job)
+        except (StorageFull, TooManyRows) as error:
+            raise self._refusal(error) from error
+        self.report(job)
+        return job
+
+    async def _store(self, job: Job) -> None:
+        """Store a new job, if its tenant has room for it. Raises: StorageFull, TooManyRows."""
+        settings, row = self._files.settings, job_row(job)
+        counts = RowBounds(settings.kept_jobs_per_tenant, settings.jobs_per_tenant)
+        # What is refused writes nothing.
+        await self._table.check(row, self._files.bounds, counts)
         await self.objects.create(names.created(job.id), job)
         # First: upkeep would queue a job again that the queue does not know.
         await self._queue.enqueue(job.id, [VALIDATION])
-        await self._table.put(job_row(job))
-        self.report(job)
-        return job
+        try:
+            await self._table.put(row, self._files.bounds, counts)
+        except (StorageFull, TooManyRows):
+            # Others have taken the room meanwhile.
+            await self._queue.drop(job.id)
+            await self._files.objects.remove([names.created(job.id)])
+            raise
+
+    def _refusal(self, error: StorageFull | TooManyRows) -> GatewayError:
+        """Return the error of a job for which there is no room."""
+        settings = self._files.settings
+        if isinstance(error, StorageFull):
+            return storage_full(settings, error)
+        if error.of_active:
+            return Overloaded(
+                f"you have {settings.jobs_per_tenant} unfinished batches; wait for one, or cancel one"
+            )
+        return FileStorageFull(
+            f"you have {settings.kept_jobs_per_tenant} batches, ended ones included, the most that a tenant "
+            "may (`batches.kept_jobs_per_tenant`); an ended batch is removed "
+            f"{settings.keep_s:.0f} s after its end"
+        )
 
     async def get(self, tenant: str | None, id_: str) -> Job:
         """Return a job with its counts so far. tenant: None for any.
@@ -89,8 +132,9 @@ class Jobs:
     async def list(self, page: Page) -> tuple[list[Job], bool]:
         """Return jobs, newest first, and whether there are more. Raises: JobStoreUnavailable."""
         rows = await self._table.rows(msgspec.structs.replace(page, limit=page.limit + 1))
-        jobs = [await self._with_counts(job_of(row)) for row in rows[: page.limit]]
-        return jobs, len(rows) > page.limit
+        has_more = len(rows) > page.limit or sum(row.data_bytes for row in rows) > page.data_bytes
+        shown = rows[:-1] if has_more and len(rows) > 1 else rows
+        return [await self._with_counts(job_of(row)) for row in shown], has_more
 
     async def cancel(self, tenant: str | None, id_: str) -> Job:
         """Cancel a job: its lines that run are finished, and no others are begun.
@@ -117,7 +161,13 @@ class Jobs:
     async def _with_counts(self, job: Job) -> Job:
         if job.is_over or not job.total:
             return job
-        counts = Counts()
-        for result in (await self._queue.progress(job.id)).values():
-            counts = counts.plus(result.counts)
+        # A list may have a hundred jobs of thousands of chunks each.
+        done = await self._queue.finished(job.id)
+        known, counts = self._counts.pop(job.id, (0, Counts()))
+        if known != done:
+            results = (await self._queue.progress(job.id)).values()
+            done, counts = len(results), reduce(Counts.plus, (result.counts for result in results), Counts())
+        self._counts[job.id] = done, counts
+        if len(self._counts) > COUNTS_MAX:
+            del self._counts[next(iter(self._counts))]
         return msgspec.structs.replace(job, counts=counts)

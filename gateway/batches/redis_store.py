@@ -4,6 +4,7 @@ A stream has an entry for each chunk that is not finished, and goes with its job
 """
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -16,7 +17,9 @@ from gateway.batches.job_store import (
     Kind,
     Page,
     Row,
+    RowBounds,
     StorageFull,
+    TooManyRows,
 )
 from gateway.batches.records import ChunkResult
 from gateway.store.errors import StoreUnavailable
@@ -36,8 +39,10 @@ PUT = load_script("put", package="gateway.batches")
 CREATE = load_script("create", package="gateway.batches")
 CLAIM = load_script("claim", package="gateway.batches")
 RENEW = load_script("renew", package="gateway.batches")
-# Entries and rows of one command.
+# Ids of one command.
 AT_ONCE = 500
+# Rows of one command: a row may have a hundred kilobytes.
+ROWS_AT_ONCE = 32
 
 
 class RedisCommands:
@@ -72,26 +77,20 @@ class RedisTable:
     def __init__(self, commands: RedisCommands) -> None:
         self._redis = commands
 
-    async def put(self, row: Row, bounds: ByteBounds | None = None) -> None:
-        """Add or replace a row. Raises: JobStoreUnavailable, StorageFull."""
-        await self._put(row, msgspec.json.encode(row).decode(), bounds)
+    async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
+        """Add or replace a row. Raises: JobStoreUnavailable, StorageFull, TooManyRows."""
+        await self._put(row, _argument(row, msgspec.json.encode(row).decode(), bounds, counts))
 
-    async def _put(self, row: Row, encoded: str, bounds: ByteBounds | None) -> None:
-        argument = {
-            "id": row.id,
-            "tenant": row.tenant,
-            "at": row.at_ms,
-            "bytes": row.bytes,
-            "shown": row.is_shown,
-            "active": row.is_active,
-            # Rows of chunks are removed with their job.
-            "unfinished": bool(encoded) and not row.is_shown and row.id.startswith("file-"),
-            "row": encoded,
-            "of_tenant": bounds.tenant if bounds else 0,
-            "total": bounds.total if bounds else 0,
-        }
-        keys = [ROWS, BYTES, ACTIVE, UNFINISHED, _listed(row.kind, None), _listed(row.kind, row.tenant)]
+    async def check(self, row: Row, bounds: ByteBounds, counts: RowBounds) -> None:
+        """Raise what `put` would raise now. Raises: JobStoreUnavailable, StorageFull, TooManyRows."""
+        await self._put(row, _argument(row, "", bounds, counts) | {"trial": True})
+
+    async def _put(self, row: Row, argument: dict[str, Any]) -> None:
+        tenant = _listed(row.kind, row.tenant)
+        keys = [ROWS, BYTES, ACTIVE, UNFINISHED, _listed(row.kind, None), tenant, _active(row.tenant)]
         exceeded = await self._redis.script(PUT, keys, argument)
+        if exceeded in {"active", "shown"}:
+            raise TooManyRows(of_active=exceeded == "active")
         if exceeded:
             raise StorageFull(of_tenant=exceeded == "tenant")
 
@@ -105,7 +104,7 @@ class RedisTable:
         row = await self.get(id_)
         if row is not None:
             gone = msgspec.structs.replace(row, bytes=0, is_shown=False, is_active=False)
-            await self._put(gone, "", None)
+            await self._put(gone, _argument(gone, "", None, None))
 
     async def rows(self, page: Page) -> list[Row]:
         """Return shown rows. Raises: JobStoreUnavailable."""
@@ -116,17 +115,26 @@ class RedisTable:
                 return []
             start = int(rank) + 1
         name = "ZREVRANGE" if page.newest_first else "ZRANGE"
-        return await self._rows_of(await self._redis.command(name, key, start, start + page.limit - 1))
+        ids = await self._redis.command(name, key, start, start + page.limit - 1)
+        return await self._rows_of(ids, page.data_bytes)
 
-    async def active(self) -> list[Row]:
+    async def active(self, tenant: str | None = None) -> list[Row]:
         """Return the jobs that have not ended. Raises: JobStoreUnavailable."""
-        return await self._rows_of(await self._redis.command("ZRANGE", ACTIVE, 0, -1))
+        key = ACTIVE if tenant is None else _active(tenant)
+        return await self._rows_of(await self._redis.command("ZRANGE", key, 0, -1))
 
-    async def _rows_of(self, ids: Sequence[bytes]) -> list[Row]:
+    async def _rows_of(self, ids: Sequence[bytes], data_bytes: float = inf) -> list[Row]:
+        """Return rows, up to the one with which their data is longer than this."""
         rows: list[Row] = []
-        for start in range(0, len(ids), AT_ONCE):
-            found = await self._redis.command("HMGET", ROWS, *ids[start : start + AT_ONCE])
-            rows += [msgspec.json.decode(row, type=Row) for row in found if row is not None]
+        size = 0
+        for start in range(0, len(ids), ROWS_AT_ONCE):
+            found = await self._redis.command("HMGET", ROWS, *ids[start : start + ROWS_AT_ONCE])
+            for encoded in found:
+                if encoded is not None:
+                    rows.append(msgspec.json.decode(encoded, type=Row))
+                    size += rows[-1].data_bytes
+                if size > data_bytes:
+                    return rows
         return rows
 
     async def unfinished(self, before_ms: int) -> list[str]:
@@ -240,6 +248,30 @@ def open_redis(client: RedisClient) -> JobStore:
     """Return the store in a Redis."""
     commands = RedisCommands(client)
     return JobStore(RedisTable(commands), RedisQueue(commands))
+
+
+def _argument(row: Row, encoded: str, bounds: ByteBounds | None, counts: RowBounds | None) -> dict[str, Any]:
+    """Return the argument of the script that adds, replaces or, without `encoded`, removes a row."""
+    return {
+        "id": row.id,
+        "tenant": row.tenant,
+        "at": row.at_ms,
+        "bytes": row.bytes,
+        "shown": row.is_shown,
+        "active": row.is_active,
+        # Rows of chunks are removed with their job.
+        "unfinished": bool(encoded) and not row.is_shown and row.id.startswith("file-"),
+        "row": encoded,
+        "of_tenant": bounds.tenant if bounds else 0,
+        "total": bounds.total if bounds else 0,
+        "shown_max": counts.shown if counts else -1,
+        "active_max": counts.active if counts else -1,
+        "trial": False,
+    }
+
+
+def _active(tenant: str) -> str:
+    return f"{ACTIVE}:{tenant}"
 
 
 def _listed(kind: Kind, tenant: str | None) -> str:

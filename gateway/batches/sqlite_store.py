@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,9 @@ from gateway.batches.job_store import (
     JobStoreUnavailable,
     Page,
     Row,
+    RowBounds,
     StorageFull,
+    TooManyRows,
 )
 from gateway.batches.records import ChunkResult
 
@@ -32,6 +35,8 @@ CREATE TABLE IF NOT EXISTS rows (
 CREATE INDEX IF NOT EXISTS rows_listed ON rows (kind, is_shown, at_ms, id);
 CREATE INDEX IF NOT EXISTS rows_of_tenant ON rows (tenant, kind, is_shown, at_ms, id);
 CREATE INDEX IF NOT EXISTS rows_active ON rows (at_ms) WHERE is_active;
+CREATE INDEX IF NOT EXISTS rows_active_of_tenant ON rows (tenant, at_ms) WHERE is_active;
+CREATE INDEX IF NOT EXISTS rows_bytes ON rows (tenant, bytes);
 CREATE TABLE IF NOT EXISTS chunks (
     job TEXT NOT NULL, number INTEGER NOT NULL, owner TEXT NOT NULL DEFAULT '',
     until_s REAL NOT NULL DEFAULT 0, result BLOB, is_done INTEGER NOT NULL DEFAULT 0,
@@ -106,16 +111,27 @@ class SqliteTable:
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
 
-    async def put(self, row: Row, bounds: ByteBounds | None = None) -> None:
-        """Add or replace a row. Raises: JobStoreUnavailable, StorageFull."""
+    async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
+        """Add or replace a row. Raises: JobStoreUnavailable, StorageFull, TooManyRows."""
 
         def put(database: sqlite3.Connection) -> None:
+            if counts is not None:
+                _check_count(database, row, counts)
             if bounds is not None:
                 _check_room(database, row, bounds)
             values = (*(getattr(row, name.strip()) for name in COLUMNS.split(",")),)
             database.execute(PUT, values)
 
         await self._database.write(put)
+
+    async def check(self, row: Row, bounds: ByteBounds, counts: RowBounds) -> None:
+        """Raise what `put` would raise now. Raises: JobStoreUnavailable, StorageFull, TooManyRows."""
+
+        def check(database: sqlite3.Connection) -> None:
+            _check_count(database, row, counts)
+            _check_room(database, row, bounds)
+
+        await self._database.run(check)
 
     async def get(self, id_: str) -> Row | None:
         """Return a row. Raises: JobStoreUnavailable."""
@@ -137,11 +153,14 @@ class SqliteTable:
             where += f" AND (at_ms, id) {sign} (SELECT at_ms, id FROM rows WHERE id = ?)"  # noqa: S608
             values.append(page.after)
         order = "DESC" if page.newest_first else "ASC"
-        return await self._rows(f"{where} ORDER BY at_ms {order}, id {order} LIMIT ?", (*values, page.limit))
+        clause = f"{where} ORDER BY at_ms {order}, id {order} LIMIT ?"
+        return await self._rows(clause, (*values, page.limit), page.data_bytes)
 
-    async def active(self) -> list[Row]:
+    async def active(self, tenant: str | None = None) -> list[Row]:
         """Return the jobs that have not ended. Raises: JobStoreUnavailable."""
-        return await self._rows("WHERE is_active ORDER BY at_ms", ())
+        if tenant is None:
+            return await self._rows("WHERE is_active ORDER BY at_ms", ())
+        return await self._rows("WHERE is_active AND tenant = ? ORDER BY at_ms", (tenant,))
 
     async def unfinished(self, before_ms: int) -> list[str]:
         """Return the ids of uploads that were never completed. Raises: JobStoreUnavailable."""
@@ -170,10 +189,19 @@ class SqliteTable:
         await self._database.run(lambda database: _one(database, "SELECT 1"))
         return time.monotonic_ns()
 
-    async def _rows(self, clause: str, values: Sequence[object]) -> list[Row]:
+    async def _rows(self, clause: str, values: Sequence[object], data_bytes: float = inf) -> list[Row]:
+        """Return rows, up to the one with which their data is longer than this."""
+
         def read(database: sqlite3.Connection) -> list[Row]:
-            found = database.execute(f"SELECT {COLUMNS} FROM rows {clause}", values).fetchall()  # noqa: S608 - fixed texts
-            return [_row(*columns) for columns in found]
+            found = database.execute(f"SELECT {COLUMNS} FROM rows {clause}", values)  # noqa: S608 - fixed texts
+            rows: list[Row] = []
+            size = 0
+            for columns in found:
+                rows.append(_row(*columns))
+                size += rows[-1].data_bytes
+                if size > data_bytes:
+                    break
+            return rows
 
         return await self._database.run(read)
 
@@ -263,6 +291,19 @@ def open_sqlite(path: Path) -> JobStore:
     """Return the store in a file, which is created at its first use."""
     database = SqliteDatabase(path)
     return JobStore(SqliteTable(database), SqliteQueue(database))
+
+
+def _check_count(database: sqlite3.Connection, row: Row, counts: RowBounds) -> None:
+    """Check that a tenant may have another row. Raises: TooManyRows."""
+    if _one(database, "SELECT count(*) FROM rows WHERE id = ?", row.id):
+        return
+    if row.is_active:
+        active = "SELECT count(*) FROM rows WHERE is_active AND tenant = ?"
+        if _one(database, active, row.tenant) >= counts.active:
+            raise TooManyRows(of_active=True)
+    shown = "SELECT count(*) FROM rows WHERE tenant = ? AND kind = ? AND is_shown"
+    if _one(database, shown, row.tenant, row.kind) >= counts.shown:
+        raise TooManyRows(of_active=False)
 
 
 def _check_room(database: sqlite3.Connection, row: Row, bounds: ByteBounds) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -163,24 +164,23 @@ class Upkeep:
         """Remove what has expired. Raises: JobStoreUnavailable, ObjectsUnavailable."""
         now_s, table = self._lifecycle.jobs.now_s(), self._table
         read = {job_of(row).input_file for row in await table.active()}
-        records = [file_of(row) for row in await self._all_rows("file")]
-        for record in records:
-            if record.expires_s <= now_s and record.id not in read:
+        for record in map(file_of, await self._rows("file", lambda row: file_of(row).expires_s <= now_s)):
+            if record.id not in read:
                 await self._files.discard(record)
         for id_ in await table.unfinished(round((now_s - UNFINISHED_S) * 1000)):
             await table.remove(id_)
-        for job in map(job_of, await self._all_rows("batch")):
-            if job.ended_s is not None and job.ended_s + self._files.settings.keep_s <= now_s:
-                await self._remove_job(job)
+        before_s = now_s - self._files.settings.keep_s
+        for job in map(job_of, await self._rows("batch", lambda row: _ended_before(row, before_s))):
+            await self._remove_job(job)
         await self._files.objects.sweep(UNFINISHED_S)
         await asyncio.to_thread(self._sweep_journals, now_s)
 
-    async def _all_rows(self, kind: Kind) -> list[Row]:
-        """Return all shown rows, which are removed only after they have been read."""
+    async def _rows(self, kind: Kind, is_wanted: Callable[[Row], bool]) -> list[Row]:
+        """Return the wanted ones of all shown rows, which are removed only after they have been read."""
         found: list[Row] = []
         after = None
         while rows := await self._table.rows(Page(kind, None, ROWS_AT_ONCE, after)):
-            found += rows
+            found += [row for row in rows if is_wanted(row)]
             after = rows[-1].id
         return found
 
@@ -199,3 +199,8 @@ class Upkeep:
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < now_s - JOURNALS_KEEP_S:
                     path.unlink()
+
+
+def _ended_before(row: Row, moment_s: float) -> bool:
+    ended_s = job_of(row).ended_s
+    return ended_s is not None and ended_s <= moment_s

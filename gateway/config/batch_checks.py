@@ -27,6 +27,10 @@ def _settings_problems(batches: BatchesSettings) -> Iterator[Problem]:
         yield Problem("batches.tenant_bytes", "less than `batches.file_bytes`; raise it, or lower that")
     if batches.bytes < batches.tenant_bytes:
         yield Problem("batches.bytes", "less than `batches.tenant_bytes`; raise it, or lower that")
+    if batches.kept_jobs_per_tenant < batches.jobs_per_tenant:
+        yield Problem(
+            "batches.kept_jobs_per_tenant", "less than `batches.jobs_per_tenant`; raise it, or lower that"
+        )
     if batches.bucket is not None:
         yield from _bucket_problems(batches.bucket)
 

@@ -618,8 +618,9 @@ class BatchesSettings(Section, frozen=True):
 
     dir: folder of files and results, shared by the gateways of one Redis; with a `bucket`, only of results
     that are not complete. file_bytes, tenant_bytes, bytes: of one file, of a tenant, of all. line_bytes,
-    lines: of an input. jobs_per_tenant: unfinished ones. keep_s: time after which files and ended jobs are
-    removed. lines_in_flight: lines that one worker runs at a time.
+    lines: of an input. files_per_tenant: with which a tenant may upload another. jobs_per_tenant: unfinished
+    ones. kept_jobs_per_tenant: ended ones too. keep_s: time after which files and ended jobs are removed.
+    lines_in_flight: lines that one worker runs at a time.
     """
 
     dir: str
@@ -629,7 +630,9 @@ class BatchesSettings(Section, frozen=True):
     bytes: PositiveInt = 100 * 1024 * 1024 * 1024
     line_bytes: PositiveInt = 4 * 1024 * 1024
     lines: PositiveInt = 200_000
+    files_per_tenant: PositiveInt = 10_000
     jobs_per_tenant: PositiveInt = 100
+    kept_jobs_per_tenant: PositiveInt = 1000
     keep_s: PositiveFloat = 30 * 86_400.0
     lines_in_flight: PositiveInt = 32
 

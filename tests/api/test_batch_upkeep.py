@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.batches import names
+from gateway.batches.job_store import FILE_BYTES
 from tests.api.test_batches import create, ended, results, servers, texts, upload, with_batches
 from tests.conftest import Boots, Running
 from tests.fakes.tei import FakeTei
@@ -109,7 +110,9 @@ async def test_forgets_uploads_of_killed_gateways(
         await asyncio.sleep(3600)
 
     headers = {"content-type": "multipart/form-data; boundary=x"}
-    async with boot(servers(), with_batches(tmp_path, tenant_bytes=1000, file_bytes=900)) as gateway:
+    async with boot(
+        servers(), with_batches(tmp_path, tenant_bytes=2 * FILE_BYTES + 1000, file_bytes=900)
+    ) as gateway:
         upload_task = asyncio.create_task(gateway.client.post("/v1/files", content=body(), headers=headers))
         await sent.wait()
         async with asyncio.timeout(10):

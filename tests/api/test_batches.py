@@ -11,6 +11,7 @@ import numpy as np
 import openai
 import pytest
 
+from gateway.batches.job_store import FILE_BYTES, JOB_BYTES, PAGE_BYTES
 from gateway.events import BatchChanged, CallFinished
 from gateway.quotas.ledger import MemoryLedger
 from gateway.tenants.keyring import key_digest
@@ -234,7 +235,7 @@ async def test_a_spent_limit_makes_a_job_wait(
     now_us = 1_700_000_000_000_000
     clock = {"us": now_us}
     ledger = MemoryLedger(lambda: clock["us"])
-    config = with_batches(tmp_path) + tenants(requests_per_day=40, batch_tokens_per_day=10**6)
+    config = with_batches(tmp_path) + tenants(requests_per_day=42, batch_tokens_per_day=10**6)
     async with boot(servers(), config, ledger=ledger) as gateway:
         batch = await create(gateway, (await upload(gateway, texts(60)))["id"])
         async with asyncio.timeout(10):
@@ -462,8 +463,48 @@ async def test_refuses_an_upload_before_its_body(boot: Boots, tmp_path: Path) ->
     assert large.status_code == 413
 
 
+async def test_uploads_and_batches_cost_a_request_each(boot: Boots, tmp_path: Path) -> None:
+    read: list[bytes] = []
+
+    async def body() -> Any:
+        read.append(b"x")
+        yield b"x"
+
+    form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": b"{}"}}
+    wanted = {"endpoint": "/v1/embeddings", "completion_window": "24h"}
+    multipart = {"content-type": "multipart/form-data; boundary=x"}
+    async with boot(servers(), with_batches(tmp_path) + tenants(requests_per_day=4)) as gateway:
+        first = await gateway.client.post("/v1/files", **form)
+        bad = await gateway.client.post("/v1/files", data={"purpose": "x"}, files={"file": b"{}"})
+        batch = await gateway.post("/v1/batches", wanted | {"input_file_id": first.json()["id"]})
+        missing = await gateway.post("/v1/batches", wanted | {"input_file_id": "file-none"})
+        spent = [
+            await gateway.client.post("/v1/files", content=body(), headers=multipart),
+            await gateway.post("/v1/batches", wanted | {"input_file_id": first.json()["id"]}),
+            await gateway.post("/v1/embeddings", {"model": "bge", "input": "now"}),
+        ]
+        free = [
+            await gateway.client.get("/v1/files"),
+            await gateway.client.get("/v1/batches"),
+            await gateway.post(f"/v1/batches/{batch.json()['id']}/cancel", {}),
+            await gateway.client.delete(f"/v1/files/{first.json()['id']}"),
+        ]
+
+    replies = [first, bad, batch, missing]
+    assert [reply.status_code for reply in replies] == [200, 400, 200, 404]
+    remaining = [reply.headers["x-ratelimit-remaining-requests"] for reply in replies]
+    assert remaining == ["3", "2", "1", "0"]
+    assert [reply.status_code for reply in spent] == [429] * 3
+    assert {reply.headers["x-ratelimit-remaining-requests"] for reply in spent} == {"0"}
+    assert read == []
+    # The batch waits for its limit, or is cancelled: whichever, these are not refused for the quota.
+    assert 429 not in [reply.status_code for reply in free]
+
+
 async def test_bounds_the_files_of_a_tenant(boot: Boots, tmp_path: Path) -> None:
-    async with boot(servers(), with_batches(tmp_path, tenant_bytes=1000, file_bytes=900)) as gateway:
+    async with boot(
+        servers(), with_batches(tmp_path, tenant_bytes=2 * FILE_BYTES + 1000, file_bytes=900)
+    ) as gateway:
         first = await upload(gateway, "x" * 600)
         reply = await gateway.client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x" * 600})
         await gateway.client.delete(f"/v1/files/{first['id']}")
@@ -472,6 +513,67 @@ async def test_bounds_the_files_of_a_tenant(boot: Boots, tmp_path: Path) -> None
     assert reply.status_code == 507
     assert reply.json()["error"]["code"] == "file_storage_full"
     assert reply.headers["x-should-retry"] == "false"
+
+
+async def test_files_and_batches_count_besides_their_content(boot: Boots, tmp_path: Path) -> None:
+    metadata = {f"k{number}": "v" * 512 for number in range(16)}
+    bytes_max = 2 * FILE_BYTES + JOB_BYTES + 3 * 16 * 512 + 2000
+    async with boot(servers(), with_batches(tmp_path, tenant_bytes=bytes_max, file_bytes=900)) as gateway:
+        file = (await upload(gateway, "{"))["id"]
+        batch = await ended(gateway, (await create(gateway, file, metadata=metadata))["id"])
+        body = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        second = await gateway.post("/v1/batches", body | {"metadata": metadata})
+        await upload(gateway, "")
+        third = await gateway.client.post("/v1/files", data={"purpose": "batch"}, files={"file": b""})
+        listed = (await gateway.client.get("/v1/batches")).json()["data"]
+
+    assert batch["status"] == "failed"
+    for reply in (second, third):
+        assert reply.status_code == 507
+        assert reply.json()["error"]["code"] == "file_storage_full"
+        assert "delete" in reply.json()["error"]["message"]
+    assert [item["id"] for item in listed] == [batch["id"]]
+    # What was refused has left nothing.
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == [batch["id"]]
+
+
+async def test_bounds_the_number_of_files_and_of_kept_batches(boot: Boots, tmp_path: Path) -> None:
+    settings = {"files_per_tenant": 2, "jobs_per_tenant": 2, "kept_jobs_per_tenant": 2}
+    config = with_batches(tmp_path, **settings) + tenants()
+    form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": b"{"}}
+    async with boot(servers(), config) as gateway:
+        files = [(await upload(gateway, "{"))["id"] for _ in range(2)]
+        full = await gateway.client.post("/v1/files", **form)
+        for file in files:
+            await ended(gateway, (await create(gateway, file))["id"])
+        body = {"input_file_id": files[0], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        kept = await gateway.post("/v1/batches", body)
+        await gateway.client.delete(f"/v1/files/{files[1]}")
+        await upload(gateway, "{")
+        gateway.client.headers["authorization"] = "Bearer other"
+        other = await ended(gateway, (await create(gateway, (await upload(gateway, "{"))["id"]))["id"])
+
+    assert (full.status_code, kept.status_code) == (507, 507)
+    assert "`batches.files_per_tenant`" in full.json()["error"]["message"]
+    assert "`batches.kept_jobs_per_tenant`" in kept.json()["error"]["message"]
+    assert "2592000 s after its end" in kept.json()["error"]["message"]
+    assert kept.headers["x-should-retry"] == "false"
+    assert other["status"] == "failed"
+
+
+async def test_bounds_the_bytes_of_a_page(boot: Boots, tmp_path: Path) -> None:
+    metadata = {f"k{number}": "\U0001f600" * 512 for number in range(16)}
+    async with boot(servers(), with_batches(tmp_path)) as gateway:
+        file = (await upload(gateway, "{"))["id"]
+        created = [(await create(gateway, file, metadata=metadata))["id"] for _ in range(40)]
+        page = await gateway.client.get("/v1/batches?limit=100")
+        listed = [item.id async for item in client_of(gateway).batches.list(limit=100)]
+
+    shown = page.json()
+    assert PAGE_BYTES / 2 < len(page.content) < PAGE_BYTES * 1.1
+    assert shown["has_more"]
+    assert shown["last_id"] == shown["data"][-1]["id"]
+    assert listed == created[::-1]
 
 
 async def test_a_file_that_is_read_cannot_be_deleted(boot: Boots, tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from gateway.batches.job_store import (
     JobStoreUnavailable,
     Page,
     Row,
+    RowBounds,
     StorageFull,
+    TooManyRows,
 )
 from gateway.batches.records import ChunkResult, Counts
 from gateway.batches.redis_store import RedisTable, open_redis
@@ -104,6 +106,63 @@ async def test_bounds_the_bytes_of_a_tenant_and_of_all(store: JobStore) -> None:
 
     assert await store.table.used_bytes() == 150
     assert await store.table.get("file-4") is None
+
+
+async def test_bounds_the_rows_of_a_tenant(store: JobStore) -> None:
+    bounds, counts = ByteBounds(tenant=100, total=150), RowBounds(shown=3, active=2)
+
+    async def refusal(new: Row) -> str:
+        found = set()
+        for act in (store.table.check, store.table.put):
+            try:
+                await act(new, bounds, counts)
+            except TooManyRows as error:
+                found.add("active" if error.of_active else "shown")
+            except StorageFull:
+                found.add("bytes")
+            else:
+                found.add("none")
+        (only,) = found
+        return only
+
+    assert await refusal(row("batch_1", 1, bytes=10)) == "none"
+    assert await refusal(row("batch_2", 1, bytes=10)) == "none"
+    assert await refusal(row("batch_3", 1, bytes=10)) == "active"
+    await store.table.put(row("batch_1", 1, bytes=10, is_active=False))
+    assert await refusal(row("batch_3", 1, bytes=81)) == "bytes"
+    assert await refusal(row("batch_3", 1, bytes=10)) == "none"
+    assert [item.id for item in await store.table.active("acme")] == ["batch_2", "batch_3"]
+    await store.table.put(row("batch_2", 1, bytes=10, is_active=False))
+    assert await refusal(row("batch_4", 1)) == "shown"
+    # Neither a row that is there, nor those of others and of another kind.
+    assert await refusal(row("batch_2", 1, bytes=12)) == "none"
+    assert await refusal(row("batch_5", 1, "other", bytes=10)) == "none"
+    assert await refusal(row("file-1", 1)) == "none"
+    await store.table.remove("batch_2")
+    assert await refusal(row("batch_4", 1)) == "none"
+
+    assert await store.table.get("batch_6") is None
+    assert await store.table.used_bytes() == 30
+    assert [item.id for item in await store.table.active("other")] == ["batch_5"]
+
+
+async def test_a_check_changes_nothing(store: JobStore) -> None:
+    await store.table.check(row("batch_1", 1, bytes=9), ByteBounds(9, 9), RowBounds(1, 1))
+
+    assert await store.table.get("batch_1") is None
+    assert await store.table.used_bytes() == 0
+    assert await store.table.active("acme") == []
+    assert await store.table.rows(Page("batch", "acme", 9)) == []
+
+
+async def test_a_page_ends_with_its_bytes(store: JobStore) -> None:
+    for number in range(50):
+        await store.table.put(row(f"file-{number:02}", number, data='"\U0001f600"'))
+
+    page = Page("file", "acme", 50, newest_first=False, data_bytes=6 * 40)
+    found = [item.id for item in await store.table.rows(page)]
+
+    assert found == [f"file-{number:02}" for number in range(41)]
 
 
 async def test_knows_active_jobs_and_unfinished_uploads(store: JobStore) -> None:

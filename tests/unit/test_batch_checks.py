@@ -24,6 +24,7 @@ def problems(text: str) -> list[str]:
         ("batches: {}", "batches"),
         ("batches: {dir: a, file_bytes: 20, tenant_bytes: 10}", "batches.tenant_bytes"),
         ("batches: {dir: a, bytes: 10}", "batches.bytes"),
+        ("batches: {dir: a, kept_jobs_per_tenant: 99}", "batches.kept_jobs_per_tenant"),
         ("batches: {dir: a, bucket: {name: ''}}", "batches.bucket.name"),
         ("batches: {dir: a, bucket: {name: b, endpoint: s3.local}}", "batches.bucket.endpoint"),
         ("batches: {dir: a, bucket: {name: b, access_key: k}}", "batches.bucket"),

@@ -71,9 +71,10 @@ async def create_batch(
     tenant = await batches.authenticate(context)
     _check_has_key(tenant, api)
     new = _new_job(data, tenant)
-    with batch_errors():
-        job = await batches.jobs.create(new)
-    return HttpReply(msgspec.json.encode(batch_object(job)), {})
+    async with api.charging(tenant) as headers:
+        with batch_errors():
+            job = await batches.jobs.create(new)
+    return HttpReply(msgspec.json.encode(batch_object(job)), headers)
 
 
 def _check_has_key(tenant: Tenant, api: InferenceApi) -> None:

@@ -66,9 +66,11 @@ async def _upload(context: RequestContext) -> HttpReply:
     files = batches.files
     context.io.body_bytes_max = files.settings.file_bytes + FORM_BYTES_MAX
     api.admit_caller(context, LEAST_OF_BATCHES)
-    with batches.uploading(tenant.name), batch_errors():
-        record = await _receive(context, batches, tenant)
-    return HttpReply(msgspec.json.encode(file_object(record)), {})
+    # Before the body: with a spent limit none of it is read.
+    async with api.charging(tenant) as headers:
+        with batches.uploading(tenant.name), batch_errors():
+            record = await _receive(context, batches, tenant)
+    return HttpReply(msgspec.json.encode(file_object(record)), headers)
 
 
 async def _receive(context: RequestContext, batches: BatchesApi, tenant: Tenant) -> FileRecord:

@@ -1,7 +1,7 @@
 """The part of the gateway that inference handlers use, and the headers of a successful reply."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
 from itertools import groupby
 from typing import Any
 
@@ -74,6 +74,20 @@ class InferenceApi:
         tenant = self.authenticator.authenticate(context)
         self.gateway.charges.refuse_if_spent(tenant, least)
         return tenant
+
+    @asynccontextmanager
+    async def charging(self, tenant: Tenant) -> AsyncGenerator[dict[str, str], None]:
+        """Charge one request that reaches no model, whatever becomes of it; yield the headers of its reply.
+
+        Raises: QuotaExceeded, QuotaUnavailable.
+        """
+        headers = rate_limit_headers(await self.gateway.charges.charge_request(tenant))
+        try:
+            yield headers
+        except GatewayError as error:
+            error.is_settled = True
+            error.headers |= headers
+            raise
 
     async def charge_failure(self, context: CallContext, error: Exception, least: Cost) -> Exception:
         """Charge one request if its own content made it fail before a reserve; return the error to report.

@@ -1,0 +1,91 @@
+"""Jobs as their owners see them, over a table in SQLite and a folder."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.batches.files import Files, NewFile
+from gateway.batches.folder import FolderObjects
+from gateway.batches.job_store import JobStore, Page, job_row
+from gateway.batches.jobs import Jobs, NewJob
+from gateway.batches.records import ChunkResult, Counts, Job, Plan, planned
+from gateway.batches.sqlite_store import open_sqlite
+from gateway.config.schema import BatchesSettings
+from gateway.errors import FileStorageFull, Overloaded
+
+RESULT = ChunkResult("attempt", Counts(3, 1, 0, 20), {"out": 10, "err": 5})
+
+
+class UnreadObjects(FolderObjects):
+    """A folder whose contents nobody may read."""
+
+    def stream(self, name: str, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes, None]:
+        raise AssertionError(name, offset, length)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[JobStore]:
+    store = open_sqlite(tmp_path / "jobs.sqlite")
+    yield store
+    await store.table.aclose()
+
+
+async def jobs_in(folder: Path, store: JobStore) -> tuple[Jobs, NewJob]:
+    settings = BatchesSettings(str(folder), jobs_per_tenant=3, kept_jobs_per_tenant=4)
+    files = Files(settings, UnreadObjects(folder), store.table)
+    upload = await files.start("acme", 0)
+    await upload.write(b"{")
+    file = await upload.commit(NewFile("a.jsonl", "batch"))
+    return Jobs(files, store, lambda _: None), NewJob("acme", "key", "/v1/embeddings", file.id)
+
+
+async def test_jobs_that_come_together_stay_within_the_bound(tmp_path: Path, store: JobStore) -> None:
+    jobs, new = await jobs_in(tmp_path, store)
+
+    outcomes = await asyncio.gather(*(jobs.create(new) for _ in range(9)), return_exceptions=True)
+
+    created = [job.id for job in outcomes if isinstance(job, Job)]
+    assert len(created) == 3
+    assert sum(isinstance(error, Overloaded) for error in outcomes) == 6
+    # What was refused has left nothing.
+    assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == sorted(created)
+    listed, has_more = await jobs.list(Page("batch", "acme", 9))
+    assert (sorted(job.id for job in listed), has_more) == (sorted(created), False)
+
+
+async def test_ended_jobs_count_until_they_are_removed(tmp_path: Path, store: JobStore) -> None:
+    jobs, new = await jobs_in(tmp_path, store)
+    for job in [await jobs.create(new) for _ in range(3)]:
+        await store.table.put(job_row(msgspec.structs.replace(job, status="failed", failed_s=1.0)))
+    last = await jobs.create(new)
+
+    with pytest.raises(FileStorageFull, match="kept_jobs_per_tenant"):
+        await jobs.create(new)
+    await store.table.remove(last.id)
+    await jobs.create(new)
+
+
+async def test_counts_are_read_again_only_after_a_chunk(
+    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, new = await jobs_in(tmp_path, store)
+    job = planned(await jobs.create(new), Plan(1.0, total=8))
+    await store.table.put(job_row(job))
+    reads: list[str] = []
+    progress = store.queue.progress
+
+    async def read(id_: str) -> dict[int, ChunkResult]:
+        reads.append(id_)
+        return await progress(id_)
+
+    monkeypatch.setattr(store.queue, "progress", read)
+    seen = []
+    for number in range(3):
+        seen += [(await jobs.get("acme", job.id)).counts.completed for _ in range(3)]
+        await store.queue.finish(job.id, number, RESULT)
+
+    assert seen == [0, 0, 0, 3, 3, 3, 6, 6, 6]
+    assert reads == [job.id] * 2
