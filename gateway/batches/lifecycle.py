@@ -30,6 +30,7 @@ from gateway.batches.records import (
 )
 
 READS_AT_ONCE = 16
+UNREADABLE = LineProblem("internal_error", "the gateway failed to read the input; its log has the reason")
 NO_INPUT = LineProblem("input_file_missing", "the input file has been removed", "input_file_id")
 
 
@@ -47,10 +48,17 @@ class Lifecycle:
     async def validate(self, job: Job, rules: LineRules, check_model: CheckModel) -> None:
         """Read the input, plan its chunks and put them into the queue; or end the job."""
         plan = await self.jobs.objects.plan(job.id)
-        if plan is None:
-            plan = await self._check_input(job, rules, check_model)
-            if not await self.jobs.objects.create(names.plan(job.id), plan):
-                plan = await self.jobs.objects.plan(job.id) or plan
+        await self._follow(job, plan or await self._check_input(job, rules, check_model))
+
+    async def fail(self, job: Job) -> None:
+        """End a job whose validation fails for a reason that nobody expected."""
+        plan = await self.jobs.objects.plan(job.id)
+        await self._follow(job, plan or Plan(self.jobs.now_s(), problems=(UNREADABLE,)))
+
+    async def _follow(self, job: Job, plan: Plan) -> None:
+        """Create a plan, unless there is one, and follow it."""
+        if not await self.jobs.objects.create(names.plan(job.id), plan):
+            plan = await self.jobs.objects.plan(job.id) or plan
         job = planned(await self.jobs.objects.latest(job), plan)
         if job.is_over:
             await self._end(FinalRecord(job))
