@@ -11,6 +11,8 @@ import pytest
 from gateway.batches.chunk_run import FAILURES_MAX, ChunkRun
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.lines import RunLine, split_chunk
+from gateway.errors import Unauthenticated
+from gateway.tenants.keyring import Keyring, Tenant, key_digest
 from tests.api.test_batches import (
     OVERLOADED,
     create,
@@ -197,3 +199,56 @@ async def test_a_batch_whose_validation_always_fails_ends(
 
     assert end["status"] == "failed"
     assert [item["code"] for item in end["errors"]["data"]] == ["internal_error"]
+
+
+def keys_of(*names: str) -> str:
+    """Return tenants of which `acme` has a key with the id `ci`, made of each name."""
+    keys = [{"id": "ci" if n == 0 else f"k{n}", "digest": key_digest(name)} for n, name in enumerate(names)]
+    return f"tenants: {json.dumps({'acme': {'keys': keys}})}\n"
+
+
+async def test_a_new_key_of_the_same_id_does_not_go_on_with_the_batch_of_a_revoked_one(
+    boot: Boots, tmp_path: Path
+) -> None:
+    server, held = FakeTei(), asyncio.Event()
+
+    async def hold(*_: Any) -> None:
+        await held.wait()
+
+    server.hook = hold
+    config = with_batches(tmp_path, lines_in_flight=4)
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, config + keys_of(KEY)) as gateway:
+        batch = await create(gateway, (await upload(gateway, texts(50)))["id"])
+        async with asyncio.timeout(10):
+            while not server.requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        gateway.follow(config + keys_of("rotated"))
+        as_tenant(gateway, "rotated")
+        held.set()
+        end = await ended(gateway, batch["id"])
+        errors = await results(gateway, end["error_file_id"])
+
+    assert len(errors) >= 46
+    assert {item["response"]["status_code"] for item in errors} == {401}
+
+
+async def test_a_batch_waits_for_a_gateway_that_does_not_know_its_new_key_yet(
+    boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
+    unknown = itertools.count(1)
+    find = Keyring.owner_by_id
+
+    def late(self: Keyring, tenant: str, key_id: str, mark: str = "") -> Tenant:
+        # Only lines and validation name the key's mark.
+        if mark and next(unknown) < 20:
+            raise Unauthenticated("unknown")
+        return find(self, tenant, key_id, mark)
+
+    config = with_batches(tmp_path) + tenants()
+    async with boot(servers(), config) as gateway:
+        gateway.application.gateway.keyring.has_store = True
+        monkeypatch.setattr(Keyring, "owner_by_id", late)
+        end = await ended(gateway, (await create(gateway, (await upload(gateway, texts(30)))["id"]))["id"])
+
+    assert end["request_counts"] == {"total": 30, "completed": 30, "failed": 0}

@@ -18,12 +18,14 @@ from gateway.batches.line_server import LineRequest
 from gateway.batches.records import Endpoint as EndpointPath
 from gateway.batches.records import Job, LineProblem
 from gateway.batches.results import LineReply
-from gateway.errors import GatewayError, Internal
+from gateway.errors import GatewayError, Internal, QuotaUnavailable, Unauthenticated
 from gateway.events import LINE_ROUTES, CallFinished, Observe
 from gateway.tenants.keyring import Tenant
 
 # Lines yield to interactive calls.
 HEADERS = [(b"x-priority", b"bulk")]
+# A new key's batch may arrive before the key does, which other gateways read from the store.
+KEY_PATIENCE_S = 10.0
 
 logger = logging.getLogger("gateway")
 
@@ -99,7 +101,13 @@ class GatewayLineServer:
 
     def _owner(self, job: Job) -> Tenant:
         """Return the owner of the key that created a job. Raises: Unauthenticated, QuotaUnavailable."""
-        return self._api.gateway.keyring.owner_by_id(job.tenant, job.key)
+        keyring = self._api.gateway.keyring
+        try:
+            return keyring.owner_by_id(job.tenant, job.key, job.key_mark)
+        except Unauthenticated as error:
+            if keyring.has_store and time.time() - job.created_s < KEY_PATIENCE_S:
+                raise QuotaUnavailable("the key of this batch is not known here yet") from error
+            raise
 
     def calls(self) -> int:
         """Return the number of interactive calls so far."""
