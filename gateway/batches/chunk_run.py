@@ -14,22 +14,21 @@ from typing import TypeVar
 import msgspec
 
 from gateway.batches import names
-from gateway.batches.job_store import ByteBounds, StorageFull
-from gateway.batches.lifecycle import Lifecycle, chunk_row
+from gateway.batches.job_store import ByteBounds
+from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.line_server import LineRequest, LineServer
 from gateway.batches.lines import RunLine, split_chunk
 from gateway.batches.patience import TRANSIENT, Postponed, Stopped, until_stored
 from gateway.batches.permits import LinePermits
 from gateway.batches.records import PARTS, Chunk, ChunkResult, Job, Part
+from gateway.batches.result_bytes import ResultBytes
 from gateway.batches.results import LineResult, failed, result_of, unexecuted
 from gateway.batches.running_job import RunningJob, Tries
 from gateway.batches.spool import Journals, Spool
 from gateway.errors import GatewayError, QuotaExceeded
 
-# Tries that fail for a reason that nobody expected; then the lines that are left get an error.
+# Tries that fail for an unexpected reason; then the lines that are left get an error.
 FAILURES_MAX = 5
-# Bytes of results that a chunk reserves at a time, before its lines run.
-RESERVE_BYTES = 1024 * 1024
 Result = TypeVar("Result")
 
 logger = logging.getLogger("gateway")
@@ -62,10 +61,7 @@ class ChunkRun:
         self._journals = Journals(parts.folder, f"{running.job.id}.{number}")
         self._unwritten: list[tuple[int, LineResult]] = []
         self._writing = asyncio.Lock()
-        self._reserving = asyncio.Lock()
-        # Bytes of the results that are there, and those that are counted for them.
-        self._used = 0
-        self._reserved = 0
+        self._bytes = ResultBytes(parts.lifecycle.table, parts.bounds, running.job, number)
 
     @property
     def _job(self) -> Job:
@@ -88,8 +84,8 @@ class ChunkRun:
         lines = split_chunk(await self._read())
         spool = await asyncio.to_thread(self._journals.open, self._tries.attempt)
         try:
-            self._used = spool.size
-            await self._count()
+            self._bytes.used = spool.size
+            await self._bytes.count()
             before = len(spool.entries)
             async with asyncio.TaskGroup() as group:
                 for index, line in enumerate(lines):
@@ -97,7 +93,7 @@ class ChunkRun:
                         group.create_task(self._run_line(spool, index, line))
             if len(spool.entries) < len(lines):
                 # What it has reserved for more is free for others.
-                await self._put(spool.size, None)
+                await self._bytes.put(spool.size)
                 raise self._unfinished(is_fruitless=len(spool.entries) == before)
             await self._store_result(spool)
         finally:
@@ -143,7 +139,7 @@ class ChunkRun:
                 return
             if result.is_executed and body:
                 self._running.learn(body, len(result.text))
-            self._used += len(result.text)
+            self._bytes.used += len(result.text)
             self._parts.permits.resize(permit, len(result.text))
             # With the permit: no line is computed whose result would have to wait in memory.
             await self._keep(spool, index, result)
@@ -160,32 +156,11 @@ class ChunkRun:
     async def _may_begin(self) -> bool:
         if self._running.blocked_s > 0 or self._tries.gives_way.is_set():
             return False
-        async with self._reserving:
-            return await self._reserve()
-
-    async def _reserve(self) -> bool:
-        """Return whether a line may add its result to those that are there."""
-        for more in (RESERVE_BYTES, 1):
-            if self._used < self._reserved:
-                return True
-            try:
-                await self._put(self._used + more, self._parts.bounds)
-            except StorageFull:
-                continue
-        if self._used < self._reserved:
+        if await self._bytes.reserve():
             return True
         logger.warning("batch %s waits: the storage is full", self._job.id)
         self._running.block()
         return False
-
-    async def _count(self) -> None:
-        """Count results that are there, even beyond the bounds: they are paid for."""
-        if self._used > self._reserved:
-            await self._put(self._used, None)
-
-    async def _put(self, size: int, bounds: ByteBounds | None) -> None:
-        await self._parts.lifecycle.table.put(chunk_row(self._job, self._number, size), bounds)
-        self._reserved = size
 
     async def _try(self, index: int, line: RunLine) -> LineResult | None:
         """Return the result of a line, None if another try might have a better one."""
@@ -209,7 +184,7 @@ class ChunkRun:
         async with self._writing:
             if self._unwritten:
                 batch, self._unwritten = self._unwritten, []
-                await self._until_stored(self._count)
+                await self._until_stored(self._bytes.count)
                 # First, so that no kill leaves a result that was not paid.
                 await self._until_stored(self._parts.server.settle)
                 await self._until_stored(lambda: asyncio.to_thread(spool.append, batch))
@@ -231,7 +206,7 @@ class ChunkRun:
         if first is not None:
             return first
         sizes: dict[Part, int] = {part: spool.size_of(part) for part in PARTS}
-        await self._put(sum(sizes.values()), None)
+        await self._bytes.put(sum(sizes.values()))
         for part in [part for part in PARTS if sizes[part]]:
             path = self._journals.path(f"{self._tries.attempt}.{part}")
             await asyncio.to_thread(spool.compose, part, path)

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.batches import names
 from gateway.batches.files import Files
-from gateway.batches.job_store import VALIDATION, JobStore, Row, file_row, job_row
+from gateway.batches.job_store import VALIDATION, JobStore, file_row, job_row
 from gateway.batches.jobs import Jobs
 from gateway.batches.lines import CheckModel, LineChecker, LineRules
 from gateway.batches.records import (
@@ -28,6 +28,7 @@ from gateway.batches.records import (
     planned,
     result_file_id,
 )
+from gateway.batches.result_bytes import chunk_row
 
 READS_AT_ONCE = 16
 UNREADABLE = LineProblem("internal_error", "the gateway failed to read the input; its log has the reason")
@@ -51,7 +52,7 @@ class Lifecycle:
         await self._follow(job, plan or await self._check_input(job, rules, check_model))
 
     async def fail(self, job: Job) -> None:
-        """End a job whose validation fails for a reason that nobody expected."""
+        """End a job whose validation fails for an unexpected reason."""
         plan = await self.jobs.objects.plan(job.id)
         await self._follow(job, plan or Plan(self.jobs.now_s(), problems=(UNREADABLE,)))
 
@@ -180,10 +181,3 @@ class Lifecycle:
         if result is not None:
             await self.table.put(chunk_row(job, number, sum(result.sizes.values())))
             await self.queue.finish(job.id, number, result)
-
-
-def chunk_row(job: Job, number: int, size: int) -> Row:
-    """Return the row that counts the bytes of a chunk's results until the job ends."""
-    at_ms = round(job.created_s * 1000)
-    id_ = names.chunk_row(job.id, number)
-    return Row("file", id_, job.tenant, at_ms, size, is_shown=False, is_active=False, data="{}")

@@ -68,8 +68,8 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job, with the times at which it reached its states, in seconds since 1970.
 
-    key, key_mark: id of the key that created it, and what tells it from a later key of that id. keep_s: time
-    for which its results are kept.
+    key, key_mark: id of the key that created it, and its mark, which a later key of that id lacks. keep_s:
+    time for which its results are kept.
     """
 
     id: str

@@ -3,9 +3,11 @@
 import asyncio
 import logging
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 
 from gateway.batches.chunk_run import FAILURES_MAX, ChunkRun, RunParts
+from gateway.batches.job_objects import JobObjects
 from gateway.batches.job_store import RENEW_S, VALIDATION, JobStoreUnavailable, job_of
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.lines import LineRules
@@ -27,6 +29,44 @@ FAILURE_PAUSE_S = 2.0
 logger = logging.getLogger("gateway")
 
 
+class Plans:
+    """Plans of jobs that run."""
+
+    def __init__(self, objects: JobObjects) -> None:
+        self._objects = objects
+        self._plans: dict[str, Plan] = {}
+
+    async def of(self, job: str) -> Plan:
+        """Return the plan of a job. Raises: ObjectsUnavailable."""
+        plan = self._plans.get(job)
+        if plan is None:
+            plan = await self._objects.plan(job)
+            if plan is None:
+                raise ObjectsUnavailable("the plan of a batch is missing")
+            while len(self._plans) >= PLANS_MAX:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[job] = plan
+        return plan
+
+    def forget(self, job: str) -> None:
+        """Drop the plan of a job."""
+        self._plans.pop(job, None)
+
+
+def by_need(jobs: Iterable[RunningJob], slots: Slots) -> list[RunningJob]:
+    """Return the jobs that may begin a chunk: first those whose tenant has the fewest."""
+    ready = [running for running in jobs if running.blocked_s <= 0 or running.stop.is_set()]
+    needs = {running.job.tenant: slots.need(running.job.tenant) for running in ready}
+    return sorted(
+        ready,
+        key=lambda running: (
+            *needs[running.job.tenant],
+            len(running.open_chunks),
+            running.job.created_s,
+        ),
+    )
+
+
 class Runner:
     """Runs the chunks of jobs in this process."""
 
@@ -35,7 +75,7 @@ class Runner:
         self._parts = parts
         self._owner = secrets.token_hex(8)
         self._running: dict[str, RunningJob] = {}
-        self._plans: dict[str, Plan] = {}
+        self._plans = Plans(parts.lifecycle.jobs.objects)
         self._slots = Slots()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open_bytes = 0
@@ -83,7 +123,8 @@ class Runner:
             await self._wake_stopped()
             while await self._begin_next():
                 pass
-            self._share()
+            for slot in self._slots.to_give_back(asyncio.get_running_loop().time()):
+                self._running[slot.job].tries[slot.number].gives_way.set()
         except (JobStoreUnavailable, ObjectsUnavailable) as error:
             logger.warning("batches wait: %s", error)
             await asyncio.sleep(FAILURE_PAUSE_S)
@@ -99,7 +140,7 @@ class Runner:
         for id_ in [id_ for id_, running in self._running.items() if not running.open_chunks]:
             if id_ not in current:
                 del self._running[id_]
-                self._plans.pop(id_, None)
+                self._plans.forget(id_)
 
     async def _wake_stopped(self) -> None:
         """Let the chunks of jobs that have been stopped rest no longer. Raises: JobStoreUnavailable."""
@@ -118,7 +159,7 @@ class Runner:
         """
         if self._open_bytes >= CHUNK_BYTES_MAX:
             return False
-        for running in self._by_need():
+        for running in by_need(self._running.values(), self._slots):
             job = running.job
             if not self._slots.may_take(job.tenant, is_validation=job.in_progress_s is None):
                 continue
@@ -144,26 +185,6 @@ class Runner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda _: self._lifecycle.jobs.changed.set())
-
-    def _by_need(self) -> list[RunningJob]:
-        """Return the jobs that may begin a chunk: first those whose tenant has the fewest."""
-        ready = [
-            running for running in self._running.values() if running.blocked_s <= 0 or running.stop.is_set()
-        ]
-        needs = {running.job.tenant: self._slots.need(running.job.tenant) for running in ready}
-        return sorted(
-            ready,
-            key=lambda running: (
-                *needs[running.job.tenant],
-                len(running.open_chunks),
-                running.job.created_s,
-            ),
-        )
-
-    def _share(self) -> None:
-        """Let chunks give way to tenants that had none."""
-        for slot in self._slots.to_give_back(asyncio.get_running_loop().time()):
-            self._running[slot.job].tries[slot.number].gives_way.set()
 
     async def _run(self, running: RunningJob, slot: Slot) -> None:
         """Run one chunk, or the validation of the input, and give back what has not ended."""
@@ -230,23 +251,12 @@ class Runner:
             # Its gateway was killed before it could report it.
             await self._lifecycle.finish_chunk(job, number, result)
             return
-        chunk = (await self._plan_of(job.id)).chunks[number]
+        chunk = (await self._plans.of(job.id)).chunks[number]
         self._open_bytes += chunk.length
         try:
             await ChunkRun(self._parts, running, number, chunk).run()
         finally:
             self._open_bytes -= chunk.length
-
-    async def _plan_of(self, job: str) -> Plan:
-        plan = self._plans.get(job)
-        if plan is None:
-            plan = await self._lifecycle.jobs.objects.plan(job)
-            if plan is None:
-                raise ObjectsUnavailable("the plan of a batch is missing")
-            while len(self._plans) >= PLANS_MAX:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[job] = plan
-        return plan
 
     async def _renew_forever(self) -> None:
         while True:

@@ -23,7 +23,7 @@ class Tries:
     """Attempts of this process at one chunk.
 
     attempt: names its journal and its results. begun: number of tries. fruitless: in a row, without a new
-    result. failures: tries that ended for a reason that nobody expected. gives_way: set when another tenant
+    result. failures: tries that ended for an unexpected reason. gives_way: set when another tenant
     needs its slot.
     """
 

@@ -81,8 +81,8 @@ class Tenant(msgspec.Struct, frozen=True):
     """Owner of a request: its permissions and limits, narrowed to those of the key that was sent.
 
     models: None means all. model_limits: by model, in place of the model's own limits. batch_limits: count
-    only lines of jobs, in addition to `limits`. key_mark: part of the key's digest, which tells it from
-    another key of the same id.
+    only lines of jobs, in addition to `limits`. key_mark: part of the key's digest, which
+    another key of the same id lacks.
     """
 
     name: str

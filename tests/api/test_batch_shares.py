@@ -11,6 +11,7 @@ import pytest
 from gateway.batches.chunk_run import FAILURES_MAX, ChunkRun
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.lines import RunLine, split_chunk
+from gateway.batches.result_bytes import ResultBytes
 from gateway.errors import Unauthenticated
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
 from tests.api.test_batches import (
@@ -122,15 +123,15 @@ async def test_a_full_store_is_not_written_to_and_a_batch_goes_on_afterwards(
 
 def note_wait(monkeypatch: pytest.MonkeyPatch, waits: asyncio.Event) -> None:
     """Set an event when a chunk finds no room for its results."""
-    reserve = ChunkRun._reserve
+    reserve = ResultBytes.reserve
 
-    async def noting(self: ChunkRun) -> bool:
+    async def noting(self: ResultBytes) -> bool:
         has_room = await reserve(self)
         if not has_room:
             waits.set()
         return has_room
 
-    monkeypatch.setattr(ChunkRun, "_reserve", noting)
+    monkeypatch.setattr(ResultBytes, "reserve", noting)
 
 
 async def test_a_line_that_is_nested_too_deeply_fails_the_batch_with_its_number(
@@ -146,7 +147,7 @@ async def test_a_line_that_is_nested_too_deeply_fails_the_batch_with_its_number(
     assert [(item["code"], item["line"]) for item in end["errors"]["data"]] == [("invalid_json_line", 3)]
 
 
-async def test_a_failure_that_nobody_expected_is_tried_again(
+async def test_an_unexpected_failure_is_tried_again(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
