@@ -153,8 +153,11 @@ class ChunkQueue(Protocol):
     async def renew(self, job: str, chunks: Sequence[int], owner: str) -> None:
         """Keep chunks for another lease."""
 
-    async def release(self, job: str, chunk: int, owner: str) -> None:
-        """Let others claim a chunk at once."""
+    async def release(self, job: str, chunk: int, owner: str, after_s: float = 0.0) -> None:
+        """Let others claim a chunk at once, or after a time of at most a lease.
+
+        A chunk that was released may be released again, to let others claim it sooner.
+        """
 
     async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
         """Take a chunk whose result is stored off the queue. result: None for a validation."""

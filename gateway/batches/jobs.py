@@ -30,7 +30,7 @@ COUNTS_MAX = 1000
 
 
 class NewJob(msgspec.Struct, frozen=True):
-    """Request for a job. key: id of the key that sent it."""
+    """Request for a job. key, key_mark: of the key that sent it, as in a job."""
 
     tenant: str
     key: str
@@ -38,6 +38,7 @@ class NewJob(msgspec.Struct, frozen=True):
     input_file: str
     metadata: dict[str, str] | None = None
     results_keep_s: float | None = None
+    key_mark: str = ""
 
 
 class Jobs:
@@ -79,6 +80,7 @@ class Jobs:
             now_s + WINDOW_S,
             keep_s if new.results_keep_s is None else min(keep_s, new.results_keep_s),
             new.metadata,
+            key_mark=new.key_mark,
         )
         try:
             await self._store(job)

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.batches import names
 from gateway.batches.files import Files
-from gateway.batches.job_store import VALIDATION, JobStore, Row, file_row, job_row
+from gateway.batches.job_store import VALIDATION, JobStore, file_row, job_row
 from gateway.batches.jobs import Jobs
 from gateway.batches.lines import CheckModel, LineChecker, LineRules
 from gateway.batches.records import (
@@ -28,8 +28,10 @@ from gateway.batches.records import (
     planned,
     result_file_id,
 )
+from gateway.batches.result_bytes import chunk_row
 
 READS_AT_ONCE = 16
+UNREADABLE = LineProblem("internal_error", "the gateway failed to read the input; its log has the reason")
 NO_INPUT = LineProblem("input_file_missing", "the input file has been removed", "input_file_id")
 
 
@@ -47,10 +49,17 @@ class Lifecycle:
     async def validate(self, job: Job, rules: LineRules, check_model: CheckModel) -> None:
         """Read the input, plan its chunks and put them into the queue; or end the job."""
         plan = await self.jobs.objects.plan(job.id)
-        if plan is None:
-            plan = await self._check_input(job, rules, check_model)
-            if not await self.jobs.objects.create(names.plan(job.id), plan):
-                plan = await self.jobs.objects.plan(job.id) or plan
+        await self._follow(job, plan or await self._check_input(job, rules, check_model))
+
+    async def fail(self, job: Job) -> None:
+        """End a job whose validation fails for an unexpected reason."""
+        plan = await self.jobs.objects.plan(job.id)
+        await self._follow(job, plan or Plan(self.jobs.now_s(), problems=(UNREADABLE,)))
+
+    async def _follow(self, job: Job, plan: Plan) -> None:
+        """Create a plan, unless there is one, and follow it."""
+        if not await self.jobs.objects.create(names.plan(job.id), plan):
+            plan = await self.jobs.objects.plan(job.id) or plan
         job = planned(await self.jobs.objects.latest(job), plan)
         if job.is_over:
             await self._end(FinalRecord(job))
@@ -172,10 +181,3 @@ class Lifecycle:
         if result is not None:
             await self.table.put(chunk_row(job, number, sum(result.sizes.values())))
             await self.queue.finish(job.id, number, result)
-
-
-def chunk_row(job: Job, number: int, size: int) -> Row:
-    """Return the row that counts the bytes of a chunk's results until the job ends."""
-    at_ms = round(job.created_s * 1000)
-    id_ = names.chunk_row(job.id, number)
-    return Row("file", id_, job.tenant, at_ms, size, is_shown=False, is_active=False, data="{}")

@@ -4,18 +4,16 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.batches.records import Endpoint, LineProblem
+from gateway.batches.records import Job, LineProblem
 from gateway.batches.results import LineReply
 from gateway.errors import GatewayError
 
 
 class LineRequest(msgspec.Struct, frozen=True):
-    """A line to run. id: the same for each try after a kill. key: id of the key that created the job."""
+    """A line to run. id: the same for the same try after a kill."""
 
     id: str
-    tenant: str
-    key: str
-    endpoint: Endpoint
+    job: Job
     body: msgspec.Raw
 
 
@@ -31,8 +29,8 @@ class LineServer(Protocol):
     def reply_to(self, error: GatewayError) -> LineReply:
         """Return the reply that reports an error."""
 
-    def check_model(self, tenant: str, key: str, endpoint: Endpoint, model: str | None) -> LineProblem | None:
-        """Return why lines of a key with this model cannot be served, None if they can."""
+    def check_model(self, job: Job, model: str | None) -> LineProblem | None:
+        """Return why lines of a job with this model cannot be served, None if they can."""
 
     def calls(self) -> int:
         """Return the number of interactive calls so far."""

@@ -5,8 +5,9 @@ for each line, by which repeated ids are found.
 """
 
 import hashlib
+import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -18,6 +19,11 @@ PROBLEMS_MAX = 100
 CUSTOM_ID_CHARACTERS_MAX = 512
 MESSAGE_CHARACTERS_MAX = 200
 DIGEST_BYTES = 16
+# Arrays and objects inside each other in a line. Decoders recurse, and the rest of the stack is not theirs.
+NESTING_MAX = 100
+TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+ID = re.compile(rb'"custom_id"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"')
 # First bytes of files that are no JSON Lines, and their names.
 FOREIGN = (
     (b"\x1f\x8b", "is compressed with gzip: upload it uncompressed"),
@@ -52,8 +58,13 @@ class InputLine(msgspec.Struct):
 
 
 class RunLine(msgspec.Struct):
-    """The part of a valid line that is needed to run it."""
+    """The part of a valid line that is needed to run it. body: None if it cannot be read."""
 
+    custom_id: str
+    body: msgspec.Raw | None
+
+
+class _ReadLine(msgspec.Struct):
     custom_id: str
     body: msgspec.Raw
 
@@ -174,7 +185,10 @@ class LineChecker:
         try:
             # The decoder does not look into the texts of fields that it skips.
             line.decode()
-            return self._decoder.decode(line)
+            parsed = self._decoder.decode(line)
+            if _nesting(line) <= NESTING_MAX:
+                return parsed
+            self._too_deep()
         except msgspec.ValidationError as error:
             reason, _, place = str(error).partition(" - at `$")
             field = place.strip("`.") or None
@@ -183,8 +197,12 @@ class LineChecker:
             reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
             self._add("invalid_json_line", _cut(f"the line is not valid JSON: {reason}"), None, self._number)
         except RecursionError:
-            self._add("invalid_json_line", "the line is nested too deeply", None, self._number)
+            self._too_deep()
         return None
+
+    def _too_deep(self) -> None:
+        message = f"the line has more than {NESTING_MAX} arrays and objects inside each other"
+        self._add("invalid_json_line", message, None, self._number)
 
     def _check_fields(self, line: InputLine) -> None:
         number = self._number
@@ -240,10 +258,29 @@ def _cut(message: str) -> str:
     return message[:MESSAGE_CHARACTERS_MAX]
 
 
+def _nesting(line: bytes) -> int:
+    """Return how many arrays and objects of valid JSON are inside each other, or that they are few."""
+    count = line.count(b"[") + line.count(b"{")
+    if count <= NESTING_MAX:
+        return count
+    brackets = np.frombuffer(TEXTS.sub(b"", line).translate(None, NO_BRACKETS), np.uint8)
+    opening = (brackets == ord("[")) | (brackets == ord("{"))
+    return int(np.cumsum(np.where(opening, 1, -1)).max(initial=0))
+
+
 def split_chunk(data: bytes) -> list[RunLine]:
-    """Return the lines of a chunk, whose lines are valid. Raises: msgspec.DecodeError."""
-    decode: Any = msgspec.json.Decoder(RunLine).decode
+    """Return the lines of a chunk; one that cannot be read, though validation could, ends no other."""
+    decode = msgspec.json.Decoder(_ReadLine).decode
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
-    return [decode(line) for line in lines]
+    return [_run_line(decode, line) for line in lines]
+
+
+def _run_line(decode: Callable[[bytes], "_ReadLine"], line: bytes) -> RunLine:
+    try:
+        read = decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        found = ID.search(line)
+        return RunLine("" if found is None else found[1].decode(errors="replace"), None)
+    return RunLine(read.custom_id, read.body)

@@ -23,6 +23,14 @@ class Stopped(Exception):
     """The process stops; another attempt goes on with the work."""
 
 
+class Postponed(Exception):
+    """A chunk cannot go on now; another attempt follows. after_s: how soon."""
+
+    def __init__(self, after_s: float = 0.0) -> None:
+        super().__init__()
+        self.after_s = after_s
+
+
 async def until_stored(
     store: Callable[[], Awaitable[Result]], stopping: asyncio.Event, subject: str
 ) -> Result:

@@ -1,18 +1,34 @@
-"""Permits for lines that run: many while the gateway is idle, one at a time next to interactive calls."""
+"""Permits for lines that run: many while the gateway is idle, one at a time next to interactive calls.
+
+They bound the bytes of results in memory too, and go first to the tenant that has the fewest.
+"""
 
 import time
 from asyncio import Future, get_running_loop
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 # For so long after an interactive call lines run one at a time.
 BUSY_S = 1.0
 # Longest pause between two of them; it is as long as the line before it was.
 PAUSE_MAX_S = 0.1
+# Results of lines that run, until they are in a journal. A line whose result alone is larger runs alone.
+RESULT_BYTES_MAX = 64 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Permit:
+    """Permit of one line. bytes: of its result, as estimated, and as they are once it is there."""
+
+    tenant: str
+    bytes: int
+    waiter: Future[None]
 
 
 class LinePermits:
-    """Async context manager of one line. calls: returns the number of interactive calls so far.
+    """Permits of one process. calls: returns the number of interactive calls so far.
 
     Every line on the event loop delays the steps of an interactive call by its own.
     """
@@ -25,43 +41,64 @@ class LinePermits:
         self._clock = clock
         self._seen = calls()
         self._busy_until_s = 0.0
-        self._running = 0
+        self._running: Counter[str] = Counter()
+        self._bytes = 0
         self._started_s = 0.0
-        self._waiters: deque[Future[None]] = deque()
+        self._waiting: dict[str, deque[Permit]] = {}
 
-    async def __aenter__(self) -> None:
-        """Take a permit. Lines get theirs in the order in which they ask."""
-        if self._running < self._room() and not self._waiters:
-            self._start()
-            return
-        waiter: Future[None] = get_running_loop().create_future()
-        self._waiters.append(waiter)
+    @asynccontextmanager
+    async def one(self, tenant: str, result_bytes: int) -> AsyncIterator[Permit]:
+        """Hold a permit. Lines of a tenant get theirs in the order in which they ask."""
+        permit = Permit(tenant, result_bytes, get_running_loop().create_future())
+        self._waiting.setdefault(tenant, deque()).append(permit)
+        self._wake()
         try:
-            await waiter
-        except BaseException:
-            if waiter.done() and not waiter.cancelled():
-                await self.__aexit__()
-            raise
+            await permit.waiter
+            yield permit
+        finally:
+            if permit.waiter.done() and not permit.waiter.cancelled():
+                self._end(permit)
 
-    async def __aexit__(self, *_: object) -> None:
-        """Return the permit."""
-        self._running -= 1
-        if self._waiters and self._room() < self._most:
+    def resize(self, permit: Permit, result_bytes: int) -> None:
+        """Replace the estimate of a result by its size."""
+        self._bytes += result_bytes - permit.bytes
+        permit.bytes = result_bytes
+        self._wake()
+
+    def _end(self, permit: Permit) -> None:
+        self._running[permit.tenant] -= 1
+        self._bytes -= permit.bytes
+        if self._running[permit.tenant] == 0:
+            del self._running[permit.tenant]
+        if self._waiting and self._room() < self._most:
             pause_s = min(PAUSE_MAX_S, self._clock() - self._started_s)
             get_running_loop().call_later(pause_s, self._wake)
         else:
             self._wake()
 
     def _wake(self) -> None:
-        while self._waiters and self._running < self._room():
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                self._start()
-                waiter.set_result(None)
+        while (permit := self._next()) is not None:
+            self._waiting[permit.tenant].popleft()
+            self._running[permit.tenant] += 1
+            self._bytes += permit.bytes
+            self._started_s = self._clock()
+            permit.waiter.set_result(None)
 
-    def _start(self) -> None:
-        self._running += 1
-        self._started_s = self._clock()
+    def _next(self) -> Permit | None:
+        """Return the line that may begin next: the first of the tenant that runs the fewest."""
+        for tenant, waiting in list(self._waiting.items()):
+            while waiting and waiting[0].waiter.done():
+                # Cancelled.
+                waiting.popleft()
+            if not waiting:
+                del self._waiting[tenant]
+        running = self._running.total()
+        if not self._waiting or running >= self._room():
+            return None
+        permit = self._waiting[min(self._waiting, key=lambda tenant: self._running[tenant])][0]
+        has_room = self._bytes + permit.bytes <= RESULT_BYTES_MAX
+        # A line that does not fit is not overtaken, or it might never begin.
+        return permit if has_room or not running else None
 
     def _room(self) -> int:
         """Return how many lines may run now."""

@@ -68,7 +68,8 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job, with the times at which it reached its states, in seconds since 1970.
 
-    key: id of the key that created it. keep_s: time for which its results are kept.
+    key, key_mark: id of the key that created it, and its mark, which a later key of that id lacks. keep_s:
+    time for which its results are kept.
     """
 
     id: str
@@ -95,6 +96,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     expired_s: float | None = None
     cancelling_s: float | None = None
     cancelled_s: float | None = None
+    key_mark: str = ""
 
     @property
     def is_over(self) -> bool:

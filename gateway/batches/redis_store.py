@@ -167,6 +167,8 @@ class RedisQueue:
         self._redis = commands
         # Entry of each chunk that this process owns.
         self._entries: dict[tuple[str, int], str] = {}
+        # Those that it has released, and others may claim later.
+        self._resting: dict[tuple[str, int], str] = {}
 
     async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
         """Add chunks to the stream of a job. Raises: JobStoreUnavailable."""
@@ -182,11 +184,11 @@ class RedisQueue:
             return None
         entry, chunk = found
         known = self._entries.get((job, chunk))
-        if known is not None:
-            if known != entry:
-                # A second entry of a chunk that runs here.
-                await self._forget(job, entry)
+        if known is not None and known != entry:
+            # A second entry of a chunk that runs here.
+            await self._forget(job, entry)
             return None
+        self._resting.pop((job, chunk), None)
         self._entries[job, chunk] = entry
         return int(chunk)
 
@@ -196,11 +198,14 @@ class RedisQueue:
         if entries:
             await self._set_idle(job, entries, owner, 0)
 
-    async def release(self, job: str, chunk: int, owner: str) -> None:
+    async def release(self, job: str, chunk: int, owner: str, after_s: float = 0.0) -> None:
         """Let others claim a chunk. Raises: JobStoreUnavailable."""
-        entry = self._entries.pop((job, chunk), None)
+        key = job, chunk
+        entry = self._entries.pop(key, None) or self._resting.pop(key, None)
         if entry is not None:
-            await self._set_idle(job, [entry], owner, round(LEASE_S * 1000))
+            if after_s:
+                self._resting[key] = entry
+            await self._set_idle(job, [entry], owner, round(max(0.0, LEASE_S - after_s) * 1000))
 
     async def _set_idle(self, job: str, entries: list[str], owner: str, idle_ms: int) -> None:
         argument = {"group": GROUP, "consumer": owner, "idle": idle_ms, "ids": entries}
@@ -210,6 +215,7 @@ class RedisQueue:
         """Take a chunk off the queue. Raises: JobStoreUnavailable."""
         if result is not None:
             await self._redis.command("HSET", _progress(job), chunk, msgspec.msgpack.encode(result))
+        self._resting.pop((job, chunk), None)
         entry = self._entries.pop((job, chunk), None)
         if entry is not None:
             await self._forget(job, entry)
@@ -239,8 +245,9 @@ class RedisQueue:
 
     async def drop(self, job: str) -> None:
         """Remove a job's stream and results. Raises: JobStoreUnavailable."""
-        for key in [key for key in self._entries if key[0] == job]:
-            del self._entries[key]
+        for entries in (self._entries, self._resting):
+            for key in [key for key in entries if key[0] == job]:
+                del entries[key]
         await self._redis.command("DEL", _stream(job), _progress(job))
 
 

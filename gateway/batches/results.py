@@ -8,9 +8,11 @@ from gateway.batches.records import Part
 
 EXPIRED = "batch_expired"
 CANCELLED = "batch_cancelled"
+FAILED = "internal_error"
 MESSAGES = {
     EXPIRED: "This request could not be executed before the completion window expired.",
     CANCELLED: "This request was not executed, because its batch was cancelled.",
+    FAILED: "The gateway failed to run this request; its log has the reason.",
 }
 
 
@@ -65,6 +67,11 @@ def result_of(custom_id: str, reply: LineReply) -> LineResult:
 def unexecuted(custom_id: str, code: str) -> LineResult:
     """Return the result of a line that was never run."""
     return LineResult("err", _text(custom_id, None, _Error(code, MESSAGES[code])), is_executed=False)
+
+
+def failed(custom_id: str) -> LineResult:
+    """Return the result of a line that the gateway cannot run."""
+    return LineResult("err", _text(custom_id, None, _Error(FAILED, MESSAGES[FAILED])))
 
 
 def _text(custom_id: str, response: _Response | None, error: _Error | None) -> bytes:

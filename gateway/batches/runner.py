@@ -3,25 +3,23 @@
 import asyncio
 import logging
 import secrets
-from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
 
-from gateway.batches.chunk_run import ChunkRun, RunningJob, RunParts
+from gateway.batches.chunk_run import FAILURES_MAX, ChunkRun, RunParts
+from gateway.batches.job_objects import JobObjects
 from gateway.batches.job_store import RENEW_S, VALIDATION, JobStoreUnavailable, job_of
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.lines import LineRules
 from gateway.batches.objects import ObjectsUnavailable
-from gateway.batches.patience import Stopped
+from gateway.batches.patience import Postponed, Stopped
 from gateway.batches.records import Job, LineProblem, Plan
+from gateway.batches.running_job import RunningJob, Tries
+from gateway.batches.slots import Slot, Slots
 from gateway.config.schema import BatchesSettings
 
 # How soon this process learns of jobs that others have created or cancelled.
 LOOK_EVERY_S = 1.0
-# Chunks of which a process runs lines: more would only wait for permits, and each is in memory.
-CHUNKS_MAX = 16
-CHUNKS_PER_JOB = 4
 CHUNK_BYTES_MAX = 64 * 1024 * 1024
 # Plans in memory, each of some hundred kilobytes at most.
 PLANS_MAX = 16
@@ -29,6 +27,44 @@ STOP_S = 3.0
 FAILURE_PAUSE_S = 2.0
 
 logger = logging.getLogger("gateway")
+
+
+class Plans:
+    """Plans of jobs that run."""
+
+    def __init__(self, objects: JobObjects) -> None:
+        self._objects = objects
+        self._plans: dict[str, Plan] = {}
+
+    async def of(self, job: str) -> Plan:
+        """Return the plan of a job. Raises: ObjectsUnavailable."""
+        plan = self._plans.get(job)
+        if plan is None:
+            plan = await self._objects.plan(job)
+            if plan is None:
+                raise ObjectsUnavailable("the plan of a batch is missing")
+            while len(self._plans) >= PLANS_MAX:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[job] = plan
+        return plan
+
+    def forget(self, job: str) -> None:
+        """Drop the plan of a job."""
+        self._plans.pop(job, None)
+
+
+def by_need(jobs: Iterable[RunningJob], slots: Slots) -> list[RunningJob]:
+    """Return the jobs that may begin a chunk: first those whose tenant has the fewest."""
+    ready = [running for running in jobs if running.blocked_s <= 0 or running.stop.is_set()]
+    needs = {running.job.tenant: slots.need(running.job.tenant) for running in ready}
+    return sorted(
+        ready,
+        key=lambda running: (
+            *needs[running.job.tenant],
+            len(running.open_chunks),
+            running.job.created_s,
+        ),
+    )
 
 
 class Runner:
@@ -39,7 +75,8 @@ class Runner:
         self._parts = parts
         self._owner = secrets.token_hex(8)
         self._running: dict[str, RunningJob] = {}
-        self._plans: dict[str, Plan] = {}
+        self._plans = Plans(parts.lifecycle.jobs.objects)
+        self._slots = Slots()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open_bytes = 0
 
@@ -83,8 +120,11 @@ class Runner:
             return
         try:
             self._follow([job_of(row) for row in await self._lifecycle.table.active()])
+            await self._wake_stopped()
             while await self._begin_next():
                 pass
+            for slot in self._slots.to_give_back(asyncio.get_running_loop().time()):
+                self._running[slot.job].tries[slot.number].gives_way.set()
         except (JobStoreUnavailable, ObjectsUnavailable) as error:
             logger.warning("batches wait: %s", error)
             await asyncio.sleep(FAILURE_PAUSE_S)
@@ -100,79 +140,107 @@ class Runner:
         for id_ in [id_ for id_, running in self._running.items() if not running.open_chunks]:
             if id_ not in current:
                 del self._running[id_]
-                self._plans.pop(id_, None)
+                self._plans.forget(id_)
+
+    async def _wake_stopped(self) -> None:
+        """Let the chunks of jobs that have been stopped rest no longer. Raises: JobStoreUnavailable."""
+        now_s = asyncio.get_running_loop().time()
+        for running in self._running.values():
+            is_stopped = running.stop.is_set()
+            for number in [n for n, until_s in running.resting.items() if is_stopped or until_s <= now_s]:
+                if is_stopped:
+                    await self._lifecycle.queue.release(running.job.id, number, self._owner)
+                del running.resting[number]
 
     async def _begin_next(self) -> bool:
         """Begin a chunk of the job that waits most; return whether there was one.
 
         Raises: JobStoreUnavailable, ObjectsUnavailable.
         """
-        if len(self._tasks) >= CHUNKS_MAX or self._open_bytes >= CHUNK_BYTES_MAX:
+        if self._open_bytes >= CHUNK_BYTES_MAX:
             return False
-        for running in self._by_need():
-            number = await self._lifecycle.queue.claim(running.job.id, self._owner)
+        for running in by_need(self._running.values(), self._slots):
+            job = running.job
+            if not self._slots.may_take(job.tenant, is_validation=job.in_progress_s is None):
+                continue
+            number = await self._lifecycle.queue.claim(job.id, self._owner)
             if number is None or number in running.open_chunks:
                 continue
-            running.open_chunks.add(number)
-            task = asyncio.create_task(self._run(running, number))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(lambda _: self._lifecycle.jobs.changed.set())
+            is_validation = number == VALIDATION
+            if not self._slots.may_take(job.tenant, is_validation=is_validation):
+                # The row of the job is older than its queue.
+                await self._lifecycle.queue.release(job.id, number, self._owner)
+                continue
+            now_s = asyncio.get_running_loop().time()
+            self._begin(running, Slot(job.id, number, job.tenant, now_s, is_validation))
             return True
         return False
 
-    def _by_need(self) -> list[RunningJob]:
-        """Return the jobs that may begin a chunk: first those whose tenant has the fewest."""
-        now_s = asyncio.get_running_loop().time()
-        of_tenant: Counter[str] = Counter()
-        for running in self._running.values():
-            of_tenant[running.job.tenant] += len(running.open_chunks)
-        ready = [
-            running
-            for running in self._running.values()
-            if len(running.open_chunks) < CHUNKS_PER_JOB
-            and (running.blocked_until_s <= now_s or running.stop.is_set())
-        ]
-        return sorted(
-            ready,
-            key=lambda running: (
-                of_tenant[running.job.tenant],
-                len(running.open_chunks),
-                running.job.created_s,
-            ),
-        )
+    def _begin(self, running: RunningJob, slot: Slot) -> None:
+        running.open_chunks.add(slot.number)
+        running.resting.pop(slot.number, None)
+        running.tries.setdefault(slot.number, Tries())
+        self._slots.take(slot)
+        task = asyncio.create_task(self._run(running, slot))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._lifecycle.jobs.changed.set())
 
-    async def _run(self, running: RunningJob, number: int) -> None:
-        """Run one chunk, or the validation of the input."""
-        job = running.job
-        work = self._validate(job) if number == VALIDATION else self._run_chunk(running, number)
+    async def _run(self, running: RunningJob, slot: Slot) -> None:
+        """Run one chunk, or the validation of the input, and give back what has not ended."""
+        number = slot.number
+        tries = running.tries[number]
         try:
-            await self._guarded(job, work)
-        except (Stopped, JobStoreUnavailable, ObjectsUnavailable):
-            with suppress(JobStoreUnavailable):
-                await self._lifecycle.queue.release(job.id, number, self._owner)
+            after_s = await self._try(running, number, tries)
+            if after_s is None:
+                running.tries.pop(number, None)
+            else:
+                tries.gives_way.clear()
+                await self._give_back(running, number, after_s)
         finally:
             running.open_chunks.discard(number)
+            self._slots.taken.discard(slot)
 
-    async def _guarded(self, job: Job, work: Coroutine[Any, Any, None]) -> None:
+    async def _give_back(self, running: RunningJob, number: int, after_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(JobStoreUnavailable):
+            await self._lifecycle.queue.release(running.job.id, number, self._owner, after_s)
+        if after_s:
+            running.resting[number] = loop.time() + after_s
+        # As soon as it may begin again.
+        wait_s = max(after_s, running.blocked_s, 0.0)
+        loop.call_later(wait_s, self._lifecycle.jobs.changed.set)
+
+    async def _try(self, running: RunningJob, number: int, tries: Tries) -> float | None:
+        """Return None after the work, or the time until another try."""
+        job = running.job
         try:
-            await work
-        except (Stopped, asyncio.CancelledError):
-            raise
+            if number == VALIDATION:
+                await self._validate(job, gives_up=tries.failures >= FAILURES_MAX)
+            else:
+                await self._run_chunk(running, number)
+        except Stopped:
+            return 0.0
+        except Postponed as postponed:
+            return postponed.after_s
         except (JobStoreUnavailable, ObjectsUnavailable) as error:
             logger.warning("batch %s waits: %s", job.id, error)
-            await asyncio.sleep(FAILURE_PAUSE_S)
-            raise
+            return FAILURE_PAUSE_S
         except Exception:
-            # Another attempt follows when the lease is over.
             logger.exception("a part of batch %s failed", job.id)
+            tries.failures += 1
+            return tries.pause_s
+        return None
 
-    async def _validate(self, job: Job) -> None:
+    async def _validate(self, job: Job, *, gives_up: bool) -> None:
+        if gives_up:
+            await self._lifecycle.fail(job)
+            return
         settings, server = self._settings, self._parts.server
         rules = LineRules(job.endpoint, settings.lines, settings.line_bytes)
 
         def check_model(model: str | None) -> LineProblem | None:
-            return server.check_model(job.tenant, job.key, job.endpoint, model)
+            return server.check_model(job, model)
 
         await self._lifecycle.validate(job, rules, check_model)
 
@@ -183,23 +251,12 @@ class Runner:
             # Its gateway was killed before it could report it.
             await self._lifecycle.finish_chunk(job, number, result)
             return
-        chunk = (await self._plan_of(job.id)).chunks[number]
+        chunk = (await self._plans.of(job.id)).chunks[number]
         self._open_bytes += chunk.length
         try:
             await ChunkRun(self._parts, running, number, chunk).run()
         finally:
             self._open_bytes -= chunk.length
-
-    async def _plan_of(self, job: str) -> Plan:
-        plan = self._plans.get(job)
-        if plan is None:
-            plan = await self._lifecycle.jobs.objects.plan(job)
-            if plan is None:
-                raise ObjectsUnavailable("the plan of a batch is missing")
-            while len(self._plans) >= PLANS_MAX:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[job] = plan
-        return plan
 
     async def _renew_forever(self) -> None:
         while True:

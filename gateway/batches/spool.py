@@ -22,6 +22,8 @@ KINDS: tuple[tuple[Part, bool], ...] = (("out", True), ("err", True), ("err", Fa
 CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = FIELDS.size + CHECKSUM.size
 COPY_BYTES = 256 * 1024
+# Of one write, as POSIX bounds it in Linux.
+BUFFERS_MAX = 1024
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -40,10 +42,13 @@ class Spool:
     """Results of one attempt at a chunk, by line. All methods block. path: of its own file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("x+b", buffering=0)
+        self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         self._size = 0
         self.entries: dict[int, Entry] = {}
+        for entry, _ in _frames(self._file.fileno()):
+            # Of this attempt, before it was interrupted.
+            self.entries[entry.line] = entry
+            self._size = entry.offset + entry.length
 
     def adopt(self, earlier: Path) -> None:
         """Copy the results of an earlier attempt that this one lacks. Raises: OSError."""
@@ -57,7 +62,7 @@ class Spool:
             return
 
     def append(self, results: Sequence[tuple[int, LineResult]]) -> None:
-        """Append the results of lines. Raises: OSError, with nothing appended."""
+        """Append the results of lines, without a copy of them. Raises: OSError, with nothing appended."""
         frames: list[bytes] = []
         entries: list[Entry] = []
         at = self._size
@@ -78,16 +83,22 @@ class Spool:
                 )
             )
             at += len(text)
-        data = b"".join(frames)
-        self._write(data)
-        self._size += len(data)
+        self._write(frames)
+        self._size = at
         self.entries |= {entry.line: entry for entry in entries}
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, frames: Sequence[bytes]) -> None:
         """Write after the last whole result, over the rest of a failed write. Raises: OSError."""
-        written = 0
-        while written < len(data):
-            written += os.pwrite(self._file.fileno(), data[written:], self._size + written)
+        at = self._size
+        for start in range(0, len(frames), BUFFERS_MAX):
+            rest = [memoryview(frame) for frame in frames[start : start + BUFFERS_MAX]]
+            while rest:
+                written = os.pwritev(self._file.fileno(), rest, at)
+                at += written
+                while rest and written >= len(rest[0]):
+                    written -= len(rest.pop(0))
+                if rest:
+                    rest[0] = rest[0][written:]
 
     def compose(self, part: Part, target: Path) -> int:
         """Write the results of a part in the order of their lines; return their bytes. Raises: OSError."""
@@ -99,6 +110,11 @@ class Spool:
                     length = min(COPY_BYTES, entry.offset + entry.length - start)
                     file.write(os.pread(self._file.fileno(), length, start))
         return size
+
+    @property
+    def size(self) -> int:
+        """Bytes of all results."""
+        return sum(entry.length for entry in self.entries.values())
 
     def size_of(self, part: Part) -> int:
         """Return the bytes of a part's results."""
@@ -131,8 +147,9 @@ class Journals:
     def open(self, attempt: str) -> Spool:
         """Open the journal of an attempt, with the results of all earlier ones. Raises: OSError."""
         make_private(self._folder)
-        earlier = self._all()
-        spool = Spool(self.path(f"{attempt}.journal"))
+        own = self.path(f"{attempt}.journal")
+        earlier = [path for path in self._all() if path != own]
+        spool = Spool(own)
         for journal in earlier:
             spool.adopt(journal)
         return spool

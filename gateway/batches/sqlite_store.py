@@ -245,10 +245,11 @@ class SqliteQueue:
         command = "UPDATE chunks SET until_s = ? WHERE job = ? AND number = ? AND owner = ?"
         await self._database.write(lambda database: database.executemany(command, values))
 
-    async def release(self, job: str, chunk: int, owner: str) -> None:
+    async def release(self, job: str, chunk: int, owner: str, after_s: float = 0.0) -> None:
         """Let others claim a chunk. Raises: JobStoreUnavailable."""
-        command = "UPDATE chunks SET until_s = 0 WHERE job = ? AND number = ? AND owner = ?"
-        await self._database.write(lambda database: database.execute(command, (job, chunk, owner)))
+        until_s = self._now_s() + after_s if after_s else 0.0
+        command = "UPDATE chunks SET until_s = ? WHERE job = ? AND number = ? AND owner = ?"
+        await self._database.write(lambda database: database.execute(command, (until_s, job, chunk, owner)))
 
     async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
         """Take a chunk off the queue. Raises: JobStoreUnavailable."""

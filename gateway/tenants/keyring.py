@@ -39,6 +39,8 @@ OPERATIONS: frozenset[str] = frozenset(
 FIRST_KEY_SCOPES = (*sorted(OPERATIONS), "metrics", "admin")
 # A log line names this many keys of a tenant.
 NAMED_KEYS_MAX = 5
+# Hex digits of a digest: too few to find a key by, and enough to tell two keys apart.
+MARK_LENGTH = 16
 
 logger = logging.getLogger("gateway")
 
@@ -78,7 +80,8 @@ class Tenant(msgspec.Struct, frozen=True):
     """Owner of a request: its permissions and limits, narrowed to those of the key that was sent.
 
     models: None means all. model_limits: by model, in place of the model's own limits. batch_limits: count
-    only lines of jobs, in addition to `limits`.
+    only lines of jobs, in addition to `limits`. key_mark: part of the key's digest, which
+    another key of the same id lacks.
     """
 
     name: str
@@ -93,6 +96,7 @@ class Tenant(msgspec.Struct, frozen=True):
     scopes: frozenset[str] = OPERATIONS
     expires_s: float | None = None
     batch_limits: tuple[Limit, ...] = ()
+    key_mark: str = ""
 
     def for_batches(self) -> "Tenant":
         """Return the tenant with the limits that count for lines of its jobs."""
@@ -135,6 +139,7 @@ class Keyring:
         self._now_s = now_s
         self.clock_offset_s = 0.0
         self.version = 0
+        self.has_store = has_store
         self._store_unread = has_store
         self._without_tenant: Mapping[str, StoredKey] = {}
         self._has_warned_of_end = False
@@ -254,13 +259,14 @@ class Keyring:
             raise QuotaUnavailable("the store of tenants is unavailable, and this one is not known")
         raise TenantUnknown(f"the tenant of this token, {key.tenant!r}, is not defined; ask the operator")
 
-    def owner_by_id(self, tenant: str, key_id: str) -> Tenant:
+    def owner_by_id(self, tenant: str, key_id: str, mark: str = "") -> Tenant:
         """Return the owner of a key whose job runs, with the permissions that it has now.
 
+        mark: of the key, if known: another key of the same id is not this one.
         Raises: Unauthenticated; QuotaUnavailable if the key may be in the store, which is down.
         """
         owner = self._by_id.get((tenant, key_id))
-        if owner is None:
+        if owner is None or (mark and owner.key_mark != mark):
             if self._store_unread:
                 raise QuotaUnavailable("the key store is unavailable", retry_after_s=1)
             raise Unauthenticated("the key that created this batch, or its tenant, no longer exists")
@@ -379,6 +385,7 @@ def _owner(settings: config.TenantConfig, key: StoredKey) -> Tenant:
         key_id=key.id,
         scopes=OPERATIONS if key.scopes is None else frozenset(key.scopes),
         expires_s=key.expires_s,
+        key_mark=key.digest[-MARK_LENGTH:],
     )
 
 

@@ -275,3 +275,32 @@ async def test_redis_away_is_reported(own_redis: RedisServer) -> None:
         with pytest.raises(JobStoreUnavailable):
             await work
     await store.table.aclose()
+
+
+async def test_a_chunk_that_its_owner_lost_is_claimed_again_by_it(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (redis_store, sqlite_store):
+        monkeypatch.setattr(module, "LEASE_S", SHORT_LEASE_S)
+    await store.queue.enqueue("batch_1", [0])
+    assert await store.queue.claim("batch_1", "owner") == 0
+    async with asyncio.timeout(5):
+        while await store.queue.claim("batch_1", "owner") is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+async def test_a_released_chunk_rests_until_its_time_or_until_it_is_released_again(
+    open_store: Callable[[], JobStore],
+) -> None:
+    first, second = open_store(), open_store()
+    await first.queue.enqueue("batch_1", [0])
+    assert await first.queue.claim("batch_1", "first") == 0
+    await first.queue.release("batch_1", 0, "first", 10.0)
+    assert await second.queue.claim("batch_1", "second") is None
+    assert await first.queue.claim("batch_1", "first") is None
+    await first.queue.release("batch_1", 0, "first")
+    assert await second.queue.claim("batch_1", "second") == 0
+    await second.queue.release("batch_1", 0, "second", 0.02)
+    async with asyncio.timeout(5):
+        while await first.queue.claim("batch_1", "first") is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +74,10 @@ BROKEN: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "two objects": (lambda line: line + line, "invalid_json_line"),
     "comma": (lambda line: line + b",", "invalid_json_line"),
     "nested": (lambda _: b'{"x": ' + b"[" * 990, "invalid_json_line"),
+    "nested and closed": (
+        lambda _: request(0, custom_id="n", x=json.loads("[" * 100 + "]" * 100)),
+        "invalid_json_line",
+    ),
     "number": (lambda _: b"17", "invalid_request"),
     "no id": (lambda line: line.replace(b'"custom_id"', b'"id"'), "invalid_request"),
     "id a number": (lambda _: request(0, custom_id=17), "invalid_request"),
@@ -163,3 +168,29 @@ def test_each_of_many_problems_has_its_line() -> None:
     plan = plan_of(b"\n".join(lines))
 
     assert [problem.line for problem in plan.problems] == list(range(1, 41, 2))
+
+
+def test_brackets_in_texts_and_next_to_each_other_are_no_nesting() -> None:
+    body = {
+        "model": "bge",
+        "input": ["[" * 300, '\\"[{' * 300],
+        "x": [[]] * 50,
+        "y": json.loads("[" * 97 + "]" * 97),
+    }
+    rules = msgspec.structs.replace(RULES, line_bytes=5000)
+
+    assert plan_of(request(0, body=body), rules=rules).problems == ()
+
+
+def test_a_line_that_cannot_be_read_does_not_end_its_chunk() -> None:
+    deep = (
+        request(1, body={"model": "bge", "input": "x"})[:-2] + b', "x": ' + b"[" * 2000 + b"]" * 2000 + b"}}"
+    )
+    lines = split_chunk(b"\n".join([request(0), deep, b"no JSON", request(3)]))
+
+    assert [(line.custom_id, line.body is None) for line in lines] == [
+        ("id-0", False),
+        ("id-1", True),
+        ("", True),
+        ("id-3", False),
+    ]

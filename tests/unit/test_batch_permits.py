@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.batches.permits import BUSY_S, LinePermits
+from gateway.batches.permits import BUSY_S, RESULT_BYTES_MAX, LinePermits
 
 
 class Scene:
@@ -13,11 +13,13 @@ class Scene:
         self.now_s = 0.0
         self.running = 0
         self.permits = LinePermits(most, lambda: self.calls, lambda: self.now_s)
+        self.order: list[str] = []
         self.release = asyncio.Semaphore(0)
 
-    async def line(self) -> None:
-        async with self.permits:
+    async def line(self, tenant: str = "acme", result_bytes: int = 0) -> None:
+        async with self.permits.one(tenant, result_bytes):
             self.running += 1
+            self.order.append(tenant)
             await self.release.acquire()
             self.running -= 1
 
@@ -78,3 +80,46 @@ async def test_a_cancelled_line_loses_no_permit() -> None:
     scene.release.release()
     await asyncio.gather(first, third, fifth)
     assert scene.running == 0
+
+
+async def test_the_tenant_that_runs_the_fewest_lines_is_next() -> None:
+    scene = Scene(4)
+    lines = [asyncio.create_task(scene.line("large")) for _ in range(100)]
+    await settle()
+    lines += [asyncio.create_task(scene.line("small")) for _ in range(2)]
+    await settle()
+    for _ in range(2):
+        scene.release.release()
+    await settle()
+    assert scene.order == ["large"] * 4 + ["small"] * 2
+    for _ in range(100):
+        scene.release.release()
+    await asyncio.gather(*lines)
+
+
+async def test_bounds_the_bytes_of_results_and_runs_a_larger_one_alone() -> None:
+    scene = Scene(16)
+    lines = [asyncio.create_task(scene.line("acme", RESULT_BYTES_MAX // 4)) for _ in range(10)]
+    lines += [asyncio.create_task(scene.line("acme", 2 * RESULT_BYTES_MAX)) for _ in range(2)]
+    await settle()
+    most = scene.running
+    while not all(task.done() for task in lines):
+        scene.release.release()
+        await settle()
+        most = max(most, scene.running)
+        assert scene.running <= 1 or sum(task.done() for task in lines) < 10
+
+    assert most == 4
+
+
+async def test_the_size_of_a_result_replaces_its_estimate() -> None:
+    scene = Scene(16)
+    async with scene.permits.one("acme", RESULT_BYTES_MAX) as permit:
+        waiting = asyncio.create_task(scene.line("acme", 1000))
+        await settle()
+        assert scene.running == 0
+        scene.permits.resize(permit, 1000)
+        await settle()
+        assert scene.running == 1
+        scene.release.release()
+        await waiting

@@ -2,6 +2,7 @@
 
 import random
 import resource
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,33 @@ def test_a_full_disk_leaves_no_half_result(tmp_path: Path) -> None:
     second.adopt(tmp_path / "journal")
     assert list(second.entries) == [0, 1]
     second.close()
+
+
+def test_an_attempt_that_was_interrupted_goes_on_in_its_own_journal(tmp_path: Path) -> None:
+    first = Spool(tmp_path / "journal")
+    first.append([(number, result(number)) for number in range(700)])
+    first.close()
+    with (tmp_path / "journal").open("ab") as file:
+        file.write(b"half a result")
+
+    again = Spool(tmp_path / "journal")
+    assert sorted(again.entries) == list(range(700))
+    again.append([(700, result(700))])
+    again.compose("out", tmp_path / "out")
+    again.close()
+
+    assert (tmp_path / "out").read_text().splitlines() == [f"result {number}" for number in range(701)]
+
+
+def test_keeps_no_second_copy_of_large_results(tmp_path: Path) -> None:
+    large = 32 * 1024 * 1024
+    spool = Spool(tmp_path / "journal")
+    results = [(number, LineResult("out", b"x" * large)) for number in range(2)]
+    tracemalloc.start()
+    spool.append(results)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    spool.close()
+
+    assert peak < large // 4
+    assert (tmp_path / "journal").stat().st_size > 2 * large

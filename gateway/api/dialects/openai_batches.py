@@ -108,7 +108,9 @@ def _new_job(data: BatchRequest, tenant: Tenant) -> NewJob:
     if len(data.metadata or {}) > METADATA_MAX:
         raise InvalidInput(f"`metadata` has at most {METADATA_MAX} pairs", param="metadata")
     keep_s = None if expires is None else float(expires.seconds)
-    return NewJob(tenant.name, tenant.key_id, endpoint, data.input_file_id, data.metadata, keep_s)
+    return NewJob(
+        tenant.name, tenant.key_id, endpoint, data.input_file_id, data.metadata, keep_s, tenant.key_mark
+    )
 
 
 @get("/v1/batches", responses=FAILURES, tags=["Batches"])

@@ -16,13 +16,16 @@ from gateway.api.wire.batch_objects import OPERATIONS
 from gateway.api.wire.least_costs import LEAST
 from gateway.batches.line_server import LineRequest
 from gateway.batches.records import Endpoint as EndpointPath
-from gateway.batches.records import LineProblem
+from gateway.batches.records import Job, LineProblem
 from gateway.batches.results import LineReply
-from gateway.errors import GatewayError, Internal
+from gateway.errors import GatewayError, Internal, QuotaUnavailable, Unauthenticated
 from gateway.events import LINE_ROUTES, CallFinished, Observe
+from gateway.tenants.keyring import Tenant
 
 # Lines yield to interactive calls.
 HEADERS = [(b"x-priority", b"bulk")]
+# A new key's batch may arrive before the key does, which other gateways read from the store.
+KEY_PATIENCE_S = 10.0
 
 logger = logging.getLogger("gateway")
 
@@ -45,7 +48,7 @@ class GatewayLineServer:
     async def serve(self, request: LineRequest) -> LineReply:
         """Return the reply to a line. Raises: GatewayError."""
         context = self._context(request)
-        context.tenant = self._api.gateway.keyring.owner_by_id(request.tenant, request.key).for_batches()
+        context.tenant = self._owner(request.job).for_batches()
         status = 500
         try:
             reply = await self._reply(request, context)
@@ -62,7 +65,7 @@ class GatewayLineServer:
         try:
             body = bytes(request.body)
             self._in_flight.hold(context.io, len(body))
-            reply = await self._endpoints[request.endpoint].reply_to_line(body, context, self._api)
+            reply = await self._endpoints[request.job.endpoint].reply_to_line(body, context, self._api)
         except Exception as error:
             charged = await self._api.charge_failure(context, error, LEAST)
             failure = as_gateway_error(charged)
@@ -82,14 +85,12 @@ class GatewayLineServer:
         reply = render_error(error, OPENAI)
         return LineReply(reply.status, bytes(reply.body), "")
 
-    def check_model(
-        self, tenant: str, key: str, endpoint: EndpointPath, model: str | None
-    ) -> LineProblem | None:
+    def check_model(self, job: Job, model: str | None) -> LineProblem | None:
         """Return why lines with this model cannot be served, None if they can, or might soon."""
         gateway = self._api.gateway
-        operation = OPERATIONS[endpoint]
+        operation = OPERATIONS[job.endpoint]
         try:
-            owner = gateway.keyring.owner_by_id(tenant, key)
+            owner = self._owner(job)
             owner.require_operation(operation)
             gateway.routes.resolve(owner, model, operation)
         except GatewayError as error:
@@ -97,6 +98,16 @@ class GatewayLineServer:
                 return None
             return LineProblem(error.facts.openai_code or error.kind, error.message)
         return None
+
+    def _owner(self, job: Job) -> Tenant:
+        """Return the owner of the key that created a job. Raises: Unauthenticated, QuotaUnavailable."""
+        keyring = self._api.gateway.keyring
+        try:
+            return keyring.owner_by_id(job.tenant, job.key, job.key_mark)
+        except Unauthenticated as error:
+            if keyring.has_store and time.time() - job.created_s < KEY_PATIENCE_S:
+                raise QuotaUnavailable("the key of this batch is not known here yet") from error
+            raise
 
     def calls(self) -> int:
         """Return the number of interactive calls so far."""
@@ -108,10 +119,10 @@ class GatewayLineServer:
 
     def _context(self, request: LineRequest) -> RequestContext:
         scope = {"headers": HEADERS, "http_version": "1.1"}
-        target = Target(LINE_ROUTES[request.endpoint], OPENAI, request.endpoint)
+        target = Target(LINE_ROUTES[request.job.endpoint], OPENAI, request.job.endpoint)
         context = RequestContext(scope, target, {})
         context.io = CallIO(scope, _receive, _send, self._in_flight, 0)
-        context.io.tenant = request.tenant
+        context.io.tenant = request.job.tenant
         context.reservation = request.id
         return context
 
@@ -125,13 +136,13 @@ def _finished(request: LineRequest, context: RequestContext, status: int) -> Cal
         status=status,
         outcome=context.outcome,
         duration_s=time.perf_counter() - timeline.started_s,
-        tenant=request.tenant,
+        tenant=request.job.tenant,
         model=timeline.model,
         inputs=context.inputs,
         tokens=context.tokens,
         operation=timeline.operation,
         stages=timeline.laps,
-        key_id=request.key,
+        key_id=request.job.key,
     )
 
 

@@ -1,0 +1,92 @@
+"""State of the jobs in this process: what waits until when, and how often it was tried."""
+
+import asyncio
+import random
+import secrets
+from dataclasses import dataclass, field
+
+from gateway.batches.job_store import LEASE_S
+from gateway.batches.records import Job
+from gateway.batches.results import CANCELLED, EXPIRED
+
+PAUSE_MIN_S = 0.5
+# Limits may be raised meanwhile.
+PAUSE_MAX_S = 60.0
+# Of a result, for each comma in its line, until the job has had results: a vector of 1,024 numbers as text.
+ITEM_BYTES = 16 * 1024
+# The estimate follows larger results at once, and smaller ones by this much.
+ITEM_BYTES_DECAY = 0.75
+
+
+@dataclass(slots=True)
+class Tries:
+    """Attempts of this process at one chunk.
+
+    attempt: names its journal and its results. begun: number of tries. fruitless: in a row, without a new
+    result. failures: tries that ended for an unexpected reason. gives_way: set when another tenant
+    needs its slot.
+    """
+
+    attempt: str = field(default_factory=lambda: secrets.token_hex(8))
+    begun: int = 0
+    fruitless: int = 0
+    failures: int = 0
+    gives_way: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def pause_s(self) -> float:
+        """Time until the next try. The queue can hold a chunk back for a lease."""
+        pause_s: float = min(LEASE_S, PAUSE_MIN_S * 2 ** min(self.fruitless + self.failures, 10))
+        return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads the tries
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """State of a job in this process.
+
+    blocked_until_s: on the event loop's clock; no line begins before. refusals: in a row. item_bytes: of a
+    result, for each item of its line. resting: chunks that were given back, and the time until which. stop:
+    set when no line may begin.
+    """
+
+    job: Job
+    blocked_until_s: float = 0.0
+    refusals: int = 0
+    item_bytes: float = ITEM_BYTES
+    open_chunks: set[int] = field(default_factory=set)
+    tries: dict[int, Tries] = field(default_factory=dict)
+    resting: dict[int, float] = field(default_factory=dict)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def blocked_s(self) -> float:
+        """Time until lines may begin again; 0 or less if they may."""
+        return self.blocked_until_s - asyncio.get_running_loop().time()
+
+    def block(self, retry_after_s: float = PAUSE_MAX_S) -> None:
+        """Let all lines wait after one could not run for a reason that others share."""
+        if self.blocked_s > 0:
+            return
+        # What lines that run have reserved, but do not use, comes back soon.
+        wait_s = min(PAUSE_MAX_S, PAUSE_MIN_S * 2 ** min(self.refusals, 10), max(retry_after_s, 0.1))
+        self.refusals += 1
+        self.blocked_until_s = asyncio.get_running_loop().time() + wait_s
+
+    def stop_code(self, now_s: float) -> str | None:
+        """Return why no line may begin any more, None if lines may."""
+        if self.job.cancelling_s is not None:
+            return CANCELLED
+        return EXPIRED if now_s >= self.job.expires_s else None
+
+    def estimate(self, body: bytes) -> int:
+        """Return how many bytes the result of a line may have."""
+        return round(_items(body) * self.item_bytes)
+
+    def learn(self, body: bytes, result_bytes: int) -> None:
+        """Note the size of a result."""
+        self.item_bytes = max(result_bytes / _items(body), ITEM_BYTES_DECAY * self.item_bytes)
+
+
+def _items(body: bytes) -> int:
+    """Return at least the number of inputs in a line."""
+    return 1 + body.count(b",")

@@ -1,0 +1,76 @@
+"""Slots for chunks: a tenant that has none gets one soon, whatever the others do."""
+
+import random
+
+import pytest
+
+from gateway.batches.slots import CHUNKS_LIMIT, CHUNKS_MAX, CHUNKS_PER_TENANT, TURN_S, Slot, Slots
+
+
+def begin(slots: Slots, tenant: str, now_s: float = 0.0, *, is_validation: bool = False) -> bool:
+    if not slots.may_take(tenant, is_validation=is_validation):
+        return False
+    slots.take(Slot(f"{tenant}-{len(slots.taken)}-{random.random()}", 0, tenant, now_s, is_validation))
+    return True
+
+
+def test_a_tenant_takes_a_quarter_of_the_slots_at_most() -> None:
+    slots = Slots()
+
+    assert [begin(slots, "acme") for _ in range(CHUNKS_PER_TENANT + 1)] == [True] * CHUNKS_PER_TENANT + [
+        False
+    ]
+    assert begin(slots, "other")
+
+
+def test_a_tenant_without_a_slot_takes_one_more_and_the_largest_gives_way() -> None:
+    slots = Slots()
+    for number in range(CHUNKS_MAX):
+        assert begin(slots, f"tenant-{number // CHUNKS_PER_TENANT}", now_s=number)
+    assert slots.to_give_back(100.0) == []
+    assert begin(slots, "new")
+    assert not begin(slots, "new")
+
+    (slot,) = slots.to_give_back(100.0)
+
+    assert (slot.tenant, slot.since_s) == ("tenant-0", 0)
+
+
+def test_tenants_with_one_slot_each_take_turns() -> None:
+    slots = Slots()
+    now_s = 0.0
+    served: set[str] = set()
+    for _ in range(12):
+        for tenant in sorted((f"tenant-{number}" for number in range(100)), key=slots.need):
+            begin(slots, tenant, now_s)
+        assert len(slots.taken) <= CHUNKS_LIMIT
+        served |= {slot.tenant for slot in slots.taken}
+        now_s += TURN_S
+        for slot in slots.to_give_back(now_s):
+            slots.taken.discard(slot)
+
+    assert len(served) == 100
+
+
+def test_validations_have_slots_of_their_own_one_for_each_tenant() -> None:
+    slots = Slots()
+    for number in range(CHUNKS_LIMIT):
+        begin(slots, f"tenant-{number}")
+
+    assert begin(slots, "acme", is_validation=True)
+    assert not begin(slots, "acme", is_validation=True)
+    assert begin(slots, "other", is_validation=True)
+    assert slots.need("acme")[0] == 0
+
+
+@pytest.mark.parametrize("tenants", [1, 3, 5, 40])
+def test_slots_that_are_given_back_leave_every_tenant_one(tenants: int) -> None:
+    slots = Slots()
+    for _ in range(CHUNKS_LIMIT):
+        for number in range(tenants):
+            begin(slots, f"tenant-{number}")
+    before = {slot.tenant for slot in slots.taken}
+    for slot in slots.to_give_back(TURN_S / 2):
+        slots.taken.discard(slot)
+
+    assert {slot.tenant for slot in slots.taken} == before
