@@ -517,7 +517,7 @@ async def test_bounds_the_files_of_a_tenant(boot: Boots, tmp_path: Path) -> None
 
 async def test_files_and_batches_count_besides_their_content(boot: Boots, tmp_path: Path) -> None:
     metadata = {f"k{number}": "v" * 512 for number in range(16)}
-    bytes_max = 2 * FILE_BYTES + JOB_BYTES + 3 * 16 * 512 + 2000
+    bytes_max = 2 * FILE_BYTES + JOB_BYTES + 3 * 16 * 512 + 2500
     async with boot(servers(), with_batches(tmp_path, tenant_bytes=bytes_max, file_bytes=900)) as gateway:
         file = (await upload(gateway, "{"))["id"]
         batch = await ended(gateway, (await create(gateway, file, metadata=metadata))["id"])
