@@ -170,10 +170,14 @@ class ChunkRun:
             reply = await server.serve(LineRequest(id_, job, line.body or msgspec.Raw()))
             self._running.refusals = 0
         except QuotaExceeded as error:
+            if not self._running.refusals:
+                # Once, until a line runs again: the message has the amounts of this moment.
+                logger.warning("batch %s of tenant %s waits: %s", job.id, job.tenant, error.message)
             self._running.block(float(error.retry_after_s or 1))
             return None
         except GatewayError as error:
             if error.facts.retryable:
+                logger.info("batch %s of tenant %s tries a line again: %s", job.id, job.tenant, error.message)
                 return None
             reply = server.reply_to(error)
         return result_of(line.custom_id, reply)
