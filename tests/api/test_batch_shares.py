@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.batches.chunk_run import FAILURES_MAX, ChunkRun
+from gateway.batches.job_store import CHUNK_BYTES, FILE_BYTES, JOB_BYTES
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.lines import RunLine, split_chunk
 from gateway.batches.result_bytes import ResultBytes
@@ -31,6 +32,8 @@ from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 
 JOBS = 8
+# At least what the records of a batch of 600 lines count.
+RECORD_BYTES = JOB_BYTES + 4 * CHUNK_BYTES
 
 
 def as_tenant(gateway: Running, key: str) -> None:
@@ -90,7 +93,9 @@ async def test_a_spent_limit_holds_up_its_own_tenant_only(boot: Boots, tmp_path:
 
 async def test_a_full_store_holds_up_its_own_tenant_only(boot: Boots, tmp_path: Path) -> None:
     content = texts(600)
-    config = with_batches(tmp_path, tenant_bytes=len(content) + 20_000, file_bytes=len(content)) + tenants()
+    # The results of one batch alone take more than is left.
+    tenant_bytes = len(content) + FILE_BYTES + JOBS * RECORD_BYTES
+    config = with_batches(tmp_path, tenant_bytes=tenant_bytes, file_bytes=len(content)) + tenants()
     async with boot(servers(), config) as gateway:
         jobs = await begin_many(gateway, content)
         await check_other_tenant_runs(gateway)
@@ -103,7 +108,7 @@ async def test_a_full_store_is_not_written_to_and_a_batch_goes_on_afterwards(
     monkeypatch.setattr("gateway.batches.running_job.PAUSE_MAX_S", 0.1)
     content, room = texts(600), 20_000
     filler = "x" * 2_000_000
-    tenant_bytes = len(content) + len(filler) + room
+    tenant_bytes = len(content) + len(filler) + 2 * FILE_BYTES + RECORD_BYTES + room
     config = with_batches(tmp_path, tenant_bytes=tenant_bytes, file_bytes=len(filler), lines_in_flight=4)
     waits = asyncio.Event()
     note_wait(monkeypatch, waits)
@@ -117,7 +122,7 @@ async def test_a_full_store_is_not_written_to_and_a_batch_goes_on_afterwards(
         end = await ended(gateway, job)
 
     # Results of lines that ran at the same time are kept.
-    assert journals < 2 * room
+    assert journals < 3 * room
     assert end["request_counts"] == {"total": 600, "completed": 600, "failed": 0}
 
 

@@ -36,7 +36,15 @@ def test_identifies_the_tenant_of_a_key(key: str, tenant: str) -> None:
 
 def test_tenant_has_its_configured_settings() -> None:
     limits = (Limit("tokens", "minute", 5), Limit("requests", "in_flight", 2))
-    expected = Tenant("acme", frozenset({"bge", "cross"}), limits, weight=3, priority="bulk", key_id="acme-0")
+    expected = Tenant(
+        "acme",
+        frozenset({"bge", "cross"}),
+        limits,
+        weight=3,
+        priority="bulk",
+        key_id="acme-0",
+        key_mark=key_digest("one")[-16:],
+    )
 
     assert expected == Keyring(TENANTS, None).identify("one")
 
