@@ -20,7 +20,7 @@ from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import HttpReply
+from gateway.api.server.responses import OCTETS, HttpReply
 from gateway.api.wire.arrow_http import arrow_body, arrow_vectors, facts_of, wants_arrow
 from gateway.api.wire.embedding_options import (
     EmbeddingOptions,
@@ -56,7 +56,7 @@ from gateway.api.wire.vllm_options import (
     own_fields,
     with_chat,
 )
-from gateway.api.wire.vllm_replies import OCTETS, check_metadata, encode_bytes, metadata_header
+from gateway.api.wire.vllm_replies import check_metadata, encode_bytes, metadata_header
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.media.sources import Fetch, PictureSource, SoundSource, SourcePart

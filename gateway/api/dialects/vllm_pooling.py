@@ -37,7 +37,7 @@ from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import VLLM
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import HttpReply
+from gateway.api.server.responses import OCTETS, HttpReply
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
 from gateway.api.wire.media_parts import VectorOptions, embed_parts, have_media, parts_of_messages
 from gateway.api.wire.vllm_options import (
@@ -52,7 +52,6 @@ from gateway.api.wire.vllm_options import (
     with_chat,
 )
 from gateway.api.wire.vllm_replies import (
-    OCTETS,
     VllmReply,
     check_metadata,
     encode_bytes,

@@ -8,7 +8,7 @@ from gateway.api.document.examples import EXAMPLES
 from gateway.api.document.fields import FIELDS, OWN_FIELDS
 from gateway.api.document.parts import PARTS
 from gateway.api.server.paths import METHOD
-from gateway.api.server.responses import ARROW
+from gateway.api.server.responses import ARROW, OCTETS
 
 # In the order of the document: what most callers need comes first.
 TAGS: Final[dict[str, str]] = {
@@ -31,6 +31,9 @@ FIRST_FIELDS: Final = ("query", "input", "inputs", "texts", "documents", "model"
 # Those that take Arrow, also below a model.
 BELOW_MODELS = "/models/{name}"
 ARROW_PATHS = frozenset({"/embed", "/embed_sparse", "/v1/embeddings", "/embeddings"})
+# Those whose `encoding_format` may be bytes, also below a model.
+BYTES_PATHS = frozenset({"/v1/embeddings", "/embeddings", "/pooling"})
+BYTES_MEANING = "The numbers, one vector after the other, for `encoding_format: bytes`."
 ARROW_MEANING = (
     "An Arrow IPC stream. A body has one column of strings, and the other fields are in the query of the "
     "URL; a reply has one column of vectors."
@@ -45,6 +48,8 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
         for path, item in document["paths"].items():
             if path.removeprefix(BELOW_MODELS) in ARROW_PATHS:
                 _add_arrow(item["post"])
+            if path.removeprefix(BELOW_MODELS) in BYTES_PATHS:
+                _add_bytes(item["post"])
             for operation in item.values():
                 _split_description(operation)
                 _require_path_names(operation)
@@ -152,6 +157,12 @@ def _add_arrow(operation: Operation) -> None:
     stream = {"schema": {"type": "string", "format": "binary", "description": ARROW_MEANING}}
     operation["requestBody"]["content"][ARROW] = stream
     operation["responses"]["200"]["content"][ARROW] = stream
+
+
+def _add_bytes(operation: Operation) -> None:
+    """Document that a reply may be bytes without JSON."""
+    numbers = {"schema": {"type": "string", "format": "binary", "description": BYTES_MEANING}}
+    operation["responses"]["200"]["content"][OCTETS] = numbers
 
 
 def _complete_body(operation: Operation, schemas: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ from litestar.openapi.datastructures import ResponseSpec
 
 # Media type of an Arrow IPC stream.
 ARROW = "application/vnd.apache.arrow.stream"
+# Media type of numbers without JSON.
+OCTETS = "application/octet-stream"
 # Documents a reply whose status is its whole content.
 EMPTY = ResponseSpec(None, generate_examples=False, description="An empty body")
 

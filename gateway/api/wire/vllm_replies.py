@@ -16,7 +16,6 @@ from gateway.api.server.request_context import RequestContext
 from gateway.errors import InvalidInput
 from gateway.serve import Served
 
-OCTETS = "application/octet-stream"
 # The header has about 120 bytes for each input. Common clients refuse a header line of 64 KiB.
 METADATA_INPUTS_MAX = 256
 
