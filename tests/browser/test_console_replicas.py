@@ -222,4 +222,4 @@ def test_a_page_that_stays_open_over_a_restart_says_so(browser: Any, tmp_path: P
         page.wait_for_selector("#replicas tbody tr")
         observed.context.close()
 
-    assert 3 == shown
+    assert 6 == shown
