@@ -118,7 +118,10 @@ def plain_ids(folder: Path, texts: Sequence[str], max_tokens: int) -> list[list[
 
 
 def write_softened(network: type[Any], adapter: str, layers: Sequence[str], folder: Path) -> None:
-    """Write a folder with halved matrices: without AMX, bfloat16 rounds this made network too much."""
+    """Write a folder with halved matrices.
+
+    As made, one text in eleven differs by 0.0006 in bfloat16, another one if other operations round.
+    """
     write_folder(network, adapter, layers, folder)
     soften(folder)
 
