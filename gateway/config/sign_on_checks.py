@@ -24,13 +24,17 @@ def sign_on_problems(issuers: Mapping[str, IssuerSettings], models: Collection[s
             yield Problem(f"{path}.issuer", problem)
         elif "?" in settings.issuer:
             yield Problem(f"{path}.issuer", "has a query, which the address of an issuer has not")
-        elif settings.issuer in names:
-            yield Problem(f"{path}.issuer", f"is also sign_on.{names[settings.issuer]}.issuer")
-        names.setdefault(settings.issuer, name)
+        elif (other := names.setdefault(issuer_key(settings.issuer), name)) != name:
+            yield Problem(f"{path}.issuer", f"is also sign_on.{other}.issuer")
         if not all(settings.audience):
             yield Problem(f"{path}.audience", "has an empty text")
         yield from _console_problems(settings.console, f"{path}.console")
         yield from _claim_problems(settings.claims, f"{path}.claims", models)
+
+
+def issuer_key(address: str) -> str:
+    """Return the address of an issuer without a slash at its end, which leads to the same description."""
+    return address.removesuffix("/")
 
 
 def _console_problems(client: ConsoleClient | None, path: str) -> Iterator[Problem]:
