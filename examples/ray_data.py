@@ -4,8 +4,8 @@
     KEY=… python examples/ray_data.py texts/ vectors/ --url http://127.0.0.1:8080 --model all-minilm-l6-v2
 
 Each task sends the column `text` of a block as an Arrow stream and appends the vectors of the reply: no
-number is printed or parsed on the way. The gateway queues these calls behind interactive ones. A task that
-fails is repeated by Ray, and the run stops if vectors of another model arrive.
+number is printed or parsed on the way. The gateway queues these calls behind interactive ones. Calls that
+it defers are repeated for ten minutes, and the run stops if vectors of another vector space arrive.
 """
 
 import argparse
@@ -48,13 +48,21 @@ class Embedder:
         return table.append_column("embedding", vectors["embeddings"])
 
     def _post(self, body: bytes) -> httpx.Response:
-        """Return a reply with vectors; wait as long as the gateway asks where it is busy."""
+        """Return a reply with vectors; wait as long as the gateway asks, but not beyond the deadline."""
         end_s, wait_s = time.monotonic() + DEADLINE_S, 0.5
         while True:
-            reply = self._client.post("/embed", content=body)
-            if reply.status_code not in RETRIED or time.monotonic() > end_s:
-                return reply.raise_for_status()
-            time.sleep(max(float(reply.headers.get("retry-after", 0)), wait_s))
+            try:
+                reply = self._client.post("/embed", content=body)
+            except httpx.TransportError:
+                # The gateway restarts, or a connection broke.
+                if time.monotonic() + wait_s > end_s:
+                    raise
+                pause_s = wait_s
+            else:
+                pause_s = max(float(reply.headers.get("retry-after", 0)), wait_s)
+                if reply.status_code not in RETRIED or time.monotonic() + pause_s > end_s:
+                    return reply.raise_for_status()
+            time.sleep(pause_s)
             wait_s = min(30, 2 * wait_s)
 
 

@@ -142,7 +142,8 @@ async def _compare(
     finally:
         if store is not None:
             await store.aclose()
-    report = report_on(replicas, stored, options.min_cosine)
+    groups = [model.serving_names for model in config.models.values()]
+    report = report_on(replicas, stored, groups, options.min_cosine)
     if options.json:
         fields = {"agrees": report.agrees, **msgspec.to_builtins(report), "unread": problems}
         print(msgspec.json.encode(fields).decode())

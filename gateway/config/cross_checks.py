@@ -33,7 +33,7 @@ from gateway.config.schema import (
     ModelSettings,
     UpstreamSettings,
 )
-from gateway.config.sign_on_checks import sign_on_problems
+from gateway.config.sign_on_checks import limits_of_users, sign_on_problems
 
 STORE = re.compile(r"(rediss?|redis\+cluster)://[^/]|redis\+sentinel://[^/]+/[^/]+")
 DEVICE = re.compile(r"(cpu|cuda|mps|xpu)(:[0-9]+)?")
@@ -215,6 +215,8 @@ def _limits_of(config: Config) -> Iterator[tuple[str, Mapping[str, LimitAmount]]
         for index, key in enumerate(keys):
             if isinstance(key, Key):
                 yield f"{owner}.keys[{index}].limits", key.limits
+    for name, issuer in config.sign_on.items():
+        yield from limits_of_users(issuer.claims, f"sign_on.{name}.claims")
 
 
 def _store_problem(store: str) -> str | None:

@@ -389,10 +389,15 @@ class ModelSettings(Section, frozen=True):
         return len(self.members) > 1 or self.canary is not None or self.mirror is not None
 
     @property
+    def serving_names(self) -> tuple[str, ...]:
+        """Names of all upstreams whose replies callers receive."""
+        canary = () if self.canary is None else (self.canary.name,)
+        return (*(member.name for member in self.members), *canary)
+
+    @property
     def upstream_names(self) -> tuple[str, ...]:
         """Names of all upstreams that receive its calls or copies of them."""
-        others = [part.name for part in (self.canary, self.mirror) if part is not None]
-        return (*(member.name for member in self.members), *others)
+        return self.serving_names if self.mirror is None else (*self.serving_names, self.mirror.name)
 
 
 class CacheSettings(Section, frozen=True):

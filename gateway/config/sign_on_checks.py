@@ -5,7 +5,14 @@ from collections.abc import Collection, Iterator, Mapping
 from urllib.parse import urlsplit
 
 from gateway.config.problems import Problem, unknown_models
-from gateway.config.schema import ClaimMapping, ConsoleClient, IssuerSettings, is_loopback, limit_problems
+from gateway.config.schema import (
+    ClaimMapping,
+    ConsoleClient,
+    IssuerSettings,
+    LimitAmount,
+    is_loopback,
+    limit_problems,
+)
 
 # Part of the ids under which its users appear in usage, limits and logs.
 NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -24,13 +31,17 @@ def sign_on_problems(issuers: Mapping[str, IssuerSettings], models: Collection[s
             yield Problem(f"{path}.issuer", problem)
         elif "?" in settings.issuer:
             yield Problem(f"{path}.issuer", "has a query, which the address of an issuer has not")
-        elif settings.issuer in names:
-            yield Problem(f"{path}.issuer", f"is also sign_on.{names[settings.issuer]}.issuer")
-        names.setdefault(settings.issuer, name)
+        elif (other := names.setdefault(issuer_key(settings.issuer), name)) != name:
+            yield Problem(f"{path}.issuer", f"is also sign_on.{other}.issuer")
         if not all(settings.audience):
             yield Problem(f"{path}.audience", "has an empty text")
         yield from _console_problems(settings.console, f"{path}.console")
         yield from _claim_problems(settings.claims, f"{path}.claims", models)
+
+
+def issuer_key(address: str) -> str:
+    """Return the address of an issuer without a slash at its end, which leads to the same description."""
+    return address.removesuffix("/")
 
 
 def _console_problems(client: ConsoleClient | None, path: str) -> Iterator[Problem]:
@@ -50,9 +61,15 @@ def _claim_problems(claims: ClaimMapping, path: str, models: Collection[str]) ->
             yield Problem(f"{path}.{name}", "the name of its claim is empty")
     for value, names in ((claims.models and claims.models.values) or {}).items():
         yield from unknown_models(names, f"{path}.models.values.{value}", models)
-    for value, limits in (claims.limits.values if claims.limits else {}).items():
+    for place, limits in limits_of_users(claims, path):
         for name, message in limit_problems(limits).items():
-            yield Problem(f"{path}.limits.values.{value}.{name}", message)
+            yield Problem(f"{place}.{name}", message)
+
+
+def limits_of_users(claims: ClaimMapping, path: str) -> Iterator[tuple[str, Mapping[str, LimitAmount]]]:
+    """Yield the limits that claims lead to, with their paths."""
+    for value, limits in (claims.limits.values if claims.limits else {}).items():
+        yield f"{path}.limits.values.{value}", limits
 
 
 def address_problem(url: str, *, may_be_http: bool = True) -> str | None:

@@ -294,12 +294,12 @@ class Keyring:
         unlimited = config.TenantConfig()
         for key in configured:
             self._owners[key.digest] = key.digest, _owner(self._tenants.get(key.tenant, unlimited), key)
-        self.budgets = frozenset(
-            (owner.name, limit)
-            for _, owner in self._owners.values()
-            for limit in owner.limits
-            if limit.unit == "budget"
-        )
+        limits = [(owner.name, limit) for _, owner in self._owners.values() for limit in owner.limits]
+        # The users of a tenant may have tokens only, and no key.
+        limits += [
+            (name, parse_limit(*limit)) for name, each in tenants.items() for limit in each.limits.items()
+        ]
+        self.budgets = frozenset((name, limit) for name, limit in limits if limit.unit == "budget")
         self._by_id = {(owner.name, owner.key_id): owner for _, owner in self._owners.values()}
         before = _ids_by_tenant(self._without_tenant.values())
         self._without_tenant = {key.digest: key for key in self._stored_keys if key.tenant not in tenants}

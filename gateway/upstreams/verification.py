@@ -1,12 +1,13 @@
 """Comparison of the vectors that replicas return now, next to the calls that they serve."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from backends.canaries import CANARIES
 from backends.errors import BackendError
+from gateway.config.schema import ModelSettings
 from gateway.routing.health import State
 from gateway.routing.replica import Replica
 from gateway.upstreams.upstream import Upstream
@@ -30,11 +31,14 @@ class Verification(msgspec.Struct, frozen=True):
     unread: tuple[str, ...]
 
 
-async def verify(upstreams: Sequence[Upstream]) -> Verification:
-    """Compare the replicas of these upstreams, of any state, with each other and with their fingerprints."""
+async def verify(upstreams: Sequence[Upstream], models: Mapping[str, ModelSettings]) -> Verification:
+    """Compare the replicas of these upstreams, of any state, with each other and with their fingerprints.
+
+    models: of the configuration; upstreams of one model have to agree.
+    """
     replicas = [(upstream, replica) for upstream in upstreams for replica in comparable_replicas(upstream)]
     found = await asyncio.gather(*(_read(upstream, replica) for upstream, replica in replicas))
-    return _verification(upstreams, found)
+    return _verification(upstreams, [model.serving_names for model in models.values()], found)
 
 
 def comparable_replicas(upstream: Upstream) -> list[Replica]:
@@ -57,13 +61,15 @@ async def _read(upstream: Upstream, replica: Replica) -> ReplicaVectors | str | 
 
 
 def _verification(
-    upstreams: Iterable[Upstream], found: Sequence[ReplicaVectors | str | None]
+    upstreams: Iterable[Upstream],
+    groups: Collection[Collection[str]],
+    found: Sequence[ReplicaVectors | str | None],
 ) -> Verification:
     vectors = [each for each in found if isinstance(each, ReplicaVectors)]
     unread = tuple(each for each in found if isinstance(each, str))
     references = {upstream.name: upstream.space.reference for upstream in upstreams}
     stored = {name: reference for name, reference in references.items() if reference is not None}
-    report = report_on(vectors, stored)
+    report = report_on(vectors, stored, groups)
     return Verification(
         agrees=report.agrees and not unread,
         texts=len(CANARIES),

@@ -1,6 +1,6 @@
 """Comparison of the vectors that replicas return for the same texts: a matrix and verdicts. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 
 import msgspec
@@ -83,15 +83,20 @@ class Report(msgspec.Struct, frozen=True):
 def report_on(
     replicas: Sequence[ReplicaVectors],
     stored: Mapping[str, Fingerprint],
+    groups: Collection[Collection[str]] = (),
     required_cosine: float | None = None,
 ) -> Report:
     """Compare every two replicas, and each with the stored fingerprint of its upstream.
 
-    stored: fingerprints by upstream. required_cosine: of every two replicas, whatever their models.
+    stored: fingerprints by upstream. groups: upstreams that serve one model, for each model.
+    required_cosine: of every two replicas, whatever their models.
     """
     members = tuple([_replica_report(replica, stored.get(replica.upstream)) for replica in replicas])
-    pairs = tuple([_pair(first, second, required_cosine) for first, second in combinations(replicas, 2)])
-    return Report(len(replicas[0].vectors) if replicas else 0, members, pairs)
+    pairs = []
+    for first, second in combinations(replicas, 2):
+        needed = _needed_cosine(first, second, groups) if required_cosine is None else required_cosine
+        pairs.append(_pair(first, second, needed))
+    return Report(len(replicas[0].vectors) if replicas else 0, members, tuple(pairs))
 
 
 def _replica_report(replica: ReplicaVectors, stored: Fingerprint | None) -> ReplicaReport:
@@ -118,19 +123,24 @@ def _stored_match(stored: Fingerprint, replica: ReplicaVectors) -> StoredMatch:
     return StoredMatch(stored.id, cosine, needed, cosine >= needed)
 
 
-def _pair(first: ReplicaVectors, second: ReplicaVectors, required_cosine: float | None) -> Pair:
+def _pair(first: ReplicaVectors, second: ReplicaVectors, needed: float | None) -> Pair:
     comparable = first.vectors.shape == second.vectors.shape
     cosine = min_cosine(first.vectors, second.vectors) if comparable else None
-    needed = required_cosine if required_cosine is not None else _needed_cosine(first, second)
     fits = needed is None or (cosine is not None and cosine >= needed)
     return Pair(first.name, second.name, cosine, needed, fits, first.tokens == second.tokens)
 
 
-def _needed_cosine(first: ReplicaVectors, second: ReplicaVectors) -> float | None:
-    """Return the cosine that two replicas of one upstream, or of models of one name, have to reach."""
+def _needed_cosine(
+    first: ReplicaVectors, second: ReplicaVectors, groups: Collection[Collection[str]]
+) -> float | None:
+    """Return the cosine that two replicas have to reach, None if they may differ.
+
+    They may not in one upstream, behind one model, or if their own models have the same name.
+    """
     if first.upstream == second.upstream:
         return needed_cosine(first.fingerprint, second.fingerprint, first.min_cosine)
-    if _base_name(first.fingerprint.model_id) == _base_name(second.fingerprint.model_id):
+    serve_one_model = any(first.upstream in group and second.upstream in group for group in groups)
+    if serve_one_model or _base_name(first.fingerprint.model_id) == _base_name(second.fingerprint.model_id):
         return needed_cosine(first.fingerprint, second.fingerprint, None)
     return None
 

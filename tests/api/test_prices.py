@@ -9,6 +9,7 @@ import pytest
 
 from gateway.events import BudgetAlert
 from gateway.quotas.ledger import MemoryLedger
+from gateway.quotas.limits import parse_limit
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.engines import FakeEngine, tokens_of
@@ -193,6 +194,14 @@ async def test_metric_and_alert_of_a_spent_budget(boot: Boots) -> None:
     assert {"tenant": 0.9, "key": 0.6} == after
     assert {"key": 0.6} == without
     assert [BudgetAlert("acme", "budget_per_month", 0.018, 0.02)] == alerts
+
+
+async def test_the_budget_of_a_tenant_without_keys_has_a_metric(boot: Boots) -> None:
+    """Its users may have tokens of an issuer only."""
+    config = CONFIG.replace("  ops: {", "  staff: {limits: {budget_per_month: 3}}\n  ops: {")
+    async with boot({"tei-0": FakeTei()}, config.replace("BUDGET", "1")) as gateway:
+        keyring = gateway.application.gateway.keyring
+        assert ("staff", parse_limit("budget_per_month", 3)) in keyring.budgets
 
 
 async def spent_ratios(gateway: Running) -> dict[str, float]:

@@ -241,6 +241,25 @@ async def test_finds_the_replica_with_other_vectors_and_the_one_that_is_away(boo
     assert unread.startswith("two http://away: ")
 
 
+async def test_compares_the_upstreams_behind_one_model(boot: Boots) -> None:
+    other = OtherTei()
+    other.info["model_id"] = "another/one"
+    config = """
+upstreams:
+  a: {backend: tei, replicas: ["http://a"]}
+  b: {backend: tei, replicas: ["http://b"]}
+models: {m: {upstreams: [{name: a}, {name: b}]}}
+"""
+    async with boot({"a": FakeTei(), "b": other}, config) as gateway:
+        await embed(gateway)
+        report = (await send(gateway, "verify", upstreams=["a", "b"])).json()
+
+    assert not report["agrees"]
+    ((pair),) = report["pairs"]
+    assert (0.999, False) == (pair["needed"], pair["fits"])
+    assert any(f"a {A} and b {B} differ: " in finding for finding in report["findings"])
+
+
 @pytest.mark.parametrize("upstreams", [[], ["nowhere"], ["two"] * 65, "two"])
 async def test_refuses_to_compare_what_is_not_there(boot: Boots, upstreams: Any) -> None:
     async with boot({"a": FakeTei(), "b": FakeTei()}, BOTH) as gateway:

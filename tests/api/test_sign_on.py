@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from gateway.config.load import parse_config
+from gateway.errors import SignOnUnavailable, TokenRefused
 from gateway.events import CallFinished
 from gateway.tenants.guess_throttle import GUESSES_MAX
 from gateway.tenants.keyring import Keyring, key_digest
@@ -352,6 +353,36 @@ async def test_known_keys_outlive_their_issuer_for_the_grace(issuer: FakeIssuer)
     issuer.status = 200
     assert await source.read()
     assert source.key_for(token)
+
+
+async def test_an_issuer_may_be_written_with_or_without_a_slash_at_its_end(issuer: FakeIssuer) -> None:
+    """Auth0's issuers have one. Tokens need the form of the description, whatever the configuration has."""
+    plain, slash = issuer.address, f"{issuer.address}/"
+    for described, configured in ((plain, slash), (slash, plain), (slash, slash)):
+        issuer.described = {"issuer": described}
+        config = CONFIG.format(issuer=configured, digest=key_digest(KEY))
+        async with running_gateway({"tei-0": FakeTei()}, config) as gateway:
+            await until_read(gateway)
+            replies = {form: await embed(gateway, issuer.token(iss=form)) for form in (plain, slash)}
+
+        assert 200 == replies.pop(described).status_code
+        (refused,) = replies.values()
+        assert 401 == refused.status_code
+        assert "issuer (iss)" in refused.json()["error"]["message"]
+
+
+async def test_tokens_of_either_form_wait_for_the_description(issuer: FakeIssuer) -> None:
+    settings = parse_config(config_of(issuer), {}, None).sign_on["corporate"]  # type: ignore[arg-type]
+    sign_on = SignOn(Keyring({}, None), {"corporate": settings})
+    tokens = [issuer.token(), issuer.token(iss=f"{issuer.address}/")]
+
+    for token in tokens:
+        with pytest.raises(SignOnUnavailable):
+            sign_on.verify(sign_on.check(token))
+    assert await sign_on.issuers["corporate"].source.read()
+    assert sign_on.verify(sign_on.check(tokens[0]))
+    with pytest.raises(TokenRefused, match="issuer"):
+        sign_on.check(tokens[1])
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {

@@ -3,11 +3,13 @@
 import json
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from gateway.cli.embed import replies
 from gateway.cli.embed.calls import _retry_after_s
 from gateway.cli.embed.packing import Bounds, Position, Row, pack
 from gateway.cli.embed.replies import ARROW, Unreadable, problem_of, read_reply, read_truncated
@@ -245,14 +247,55 @@ def test_impossible_counts_in_a_header_are_refused(command: Command, tokens: str
     assert (outcome.status, f"the reply counts '{tokens[:80]}' tokens" in outcome.errors) == (1, True)
 
 
-def test_vectors_that_are_no_numbers_are_refused() -> None:
-    kind = pa.list_(pa.struct([("x", pa.int8())]), 1)
-    table = pa.table({"embeddings": pa.array([[{"x": 1}]], kind)})
+def stream_of(column: Any, codec: str | None = None) -> bytes:
+    """Return an Arrow stream of one column of vectors."""
+    table = pa.table({"embeddings": column})
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[{"x": 1}]], pa.list_(pa.struct([("x", pa.int8())]), 1)),
+        pa.array([["1"]], pa.list_(pa.string(), 1)),
+        pa.array([[None]], pa.list_(pa.null(), 1)),
+        pa.array([[1.0]], pa.list_(pa.float32())),
+        pa.array([[1.0], [2.0]], pa.list_(pa.float32(), 1)),
+        pa.array([None], pa.list_(pa.float32(), 1)),
+    ],
+    ids=["structs", "texts", "nulls", "no fixed size", "too many", "no vector"],
+)
+def test_vectors_that_are_no_numbers_are_refused(column: Any) -> None:
     with pytest.raises(Unreadable):
-        read_reply(bytes(sink.getvalue()), ARROW, 1)
+        read_reply(stream_of(column), ARROW, 1)
+
+
+def test_a_damaged_stream_is_refused_whatever_is_damaged() -> None:
+    body = stream_of(pa.FixedSizeListArray.from_arrays(pa.array(np.ones(12, np.float32)), 4))
+    for place in range(0, len(body), 2):
+        for damage in (b"\x00\x00", b"\xff\xff", b"\x00\x80"):
+            damaged = body[:place] + damage + body[place + 2 :]
+            try:
+                assert (3, 4) == read_reply(damaged, ARROW, 3).vectors.shape
+            except Unreadable:
+                continue
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_compressed_vectors_are_read_within_a_bound(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    column = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(1024 * 1024, np.float32)), 1024)
+    body = stream_of(column, codec)
+    assert len(body) < 100_000
+    assert (1024, 1024) == read_reply(body, ARROW, 1024).vectors.shape
+    monkeypatch.setattr(replies, "REPLY_BYTES_MAX", 4 * 1024 * 1024 - 1)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(Unreadable, match="once it is decompressed"):
+        read_reply(body, ARROW, 1024)
+    assert before == pa.total_allocated_bytes()
 
 
 def test_replies_of_tei_are_lists() -> None:

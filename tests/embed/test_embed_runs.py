@@ -54,7 +54,12 @@ def test_a_complete_output_is_not_made_again(command: Command) -> None:
     assert (again.status, again.summary["finished_now"], again.summary["rows"]) == (0, False, 40)
     assert not command.server.bodies
     other = command.run("in.jsonl", "--to", "out.parquet", "--dimensions", "4")
-    assert (other.status, "--overwrite replaces it" in other.errors) == (1, True)
+    assert (other.status, "--dimensions was None and is 4; --overwrite replaces it" in other.errors) == (
+        1,
+        True,
+    )
+    other = command.run("in.jsonl", "--to", "out.parquet", "--dtype", "float16")
+    assert (other.status, "--dtype was 'float32' and is 'float16'; --over" in other.errors) == (1, True)
     assert command.run("in.jsonl", "--to", "out.parquet", "--dimensions", "4", "--overwrite").status == 0
     assert {4} == {len(row["embedding"]) for row in command.rows("out.parquet")}
 

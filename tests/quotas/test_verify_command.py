@@ -111,6 +111,31 @@ def test_other_models_fail_only_with_a_min_cosine(alone: Place, servers: dict[st
     assert 1 == alone.run("tei", "tei_other", "--min-cosine", "0.9").status
 
 
+def test_upstreams_behind_one_model_have_to_agree(
+    command: Commands, tmp_path: Path, servers: dict[str, Any], urls: dict[str, str]
+) -> None:
+    """Also if their servers name the model differently, and if one is a canary; a mirror may differ."""
+    servers["tei_other"].space = "other "
+    servers["tei_other"].info["model_id"] = "another/one"
+    upstreams = "".join(
+        f"  {name}: {{backend: tei, replicas: [{urls[name]}]}}\n" for name in ("tei", "tei_other")
+    )
+
+    def verify(model: str) -> Ended:
+        (tmp_path / "group.yaml").write_text(f"upstreams:\n{upstreams}models: {{m: {model}}}\n")
+        return command("verify", "-c", str(tmp_path / "group.yaml"))
+
+    for model in (
+        "{upstreams: [{name: tei}, {name: tei_other}]}",
+        "{upstream: tei, canary: {name: tei_other, share: 0.1}}",
+    ):
+        ended = verify(model)
+        assert 1 == ended.status
+        assert "tei and tei_other differ: " in ended.out
+        assert "0.999 needed" in ended.out
+    assert 0 == verify("{upstream: tei, mirror: {name: tei_other, share: 1}}").status
+
+
 def test_accept_stores_the_present_fingerprint(shared: Place, servers: dict[str, Any]) -> None:
     assert [None, None] == [member["stored"] for member in shared.report("tei", "vllm")[1]["members"]]
     status, report = shared.report("tei", "--accept")

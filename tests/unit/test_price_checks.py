@@ -22,6 +22,11 @@ tenants:
     keys: [{{digest: "{key_digest("a")}", limits: {{budget_per_day: 0.5}}}}]
     limits: {{budget_per_month: 250.75}}
     model_limits: {{bge: {{budget_per_month: 1}}}}
+sign_on:
+  staff:
+    issuer: https://login.example.org
+    audience: [a]
+    claims: {{tenant: {{claim: org}}, limits: {{claim: plan, values: {{small: {{budget_per_day: 2}}}}}}}}
 """
 
 
@@ -44,6 +49,7 @@ def test_prices_and_budgets_need_a_currency() -> None:
         "tenants.acme.limits.budget_per_month",
         "tenants.acme.model_limits.bge.budget_per_month",
         "tenants.acme.keys[0].limits.budget_per_day",
+        "sign_on.staff.claims.limits.values.small.budget_per_day",
     } == set(found)
     assert all(message.startswith("needs `currency`, the name of the money") for message in found.values())
 
@@ -53,6 +59,8 @@ def test_prices_and_budgets_need_a_currency() -> None:
     [
         ("0.02", "0.0125", "models.bge.price_per_million_tokens", "expected at most three decimal places"),
         ("0.02", "-1", "models.bge.price_per_million_tokens", "expected a number, at least 0"),
+        ("0.02", ".nan", "models.bge.price_per_million_tokens", "expected"),
+        ("0.02", ".inf", "models.bge.price_per_million_tokens", "expected a number, at most 10000"),
         ("0.02", "10001", "models.bge.price_per_million_tokens", "expected a number, at most 10000"),
         ("250.75", "4000001", "tenants.acme.limits.budget_per_month", "above 0, at most 4000000"),
         ("250.75", "1e-10", "tenants.acme.limits.budget_per_month", "at most nine decimal places"),

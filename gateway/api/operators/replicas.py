@@ -73,7 +73,7 @@ class ReplicasApi:
             raise Overloaded("another comparison of replicas is running")
         self._is_verifying = True
         try:
-            return await verify(upstreams)
+            return await verify(upstreams, self._gateway.serving.config.models)
         finally:
             self._is_verifying = False
 

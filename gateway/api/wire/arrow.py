@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
+from backends.arrow_sizes import batch_sizes
 from backends.contract import TermWeights, Vectors
-from gateway.api.wire.arrow_sizes import batch_size
 from gateway.errors import EmptyInput, InvalidInput, MalformedBody, UnsupportedMedia
 
 # pyarrow has no types.
@@ -101,10 +101,7 @@ def _check_sizes(pa: Any, stream: bytes | bytearray, rows_max: int, bytes_max: i
     source = pa.BufferReader(stream)
     reader = pa.ipc.MessageReader.open_stream(source)
     rows = size = 0
-    for _, message in zip(range(MESSAGES_MAX + 1), _messages(reader), strict=False):
-        found = batch_size(message.metadata.to_pybytes(), memoryview(message.body or b""))
-        if found is None:
-            continue
+    for _, found in zip(range(MESSAGES_MAX + 1), batch_sizes(reader), strict=False):
         size += found.decoded_bytes
         # Dictionaries count as rows: each of their values becomes an object.
         rows += found.rows
@@ -114,15 +111,6 @@ def _check_sizes(pa: Any, stream: bytes | bytearray, rows_max: int, bytes_max: i
             raise InvalidInput(f"the Arrow stream has more than {bytes_max} bytes once it is decompressed")
     if source.tell() != len(stream):
         raise ValueError("there are bytes after its end, or too many messages")
-
-
-def _messages(reader: Any) -> Iterator[Any]:
-    """Yield the messages of a stream. Raises: Arrow's errors."""
-    while True:
-        try:
-            yield reader.read_next_message()
-        except (EOFError, StopIteration):
-            return
 
 
 def _columns(pa: Any, stream: bytes | bytearray) -> Iterator[Any]:

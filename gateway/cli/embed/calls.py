@@ -19,6 +19,7 @@ from gateway.cli.embed.plan import EmbedFailed, EmbedStopped, Pace, Request
 from gateway.cli.embed.replies import (
     ARROW,
     EMBED_PATH,
+    REPLY_BYTES_MAX,
     Reply,
     Unreadable,
     body_of,
@@ -36,7 +37,6 @@ REFUSALS = frozenset({400, 413, 422})
 NOT_ARROW = frozenset({406, 415})
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.25, 30.0
 NOTICE_S = 30.0
-REPLY_BYTES_MAX = 256 * 1024 * 1024
 # Form of the vectors in a reply, the cheapest first.
 Form: TypeAlias = Literal["arrow", "base64", "json"]
 HINTS = {

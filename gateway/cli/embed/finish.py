@@ -7,16 +7,16 @@ from pathlib import Path
 import msgspec
 
 from gateway.cli.embed.folder import REPLACED, UNFINISHED, check_replaced, read_plain
-from gateway.cli.embed.manifest import Manifest, PartFacts
+from gateway.cli.embed.manifest import Manifest, PartFacts, refusal
 from gateway.cli.embed.outputs import Content, write_output
 from gateway.cli.embed.parts import Parts, sync_folder, write_whole
-from gateway.cli.embed.plan import EmbedFailed, Plan
+from gateway.cli.embed.plan import DType, EmbedFailed, Plan
 
 
 class Note(msgspec.Struct, frozen=True):
     """Note next to an output: how it was made.
 
-    inode, size, mtime_ns: of the output; the last two are 0 for a folder.
+    inode, size, mtime_ns: of the output; the last two are 0 for a folder. dtype: of its vectors.
     """
 
     inode: int
@@ -25,6 +25,14 @@ class Note(msgspec.Struct, frozen=True):
     manifest: Manifest
     facts: PartFacts
     as_json: tuple[str, ...] = ()
+    dtype: DType = "float32"
+
+    def refusal(self, manifest: Manifest, dtype: DType) -> str:
+        """Return why the output is not the one that a run would make; empty if it is."""
+        reason = refusal(self.manifest, manifest)
+        if not reason and self.dtype != dtype:
+            reason = f"--dtype was {self.dtype!r} and is {dtype!r}"
+        return reason
 
 
 def note_path(output: Path) -> Path:
@@ -76,7 +84,7 @@ def finish(plan: Plan, parts: Parts, manifest: Manifest, written: Callable[[int]
     _sync(unfinished)
     # Another program may have written there meanwhile.
     check_replaced(output)
-    note = Note(*_identity(unfinished), manifest, facts, as_json)
+    note = Note(*_identity(unfinished), manifest, facts, as_json, output.dtype)
     write_whole(note_path(output.path), msgspec.json.encode(note))
     if output.path.is_dir():
         # A folder cannot be replaced at once.

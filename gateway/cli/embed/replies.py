@@ -8,12 +8,24 @@ import numpy as np
 import pyarrow as pa
 import pybase64
 
+from backends.arrow_sizes import batch_sizes
 from gateway.cli.embed.plan import Request
 from gateway.cli.printable import printable
 
 ARROW = "application/vnd.apache.arrow.stream"
 EMBED_PATH = "/embed"
-UNREADABLE = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, LookupError, pa.ArrowException)
+# Of one reply, as it arrives and as it is decompressed.
+REPLY_BYTES_MAX = 256 * 1024 * 1024
+UNREADABLE = (
+    msgspec.MsgspecError,
+    RecursionError,
+    ValueError,
+    TypeError,
+    LookupError,
+    # pyarrow raises both for damaged streams.
+    OSError,
+    pa.ArrowException,
+)
 # Of one reply; a call has a few MiB of text at most.
 TOKENS_MAX = 2**31
 SIDES = {"error": "NONE", "left": "START", "right": "END"}
@@ -80,7 +92,7 @@ def _tei_options(request: Request) -> dict[str, Any]:
 def read_reply(body: bytes, media_type: str, count: int) -> Reply:
     """Return the vectors of a reply to so many texts. Raises: Unreadable."""
     try:
-        reply = _read_arrow(body) if media_type.startswith(ARROW) else _read_json(body)
+        reply = _read_arrow(body, count) if media_type.startswith(ARROW) else _read_json(body)
     except UNREADABLE as error:
         raise Unreadable(f"not a reply of an embeddings API: {error}") from error
     vectors = reply.vectors
@@ -91,11 +103,24 @@ def read_reply(body: bytes, media_type: str, count: int) -> Reply:
     return reply
 
 
-def _read_arrow(body: bytes) -> Reply:
-    table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
+def _read_arrow(body: bytes, count: int) -> Reply:
+    buffer = pa.py_buffer(body)
+    # A kilobyte of compressed buffers can stand for gigabytes.
+    sizes = batch_sizes(pa.ipc.MessageReader.open_stream(pa.BufferReader(buffer)))
+    if sum(size.decoded_bytes for size in sizes) > REPLY_BYTES_MAX:
+        raise ValueError(f"more than {REPLY_BYTES_MAX} bytes once it is decompressed")
+    table = pa.ipc.open_stream(buffer).read_all()
     column = table.column("embeddings").combine_chunks()
-    if column.null_count or not pa.types.is_fixed_size_list(column.type):
-        raise ValueError("its vectors are no list of a fixed size")
+    column.validate(full=True)
+    kind = column.type
+    if (
+        column.null_count
+        or not pa.types.is_fixed_size_list(kind)
+        or not pa.types.is_floating(kind.value_type)
+    ):
+        raise ValueError("its vectors are no lists of numbers of a fixed size")
+    if len(column) != count:
+        raise ValueError(f"{len(column)} vectors for {count} texts")
     values = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
     facts = table.schema.metadata or {}
     model = facts.get(b"model")

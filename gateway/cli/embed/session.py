@@ -88,11 +88,12 @@ def _complete_note(plan: Plan, manifest: Manifest) -> Note | None:
     path = plan.output.path
     folder, note = _parts_folder(path), read_note(path)
     is_unfinished = is_of_run(folder)
-    if (
-        note is not None
-        and not refusal(note.manifest, manifest)
-        and (is_unfinished or not plan.output.overwrite)
-    ):
+    reason = "" if note is None else note.refusal(manifest, plan.output.dtype)
+    if reason and not plan.output.overwrite:
+        raise EmbedFailed(
+            f"{path} was made from other input or with other options: {reason}; --overwrite replaces it"
+        )
+    if note is not None and not reason and (is_unfinished or not plan.output.overwrite):
         if is_unfinished:
             # The run that made the output was killed while it deleted its parts.
             with closing(Parts(folder)) as parts:

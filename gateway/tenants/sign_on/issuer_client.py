@@ -13,7 +13,7 @@ from backends.contract import TlsFiles
 from backends.errors import BackendError
 from backends.http import ConnectionOptions, UpstreamClient, UpstreamResponse
 from gateway.config.schema import IssuerSettings
-from gateway.config.sign_on_checks import address_problem
+from gateway.config.sign_on_checks import address_problem, issuer_key
 
 DISCOVERY_PATH = "/.well-known/openid-configuration"
 # The largest descriptions and key sets of hosted issuers have some 20 KB.
@@ -40,12 +40,12 @@ class Description(msgspec.Struct, frozen=True):
 
 async def fetch_description(settings: IssuerSettings) -> Description:
     """Return the checked description of an issuer. Raises: IssuerFault."""
-    address = settings.issuer.removesuffix("/") + DISCOVERY_PATH
+    address = issuer_key(settings.issuer) + DISCOVERY_PATH
     try:
         description = msgspec.json.decode(await _fetch(address, settings), type=Description)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise IssuerFault(f"its description cannot be used: {error}") from error
-    if description.issuer != settings.issuer:
+    if issuer_key(description.issuer) != issuer_key(settings.issuer):
         raise IssuerFault(f"its description is that of another issuer, {description.issuer[:200]!r}")
     is_local = settings.issuer.startswith("http://")
     for name in Description.__struct_fields__:

@@ -45,6 +45,11 @@ class KeySource:
         self._wanted = asyncio.Event()
         self._was_read = asyncio.Event()
 
+    @property
+    def issuer(self) -> str:
+        """Address of the issuer, in the form of its description once that was read."""
+        return self.settings.issuer if self.description is None else self.description.issuer
+
     def serves(self, settings: IssuerSettings) -> bool:
         """Return whether these settings need the same keys."""
         mine = self.settings
@@ -99,7 +104,7 @@ class KeySource:
         try:
             description = await fetch_description(self.settings)
             document = await fetch_keys(description.jwks_uri, self.settings)
-            digest = hashlib.sha256(document).digest()
+            digest = hashlib.sha256(description.issuer.encode() + document).digest()
             if digest != self._digest:
                 self._replace(read_keys(document, self.settings.algorithms), digest)
         except (IssuerFault, ValueError) as error:

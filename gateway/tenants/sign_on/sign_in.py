@@ -138,7 +138,7 @@ def _offer(issuer: Issuer, client: ConsoleClient) -> Offer:
     described = issuer.source.description
     return Offer(
         issuer.name,
-        issuer.settings.issuer,
+        issuer.source.issuer,
         client.client_id,
         " ".join(client.scopes),
         None if described is None or described.token_endpoint is None else described.authorization_endpoint,

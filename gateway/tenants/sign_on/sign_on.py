@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gateway.config.schema import IssuerSettings
+from gateway.config.sign_on_checks import issuer_key
 from gateway.errors import TenantUnknown, TokenRefused
 from gateway.tenants.keyring import Keyring, StoredKey, Tenant
 from gateway.tenants.sign_on.claims import check_claims, stored_key_of
@@ -79,7 +80,7 @@ class SignOn:
             audience = frozenset((*settings.audience, *clients))
             issuers[name] = Issuer(name, settings, self._source_of(name, settings), audience)
         self.issuers = issuers
-        self._by_address = {issuer.settings.issuer: issuer for issuer in issuers.values()}
+        self._by_address = {issuer_key(issuer.settings.issuer): issuer for issuer in issuers.values()}
         self._accepted.clear()
         self._changed.set()
 
@@ -112,8 +113,10 @@ class SignOn:
         """
         token = parse_token(text)
         address = token.claims.get("iss")
-        issuer = self._by_address.get(address) if isinstance(address, str) else None
-        if issuer is None:
+        issuer = self._by_address.get(issuer_key(address)) if isinstance(address, str) else None
+        # Before its description was read it has no keys either: no token is accepted then.
+        is_read = issuer is not None and issuer.source.description is not None
+        if issuer is None or (is_read and address != issuer.source.issuer):
             raise TokenRefused("issuer", "the token is of an issuer (iss) that this gateway does not know")
         if token.algorithm not in issuer.settings.algorithms:
             raise TokenRefused("algorithm", "the token is signed by an algorithm other than its issuer's")
@@ -130,7 +133,7 @@ class SignOn:
 
         token, issuer = checked.token, checked.issuer
         settings, key = issuer.settings, issuer.source.key_for(token)
-        verify(token, key, settings.issuer, checked.audience, settings.clock_skew_s)
+        verify(token, key, issuer.source.issuer, checked.audience, settings.clock_skew_s)
         return stored_key_of(token.claims, issuer.name, settings.claims)
 
     def accept(self, checked: CheckedToken, digest: str) -> Tenant:

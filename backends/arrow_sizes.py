@@ -6,7 +6,8 @@ Source: format/Message.fbs and format/Schema.fbs of Apache Arrow; flatbuffers' i
 """
 
 import struct
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 # Numbers of fields, in the order of the tables of Message.fbs.
 HEADER_TYPE, HEADER = 1, 2
@@ -23,6 +24,20 @@ class BatchSize(NamedTuple):
 
     rows: int
     decoded_bytes: int
+
+
+def batch_sizes(reader: Any) -> Iterator[BatchSize]:
+    """Yield the size of each message of a stream; of one that is no batch, zero.
+
+    reader: pyarrow's `MessageReader`. Raises: ValueError, Arrow's errors.
+    """
+    while True:
+        try:
+            message = reader.read_next_message()
+        except (EOFError, StopIteration):
+            return
+        head, body = message.metadata.to_pybytes(), memoryview(message.body or b"")
+        yield batch_size(head, body) or BatchSize(0, 0)
 
 
 def batch_size(head: bytes, body: memoryview) -> BatchSize | None:
