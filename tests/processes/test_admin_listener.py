@@ -159,6 +159,17 @@ async def test_admin_keys_beyond_loopback_permit_admin_and_metrics_only(boot: Bo
     assert "scope_forbidden" == called[0].json()["error"]["code"]
 
 
+@pytest.mark.parametrize(("side", "page"), [("callers", "/docs"), ("operators", "/ui")])
+def test_a_browser_is_sent_to_a_page_of_the_same_listener(sides: Sides, side: str, page: str) -> None:
+    browser = sides.get(side, "/", accept="text/html,application/xhtml+xml,*/*;q=0.8")
+    followed = sides.get(side, page)
+
+    assert (303, page) == (browser.status_code, browser.headers["location"])
+    assert (200, "text/html; charset=utf-8") == (followed.status_code, followed.headers["content-type"])
+    # The upstream's server does not answer.
+    assert 503 == sides.get(side, "/").status_code
+
+
 def test_reports_admin_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]

@@ -30,10 +30,11 @@ async def start(
 ) -> Response[bytes]:
     """Send a browser to /ui, and answer others like /health.
 
-    Where /ui is served on another address, a browser is sent to /docs.
+    Where /ui is served on another address only, a browser is sent to /docs.
     """
     if "text/html" in context.header(b"accept"):
-        page = "/ui" if watched.config.admin.listen is None else "/docs"
+        has_console = watched.config.admin.listen is None or context.came_to_operators
+        page = "/ui" if has_console else "/docs"
         headers = {"location": page, "vary": "accept"}
         return Response(b"", status_code=303, headers=headers, media_type="text/plain")
     api.check_health(None)

@@ -69,6 +69,8 @@ class Middleware:
         if parts.manager_port is not None and scope["server"][1] == parts.manager_port:
             move_manager_path(scope)
         context = RequestContext(scope, parts.routes.parse(scope["path"]), parts.dependencies)
+        if parts.admin_port is not None:
+            context.came_to_operators = scope["server"][1] in (parts.admin_port, parts.manager_port)
         body_bytes_max = context.target.body_bytes_max or parts.body_bytes_max
         context.io = CallIO(scope, receive, send, parts.in_flight, body_bytes_max)
         context.io.headers.append((b"x-request-id", context.request_id.encode()))
@@ -116,11 +118,10 @@ class Middleware:
 
         Raises: GatewayError.
         """
-        target, admin_port = context.target, self._parts.admin_port
-        if admin_port is not None and not target.on_both_listeners:
-            came_to_operators = scope["server"][1] in (admin_port, self._parts.manager_port)
-            if target.for_operators is not came_to_operators:
-                raise NotFound("there is nothing at this path on this listener")
+        target = context.target
+        is_divided = self._parts.admin_port is not None and not target.on_both_listeners
+        if is_divided and target.for_operators is not context.came_to_operators:
+            raise NotFound("there is nothing at this path on this listener")
         if not target.is_probe:
             context.io.enter()
         if SLASH in scope["path"] or (target.for_operators and _is_disguised(scope)):

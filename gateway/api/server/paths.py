@@ -26,10 +26,11 @@ METHOD = "/:"
 SLASH = "\x1f"
 # The metrics label of a path that no handler declares.
 OTHER = "other"
-# What the console requests besides operators' paths: its playground, a key's own usage, and the link to the
-# documentation. They are served on `admin.listen` too, and check the key there as well.
+# What a browser requests besides operators' paths: the way to the console, its playground, a key's own usage,
+# and the link to the documentation. They are served on `admin.listen` too, and check the key there as well.
 CONSOLE_PATHS = frozenset(
     (
+        "/",
         "/v1/models",
         "/v1/embeddings",
         "/v1/multi-vector",

@@ -25,11 +25,13 @@ class RequestContext(CallContext):
 
     target: of its path. dialect: whose errors the caller reads; on a path that dialects share, the body
     decides it. dependencies: collaborators of the handlers, by name. query: of its URL. rows: of the texts of
-    an Arrow stream (`api/wire/arrow.py`), None for any other body.
+    an Arrow stream (`api/wire/arrow.py`), None for any other body. came_to_operators: to `admin.listen` or
+    `manager.listen`, where operators have a listener of their own.
     """
 
     io: CallIO
     rows: Any = None
+    came_to_operators = False
 
     def __init__(self, scope: Scope, target: Target, dependencies: Mapping[str, Any]) -> None:
         client = scope.get("client")
