@@ -225,7 +225,7 @@ def _summary(application: Application, name: str) -> ModelSummary:
         upstream.settings.backend,
         tuple(operation.value for operation in routes.operations(name)),
         capabilities.dtype,
-        capabilities.dimensions,
+        upstream.dimensions,
         capabilities.max_input_tokens,
     )
 

@@ -88,6 +88,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     facts about its replicas, for operators. cache: `on`, or why its vectors are not cached; None if the
     configuration does not ask for it. memory_bytes: of a model in this gateway's engine, None elsewhere.
     upstreams: of a model that has several, a canary or a mirror; `upstream` is the main one.
+    price_per_million_tokens: in the currency of the snapshot, None if its tokens cost nothing.
     """
 
     name: str
@@ -101,6 +102,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     cache: str | None = None
     memory_bytes: int | None = None
     upstreams: tuple[ModelUpstreamStatus, ...] = ()
+    price_per_million_tokens: float | None = None
 
 
 class TenantStatus(msgspec.Struct, frozen=True):
@@ -171,7 +173,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Status of the gateway.
 
     at_s: seconds since 1970. uptime_s, worker: of the worker that answers. registry: at most
-    `REGISTRY_REFRESH_S` old; empty without `manager`.
+    `REGISTRY_REFRESH_S` old; empty without `manager`. currency: of the prices, None without one.
     """
 
     version: str
@@ -190,6 +192,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     changes: tuple[StatusChange, ...]
     instances: tuple[InstanceStatus, ...] = ()
     registry: tuple[CheckpointStatus, ...] = ()
+    currency: str | None = None
 
 
 class TenantRates(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.routes import Route
 from gateway.routing.split import SECOND_STEP, Health, Member, Split, by_health, next_point, preference
 from gateway.upstreams.judging import Judge
-from gateway.upstreams.member import JudgedUpstream, UpstreamState
+from gateway.upstreams.member import JudgedUpstream, UpstreamState, known_dimensions
 from gateway.vector_spaces.model_space import ModelSpace
 
 # A waiting call looks again at least this often; most changes wake it.
@@ -188,6 +188,11 @@ class GroupView:
     def fingerprint(self) -> str | None:
         """Id of the vector space of the model."""
         return self.group.space.id
+
+    @property
+    def dimensions(self) -> int | None:
+        """Length of the model's vectors, None while it is not known."""
+        return known_dimensions(self.capabilities, self.group.space.reference)
 
     @property
     def state(self) -> UpstreamState:

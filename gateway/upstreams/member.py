@@ -15,6 +15,16 @@ MIXED = "mixed"
 UpstreamState = Literal["ready", "loading", "refused", "unavailable", "canary_only"]
 
 
+def known_dimensions(capabilities: Capabilities | None, reference: Fingerprint | None) -> int | None:
+    """Return the length of vectors, None while it is not known.
+
+    TEI does not report it; the canaries, whose vectors `reference` has, show it.
+    """
+    if capabilities is not None and capabilities.dimensions is not None:
+        return capabilities.dimensions
+    return None if reference is None else reference.dimensions
+
+
 class JudgedUpstream(Protocol):
     """Upstream whose vectors and capabilities decide whether it serves a model."""
 

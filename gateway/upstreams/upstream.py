@@ -14,7 +14,7 @@ from gateway.routing.load import LoadKind, kind_of
 from gateway.routing.pool import Pool, is_replica_expected
 from gateway.routing.replica import Replica, shown_state
 from gateway.routing.split import Health
-from gateway.upstreams.member import MIXED, UpstreamState
+from gateway.upstreams.member import MIXED, UpstreamState, known_dimensions
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.token_ids import IdDecoder
 from gateway.vector_spaces.fingerprint import Fingerprint
@@ -89,6 +89,11 @@ class Upstream:
     def fingerprint(self) -> str | None:
         """Id of the vector space of its vectors; `mixed` while a replica in use gives different ones."""
         return MIXED if self.space.id and self.pool.is_mixed() else self.space.id
+
+    @property
+    def dimensions(self) -> int | None:
+        """Length of its vectors, None while it is not known."""
+        return known_dimensions(self.capabilities, self.space.reference)
 
     @property
     def checked_fingerprint(self) -> Fingerprint | None:

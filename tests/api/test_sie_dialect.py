@@ -233,7 +233,7 @@ async def test_models_are_listed_in_sies_form(boot: Boots) -> None:
         "loaded": True,
         "state": "loaded",
         "outputs": ["dense"],
-        "dims": {},
+        "dims": {"dense": 8},
         "max_sequence_length": 16,
         "inputs": ["text"],
         "aliases": [],

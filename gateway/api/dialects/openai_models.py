@@ -110,7 +110,7 @@ def _sie_item(api: InferenceApi, name: str) -> SieModelItem:
     capabilities, residence = upstream.capabilities, upstream.residence
     is_unloaded = residence is not None and residence.state == "unloaded"
     state = "available" if is_unloaded else SIE_STATES[upstream.state]
-    width = capabilities.dimensions if capabilities else None
+    width = upstream.dimensions
     operations = api.gateway.routes.operations(name) if capabilities else []
     return SieModelItem(
         name,

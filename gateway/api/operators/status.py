@@ -72,6 +72,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             changes=self.records.changes.changes(),
             instances=tuple(map(_instance, self.instances)),
             registry=tuple(map(_checkpoint, registry)),
+            currency=self.gateway.serving.config.currency,
         )
 
     def _store(self, totals: Totals) -> StoreStatus:
@@ -110,7 +111,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                 )
 
     def _models(self, totals: Totals) -> Iterator[ModelStatus]:
-        routes = self.gateway.routes
+        routes, settings = self.gateway.routes, self.gateway.serving.config.models
         for name in routes.all_names():
             upstream = self.gateway.view_of(name)
             capabilities = upstream.capabilities
@@ -121,13 +122,14 @@ class StatusSource(msgspec.Struct, frozen=True):
                 upstream.state,
                 tuple(operation.value for operation in routes.operations(name)) if capabilities else (),
                 upstream.fingerprint,
-                capabilities.dimensions if capabilities else None,
+                upstream.dimensions,
                 capabilities.notes if capabilities else (),
                 self.gateway.cache_state(name),
                 int(totals.number("gateway_model_memory_bytes", upstream=upstream.name))
                 if upstream.settings.is_hosted
                 else None,
                 upstreams_of_model(self.gateway.serving.groups.get(name), self.gateway.upstreams, totals),
+                settings[name].price_per_million_tokens,
             )
 
 

@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { named, RequestError, send } from "../api.js";
-import { bytes, count, NONE } from "../format.js";
+import { bytes, count, money, NONE } from "../format.js";
 import { useAction, useOnce } from "../hooks.js";
 import { Answer, ask, Note, Select, State, Table, TextField } from "../parts.jsx";
 import { Report } from "./report.jsx";
@@ -14,6 +14,7 @@ function downloadOf(checkpoint) {
 }
 
 function Served({ snapshot }) {
+  const hasPrices = snapshot.models.some((model) => model.price_per_million_tokens);
   return (
     <Table
       id="models"
@@ -27,6 +28,7 @@ function Served({ snapshot }) {
         ["width", "number"],
         ["vector space"],
         ["memory", "number"],
+        ...(hasPrices ? [[`${snapshot.currency} per million tokens`, "number"]] : []),
         ["notes", "text"],
       ]}
       rows={snapshot.models.map((model) => [
@@ -38,6 +40,7 @@ function Served({ snapshot }) {
         count(model.dimensions),
         model.fingerprint ?? NONE,
         model.memory_bytes ? bytes(model.memory_bytes) : NONE,
+        ...(hasPrices ? [money(model.price_per_million_tokens)] : []),
         [...model.notes, ...(model.cache ? [`cache: ${model.cache}`] : [])].join("; "),
       ])}
     />
