@@ -56,3 +56,12 @@ export async function send(path, { method, body, timeoutMs = CALL_TIMEOUT_MS, as
 }
 
 export const named = (path, name) => `${path}/${encodeURIComponent(name)}`;
+
+// Lets the browser write a text to a file.
+export function saveFile(text, type, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}

@@ -1,5 +1,6 @@
 // Batches: those of all tenants with an operator's key, else those of the key's own tenant.
-import { RequestError, send } from "../api.js";
+import { useRef } from "preact/hooks";
+import { RequestError, saveFile, send } from "../api.js";
 import { bytes, count, duration, NONE } from "../format.js";
 import { useAction, usePolling } from "../hooks.js";
 import { Answer, ask, Note, Problem, State, Table } from "../parts.jsx";
@@ -47,12 +48,7 @@ async function download(fileId) {
     throw new RequestError(0, `${bytes(file.bytes)} are too much for a page: use gateway batch fetch`);
   }
   const { content } = await send(`/v1/files/${fileId}/content`, { as: "text" });
-  const address = URL.createObjectURL(new Blob([content], { type: "application/jsonl" }));
-  const link = document.createElement("a");
-  link.href = address;
-  link.download = file.filename;
-  link.click();
-  URL.revokeObjectURL(address);
+  saveFile(content, "application/jsonl", file.filename);
   return `${file.filename}, ${bytes(file.bytes)}`;
 }
 

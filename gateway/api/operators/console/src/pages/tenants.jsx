@@ -1,5 +1,5 @@
 import { useId, useState } from "preact/hooks";
-import { named, RequestError, send } from "../api.js";
+import { named, RequestError, saveFile, send } from "../api.js";
 import { count, lines, NONE, rate } from "../format.js";
 import { useAction, useOnce } from "../hooks.js";
 import { Answer, ask, CopyButton, Note, Problem, Select, Table, TextArea, TextField } from "../parts.jsx";
@@ -266,11 +266,7 @@ function Usage({ turn }) {
   const { content, problem } = useOnce(async () => (await send(`/admin/usage?${query}`)).content, `${turn} ${query}`);
   const download = useAction(async () => {
     const { content: table } = await send(`/admin/usage?${query}&form=csv`, { as: "text" });
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([table], { type: "text/csv" }));
-    link.download = `usage-${days.since}-${days.until}.csv`;
-    link.click();
-    URL.revokeObjectURL(link.href);
+    saveFile(table, "text/csv", `usage-${days.since}-${days.until}.csv`);
     return "downloaded";
   });
   return (
