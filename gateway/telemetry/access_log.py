@@ -30,9 +30,11 @@ logger = logging.getLogger("gateway")
 
 # Monitoring requests these every few seconds; their lines would bury all others.
 PROBED_ROUTES = frozenset({"/livez", "/readyz", "/health", "/ping", "/models/{model}/health", "/metrics"})
-# An open /ui and `gateway status` request the status every second, and load balancers get / for their health
-# check. A refusal has a line: it may be an attack.
-POLLED_ROUTES = frozenset({"/admin/status", "/admin/traffic", "/admin/calls", "/"})
+# An open /ui and `gateway status` request the status every second, and the list of batches every other. Load
+# balancers get / for their health check. A refusal has a line: it may be an attack.
+POLLED_ROUTES = frozenset(
+    {"/admin/status", "/admin/traffic", "/admin/calls", "/admin/batches", "/v1/batches", "/"}
+)
 QUIET_ROUTES = PROBED_ROUTES | POLLED_ROUTES | frozenset(LINE_ROUTES.values())
 
 # The longest IPv6 address with a zone is shorter.
