@@ -33,11 +33,12 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 class Counts(msgspec.Struct):
-    """Lines of a batch."""
+    """Lines of a batch. unexecuted: of those that failed, the ones that were never run."""
 
     total: Count
     completed: Count
     failed: Count
+    unexecuted: Count = 0
 
 
 class LineProblem(msgspec.Struct):
@@ -179,9 +180,10 @@ def _wait(client: GatewayClient, id_: str) -> Batch:
 def _finish(found: Batch) -> int:
     """Print the state of a batch, and return 1 if it has ended otherwise than completed."""
     counts = found.request_counts
+    unexecuted = f", {counts.unexecuted} not run" if counts.unexecuted else ""
     print(
         f"{found.id} is {found.status}: {counts.completed} of {counts.total} lines completed, "
-        f"{counts.failed} failed"
+        f"{max(0, counts.failed - counts.unexecuted)} failed{unexecuted}"
     )
     for problem in (found.errors.data if found.errors else [])[:PROBLEMS_SHOWN]:
         place = "" if problem.line is None else f"line {problem.line}: "

@@ -300,6 +300,7 @@ async def test_a_cancelled_job_keeps_its_results(boot: Boots, tmp_path: Path) ->
     assert end["status"] == "cancelled"
     assert 0 < len(output) < 300
     assert {item["error"]["code"] for item in errors} == {"batch_cancelled"}
+    assert end["request_counts"]["unexecuted"] == end["request_counts"]["failed"] == len(errors)
     assert sorted(item["custom_id"] for item in output + errors) == sorted(f"id-{n}" for n in range(300))
     assert again.status_code == 400
 

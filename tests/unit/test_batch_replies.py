@@ -52,6 +52,17 @@ def run(server: Server, action: str, *words: str) -> int:
     return batch(parser.parse_args([action, *words, "--url", server.url]), {"GATEWAY_API_KEY": "some-key"})
 
 
+def test_lines_that_were_not_run_are_not_called_failed(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.reply |= {
+        "status": "cancelled",
+        "request_counts": {"total": 600, "completed": 116, "failed": 484, "unexecuted": 480},
+    }
+    assert run(server, "status", BATCH) == 1
+    assert "116 of 600 lines completed, 4 failed, 480 not run" in capsys.readouterr().out
+
+
 def test_the_name_of_the_results_is_that_of_the_command_line(server: Server, tmp_path: Path) -> None:
     assert run(server, "fetch", BATCH) == 0
     assert ["batch_1.jsonl"] == [path.name for path in tmp_path.iterdir()]

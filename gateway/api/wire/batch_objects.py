@@ -66,12 +66,16 @@ class BatchProblems(msgspec.Struct):
     object: str = "list"
 
 
-class RequestCounts(msgspec.Struct):
-    """Lines of a batch: all, those that succeeded, and all others that have a result."""
+class RequestCounts(msgspec.Struct, omit_defaults=True):
+    """Lines of a batch: all, those that succeeded, and all others that have a result.
+
+    unexecuted: of those that failed, the ones that were never run; absent if there are none.
+    """
 
     total: int
     completed: int
     failed: int
+    unexecuted: int = 0
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -166,7 +170,7 @@ def batch_object(job: Job) -> BatchObject:
         _whole(job.expired_s),
         _whole(job.cancelling_s),
         _whole(job.cancelled_s),
-        RequestCounts(job.total, counts.completed, counts.failed),
+        RequestCounts(job.total, counts.completed, counts.failed, counts.unexecuted),
         BatchUsage(counts.tokens, counts.tokens, InputTokensDetails(counts.cached_tokens)),
         job.metadata,
         job.model,

@@ -33,13 +33,19 @@ function useBatches(turn) {
   );
 }
 
+// Lines that a cancelled or expired batch left have a result, which counts as failed.
 function Progress({ batch }) {
-  const { total, completed, failed } = batch.request_counts;
+  const { total, completed, failed, unexecuted = 0 } = batch.request_counts;
   if (!total) return NONE;
-  const text = `${count(completed + failed)} of ${count(total)}${failed ? `, ${count(failed)} failed` : ""}`;
+  const run = completed + failed - unexecuted;
+  const facts = [
+    `${count(run)} of ${count(total)}`,
+    ...(failed > unexecuted ? [`${count(failed - unexecuted)} failed`] : []),
+    ...(unexecuted ? [`${count(unexecuted)} not run`] : []),
+  ];
   return (
     <>
-      <progress max={total} value={completed + failed} aria-label={`Progress of ${batch.id}`} /> {text}
+      <progress max={total} value={run} aria-label={`Progress of ${batch.id}`} /> {facts.join(", ")}
     </>
   );
 }
