@@ -38,6 +38,7 @@ async def test_creates_lists_uses_and_revokes_a_key(boot: Boots, own_redis: Redi
         settings = {"tenant": "acme", "id": "k", "models": ["bge"], "limits": {"requests_per_hour": 5}}
         await gateway.client.put("/admin/tenants/acme", json={})
         created = (await gateway.post("/admin/keys", settings)).json()
+        stray = (await gateway.post("/admin/keys", {"tenant": "nowhere", "id": "stray"})).json()
         assert await accepted(gateway, created["key"])
         listed = (await gateway.client.get("/admin/keys")).json()
         twice = await gateway.post("/admin/keys", {"tenant": "acme", "id": "k"})
@@ -45,7 +46,8 @@ async def test_creates_lists_uses_and_revokes_a_key(boot: Boots, own_redis: Redi
         await until_accepted(gateway, created["key"], expected=False)
         again = await gateway.client.delete("/admin/keys/k")
 
-    assert [created["shown"]] == listed
+    assert [created["shown"], stray["shown"]] == listed
+    assert [True, False] == [key["has_tenant"] for key in listed]
     assert settings.items() <= listed[0].items()
     assert "key" not in listed[0]
     assert [409, 200, 404] == [twice.status_code, revoked.status_code, again.status_code]

@@ -40,7 +40,8 @@ class KeyRequest(msgspec.Struct, forbid_unknown_fields=True):
 class KeyInfo(msgspec.Struct):
     """A key without its secret.
 
-    expires: seconds since 1970. limits: of the key, in addition to its tenant's.
+    expires: seconds since 1970. limits: of the key, in addition to its tenant's. has_tenant: its tenant is
+    defined; without it the key is denied with 403.
     """
 
     id: str
@@ -49,6 +50,7 @@ class KeyInfo(msgspec.Struct):
     scopes: list[str] | None
     models: list[str] | None
     limits: dict[str, config.LimitAmount]
+    has_tenant: bool
 
 
 class CreatedKey(msgspec.Struct):
@@ -62,11 +64,11 @@ class CreatedKey(msgspec.Struct):
     notes: list[str]
 
 
-def key_info(key: StoredKey) -> KeyInfo:
+def key_info(key: StoredKey, *, has_tenant: bool) -> KeyInfo:
     """Return a stored key without its digest."""
     scopes = None if key.scopes is None else list(key.scopes)
     models = None if key.models is None else list(key.models)
-    return KeyInfo(key.id, key.tenant, key.expires_s, scopes, models, key.limits)
+    return KeyInfo(key.id, key.tenant, key.expires_s, scopes, models, key.limits, has_tenant)
 
 
 @get("/admin/keys", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
@@ -75,7 +77,8 @@ async def list_keys(
 ) -> list[KeyInfo]:
     """List the keys in Redis, without their secrets."""
     with store_errors():
-        return [key_info(key) for key in await admin.store.keys()]
+        tenants = {*admin.file_tenants, *await admin.store.tenants()}
+        return [key_info(key, has_tenant=key.tenant in tenants) for key in await admin.store.keys()]
 
 
 @post(
@@ -102,12 +105,11 @@ async def create_key(
     if not creation.is_created:
         raise AlreadyExists(f"there is a key {key.stored.id!r} already", param="id")
     await admin.refresh()
-    notes = []
-    if not creation.has_tenant and data.tenant not in admin.file_tenants:
-        notes.append(unknown_tenant_note(data.tenant))
+    has_tenant = creation.has_tenant or data.tenant in admin.file_tenants
+    notes = [] if has_tenant else [unknown_tenant_note(data.tenant)]
     notes += [f"model {name} is not served here" for name in data.models or () if name not in admin.models]
     notes += admin.budget_notes(data.limits)
-    return CreatedKey(key.text, key_info(key.stored), notes)
+    return CreatedKey(key.text, key_info(key.stored, has_tenant=has_tenant), notes)
 
 
 def _new_key(data: KeyRequest) -> NewKey:

@@ -104,7 +104,7 @@ export function Table({ columns, rows, label, id, empty = "None yet." }) {
 }
 
 const GOOD = ["up", "ready", "running", "downloaded", "verified", "ok", "fits", "serving", "completed"];
-const BAD = ["down", "refused", "unavailable", "canary_only", "failed", "differs", "withdrawn", "expired"];
+const BAD = ["down", "refused", "unavailable", "canary_only", "failed", "differs", "withdrawn", "expired", "not defined"];
 
 export function State({ value }) {
   const kind = GOOD.includes(value) ? "good" : BAD.includes(value) ? "bad" : "";

@@ -2,7 +2,7 @@ import { useId, useState } from "preact/hooks";
 import { named, RequestError, saveFile, send } from "../api.js";
 import { count, lines, NONE, rate } from "../format.js";
 import { useAction, useOnce } from "../hooks.js";
-import { Answer, ask, CopyButton, Note, Problem, Select, Table, TextArea, TextField } from "../parts.jsx";
+import { Answer, ask, CopyButton, Note, Problem, Select, State, Table, TextArea, TextField } from "../parts.jsx";
 import { Days, useDays, UsageTable } from "./own.jsx";
 
 const SCOPES = ["embed", "rerank", "tokenize", "metrics", "admin"];
@@ -44,6 +44,13 @@ function NewKey({ created }) {
     </div>
   );
 }
+
+// The gateway answers calls with the keys of such a tenant 403.
+const UnknownTenant = ({ value }) => (
+  <>
+    {value} <State value="not defined" />
+  </>
+);
 
 const EMPTY_KEY = { tenant: "", id: "", expires: "", models: "", limits: "", scopes: [] };
 
@@ -89,7 +96,7 @@ function Keys({ turn }) {
             columns={[["id"], ["tenant", "text"], ["scopes", "text"], ["models", "text"], ["limits", "text"], ["expires"], [""]]}
             rows={(content ?? []).map((key) => [
               key.id,
-              key.tenant,
+              key.has_tenant ? key.tenant : <UnknownTenant value={key.tenant} />,
               key.scopes ? key.scopes.join(", ") : "all operations",
               key.models ? key.models.join(", ") : "all",
               textOf(key.limits).replaceAll("\n", ", ") || NONE,
