@@ -12,6 +12,7 @@ from gateway.cli.check import show_problems
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
 from gateway.cli.operator_options import add_operator_options, gateway_url, operator_key
 from gateway.cli.output import show_line, show_table
+from gateway.cli.printable import plain
 from gateway.config.problems import ConfigError
 from gateway.instances.records import InstanceInfo, LogSlice
 
@@ -76,7 +77,7 @@ def _run(options: argparse.Namespace, client: GatewayClient) -> None:
             log = client.get(f"{path}/logs?start={-max(1, options.lines)}", LogSlice)
             for line in log.lines:
                 # A log may contain what a terminal would interpret.
-                print("".join(letter if letter.isprintable() else "�" for letter in line))
+                print(plain(line))
         case action:
             _show([client.post(f"{path}/{action}", None, InstanceInfo)])
 

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
+from gateway.cli.printable import plain
 from gateway.cli.status import StatusDisplay
-from gateway.cli.status_view import plain
 from gateway.telemetry.snapshot import Snapshot
 from gateway.tenants.keyring import key_digest
 from tests.fakes.tei import FakeTei
