@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 from litestar import delete, get, put
 from litestar.di import NamedDependency
-from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from gateway.additions.entries import AdditionEntry, Edit, Listing, Part, Put, Remove
-from gateway.api.operators.reload_report import ReloadReport, problems_error, report
+from gateway.api.operators.reload_report import CHANGED, ReloadReport, problems_error, report
 from gateway.api.server.body import AsWritten
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import model_name, route_options
@@ -33,11 +32,6 @@ SETTINGS_BYTES_MAX = 32 * 1024
 KINDS: dict[Part, type[config.Section]] = {
     "upstreams": config.UpstreamSettings,
     "models": config.ModelSettings,
-}
-CHANGED = {
-    200: ResponseSpec(
-        ReloadReport, generate_examples=False, description="The changes, which apply to every new call"
-    )
 }
 
 

@@ -16,7 +16,7 @@ from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType
 from litestar.params import FromQuery
 
 from gateway.api.operators.access import OPERATORS, is_local_request
-from gateway.api.operators.reload_report import ReloadReport, report
+from gateway.api.operators.reload_report import CHANGED, ReloadReport, report
 from gateway.api.operators.stored import store_errors
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.error_bodies import TEI, document_errors
@@ -183,12 +183,7 @@ async def usage(  # noqa: PLR0913, PLR0917 - one for each parameter of the query
 @post(
     "/admin/reload",
     status_code=200,
-    responses={
-        200: ResponseSpec(
-            ReloadReport, generate_examples=False, description="The changes, which apply to every new call"
-        )
-    }
-    | FAILURES,
+    responses=CHANGED | FAILURES,
     tags=["Operators"],
     opt=OPERATORS,
 )

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Literal
 
 import msgspec
+from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.problems import Problem
@@ -30,6 +31,13 @@ class ReloadReport(msgspec.Struct):
 
     changes: list[ReportedChange]
     needs_restart: list[ReportedChange]
+
+
+CHANGED = {
+    200: ResponseSpec(
+        ReloadReport, generate_examples=False, description="The changes, which apply to every new call"
+    )
+}
 
 
 async def report(pending: Awaitable[ReloadOutcome]) -> ReloadReport:
