@@ -1,4 +1,4 @@
-"""Operator endpoints for the keys in Redis. API keys need the scope admin."""
+"""Operator endpoints for stored keys: in Redis, or in a file. API keys need the scope admin."""
 
 from datetime import datetime
 
@@ -75,7 +75,7 @@ def key_info(key: StoredKey, *, has_tenant: bool) -> KeyInfo:
 async def list_keys(
     admin: NamedDependency[Admin],
 ) -> list[KeyInfo]:
-    """List the keys in Redis, without their secrets."""
+    """List the stored keys, without their secrets."""
     with store_errors():
         tenants = {*admin.file_tenants, *await admin.store.tenants()}
         return [key_info(key, has_tenant=key.tenant in tenants) for key in await admin.store.keys()]

@@ -1,4 +1,4 @@
-"""Operator endpoints for the tenants in Redis. API keys need the scope admin."""
+"""Operator endpoints for stored tenants: in Redis, or in a file. API keys need the scope admin."""
 
 from typing import Literal
 
@@ -21,7 +21,7 @@ FAILURES = document_errors(TEI)
 
 
 class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
-    """Settings of a tenant in Redis, with the fields of router.yaml.
+    """Settings of a stored tenant, with the fields of router.yaml.
 
     Its keys are created one by one, at /admin/keys.
     """
@@ -36,7 +36,7 @@ class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StoredTenant(msgspec.Struct):
-    """A tenant in Redis.
+    """A stored tenant.
 
     in_file: router.yaml defines the name too, and the file wins. notes: warnings that the first key ends, or
     that nothing is spent from a budget.
@@ -52,7 +52,7 @@ class StoredTenant(msgspec.Struct):
 async def list_tenants(
     admin: NamedDependency[Admin],
 ) -> list[StoredTenant]:
-    """List the tenants in Redis."""
+    """List the stored tenants."""
     with store_errors():
         tenants = await admin.store.tenants()
     return [

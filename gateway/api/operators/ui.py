@@ -1,4 +1,4 @@
-"""/ui: a page of plain HTML, one script and one stylesheet, from the folder `page/` next to this file.
+"""/ui: the console, a page of HTML, one script and one stylesheet, from the folder `page/` next to this file.
 
 The files contain no secrets and need no key, because a browser sends no key with a navigation. The script
 requests everything it shows from paths that check the key that the user has typed.
@@ -51,7 +51,7 @@ FILES = {path.name: path.read_bytes() for path in FOLDER.iterdir()}
 
 @get("/ui", responses=file_spec(HTML, "The page"), tags=["Operators"], opt=PAGE, security=NO_KEY)
 async def page() -> Response[bytes]:
-    """Show the status page, with forms to try the models.
+    """Show the console.
 
     For a person with a browser.
     """
