@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -99,6 +100,14 @@ def rows(page: Any, selector: str) -> list[list[str]]:
     ]
 
 
+def make_tenant(page: Any, name: str, limits: str = "") -> None:
+    """Make a tenant on the page of tenants."""
+    page.get_by_label("Name of the tenant").fill(name)
+    page.get_by_label("Limits of the tenant").fill(limits)
+    page.get_by_role("button", name="Save the tenant").click()
+    page.wait_for_selector(f"#stored-tenants tbody tr:has-text('{name}')")
+
+
 def make_key(console: ObservedPage, tenant: str, id_: str) -> str:
     """Make a key on the page of tenants, and return its text."""
     page = console.page
@@ -111,10 +120,7 @@ def make_key(console: ObservedPage, tenant: str, id_: str) -> str:
 def test_makes_and_revokes_a_key_that_works_at_once(console: ObservedPage, gateway: Served) -> None:
     page = console.page
     console.show("Tenants and keys")
-    page.get_by_label("Name of the tenant").fill("acme")
-    page.get_by_label("Limits of the tenant").fill("tokens_per_day: 100_000\nrequests_per_minute: 60")
-    page.get_by_role("button", name="Save the tenant").click()
-    page.wait_for_selector("#stored-tenants tbody tr:has-text('acme')")
+    make_tenant(page, "acme", "tokens_per_day: 100_000\nrequests_per_minute: 60")
     text = make_key(console, "acme", "laptop")
     page.wait_for_selector("#keys tbody tr:has-text('laptop')")
     with gateway.client() as client:
@@ -146,9 +152,7 @@ def test_keys_are_kept_over_a_restart(browser: Any, tmp_path: Path, upstream: st
     try:
         console = ObservedPage(browser, first.url, "tenants")
         console.use_key(OPERATOR)
-        console.page.get_by_label("Name of the tenant").fill("acme")
-        console.page.get_by_role("button", name="Save the tenant").click()
-        console.page.wait_for_selector("#stored-tenants tbody tr")
+        make_tenant(console.page, "acme")
         text = make_key(console, "acme", "kept")
         console.context.close()
     finally:
@@ -268,11 +272,10 @@ def test_usage_is_shown_and_downloaded(console: ObservedPage, gateway: Served) -
 
 def make_tenant_with_usage(console: ObservedPage, gateway: Served) -> None:
     """Make a tenant with a key that has called once."""
-    page = console.page
-    page.get_by_label("Name of the tenant").fill("counted")
-    page.get_by_label("Limits of the tenant").fill("budget_per_month: 250.5")
-    page.get_by_role("button", name="Save the tenant").click()
-    page.wait_for_selector("#stored-tenants tbody tr:has-text('counted'):has-text('budget_per_month: 250.5')")
+    make_tenant(console.page, "counted", "budget_per_month: 250.5")
+    console.page.wait_for_selector(
+        "#stored-tenants tr:has-text('counted'):has-text('budget_per_month: 250.5')"
+    )
     text = make_key(console, "counted", "counted-key")
     with gateway.client() as client:
         assert call_until(client, {"authorization": f"Bearer {text}"}, 200).status_code == 200
@@ -280,7 +283,8 @@ def make_tenant_with_usage(console: ObservedPage, gateway: Served) -> None:
 
 def test_a_key_of_a_tenant_sees_only_its_own(browser: Any, console: ObservedPage, gateway: Served) -> None:
     console.show("Tenants and keys")
-    text = make_key(console, "acme", "own")
+    make_tenant(console.page, "holder", "tokens_per_day: 100_000")
+    text = make_key(console, "holder", "own")
     in_a_row = 0
     while in_a_row < 10:
         # Each connection may come to another worker, which learns of the key within a second.
@@ -289,7 +293,7 @@ def test_a_key_of_a_tenant_sees_only_its_own(browser: Any, console: ObservedPage
             in_a_row = in_a_row + 1 if reply.status_code == 200 else 0
     own = ObservedPage(browser, gateway.url, "usage")
     own.use_key(text)
-    own.page.wait_for_selector("#own-key:has-text('acme')")
+    own.page.wait_for_selector("#own-key:has-text('holder')")
     limits = own.page.inner_text("#own-limits")
     own.show("Overview")
     own.page.wait_for_selector("#status-problem:has-text('scope admin')")
@@ -301,15 +305,65 @@ def test_a_key_of_a_tenant_sees_only_its_own(browser: Any, console: ObservedPage
     assert has_status == 0
 
 
-def test_shows_cancels_and_fetches_batches(browser: Any, console: ObservedPage, gateway: Served) -> None:
+def test_marks_keys_whose_tenant_is_not_defined(console: ObservedPage) -> None:
+    console.show("Tenants and keys")
+    make_tenant(console.page, "defined")
+    make_key(console, "defined", "accepted")
+    make_key(console, "nowhere", "denied")
+    console.page.wait_for_selector(
+        "#keys tr:has-text('denied'):has-text('nowhere') .state:text-is('not defined')"
+    )
+    console.page.wait_for_selector("#keys tr:has-text('accepted'):has-text('defined')")
+
+    assert 0 == console.page.locator("#keys tr:has-text('accepted') .state").count()
+
+
+def test_shows_the_width_and_the_price_of_models(console: ObservedPage) -> None:
+    console.show("Models")
+    console.page.wait_for_selector("#models tbody tr")
+    header = console.page.locator("#models th").all_inner_texts()
+    (cells,) = (row for row in rows(console.page, "#models") if row[0] == "bge")
+
+    assert ("8", "20.00") == (
+        cells[header.index("width")],
+        cells[header.index("EUR per million tokens")],
+    )
+
+
+def new_tenant(client: httpx.Client, name: str, **limits: int) -> str:
+    """Make a tenant, let the client use a key of it, and return the key."""
+    client.headers["authorization"] = f"Bearer {OPERATOR}"
+    client.put(f"/admin/tenants/{name}", json={"limits": limits}).raise_for_status()
+    text = client.post("/admin/keys", json={"tenant": name, "id": name}).json()["key"]
+    client.headers["authorization"] = f"Bearer {text}"
+    return str(text)
+
+
+def line(custom_id: str) -> str:
+    """Return a line of a batch."""
+    request = {"custom_id": custom_id, "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}
+    return f"{json.dumps(request)}\n"
+
+
+def test_shows_what_a_cancelled_batch_has_not_run(console: ObservedPage, gateway: Served) -> None:
     with gateway.client() as client:
-        client.headers["authorization"] = f"Bearer {OPERATOR}"
-        client.put("/admin/tenants/batches", json={}).raise_for_status()
-        text = client.post("/admin/keys", json={"tenant": "batches", "id": "batches"}).json()["key"]
-        client.headers["authorization"] = f"Bearer {text}"
-        good = run_batch(
-            client, '{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}'
-        )
+        # The upload and the creation cost a request each, and so does each line.
+        new_tenant(client, "short", requests_per_day=3)
+        batch = create_batch(client, "".join(map(line, "abc")))
+    page = console.page
+    page.on("dialog", lambda dialog: dialog.accept())
+    console.show("Jobs")
+    page.get_by_role("button", name=f"Cancel {batch}").click()
+    page.wait_for_selector(f"#jobs tr:has-text('{batch}'):has-text('cancelled'):has-text('not run')")
+
+    assert "failed" not in page.inner_text(f"#jobs tr:has-text('{batch}')")
+    assert console.complaints == []
+
+
+def test_shows_and_fetches_batches(browser: Any, console: ObservedPage, gateway: Served) -> None:
+    with gateway.client() as client:
+        text = new_tenant(client, "batches")
+        good = run_batch(client, line("a"))
         bad = run_batch(client, "no JSON")
     console.show("Jobs")
     console.page.wait_for_selector(f"#jobs tr:has-text('{good}'):has-text('completed'):has-text('1 of 1')")
@@ -330,16 +384,21 @@ def test_shows_cancels_and_fetches_batches(browser: Any, console: ObservedPage, 
     assert console.complaints == []
 
 
-def run_batch(client: httpx.Client, content: str) -> str:
-    """Run a batch to its end, and return its id."""
+def create_batch(client: httpx.Client, content: str) -> str:
+    """Upload a file, create a batch of it, and return its id."""
     upload = {"file": ("input.jsonl", content.encode())}
     file = until_known(lambda: client.post("/v1/files", data={"purpose": "batch"}, files=upload))["id"]
     body = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
-    batch = until_known(lambda: client.post("/v1/batches", json=body))["id"]
+    return str(until_known(lambda: client.post("/v1/batches", json=body))["id"])
+
+
+def run_batch(client: httpx.Client, content: str) -> str:
+    """Run a batch to its end, and return its id."""
+    batch = create_batch(client, content)
     end_s = time.monotonic() + 20
     while time.monotonic() < end_s:
         if until_known(lambda: client.get(f"/v1/batches/{batch}"))["status"] in {"completed", "failed"}:
-            return str(batch)
+            return batch
     raise AssertionError("the batch has not ended")
 
 
