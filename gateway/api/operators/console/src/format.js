@@ -7,6 +7,8 @@ const amounts = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumF
 
 export const NONE = "–";
 export const money = (value) => (value === null || value === undefined ? NONE : amounts.format(value));
+// Limits of this kind are amounts of money.
+export const isBudget = (name) => /budget_per_/.test(name);
 export const count = (value) => (value === null || value === undefined ? NONE : integers.format(value));
 export const rate = (value) => (value === null || value === undefined ? NONE : shortNumbers.format(value));
 export const milliseconds = (seconds) => {

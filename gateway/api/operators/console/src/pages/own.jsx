@@ -1,7 +1,7 @@
 // What the holder of a key sees: own limits and own usage.
 import { useState } from "preact/hooks";
 import { send } from "../api.js";
-import { count, day, money, NONE } from "../format.js";
+import { count, day, isBudget, money, NONE } from "../format.js";
 import { useOnce } from "../hooks.js";
 import { Note, Problem, Table, TextField } from "../parts.jsx";
 
@@ -53,7 +53,6 @@ export function Own({ turn }) {
   const days = useDays();
   const address = `/usage?since=${days.since}&until=${days.until}&by=key`;
   const { content, problem } = useOnce(async () => (await send(address)).content, `${turn} ${address}`);
-  const isBudget = (name) => /budget_per_/.test(name);
   const inCurrency = (amount) => `${money(amount)} ${content.currency ?? ""}`;
   const limits = content
     ? [

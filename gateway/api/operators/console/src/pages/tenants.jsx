@@ -1,6 +1,6 @@
 import { useId, useState } from "preact/hooks";
 import { named, RequestError, saveFile, send } from "../api.js";
-import { count, lines, NONE, rate } from "../format.js";
+import { count, isBudget, lines, money, NONE, rate } from "../format.js";
 import { useAction, useOnce } from "../hooks.js";
 import { Answer, ask, CopyButton, Note, Problem, Select, State, Table, TextArea, TextField } from "../parts.jsx";
 import { Days, useDays, UsageTable } from "./own.jsx";
@@ -25,6 +25,10 @@ const textOf = (limits) =>
   Object.entries(limits)
     .map(([name, amount]) => `${name}: ${amount}`)
     .join("\n");
+const shownLimits = (limits) =>
+  Object.entries(limits)
+    .map(([name, amount]) => `${name}: ${isBudget(name) ? money(amount) : count(amount)}`)
+    .join(", ") || NONE;
 const namesOf = (text) => lines(text.replaceAll(",", "\n"));
 
 function NewKey({ created }) {
@@ -99,7 +103,7 @@ function Keys({ turn }) {
               key.has_tenant ? key.tenant : <UnknownTenant value={key.tenant} />,
               key.scopes ? key.scopes.join(", ") : "all operations",
               key.models ? key.models.join(", ") : "all",
-              textOf(key.limits).replaceAll("\n", ", ") || NONE,
+              shownLimits(key.limits),
               key.expires ? new Date(key.expires * 1000).toISOString().slice(0, 16).replace("T", " ").concat(" UTC") : "never",
               <button
                 type="button"
@@ -222,7 +226,7 @@ function Tenants({ snapshot, rates, turn }) {
           rows={(stored.content ?? []).map((tenant) => [
             tenant.in_file ? `${tenant.name} (router.yaml defines it)` : tenant.name,
             tenant.settings.models ? tenant.settings.models.join(", ") : "all",
-            textOf(tenant.settings.limits).replaceAll("\n", ", ") || NONE,
+            shownLimits(tenant.settings.limits),
             count(tenant.settings.weight),
             tenant.settings.priority,
             <span class="row">
