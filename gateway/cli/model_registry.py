@@ -102,6 +102,9 @@ def _list(models: list[ListedModel], *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(models).decode())
         return
+    if not models:
+        show_line("no models: the cache is empty, and the configuration names none for the built-in engine")
+        return
     table = Table(box=None)
     for name in ("model", "state", "size", "last used", "upstreams", "note"):
         table.add_column(name)

@@ -105,6 +105,22 @@ def test_a_model_outside_the_cache_has_the_size_of_its_package(
     assert 90 < float(rows[DEFAULT_MODEL]) < 100
 
 
+def test_an_empty_list_says_so(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del cache
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["gateway", "models", "list"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert not ended.value.code
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "the cache is empty" in shown.err
+
+
 def test_a_model_is_pulled_once(tmp_path: Path, fake_hub: FakeHub) -> None:
     models, reports = registry(tmp_path), []
     folder = models.pull("org/model", None, lambda *report: reports.append(report))
