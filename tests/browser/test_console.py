@@ -364,11 +364,11 @@ def test_shows_and_fetches_batches(browser: Any, console: ObservedPage, gateway:
     with gateway.client() as client:
         text = new_tenant(client, "batches")
         good = run_batch(client, line("a"))
-        bad = run_batch(client, "no JSON")
+        bad = run_batch(client, "no JSON\n" * 5)
     console.show("Jobs")
     console.page.wait_for_selector(f"#jobs tr:has-text('{good}'):has-text('completed'):has-text('1 of 1')")
     console.page.wait_for_selector(
-        f"#jobs tr:has-text('{bad}'):has-text('line 1: the line is not valid JSON')"
+        f"#jobs tr:has-text('{bad}'):has-text('lines 1, 2, 3 and 2 more: the line is not valid JSON')"
     )
     everyone = console.page.inner_text("#jobs-owner")
     own = ObservedPage(browser, gateway.url, "jobs")

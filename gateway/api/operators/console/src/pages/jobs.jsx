@@ -8,6 +8,7 @@ import { Answer, ask, Note, Problem, State, Table } from "../parts.jsx";
 const REFRESH_INTERVAL_MS = 2000;
 // A page keeps a whole file in memory before the browser writes it.
 const DOWNLOAD_BYTES_MAX = 256e6;
+const PROBLEMS_SHOWN = 3;
 const ENDED = ["completed", "failed", "expired", "cancelled"];
 
 // The batches, and whose they are. A listener for operators only has no own ones, one for callers no others.
@@ -50,10 +51,18 @@ function Progress({ batch }) {
   );
 }
 
+// Lines with the same problem are named together.
 function problemsOf(batch) {
-  const problems = batch.errors?.data ?? [];
-  const shown = problems.slice(0, 3).map(({ line, message }) => (line ? `line ${line}: ${message}` : message));
-  return problems.length > 3 ? `${shown.join("; ")}; and ${problems.length - 3} more` : shown.join("; ");
+  const linesOf = new Map();
+  for (const { line, message } of batch.errors?.data ?? []) linesOf.set(message, [...(linesOf.get(message) ?? []), line]);
+  const shown = [...linesOf].slice(0, PROBLEMS_SHOWN).map(([message, lines]) => {
+    if (!lines[0]) return message;
+    if (lines.length === 1) return `line ${lines[0]}: ${message}`;
+    const more = lines.length > PROBLEMS_SHOWN ? ` and ${count(lines.length - PROBLEMS_SHOWN)} more` : "";
+    return `lines ${lines.slice(0, PROBLEMS_SHOWN).join(", ")}${more}: ${message}`;
+  });
+  const left = linesOf.size - shown.length;
+  return left > 0 ? `${shown.join("; ")}; and ${count(left)} more problems` : shown.join("; ");
 }
 
 async function download(fileId) {
@@ -72,7 +81,7 @@ function Files({ batch, run, busy }) {
     ["Errors", batch.error_file_id],
   ].filter(([, id]) => id);
   return files.map(([name, id]) => (
-    <button type="button" class="quiet" disabled={busy} aria-label={`${name} of ${batch.id}`} onClick={() => run(id)}>
+    <button type="button" class="quiet short" disabled={busy} aria-label={`${name} of ${batch.id}`} onClick={() => run(id)}>
       {name}
     </button>
   ));
@@ -99,7 +108,7 @@ export function Jobs({ turn }) {
     ) : (
       <button
         type="button"
-        class="quiet"
+        class="quiet short"
         aria-label={`Cancel ${batch.id}`}
         onClick={ask(`Cancel ${batch.id}?`, () => cancelled.run(batch.id))}
       >
@@ -121,7 +130,7 @@ export function Jobs({ turn }) {
             id="jobs"
             label="Batches"
             empty="No batches yet."
-            columns={[["batch"], ...owner, ["status"], ["lines", "text"], ["model", "text"], ["created"], ["problems", "text"], [""]]}
+            columns={[["batch", "text"], ...owner, ["status"], ["lines", "text"], ["model", "text"], ["created", "short"], ["problems", "text long"], [""]]}
             rows={content.rows.map(row)}
           />
           <Answer id="jobs-download" action={fetched}>

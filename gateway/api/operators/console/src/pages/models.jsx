@@ -13,7 +13,10 @@ function downloadOf(checkpoint) {
   return `${share}, ${bytes(checkpoint.bytes_per_s ?? 0)}/s`;
 }
 
+const notesOf = (model) => [...model.notes, ...(model.cache ? [`cache: ${model.cache}`] : [])].join("; ");
+
 function Served({ snapshot }) {
+  const hasNotes = snapshot.models.some(notesOf);
   const hasPrices = snapshot.models.some((model) => model.price_per_million_tokens);
   return (
     <Table
@@ -29,7 +32,7 @@ function Served({ snapshot }) {
         ["vector space"],
         ["memory", "number"],
         ...(hasPrices ? [[`${snapshot.currency} per million tokens`, "number"]] : []),
-        ["notes", "text"],
+        ...(hasNotes ? [["notes", "text"]] : []),
       ]}
       rows={snapshot.models.map((model) => [
         model.name,
@@ -41,7 +44,7 @@ function Served({ snapshot }) {
         model.fingerprint ?? NONE,
         model.memory_bytes ? bytes(model.memory_bytes) : NONE,
         ...(hasPrices ? [money(model.price_per_million_tokens)] : []),
-        [...model.notes, ...(model.cache ? [`cache: ${model.cache}`] : [])].join("; "),
+        ...(hasNotes ? [notesOf(model)] : []),
       ])}
     />
   );

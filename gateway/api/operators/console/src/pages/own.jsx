@@ -37,8 +37,8 @@ export function UsageTable({ rows, id, currency }) {
 export function Days({ since, until, setSince, setUntil, prefix }) {
   return (
     <>
-      <TextField label="From" id={`${prefix}-since`} type="date" value={since} onInput={setSince} />
-      <TextField label="Until" note="days in UTC" id={`${prefix}-until`} type="date" value={until} onInput={setUntil} />
+      <TextField label="From the day (UTC)" id={`${prefix}-since`} type="date" value={since} onInput={setSince} />
+      <TextField label="Until the day (UTC)" id={`${prefix}-until`} type="date" value={until} onInput={setUntil} />
     </>
   );
 }

@@ -153,7 +153,7 @@ export function Upstreams({ snapshot, turn }) {
         label="Replicas"
         columns={[
           ["upstream", "text"],
-          ["replica", "text address"],
+          ["replica", "text long"],
           ["state"],
           ["for", "number"],
           ["in flight", "number"],
