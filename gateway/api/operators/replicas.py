@@ -3,6 +3,7 @@
 A drain is stored with the additions, so that every worker and gateway follows it.
 """
 
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -114,15 +115,11 @@ def _models_in_need(upstream: str, serving: Serving) -> list[str]:
     ]
 
 
-@post(
-    "/admin/replicas/drain",
-    dto=OnePass[ReplicaBody],
-    return_dto=None,
-    status_code=200,
-    responses=CHANGED | FAILURES,
-    tags=["Operators"],
-    opt=OPERATORS,
-)
+# Declares a handler of an action on replicas.
+_action = partial(post, return_dto=None, status_code=200, tags=["Operators"], opt=OPERATORS)
+
+
+@_action("/admin/replicas/drain", dto=OnePass[ReplicaBody], responses=CHANGED | FAILURES)
 async def drain_replica(data: JSONBody[ReplicaBody], replicas: NamedDependency[ReplicasApi]) -> ReloadReport:
     """Give a replica no new work, until it is put back.
 
@@ -131,15 +128,7 @@ async def drain_replica(data: JSONBody[ReplicaBody], replicas: NamedDependency[R
     return await replicas.drain(data)
 
 
-@post(
-    "/admin/replicas/undrain",
-    dto=OnePass[ReplicaBody],
-    return_dto=None,
-    status_code=200,
-    responses=CHANGED | FAILURES,
-    tags=["Operators"],
-    opt=OPERATORS,
-)
+@_action("/admin/replicas/undrain", dto=OnePass[ReplicaBody], responses=CHANGED | FAILURES)
 async def undrain_replica(
     data: JSONBody[ReplicaBody], replicas: NamedDependency[ReplicasApi]
 ) -> ReloadReport:
@@ -150,17 +139,13 @@ async def undrain_replica(
     return await replicas.undrain(data)
 
 
-@post(
+@_action(
     "/admin/replicas/verify",
     dto=OnePass[VerifyBody],
-    return_dto=None,
-    status_code=200,
     responses={
         200: ResponseSpec(Verification, generate_examples=False, description="The comparison, as a matrix")
     }
     | FAILURES,
-    tags=["Operators"],
-    opt=OPERATORS,
 )
 async def verify_replicas(data: JSONBody[VerifyBody], replicas: NamedDependency[ReplicasApi]) -> Verification:
     """Compare the vectors that replicas return for the canaries.
