@@ -9,7 +9,7 @@ const REFRESH_INTERVAL_MS = 2000;
 // A page keeps a whole file in memory before the browser writes it.
 const DOWNLOAD_BYTES_MAX = 256e6;
 const PROBLEMS_SHOWN = 3;
-const ENDED = ["completed", "failed", "expired", "cancelled"];
+const CANCELLABLE = ["validating", "in_progress"];
 
 // The batches, and whose they are. A listener for operators only has no own ones, one for callers no others.
 function useBatches(turn) {
@@ -103,9 +103,7 @@ export function Jobs({ turn }) {
     batch.model ?? NONE,
     `${duration(Math.max(0, now - batch.created_at))} ago`,
     problemsOf(batch) || NONE,
-    ENDED.includes(batch.status) ? (
-      content.isOwn && <Files batch={batch} run={fetched.run} busy={fetched.busy} />
-    ) : (
+    CANCELLABLE.includes(batch.status) ? (
       <button
         type="button"
         class="quiet short"
@@ -114,6 +112,8 @@ export function Jobs({ turn }) {
       >
         Cancel
       </button>
+    ) : (
+      content.isOwn && <Files batch={batch} run={fetched.run} busy={fetched.busy} />
     ),
   ];
   const owner = content?.isOwn ? [] : [["tenant and key", "text"]];
