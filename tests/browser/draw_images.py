@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import io
+import json
 import os
 import re
 import shutil
@@ -28,10 +29,11 @@ from gateway.tenants.keyring import key_digest
 from loadtest.processes import PinnedProcess, process_group
 from loadtest.servers import start_gateway, start_stub
 
-KEYS = {name: f"sk-{name}" for name in ("search", "ingest", "trial")}
+KEYS = {name: f"sk-{name}" for name in ("search", "ingest", "trial", "ops")}
 ENGINE, STUB = "all-minilm-l6-v2", "bge-m3"
 # Time under load before an image is taken, in which windows and rates settle and the charts get points.
 SETTLE_S = 100.0
+CANCEL_AFTER_S = 25.0
 WIDE = {"width": 1180, "height": 860}
 PHONE = {"width": 390, "height": 844}
 TERMINAL_COLUMNS = 124
@@ -39,18 +41,21 @@ TEXT = "what people ask a search for, of which there are many "
 
 
 def config(stubs: list[int], state: Path) -> str:
-    """Return a configuration with two upstreams and three tenants. state: folder of stored keys."""
+    """Return a configuration with two upstreams, three tenants and an operator. state: of stored keys."""
     replicas = ", ".join(f"'http://127.0.0.1:{port}'" for port in stubs)
     limited = "limits: {requests_per_minute: 30}"
+    scopes = "scopes: [embed, rerank, tokenize, admin]"
     return (
-        f"logs: {{access: false}}\nstate_dir: {state}\nupstreams:\n"
+        f"logs: {{access: false}}\nstate_dir: {state}\nbatches: {{dir: {state}/batches}}\ncurrency: EUR\n"
+        "upstreams:\n"
         "  minilm: {backend: torch, model: sentence-transformers/all-MiniLM-L6-v2}\n"
         f"  bge: {{backend: tei, replicas: [{replicas}], in_flight_batches: 2}}\n"
         f"models: {{{ENGINE}: {{upstream: minilm}}, text-embedding-3-small: {{upstream: minilm}}, "
-        f"{STUB}: {{upstream: bge}}}}\n"
+        f"{STUB}: {{upstream: bge, price_per_million_tokens: 0.02}}}}\n"
         f"tenants:\n  search: {{keys: ['{key_digest(KEYS['search'])}'], weight: 2}}\n"
         f"  ingest: {{keys: ['{key_digest(KEYS['ingest'])}'], priority: bulk}}\n"
         f"  trial: {{keys: ['{key_digest(KEYS['trial'])}'], {limited}}}\n"
+        f"  ops: {{keys: [{{digest: '{key_digest(KEYS['ops'])}', {scopes}}}]}}\n"
     )
 
 
@@ -64,6 +69,35 @@ async def keep_calling(client: httpx.AsyncClient, tenant: str, texts: int, pause
         await asyncio.sleep(pause_s)
 
 
+async def create_batch(client: httpx.AsyncClient, lines: int, model: str = STUB) -> str:
+    """Upload a file of lines, create a batch of it, and return its id."""
+    request = {"method": "POST", "url": "/v1/embeddings", "body": {"model": model, "input": TEXT}}
+    content = "".join(json.dumps({"custom_id": str(number), **request}) + "\n" for number in range(lines))
+    headers = {"authorization": f"Bearer {KEYS['ingest']}"}
+    files = {"file": ("input.jsonl", content.encode())}
+    uploaded = await client.post("/v1/files", data={"purpose": "batch"}, files=files, headers=headers)
+    body = {
+        "input_file_id": uploaded.raise_for_status().json()["id"],
+        "endpoint": "/v1/embeddings",
+        "completion_window": "24h",
+    }
+    created = await client.post("/v1/batches", json=body, headers=headers)
+    return str(created.raise_for_status().json()["id"])
+
+
+async def run_batches(client: httpx.AsyncClient) -> None:
+    """Run a batch to its end, one that is cancelled, one that fails and one that goes on."""
+    await create_batch(client, 200)
+    cancelled = await create_batch(client, 4_000)
+    await create_batch(client, 20, model="bge-m4")
+    await asyncio.sleep(CANCEL_AFTER_S)
+    path = f"/admin/batches/{cancelled}"
+    (await client.post(f"{path}/cancel")).raise_for_status()
+    while (await client.get(path)).json()["batch"]["status"] != "cancelled":  # noqa: ASYNC110 - there is no event
+        await asyncio.sleep(1)
+    await create_batch(client, 50_000)
+
+
 @contextlib.asynccontextmanager
 async def load(url: str) -> AsyncIterator[None]:
     """Run callers of three tenants: many with one text, a few with many, and one over its limit."""
@@ -72,6 +106,7 @@ async def load(url: str) -> AsyncIterator[None]:
         callers += [keep_calling(client, "ingest", 256, 0.0) for _ in range(4)]
         callers += [keep_calling(client, "trial", 1, 0.1)]
         tasks = [asyncio.create_task(caller) for caller in callers]
+        tasks.append(asyncio.create_task(run_batches(client)))
         try:
             await asyncio.sleep(SETTLE_S)
             yield
@@ -109,6 +144,7 @@ async def draw_pages(url: str, folder: Path) -> None:
             ("ui-models", WIDE, "light", "Models", "#models tbody tr"),
             ("ui-tenants", WIDE, "light", "Tenants and keys", "#keys tbody tr"),
             ("ui-calls", WIDE, "light", "Recent calls", "#calls tbody tr"),
+            ("ui-jobs", WIDE, "light", "Jobs", "#jobs tbody tr"),
             ("ui-playground", WIDE, "light", "Playground", "#embed-answer table"),
             ("ui-usage", WIDE, "light", "My key", "#own-usage tbody tr"),
             ("ui-dark", WIDE, "dark", "Overview", "#charts canvas"),
@@ -117,7 +153,7 @@ async def draw_pages(url: str, folder: Path) -> None:
             context = await browser.new_context(viewport=size, color_scheme=scheme)
             page = await context.new_page()
             await page.goto(f"{url}/ui")
-            await page.get_by_label("API key").fill(KEYS["search"])
+            await page.get_by_label("API key").fill(KEYS["search" if title == "My key" else "ops"])
             await page.get_by_role("button", name="Use").click()
             await page.get_by_role("navigation").get_by_role("link", name=title, exact=True).click()
             if title == "Playground":
