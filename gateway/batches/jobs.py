@@ -22,11 +22,12 @@ from gateway.batches.job_store import (
 )
 from gateway.batches.records import Counts, Endpoint, Job, Moment, cancelling, new_id
 from gateway.errors import FileStorageFull, GatewayError, InvalidInput, NotFound, Overloaded
-from gateway.events import BatchChanged, Observe
 
 WINDOW_S = 24 * 3600
 # Jobs whose counts are remembered.
 COUNTS_MAX = 1000
+
+OnChange = Callable[[Job], None]
 
 
 class NewJob(msgspec.Struct, frozen=True):
@@ -42,17 +43,17 @@ class NewJob(msgspec.Struct, frozen=True):
 
 
 class Jobs:
-    """Jobs of all tenants. observe: takes their changes. now_s: seconds since 1970."""
+    """Jobs of all tenants. on_change: takes a job with each new status. now_s: seconds since 1970."""
 
     def __init__(
-        self, files: Files, store: JobStore, observe: Observe, now_s: Callable[[], float] = time.time
+        self, files: Files, store: JobStore, on_change: OnChange, now_s: Callable[[], float] = time.time
     ) -> None:
         self.objects = JobObjects(files.objects)
         self.now_s = now_s
         self._files = files
         self._table = store.table
         self._queue = store.queue
-        self._observe = observe
+        self._on_change = on_change
         # Counts of jobs, with the number of their finished chunks then.
         self._counts: dict[str, tuple[int, Counts]] = {}
         # Wakes the runner of this process.
@@ -157,8 +158,7 @@ class Jobs:
     def report(self, job: Job) -> None:
         """Report a status that a job has reached."""
         self.changed.set()
-        counts = job.counts
-        self._observe(BatchChanged(job.id, job.tenant, job.status, counts.completed, counts.failed))
+        self._on_change(job)
 
     async def _with_counts(self, job: Job) -> Job:
         if job.is_over or not job.total:
