@@ -102,7 +102,7 @@ class JobTable(Protocol):
     """Rows of files and jobs. Every method raises JobStoreUnavailable."""
 
     async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
-        """Add or replace a row. bounds: checked if the row takes more bytes. counts: if it is new.
+        """Add or replace a row. bounds: checked if the row takes more bytes. counts: if it is not shown yet.
 
         Raises: StorageFull, TooManyRows.
         """

@@ -111,7 +111,7 @@ class Jobs:
         """Return the error of a job for which there is no room."""
         settings = self._files.settings
         if isinstance(error, StorageFull):
-            return storage_full(settings, error)
+            return storage_full(self._files.bounds, error)
         if error.of_active:
             return Overloaded(
                 f"you have {settings.jobs_per_tenant} unfinished batches; wait for one, or cancel one"

@@ -295,8 +295,8 @@ def open_sqlite(path: Path) -> JobStore:
 
 
 def _check_count(database: sqlite3.Connection, row: Row, counts: RowBounds) -> None:
-    """Check that a tenant may have another row. Raises: TooManyRows."""
-    if _one(database, "SELECT count(*) FROM rows WHERE id = ?", row.id):
+    """Check that a tenant may have another shown row. Raises: TooManyRows."""
+    if _one(database, "SELECT count(*) FROM rows WHERE id = ? AND is_shown", row.id):
         return
     if row.is_active:
         active = "SELECT count(*) FROM rows WHERE is_active AND tenant = ?"

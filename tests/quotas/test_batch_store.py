@@ -146,6 +146,22 @@ async def test_bounds_the_rows_of_a_tenant(store: JobStore) -> None:
     assert [item.id for item in await store.table.active("other")] == ["batch_5"]
 
 
+async def test_a_row_counts_once_it_is_shown(store: JobStore) -> None:
+    bounds, counts = ByteBounds(tenant=100, total=150), RowBounds(shown=2, active=0)
+    for number in range(3):
+        await store.table.put(row(f"file-{number}", 1, bytes=20, is_shown=False), bounds, counts)
+    for number in range(2):
+        await store.table.put(row(f"file-{number}", 1, bytes=10), bounds, counts)
+
+    with pytest.raises(TooManyRows):
+        await store.table.put(row("file-2", 1, bytes=10), bounds, counts)
+    with pytest.raises(TooManyRows):
+        await store.table.put(row("file-3", 1, is_shown=False), bounds, counts)
+    await store.table.put(row("file-1", 1, bytes=12), bounds, counts)
+    assert [item.id for item in await store.table.rows(Page("file", "acme", 9))] == ["file-1", "file-0"]
+    assert await store.table.used_bytes() == 10 + 12 + 20
+
+
 async def test_a_check_changes_nothing(store: JobStore) -> None:
     await store.table.check(row("batch_1", 1, bytes=9), ByteBounds(9, 9), RowBounds(1, 1))
 

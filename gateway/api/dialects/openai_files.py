@@ -28,6 +28,7 @@ from gateway.api.wire.least_costs import LEAST_OF_BATCHES
 from gateway.api.wire.uploads import FormReader, Sink, UploadedForm
 from gateway.batches.files import FileUpload, NewFile
 from gateway.batches.job_store import JobStoreUnavailable, Page
+from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.records import FileRecord
 from gateway.errors import InvalidInput
 from gateway.tenants.keyring import Tenant
@@ -107,7 +108,7 @@ async def _pieces(context: RequestContext) -> AsyncGenerator[bytes, None]:
 
 
 async def _abort(upload: FileUpload) -> None:
-    with suppress(JobStoreUnavailable):
+    with suppress(ObjectsUnavailable, JobStoreUnavailable):
         await upload.abort()
 
 
