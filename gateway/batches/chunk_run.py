@@ -164,10 +164,10 @@ class ChunkRun:
 
     async def _try(self, index: int, line: RunLine) -> LineResult | None:
         """Return the result of a line, None if another try might have a better one."""
-        job, server = self._job, self._parts.server
+        job = self._job
         id_ = f"{job.id}.{self._chunk.first + index}.{self._tries.begun}"
         try:
-            reply = await server.serve(LineRequest(id_, job, line.body or msgspec.Raw()))
+            reply = await self._parts.server.serve(LineRequest(id_, job, line.body or msgspec.Raw()))
             self._running.refusals = 0
         except QuotaExceeded as error:
             if not self._running.refusals:
@@ -176,10 +176,8 @@ class ChunkRun:
             self._running.block(float(error.retry_after_s or 1))
             return None
         except GatewayError as error:
-            if error.facts.retryable:
-                logger.info("batch %s of tenant %s tries a line again: %s", job.id, job.tenant, error.message)
-                return None
-            reply = server.reply_to(error)
+            logger.info("batch %s of tenant %s tries a line again: %s", job.id, job.tenant, error.message)
+            return None
         return result_of(line.custom_id, reply)
 
     async def _keep(self, spool: Spool, index: int, result: LineResult) -> None:

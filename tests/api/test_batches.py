@@ -189,6 +189,7 @@ async def test_errors_of_lines_are_in_the_error_file(boot: Boots, tmp_path: Path
     assert len(output) + len(errors) == 4
     for item in errors:
         assert item["response"]["status_code"] == 400
+        assert item["response"]["request_id"]
         assert item["response"]["body"]["error"]["message"]
         assert item["error"] is None
 
