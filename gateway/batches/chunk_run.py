@@ -18,6 +18,7 @@ from gateway.batches.job_store import ByteBounds
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.line_server import LineRequest, LineServer
 from gateway.batches.lines import RunLine, split_chunk
+from gateway.batches.objects import ObjectLost
 from gateway.batches.patience import TRANSIENT, Postponed, Stopped, until_stored
 from gateway.batches.permits import LinePermits
 from gateway.batches.records import PARTS, Chunk, ChunkResult, Job, Part
@@ -29,6 +30,8 @@ from gateway.errors import GatewayError, QuotaExceeded
 
 # Tries that fail for an unexpected reason; then the lines that are left get an error.
 FAILURES_MAX = 5
+# A line of an input that is lost, and its id with it.
+UNREADABLE = RunLine("", None)
 Result = TypeVar("Result")
 
 logger = logging.getLogger("gateway")
@@ -81,7 +84,7 @@ class ChunkRun:
             raise self._postponed() from error
 
     async def _run(self) -> None:
-        lines = split_chunk(await self._read())
+        lines = await self._read()
         spool = await asyncio.to_thread(self._journals.open, self._tries.attempt)
         try:
             self._bytes.used = spool.size
@@ -118,10 +121,15 @@ class ChunkRun:
             self._running.block()
         return postponed
 
-    async def _read(self) -> bytes:
+    async def _read(self) -> list[RunLine]:
         name = names.data_of_file(self._job.input_file)
         blocks = self._parts.lifecycle.objects.stream(name, self._chunk.offset, self._chunk.length)
-        return b"".join([block async for block in blocks])
+        try:
+            return split_chunk(b"".join([block async for block in blocks]))
+        except ObjectLost:
+            if self._tries.failures < FAILURES_MAX:
+                raise
+            return [UNREADABLE] * self._chunk.lines
 
     async def _run_line(self, spool: Spool, index: int, line: RunLine) -> None:
         """Run a line and keep its result; or end without one if it may not begin now, or might succeed later.

@@ -11,7 +11,7 @@ from gateway.batches.job_objects import JobObjects
 from gateway.batches.job_store import RENEW_S, VALIDATION, JobStoreUnavailable, job_of
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.lines import LineRules
-from gateway.batches.objects import ObjectsUnavailable
+from gateway.batches.objects import ObjectLost, ObjectsUnavailable
 from gateway.batches.patience import Postponed, Stopped
 from gateway.batches.records import Job, LineProblem, Plan
 from gateway.batches.running_job import RunningJob, Tries
@@ -225,7 +225,9 @@ class Runner:
             return postponed.after_s
         except (JobStoreUnavailable, ObjectsUnavailable) as error:
             logger.warning("batch %s waits: %s", job.id, error)
-            return FAILURE_PAUSE_S
+            # What is lost does not come back: after a few tries the job goes on without it.
+            tries.failures += isinstance(error, ObjectLost)
+            return max(FAILURE_PAUSE_S, tries.pause_s)
         except Exception:
             logger.exception("a part of batch %s failed", job.id)
             tries.failures += 1
