@@ -301,17 +301,26 @@ def test_a_key_of_a_tenant_sees_only_its_own(browser: Any, console: ObservedPage
     assert has_status == 0
 
 
+LINE = '{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}'
+
+
 def test_shows_cancels_and_fetches_batches(browser: Any, console: ObservedPage, gateway: Served) -> None:
     with gateway.client() as client:
         client.headers["authorization"] = f"Bearer {OPERATOR}"
         client.put("/admin/tenants/batches", json={}).raise_for_status()
         text = client.post("/admin/keys", json={"tenant": "batches", "id": "batches"}).json()["key"]
         client.headers["authorization"] = f"Bearer {text}"
-        good = run_batch(
-            client, '{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}'
-        )
+        good = run_batch(client, LINE)
         bad = run_batch(client, "no JSON")
+        client.headers["authorization"] = f"Bearer {OPERATOR}"
+        limits = {"limits": {"batch_tokens_per_day": 8}}
+        client.put("/admin/tenants/batches", json=limits).raise_for_status()
+        client.headers["authorization"] = f"Bearer {text}"
+        waiting = begin_batch(client, "\n".join(LINE.replace('"a"', f'"{n}"') for n in range(20)))
     console.show("Jobs")
+    console.page.wait_for_selector(
+        f"#jobs tr:has-text('{waiting}'):has-text('Waits: limit batch_tokens_per_day (8)')"
+    )
     console.page.wait_for_selector(f"#jobs tr:has-text('{good}'):has-text('completed'):has-text('1 of 1')")
     console.page.wait_for_selector(
         f"#jobs tr:has-text('{bad}'):has-text('line 1: the line is not valid JSON')"
@@ -330,16 +339,21 @@ def test_shows_cancels_and_fetches_batches(browser: Any, console: ObservedPage, 
     assert console.complaints == []
 
 
-def run_batch(client: httpx.Client, content: str) -> str:
-    """Run a batch to its end, and return its id."""
+def begin_batch(client: httpx.Client, content: str) -> str:
+    """Create a batch, and return its id."""
     upload = {"file": ("input.jsonl", content.encode())}
     file = until_known(lambda: client.post("/v1/files", data={"purpose": "batch"}, files=upload))["id"]
     body = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
-    batch = until_known(lambda: client.post("/v1/batches", json=body))["id"]
+    return str(until_known(lambda: client.post("/v1/batches", json=body))["id"])
+
+
+def run_batch(client: httpx.Client, content: str) -> str:
+    """Run a batch to its end, and return its id."""
+    batch = begin_batch(client, content)
     end_s = time.monotonic() + 20
     while time.monotonic() < end_s:
         if until_known(lambda: client.get(f"/v1/batches/{batch}"))["status"] in {"completed", "failed"}:
-            return str(batch)
+            return batch
     raise AssertionError("the batch has not ended")
 
 

@@ -320,3 +320,38 @@ async def test_a_released_chunk_rests_until_its_time_or_until_it_is_released_aga
     async with asyncio.timeout(5):
         while await first.queue.claim("batch_1", "first") is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+async def test_a_job_is_idle_while_no_owner_has_a_chunk_of_it(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "LEASE_S", SHORT_LEASE_S)
+    monkeypatch.setattr(sqlite_store, "LEASE_S", SHORT_LEASE_S)
+    queue = store.queue
+    assert not await queue.is_idle("batch_1")
+    await queue.enqueue("batch_1", [0, 1])
+    assert await queue.is_idle("batch_1")
+    await queue.claim("batch_1", "owner")
+    assert not await queue.is_idle("batch_1")
+    await queue.release("batch_1", 0, "owner")
+    assert await queue.is_idle("batch_1")
+    await queue.claim("batch_1", "owner")
+    # Its owner was killed.
+    await asyncio.sleep(2 * SHORT_LEASE_S)
+    assert await queue.is_idle("batch_1")
+    for _ in range(2):
+        chunk = await queue.claim("batch_1", "owner")
+        assert chunk is not None
+        await queue.finish("batch_1", chunk, RESULT)
+    assert not await queue.is_idle("batch_1")
+
+
+async def test_keeps_the_reason_for_which_a_job_waits_for_a_time(store: JobStore) -> None:
+    waits = store.waits
+    assert await waits.get("batch_1") is None
+    await waits.put("batch_2", "short", 0.001)
+    await waits.put("batch_1", "the first", 60)
+    await waits.put("batch_1", "the second: ’", 60)
+
+    await asyncio.sleep(0.01)
+    assert [await waits.get(f"batch_{number}") for number in (1, 2, 3)] == ["the second: ’", None, None]

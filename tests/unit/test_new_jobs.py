@@ -54,7 +54,7 @@ async def test_jobs_that_come_together_stay_within_the_bound(tmp_path: Path, sto
     # What was refused has left nothing.
     assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == sorted(created)
     listed, has_more = await jobs.list(Page("batch", "acme", 9))
-    assert (sorted(job.id for job in listed), has_more) == (sorted(created), False)
+    assert (sorted(state.job.id for state in listed), has_more) == (sorted(created), False)
 
 
 async def test_uploads_that_come_together_stay_within_the_bound(tmp_path: Path, store: JobStore) -> None:
@@ -104,7 +104,7 @@ async def test_counts_are_read_again_only_after_a_chunk(
     monkeypatch.setattr(store.queue, "progress", read)
     seen = []
     for number in range(3):
-        seen += [(await jobs.get("acme", job.id)).counts.completed for _ in range(3)]
+        seen += [(await jobs.get("acme", job.id)).job.counts.completed for _ in range(3)]
         await store.queue.finish(job.id, number, RESULT)
 
     assert seen == [0, 0, 0, 3, 3, 3, 6, 6, 6]

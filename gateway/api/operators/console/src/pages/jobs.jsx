@@ -35,7 +35,9 @@ function Progress({ batch }) {
   );
 }
 
-function problemsOf(batch) {
+// Why it waits, or why it failed.
+function reasonOf(batch) {
+  if (batch.wait_reason) return `Waits: ${batch.wait_reason}`;
   const problems = batch.errors?.data ?? [];
   const shown = problems.slice(0, 3).map(({ line, message }) => (line ? `line ${line}: ${message}` : message));
   return problems.length > 3 ? `${shown.join("; ")}; and ${problems.length - 3} more` : shown.join("; ");
@@ -83,7 +85,7 @@ export function Jobs({ turn }) {
     <Progress batch={batch} />,
     batch.model ?? NONE,
     `${duration(Math.max(0, now - batch.created_at))} ago`,
-    problemsOf(batch) || NONE,
+    reasonOf(batch) || NONE,
     ENDED.includes(batch.status) ? (
       content.isOwn && <Files batch={batch} run={fetched.run} busy={fetched.busy} />
     ) : (
@@ -111,7 +113,7 @@ export function Jobs({ turn }) {
             id="jobs"
             label="Batches"
             empty="No batches yet."
-            columns={[["batch"], ...owner, ["status"], ["lines", "text"], ["model", "text"], ["created"], ["problems", "text"], [""]]}
+            columns={[["batch"], ...owner, ["status"], ["lines", "text"], ["model", "text"], ["created"], ["reason", "text"], [""]]}
             rows={content.rows.map(row)}
           />
           <Answer id="jobs-download" action={fetched}>
