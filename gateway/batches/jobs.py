@@ -45,7 +45,7 @@ class NewJob(msgspec.Struct, frozen=True):
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """A job with its counts so far. wait_reason: why none of its lines run now, None if they do."""
+    """A job with its counts so far. wait_reason: why its lines wait, None if they do not."""
 
     job: Job
     wait_reason: str | None = None

@@ -41,7 +41,7 @@ class LineProblems(msgspec.Struct):
 
 
 class Batch(msgspec.Struct):
-    """A batch, as far as it is shown. wait_reason: why none of its lines run now."""
+    """A batch, as far as it is shown. wait_reason: why its lines wait."""
 
     id: str
     status: str

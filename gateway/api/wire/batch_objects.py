@@ -100,7 +100,7 @@ class BatchUsage(msgspec.Struct):
 class BatchObject(msgspec.Struct):
     """A batch. Times are in seconds since 1970, null for states that it has not reached.
 
-    wait_reason: why none of its lines run now, null if they do; OpenAI has no such field.
+    wait_reason: why its lines wait, null if they do not; OpenAI has no such field.
     """
 
     id: str
