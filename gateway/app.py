@@ -87,13 +87,14 @@ from gateway.api.server.middleware import Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
 from gateway.batches.batches import RunningBatches, open_batches
+from gateway.batches.records import Job
 from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
-from gateway.events import Event, Observe, SpaceChecked
+from gateway.events import BatchChanged, Event, Observe, SpaceChecked
 from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
@@ -309,7 +310,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         groups.observe(event)
 
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
-    batches = open_batches(boot, observe)
+    batches = open_batches(boot, lambda job: observe(_change_of(job)))
     registry, groups = _create_upstreams(boot, outside, stores, observe)
     table = InstanceTable()
     serving = serving_of(config, registry.upstreams, groups.groups, boot.added_models, table)
@@ -548,6 +549,10 @@ def _background_tasks(
     if follower is not None:
         tasks.append(follower.run())
     return tasks
+
+
+def _change_of(job: Job) -> BatchChanged:
+    return BatchChanged(job.id, job.tenant, job.status, job.counts.completed, job.counts.failed)
 
 
 def _batch_tasks(

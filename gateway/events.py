@@ -210,18 +210,14 @@ class CopyFinished(msgspec.Struct, frozen=True):
 LINE_ROUTES: Mapping[str, str] = {
     path: f"{path} (batch)" for path in ("/v1/embeddings", "/v2/rerank", "/score")
 }
-# As in OpenAI's API.
-BatchStatus = Literal[
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
-]
 
 
 class BatchChanged(msgspec.Struct, frozen=True):
-    """A batch has reached a status. completed, failed: its lines so far."""
+    """A batch has reached a status, one of OpenAI's API. completed, failed: its lines so far."""
 
     batch: str
     tenant: str
-    status: BatchStatus
+    status: str
     completed: int
     failed: int
 

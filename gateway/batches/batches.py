@@ -10,7 +10,7 @@ from gateway.batches.chunk_run import RunParts
 from gateway.batches.files import Files
 from gateway.batches.folder import FolderObjects
 from gateway.batches.job_store import JobStore
-from gateway.batches.jobs import Jobs
+from gateway.batches.jobs import Jobs, OnChange
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.line_server import LineServer
 from gateway.batches.objects import Objects
@@ -23,7 +23,6 @@ from gateway.batches.upkeep import Upkeep
 from gateway.config.boot import AppBoot
 from gateway.config.schema import BatchesSettings
 from gateway.config.state_folder import JOBS_FILE
-from gateway.events import Observe
 from gateway.store.redis_client import RedisClient
 
 # Folder of the journals of chunks that run.
@@ -66,8 +65,8 @@ class RunningBatches:
             await self.lifecycle.table.aclose()
 
 
-def open_batches(boot: AppBoot, observe: Observe) -> RunningBatches | None:
-    """Return files and jobs, None if the configuration has none. Raises: OSError."""
+def open_batches(boot: AppBoot, on_change: OnChange) -> RunningBatches | None:
+    """Return files and jobs, None if the configuration has none. on_change: as of `Jobs`. Raises: OSError."""
     settings = boot.config.batches
     if settings is None:
         return None
@@ -82,7 +81,7 @@ def open_batches(boot: AppBoot, observe: Observe) -> RunningBatches | None:
         objects = BucketObjects(settings.bucket)
     store = _open_store(boot, folder)
     files = Files(settings, objects, store.table)
-    jobs = Jobs(files, store, observe)
+    jobs = Jobs(files, store, on_change)
     lifecycle = Lifecycle(files, jobs, store)
     journals = folder / JOURNALS
     readiness = Readiness()

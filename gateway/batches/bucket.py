@@ -11,7 +11,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
-from gateway.batches.objects import BLOCK_BYTES, ObjectsUnavailable
+from gateway.batches.objects import BLOCK_BYTES, ObjectLost, ObjectsUnavailable
 from gateway.config.schema import BucketSettings
 
 # S3 takes no smaller parts of a multipart upload, apart from the last one.
@@ -113,6 +113,8 @@ class BucketObjects:
             found = await obstore.get_async(self._store, name, options=options if offset or length else None)
             async for block in found.stream(min_chunk_size=BLOCK_BYTES):
                 yield bytes(block)
+        except FileNotFoundError as error:
+            raise ObjectLost from error
         except (BaseError, OSError) as error:
             raise _failure_of(error) from error
 

@@ -14,10 +14,12 @@ from typing import TypeVar
 import msgspec
 
 from gateway.batches import names
-from gateway.batches.job_store import ByteBounds
+from gateway.batches.files import storage_full
+from gateway.batches.job_store import ByteBounds, StorageFull
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.line_server import LineRequest, LineServer
 from gateway.batches.lines import RunLine, split_chunk
+from gateway.batches.objects import ObjectLost
 from gateway.batches.patience import TRANSIENT, Postponed, Stopped, until_stored
 from gateway.batches.permits import LinePermits
 from gateway.batches.records import PARTS, Chunk, ChunkResult, Job, Part
@@ -29,6 +31,8 @@ from gateway.errors import GatewayError, QuotaExceeded
 
 # Tries that fail for an unexpected reason; then the lines that are left get an error.
 FAILURES_MAX = 5
+# A line of an input that is lost, and its id with it.
+UNREADABLE = RunLine("", None)
 Result = TypeVar("Result")
 
 logger = logging.getLogger("gateway")
@@ -61,6 +65,8 @@ class ChunkRun:
         self._journals = Journals(parts.folder, f"{running.job.id}.{number}")
         self._unwritten: list[tuple[int, LineResult]] = []
         self._writing = asyncio.Lock()
+        # Of the last line that might succeed later.
+        self._failure = "its lines cannot be run now"
         self._bytes = ResultBytes(parts.lifecycle.table, parts.bounds, running.job, number)
 
     @property
@@ -77,11 +83,10 @@ class ChunkRun:
         except OSError as error:
             if error.errno not in TRANSIENT:
                 raise
-            logger.warning("batch %s waits: %s", self._job.id, error.strerror)
-            raise self._postponed() from error
+            raise self._postponed(f"results cannot be stored: {error.strerror}") from error
 
     async def _run(self) -> None:
-        lines = split_chunk(await self._read())
+        lines = await self._read()
         spool = await asyncio.to_thread(self._journals.open, self._tries.attempt)
         try:
             self._bytes.used = spool.size
@@ -108,20 +113,26 @@ class ChunkRun:
             self._tries.fruitless = 0
         if self._tries.gives_way.is_set() or self._running.blocked_s > 0:
             return Postponed()
-        return self._postponed(is_fruitless=is_fruitless)
+        if not is_fruitless:
+            return Postponed(self._tries.pause_s)
+        return self._postponed(self._failure)
 
-    def _postponed(self, *, is_fruitless: bool = True) -> Postponed:
+    def _postponed(self, reason: str) -> Postponed:
         postponed = Postponed(self._tries.pause_s)
-        if is_fruitless:
-            self._tries.fruitless += 1
-            # Other chunks would fail for the same reason.
-            self._running.block()
+        self._tries.fruitless += 1
+        # Other chunks would fail for the same reason.
+        self._running.block(reason)
         return postponed
 
-    async def _read(self) -> bytes:
+    async def _read(self) -> list[RunLine]:
         name = names.data_of_file(self._job.input_file)
         blocks = self._parts.lifecycle.objects.stream(name, self._chunk.offset, self._chunk.length)
-        return b"".join([block async for block in blocks])
+        try:
+            return split_chunk(b"".join([block async for block in blocks]))
+        except ObjectLost:
+            if self._tries.failures < FAILURES_MAX:
+                raise
+            return [UNREADABLE] * self._chunk.lines
 
     async def _run_line(self, spool: Spool, index: int, line: RunLine) -> None:
         """Run a line and keep its result; or end without one if it may not begin now, or might succeed later.
@@ -156,30 +167,27 @@ class ChunkRun:
     async def _may_begin(self) -> bool:
         if self._running.blocked_s > 0 or self._tries.gives_way.is_set():
             return False
-        if await self._bytes.reserve():
-            return True
-        logger.warning("batch %s waits: the storage is full", self._job.id)
-        self._running.block()
-        return False
+        try:
+            await self._bytes.reserve()
+        except StorageFull as error:
+            self._running.block(storage_full(self._parts.bounds, error).message)
+            return False
+        return True
 
     async def _try(self, index: int, line: RunLine) -> LineResult | None:
         """Return the result of a line, None if another try might have a better one."""
-        job, server = self._job, self._parts.server
+        job = self._job
         id_ = f"{job.id}.{self._chunk.first + index}.{self._tries.begun}"
         try:
-            reply = await server.serve(LineRequest(id_, job, line.body or msgspec.Raw()))
-            self._running.refusals = 0
+            reply = await self._parts.server.serve(LineRequest(id_, job, line.body or msgspec.Raw()))
+            self._running.resume()
         except QuotaExceeded as error:
-            if not self._running.refusals:
-                # Once, until a line runs again: the message has the amounts of this moment.
-                logger.warning("batch %s of tenant %s waits: %s", job.id, job.tenant, error.message)
-            self._running.block(float(error.retry_after_s or 1))
+            self._running.block(error.message, float(error.retry_after_s or 1))
             return None
         except GatewayError as error:
-            if error.facts.retryable:
-                logger.info("batch %s of tenant %s tries a line again: %s", job.id, job.tenant, error.message)
-                return None
-            reply = server.reply_to(error)
+            logger.info("batch %s of tenant %s tries a line again: %s", job.id, job.tenant, error.message)
+            self._failure = error.message
+            return None
         return result_of(line.custom_id, reply)
 
     async def _keep(self, spool: Spool, index: int, result: LineResult) -> None:
@@ -220,4 +228,4 @@ class ChunkRun:
         return await lifecycle.jobs.objects.result(job.id, number) or own
 
     async def _until_stored(self, store: Callable[[], Awaitable[Result]]) -> Result:
-        return await until_stored(store, self._parts.stopping, f"batch {self._job.id}")
+        return await until_stored(store, self._parts.stopping, self._running.explain)

@@ -43,6 +43,7 @@ class FileUpload:
         self._record = record
         self._upload = upload
         self._size = 0
+        self._has_content = False
 
     async def write(self, data: bytes) -> None:
         """Append bytes. Raises: BodyTooLarge, FileStorageFull, ObjectsUnavailable, JobStoreUnavailable."""
@@ -56,8 +57,9 @@ class FileUpload:
         await self._upload.write(data)
 
     async def commit(self, new: NewFile) -> FileRecord:
-        """Let the file appear. Raises: ObjectsUnavailable, JobStoreUnavailable."""
+        """Let the file appear. Raises: FileStorageFull, ObjectsUnavailable, JobStoreUnavailable."""
         files, record = self._files, self._record
+        self._has_content = True
         await self._upload.commit()
         expires_s = record.expires_s
         if new.expires_after_s is not None:
@@ -72,13 +74,20 @@ class FileUpload:
             expires_s,
         )
         await files.objects.create(names.record_of_file(ready.id), msgspec.json.encode(ready))
-        await files.table.put(file_row(ready))
+        # Its tenant may have uploaded other files meanwhile.
+        await files.reserve(ready)
         return ready
 
     async def abort(self) -> None:
-        """Drop the upload. Raises: JobStoreUnavailable."""
+        """Drop the upload, also after a commit that failed.
+
+        Raises: ObjectsUnavailable, JobStoreUnavailable.
+        """
         await self._upload.abort()
-        await self._files.table.remove(self._record.id)
+        if self._has_content:
+            await self._files.discard(self._record)
+        else:
+            await self._files.table.remove(self._record.id)
 
 
 class Files:
@@ -119,12 +128,15 @@ class Files:
         return FileUpload(self, record, upload)
 
     async def reserve(self, record: FileRecord) -> None:
-        """Reserve the bytes of a file. Raises: FileStorageFull, JobStoreUnavailable."""
+        """Reserve a place in the tenant's list, and the bytes of a file.
+
+        Raises: FileStorageFull, JobStoreUnavailable.
+        """
         most = self.settings.files_per_tenant
         try:
             await self.table.put(file_row(record), self.bounds, RowBounds(shown=most, active=0))
         except StorageFull as error:
-            raise storage_full(self.settings, error) from error
+            raise storage_full(self.bounds, error) from error
         except TooManyRows as error:
             raise FileStorageFull(
                 f"you have {most} files, the most that a tenant may (`batches.files_per_tenant`); delete some"
@@ -202,11 +214,11 @@ def too_large(bytes_max: int) -> BodyTooLarge:
     return BodyTooLarge(f"the file is larger than {bytes_max} bytes (`batches.file_bytes`)", param="file")
 
 
-def storage_full(settings: BatchesSettings, error: StorageFull) -> FileStorageFull:
+def storage_full(bounds: ByteBounds, error: StorageFull) -> FileStorageFull:
     """Return the error of what does not fit into the storage."""
     if error.of_tenant:
         return FileStorageFull(
-            f"your files and batches take all of the {settings.tenant_bytes} bytes that a tenant may store; "
+            f"your files and batches take all of the {bounds.tenant} bytes that a tenant may store; "
             "delete files"
         )
     return FileStorageFull("the files of all tenants take all of the gateway's storage; try again later")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.batches.objects import BLOCK_BYTES, ObjectsUnavailable, failure_of
+from gateway.batches.objects import BLOCK_BYTES, ObjectLost, failure_of
 
 # Unfinished objects, on the same file system.
 UNFINISHED = "unfinished"
@@ -115,7 +115,7 @@ class FolderObjects:
                 offset += len(block)
                 yield block
             if end is not None and offset < end:
-                raise ObjectsUnavailable("a file is shorter than its record")
+                raise ObjectLost
         finally:
             file.close()
 

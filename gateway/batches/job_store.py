@@ -102,7 +102,7 @@ class JobTable(Protocol):
     """Rows of files and jobs. Every method raises JobStoreUnavailable."""
 
     async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
-        """Add or replace a row. bounds: checked if the row takes more bytes. counts: if it is new.
+        """Add or replace a row. bounds: checked if the row takes more bytes. counts: if it is not shown yet.
 
         Raises: StorageFull, TooManyRows.
         """
@@ -174,15 +174,29 @@ class ChunkQueue(Protocol):
     async def has_chunks(self, job: str) -> bool:
         """Return whether a chunk of the job is in the queue, or in the hands of an owner."""
 
+    async def is_idle(self, job: str) -> bool:
+        """Return whether chunks of the job are in the queue, and no owner has one of them."""
+
     async def drop(self, job: str) -> None:
         """Remove a job's chunks and their results."""
 
 
+class WaitReasons(Protocol):
+    """Reasons for which jobs wait. Every method raises JobStoreUnavailable."""
+
+    async def put(self, job: str, reason: str, for_s: float) -> None:
+        """Keep the reason of a job for a time."""
+
+    async def get(self, job: str) -> str | None:
+        """Return the reason of a job, None if none is kept."""
+
+
 class JobStore(msgspec.Struct, frozen=True):
-    """A table and a queue in one store."""
+    """A table, a queue and reasons for waits in one store."""
 
     table: JobTable
     queue: ChunkQueue
+    waits: WaitReasons
 
 
 def file_row(record: FileRecord) -> Row:

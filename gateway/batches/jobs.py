@@ -22,11 +22,14 @@ from gateway.batches.job_store import (
 )
 from gateway.batches.records import Counts, Endpoint, Job, Moment, cancelling, new_id
 from gateway.errors import FileStorageFull, GatewayError, InvalidInput, NotFound, Overloaded
-from gateway.events import BatchChanged, Observe
 
 WINDOW_S = 24 * 3600
 # Jobs whose counts are remembered.
 COUNTS_MAX = 1000
+# The queue has its chunks, and no gateway has one of them.
+NO_PLACE = "no gateway has room for it now: other batches run first"
+
+OnChange = Callable[[Job], None]
 
 
 class NewJob(msgspec.Struct, frozen=True):
@@ -41,18 +44,26 @@ class NewJob(msgspec.Struct, frozen=True):
     key_mark: str = ""
 
 
+class JobState(msgspec.Struct, frozen=True):
+    """A job with its counts so far. wait_reason: why its lines wait, None if they do not."""
+
+    job: Job
+    wait_reason: str | None = None
+
+
 class Jobs:
-    """Jobs of all tenants. observe: takes their changes. now_s: seconds since 1970."""
+    """Jobs of all tenants. on_change: takes a job with each new status. now_s: seconds since 1970."""
 
     def __init__(
-        self, files: Files, store: JobStore, observe: Observe, now_s: Callable[[], float] = time.time
+        self, files: Files, store: JobStore, on_change: OnChange, now_s: Callable[[], float] = time.time
     ) -> None:
         self.objects = JobObjects(files.objects)
         self.now_s = now_s
         self._files = files
         self._table = store.table
         self._queue = store.queue
-        self._observe = observe
+        self._waits = store.waits
+        self._on_change = on_change
         # Counts of jobs, with the number of their finished chunks then.
         self._counts: dict[str, tuple[int, Counts]] = {}
         # Wakes the runner of this process.
@@ -110,7 +121,7 @@ class Jobs:
         """Return the error of a job for which there is no room."""
         settings = self._files.settings
         if isinstance(error, StorageFull):
-            return storage_full(settings, error)
+            return storage_full(self._files.bounds, error)
         if error.of_active:
             return Overloaded(
                 f"you have {settings.jobs_per_tenant} unfinished batches; wait for one, or cancel one"
@@ -121,29 +132,29 @@ class Jobs:
             f"{settings.keep_s:.0f} s after its end"
         )
 
-    async def get(self, tenant: str | None, id_: str) -> Job:
-        """Return a job with its counts so far. tenant: None for any.
+    async def get(self, tenant: str | None, id_: str) -> JobState:
+        """Return the state of a job. tenant: None for any.
 
         Raises: NotFound, JobStoreUnavailable.
         """
         row = await self._table.get(id_)
         if row is None or row.kind != "batch" or tenant not in {None, row.tenant}:
             raise NotFound(f"there is no batch {id_!r}", param="batch_id")
-        return await self._with_counts(job_of(row))
+        return await self._state_of(job_of(row))
 
-    async def list(self, page: Page) -> tuple[list[Job], bool]:
+    async def list(self, page: Page) -> tuple[list[JobState], bool]:
         """Return jobs, newest first, and whether there are more. Raises: JobStoreUnavailable."""
         rows = await self._table.rows(msgspec.structs.replace(page, limit=page.limit + 1))
         has_more = len(rows) > page.limit or sum(row.data_bytes for row in rows) > page.data_bytes
         shown = rows[:-1] if has_more and len(rows) > 1 else rows
-        return [await self._with_counts(job_of(row)) for row in shown], has_more
+        return [await self._state_of(job_of(row)) for row in shown], has_more
 
     async def cancel(self, tenant: str | None, id_: str) -> Job:
         """Cancel a job: its lines that run are finished, and no others are begun.
 
         Raises: NotFound, InvalidInput, ObjectsUnavailable, JobStoreUnavailable.
         """
-        job = await self.get(tenant, id_)
+        job = (await self.get(tenant, id_)).job
         if job.is_over:
             raise InvalidInput(f"the batch is {job.status}: it cannot be cancelled", param="batch_id")
         if job.cancelling_s is None:
@@ -157,11 +168,20 @@ class Jobs:
     def report(self, job: Job) -> None:
         """Report a status that a job has reached."""
         self.changed.set()
-        counts = job.counts
-        self._observe(BatchChanged(job.id, job.tenant, job.status, counts.completed, counts.failed))
+        self._on_change(job)
+
+    async def _state_of(self, job: Job) -> JobState:
+        if job.is_over:
+            return JobState(job)
+        reason = None
+        if job.status in {"validating", "in_progress"}:
+            reason = await self._waits.get(job.id)
+            if reason is None and await self._queue.is_idle(job.id):
+                reason = NO_PLACE
+        return JobState(await self._with_counts(job), reason)
 
     async def _with_counts(self, job: Job) -> Job:
-        if job.is_over or not job.total:
+        if not job.total:
             return job
         # A list may have a hundred jobs of thousands of chunks each.
         done = await self._queue.finished(job.id)

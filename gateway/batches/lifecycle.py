@@ -43,6 +43,7 @@ class Lifecycle:
         self.jobs = jobs
         self.table = store.table
         self.queue = store.queue
+        self.waits = store.waits
         # Jobs that this process is about to end: several of their chunks may finish at once.
         self._ending: set[str] = set()
 

@@ -6,7 +6,6 @@ import msgspec
 
 from gateway.batches.records import Job, LineProblem
 from gateway.batches.results import LineReply
-from gateway.errors import GatewayError
 
 
 class LineRequest(msgspec.Struct, frozen=True):
@@ -21,13 +20,13 @@ class LineServer(Protocol):
     """Runs lines as calls of class bulk, with the permissions and limits that their key has now."""
 
     async def serve(self, request: LineRequest) -> LineReply:
-        """Return the reply to a line. Raises: GatewayError."""
+        """Return the reply to a line, also one that reports an error.
+
+        Raises: GatewayError if another try might succeed.
+        """
 
     async def settle(self) -> None:
         """Wait until the quota store has what all lines so far have cost. Raises: QuotaUnavailable."""
-
-    def reply_to(self, error: GatewayError) -> LineReply:
-        """Return the reply that reports an error."""
 
     def check_model(self, job: Job, model: str | None) -> LineProblem | None:
         """Return why lines of a job with this model cannot be served, None if they can."""

@@ -207,12 +207,12 @@ class LineChecker:
     def _check_fields(self, line: InputLine) -> None:
         number = self._number
         if not line.custom_id or len(line.custom_id) > CUSTOM_ID_CHARACTERS_MAX:
-            message = f"`custom_id` has 1 to {CUSTOM_ID_CHARACTERS_MAX} characters"
+            message = f"`custom_id` must have 1 to {CUSTOM_ID_CHARACTERS_MAX} characters"
             self._add("invalid_custom_id", message, "custom_id", number)
         if line.method != "POST":
-            self._add("invalid_method", "`method` is POST", "method", number)
+            self._add("invalid_method", "`method` must be POST", "method", number)
         if line.url != self._rules.endpoint:
-            message = f"`url` is {self._rules.endpoint}, the `endpoint` of the batch"
+            message = f"`url` must be {self._rules.endpoint}, the `endpoint` of the batch"
             self._add("mismatched_endpoint", message, "url", number)
         model = line.body.model
         if model not in self._models and len(self._models) < PROBLEMS_MAX:

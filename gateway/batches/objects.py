@@ -21,6 +21,13 @@ class ObjectsUnavailable(Exception):
         self.is_full = is_full
 
 
+class ObjectLost(ObjectsUnavailable):
+    """An object that must be there is missing, or a part of it."""
+
+    def __init__(self) -> None:
+        super().__init__("a file is missing, or a part of it")
+
+
 class Upload(Protocol):
     """An object that is being written."""
 
@@ -67,5 +74,7 @@ class Objects(Protocol):
 
 def failure_of(error: OSError) -> ObjectsUnavailable:
     """Return the error for a failure of a file system, without any path."""
+    if error.errno == errno.ENOENT:
+        return ObjectLost()
     is_full = error.errno in FULL
     return ObjectsUnavailable(error.strerror or type(error).__name__, is_full=is_full)

@@ -2,12 +2,11 @@
 
 import asyncio
 import errno
-import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from gateway.batches.job_store import JobStoreUnavailable, StorageFull
+from gateway.batches.job_store import JobStoreUnavailable
 from gateway.batches.objects import FULL, ObjectsUnavailable
 from gateway.errors import QuotaUnavailable
 
@@ -15,8 +14,6 @@ PAUSE_MIN_S = 0.5
 PAUSE_MAX_S = 15.0
 TRANSIENT = FULL | {errno.EIO, errno.EAGAIN, errno.ENFILE, errno.EMFILE}
 Result = TypeVar("Result")
-
-logger = logging.getLogger("gateway")
 
 
 class Stopped(Exception):
@@ -32,25 +29,25 @@ class Postponed(Exception):
 
 
 async def until_stored(
-    store: Callable[[], Awaitable[Result]], stopping: asyncio.Event, subject: str
+    store: Callable[[], Awaitable[Result]], stopping: asyncio.Event, on_wait: Callable[[str, float], object]
 ) -> Result:
     """Return the result of an action, repeated while it fails for reasons that may pass.
 
-    subject: of the log line. Raises: Stopped, OSError for a failure that does not pass.
+    on_wait: takes the reason of each failure, and the time until the next try. Raises: Stopped, OSError for a
+    failure that does not pass.
     """
     pause_s = PAUSE_MIN_S
     while True:
         try:
             return await store()
-        except (ObjectsUnavailable, JobStoreUnavailable, StorageFull, QuotaUnavailable) as error:
-            reason = str(error) or "the storage is full"
+        except (ObjectsUnavailable, JobStoreUnavailable, QuotaUnavailable) as error:
+            reason = f"results cannot be stored: {error}"
         except OSError as error:
             if error.errno not in TRANSIENT:
                 raise
-            reason = error.strerror or "the disk failed"
+            reason = f"results cannot be stored: {error.strerror}"
         if stopping.is_set():
             raise Stopped
-        if pause_s == PAUSE_MIN_S:
-            logger.warning("%s waits: %s", subject, reason)
+        on_wait(reason, pause_s)
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the tries
         pause_s = min(PAUSE_MAX_S, 2 * pause_s)

@@ -7,10 +7,11 @@
 -- Returns msgpack: '' or the exceeded bound.
 local argument = cmsgpack.unpack(ARGV[1])
 local id, tenant = argument.id, argument.tenant
-local old = redis.call('HGET', KEYS[1], id)
+local encoded = redis.call('HGET', KEYS[1], id)
+local old = encoded and cjson.decode(encoded)
 local more = argument.bytes
-if old then more = more - cjson.decode(old).bytes end
-if not old and argument.shown_max >= 0 then
+if old then more = more - old.bytes end
+if argument.shown_max >= 0 and not (old and old.is_shown) then
   if argument.active and redis.call('ZCARD', KEYS[7]) >= argument.active_max then return cmsgpack.pack('active') end
   if redis.call('ZCARD', KEYS[6]) >= argument.shown_max then return cmsgpack.pack('shown') end
 end

@@ -5,9 +5,10 @@ from typing import Literal
 
 import msgspec
 
-from gateway.events import BatchStatus
-
-TERMINAL: frozenset[BatchStatus] = frozenset({"failed", "completed", "expired", "cancelled"})
+Status = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+TERMINAL: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})
 Endpoint = Literal["/v1/embeddings", "/v2/rerank", "/score"]
 # Results of lines: those that succeeded, and all others.
 Part = Literal["out", "err"]
@@ -81,7 +82,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     expires_s: float
     keep_s: float
     metadata: dict[str, str] | None = None
-    status: BatchStatus = "validating"
+    status: Status = "validating"
     total: int = 0
     chunks: int = 0
     counts: Counts = Counts()
@@ -182,7 +183,7 @@ def cancelling(job: Job, moment: Moment) -> Job:
 
 def ended(job: Job, counts: Counts, sizes: dict[Part, int], now_s: float) -> Job:
     """Return a job whose chunks all have results. sizes: of the files of results."""
-    end: BatchStatus = "completed"
+    end: Status = "completed"
     if job.cancelling_s is not None:
         end = "cancelled"
     elif counts.unexecuted:

@@ -39,6 +39,7 @@ PUT = load_script("put", package="gateway.batches")
 CREATE = load_script("create", package="gateway.batches")
 CLAIM = load_script("claim", package="gateway.batches")
 RENEW = load_script("renew", package="gateway.batches")
+IDLE = load_script("idle", package="gateway.batches")
 # Ids of one command.
 AT_ONCE = 500
 # Rows of one command: a row may have a hundred kilobytes.
@@ -243,6 +244,11 @@ class RedisQueue:
         """Return whether the stream of the job has an entry. Raises: JobStoreUnavailable."""
         return bool(await self._redis.command("XLEN", _stream(job)))
 
+    async def is_idle(self, job: str) -> bool:
+        """Return whether all chunks wait for an owner. Raises: JobStoreUnavailable."""
+        argument = {"group": GROUP, "lease": round(LEASE_S * 1000)}
+        return bool(await self._redis.script(IDLE, [_stream(job)], argument))
+
     async def drop(self, job: str) -> None:
         """Remove a job's stream and results. Raises: JobStoreUnavailable."""
         for entries in (self._entries, self._resting):
@@ -251,10 +257,26 @@ class RedisQueue:
         await self._redis.command("DEL", _stream(job), _progress(job))
 
 
+class RedisWaits:
+    """Reasons for which jobs wait, in Redis, which forgets them in time."""
+
+    def __init__(self, commands: RedisCommands) -> None:
+        self._redis = commands
+
+    async def put(self, job: str, reason: str, for_s: float) -> None:
+        """Keep the reason of a job. Raises: JobStoreUnavailable."""
+        await self._redis.command("SET", _wait(job), reason, "PX", max(1, round(for_s * 1000)))
+
+    async def get(self, job: str) -> str | None:
+        """Return the reason of a job. Raises: JobStoreUnavailable."""
+        found = await self._redis.command("GET", _wait(job))
+        return None if found is None else str(found.decode())
+
+
 def open_redis(client: RedisClient) -> JobStore:
     """Return the store in a Redis."""
     commands = RedisCommands(client)
-    return JobStore(RedisTable(commands), RedisQueue(commands))
+    return JobStore(RedisTable(commands), RedisQueue(commands), RedisWaits(commands))
 
 
 def _argument(row: Row, encoded: str, bounds: ByteBounds | None, counts: RowBounds | None) -> dict[str, Any]:
@@ -291,6 +313,10 @@ def _stream(job: str) -> str:
 
 def _progress(job: str) -> str:
     return f"{PREFIX}progress:{job}"
+
+
+def _wait(job: str) -> str:
+    return f"{PREFIX}wait:{job}"
 
 
 def _pairs(reply: Any) -> Iterable[tuple[bytes, bytes]]:

@@ -25,17 +25,14 @@ class ResultBytes:
         self._reserved = 0
         self.used = 0
 
-    async def reserve(self) -> bool:
-        """Return whether a line may add its result to those that are there."""
+    async def reserve(self) -> None:
+        """Reserve room for the result of one more line. Raises: StorageFull."""
         async with self._reserving:
-            for more in (RESERVE_BYTES, 1):
-                if self.used < self._reserved:
-                    return True
+            while self.used >= self._reserved:
                 try:
-                    await self.put(self.used + more, self._bounds)
+                    await self.put(self.used + RESERVE_BYTES, self._bounds)
                 except StorageFull:
-                    continue
-            return self.used < self._reserved
+                    await self.put(self.used + 1, self._bounds)
 
     async def count(self) -> None:
         """Count results that are there, even beyond the bounds: they are paid for."""

@@ -11,10 +11,10 @@ from gateway.batches.job_objects import JobObjects
 from gateway.batches.job_store import RENEW_S, VALIDATION, JobStoreUnavailable, job_of
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.lines import LineRules
-from gateway.batches.objects import ObjectsUnavailable
+from gateway.batches.objects import ObjectLost, ObjectsUnavailable
 from gateway.batches.patience import Postponed, Stopped
 from gateway.batches.records import Job, LineProblem, Plan
-from gateway.batches.running_job import RunningJob, Tries
+from gateway.batches.running_job import RunningJob, Tries, store_waits
 from gateway.batches.slots import Slot, Slots
 from gateway.config.schema import BatchesSettings
 
@@ -121,6 +121,7 @@ class Runner:
         try:
             self._follow([job_of(row) for row in await self._lifecycle.table.active()])
             await self._wake_stopped()
+            await store_waits(list(self._running.values()), self._lifecycle.waits)
             while await self._begin_next():
                 pass
             for slot in self._slots.to_give_back(asyncio.get_running_loop().time()):
@@ -223,12 +224,19 @@ class Runner:
             return 0.0
         except Postponed as postponed:
             return postponed.after_s
-        except (JobStoreUnavailable, ObjectsUnavailable) as error:
-            logger.warning("batch %s waits: %s", job.id, error)
+        except JobStoreUnavailable as error:
+            running.explain(str(error), FAILURE_PAUSE_S)
             return FAILURE_PAUSE_S
+        except ObjectsUnavailable as error:
+            # What is lost does not come back: after a few tries the job goes on without it.
+            tries.failures += isinstance(error, ObjectLost)
+            pause_s = max(FAILURE_PAUSE_S, tries.pause_s)
+            running.explain(f"its files cannot be read or written: {error}", pause_s)
+            return pause_s
         except Exception:
             logger.exception("a part of batch %s failed", job.id)
             tries.failures += 1
+            running.explain("the gateway failed to run a part of it, and tries again", tries.pause_s)
             return tries.pause_s
         return None
 

@@ -1,17 +1,23 @@
 """State of the jobs in this process: what waits until when, and how often it was tried."""
 
 import asyncio
+import logging
 import random
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gateway.batches.job_store import LEASE_S
+import msgspec
+
+from gateway.batches.job_store import LEASE_S, WaitReasons
 from gateway.batches.records import Job
 from gateway.batches.results import CANCELLED, EXPIRED
 
 PAUSE_MIN_S = 0.5
 # Limits may be raised meanwhile.
 PAUSE_MAX_S = 60.0
+# For so long after the end of a wait its reason is shown: until lines have run, or wait again.
+SHOWN_S = 3.0
 # Of a result, for each comma in its line, until the job has had results: a vector of 1,024 numbers as text.
 ITEM_BYTES = 16 * 1024
 # The estimate follows larger results at once, and smaller ones by this much.
@@ -40,17 +46,29 @@ class Tries:
         return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads the tries
 
 
+logger = logging.getLogger("gateway")
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Reason for which a job waits, safe to show to its owner, and the time for which it is shown."""
+
+    reason: str
+    for_s: float
+
+
 @dataclass(slots=True)
 class RunningJob:
     """State of a job in this process.
 
-    blocked_until_s: on the event loop's clock; no line begins before. refusals: in a row. item_bytes: of a
-    result, for each item of its line. resting: chunks that were given back, and the time until which. stop:
-    set when no line may begin.
+    blocked_until_s: on the event loop's clock; no line begins before. wait: not stored yet. is_logged: its
+    reason is in the log. refusals: in a row. item_bytes: of a result, for each item of its line. resting:
+    chunks that were given back, and the time until which. stop: set when no line may begin.
     """
 
     job: Job
     blocked_until_s: float = 0.0
+    wait: Wait | None = None
+    is_logged: bool = False
     refusals: int = 0
     item_bytes: float = ITEM_BYTES
     open_chunks: set[int] = field(default_factory=set)
@@ -63,7 +81,18 @@ class RunningJob:
         """Time until lines may begin again; 0 or less if they may."""
         return self.blocked_until_s - asyncio.get_running_loop().time()
 
-    def block(self, retry_after_s: float = PAUSE_MAX_S) -> None:
+    def explain(self, reason: str, wait_s: float) -> None:
+        """Note why the job waits, for its owner; and in the log, once until a line runs again."""
+        self.wait = Wait(reason, wait_s + SHOWN_S)
+        if not self.is_logged:
+            self.is_logged = True
+            logger.warning("batch %s of tenant %s waits: %s", self.job.id, self.job.tenant, reason)
+
+    def resume(self) -> None:
+        """Note that a line has run."""
+        self.refusals, self.is_logged = 0, False
+
+    def block(self, reason: str, retry_after_s: float = PAUSE_MAX_S) -> None:
         """Let all lines wait after one could not run for a reason that others share."""
         if self.blocked_s > 0:
             return
@@ -71,6 +100,7 @@ class RunningJob:
         wait_s = min(PAUSE_MAX_S, PAUSE_MIN_S * 2 ** min(self.refusals, 10), max(retry_after_s, 0.1))
         self.refusals += 1
         self.blocked_until_s = asyncio.get_running_loop().time() + wait_s
+        self.explain(reason, wait_s)
 
     def stop_code(self, now_s: float) -> str | None:
         """Return why no line may begin any more, None if lines may."""
@@ -85,6 +115,14 @@ class RunningJob:
     def learn(self, body: bytes, result_bytes: int) -> None:
         """Note the size of a result."""
         self.item_bytes = max(result_bytes / _items(body), ITEM_BYTES_DECAY * self.item_bytes)
+
+
+async def store_waits(jobs: Iterable[RunningJob], waits: WaitReasons) -> None:
+    """Store why jobs wait, where all processes read it. Raises: JobStoreUnavailable."""
+    for running in jobs:
+        wait, running.wait = running.wait, None
+        if wait is not None:
+            await waits.put(running.job.id, wait.reason, wait.for_s)
 
 
 def _items(body: bytes) -> int:

@@ -42,6 +42,7 @@ CREATE TABLE IF NOT EXISTS chunks (
     until_s REAL NOT NULL DEFAULT 0, result BLOB, is_done INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (job, number)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS waits (job TEXT PRIMARY KEY, reason TEXT NOT NULL, until_s REAL NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE INDEX IF NOT EXISTS chunks_open ON chunks (job, until_s) WHERE NOT is_done;
 """
@@ -281,6 +282,12 @@ class SqliteQueue:
         command = "SELECT EXISTS (SELECT 1 FROM chunks WHERE job = ? AND NOT is_done)"
         return bool(await self._database.run(lambda database: _one(database, command, job)))
 
+    async def is_idle(self, job: str) -> bool:
+        """Return whether all chunks wait for an owner. Raises: JobStoreUnavailable."""
+        command = "SELECT count(*) > 0 AND max(until_s) < ? FROM chunks WHERE job = ? AND NOT is_done"
+        now_s = self._now_s()
+        return bool(await self._database.run(lambda database: _one(database, command, now_s, job)))
+
     async def drop(self, job: str) -> None:
         """Remove a job's chunks. Raises: JobStoreUnavailable."""
         await self._database.write(
@@ -288,15 +295,39 @@ class SqliteQueue:
         )
 
 
+class SqliteWaits:
+    """Reasons for which jobs wait, in a file. now_s: the wall clock, which all processes of a host share."""
+
+    def __init__(self, database: SqliteDatabase, now_s: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._now_s = now_s
+
+    async def put(self, job: str, reason: str, for_s: float) -> None:
+        """Keep the reason of a job. Raises: JobStoreUnavailable."""
+        now_s = self._now_s()
+
+        def put(database: sqlite3.Connection) -> None:
+            database.execute("DELETE FROM waits WHERE until_s <= ?", (now_s,))
+            database.execute("INSERT OR REPLACE INTO waits VALUES (?, ?, ?)", (job, reason, now_s + for_s))
+
+        await self._database.write(put)
+
+    async def get(self, job: str) -> str | None:
+        """Return the reason of a job. Raises: JobStoreUnavailable."""
+        command, values = "SELECT reason FROM waits WHERE job = ? AND until_s > ?", (job, self._now_s())
+        found = await self._database.run(lambda database: database.execute(command, values).fetchone())
+        return None if found is None else str(found[0])
+
+
 def open_sqlite(path: Path) -> JobStore:
     """Return the store in a file, which is created at its first use."""
     database = SqliteDatabase(path)
-    return JobStore(SqliteTable(database), SqliteQueue(database))
+    return JobStore(SqliteTable(database), SqliteQueue(database), SqliteWaits(database))
 
 
 def _check_count(database: sqlite3.Connection, row: Row, counts: RowBounds) -> None:
-    """Check that a tenant may have another row. Raises: TooManyRows."""
-    if _one(database, "SELECT count(*) FROM rows WHERE id = ?", row.id):
+    """Check that a tenant may have another shown row. Raises: TooManyRows."""
+    if _one(database, "SELECT count(*) FROM rows WHERE id = ? AND is_shown", row.id):
         return
     if row.is_active:
         active = "SELECT count(*) FROM rows WHERE is_active AND tenant = ?"

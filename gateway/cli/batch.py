@@ -1,19 +1,17 @@
-"""`gateway batch submit | status | fetch | cancel`: batches of a running gateway, over its API."""
+"""`gateway batch submit | list | status | fetch | cancel`: batches of a running gateway, over its API."""
 
 import argparse
 import re
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Literal, get_args
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from gateway.cli.batch_results import BYTES_MAX, check_targets, fetch_file
+from gateway.cli.batch_results import BYTES_MAX, Target, check_targets, fetch_file
+from gateway.cli.batch_state import Batch, BatchPage, describe, progress_bar, show_batch, show_batches
 from gateway.cli.check import show_problems
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
 from gateway.cli.operator_options import add_key_options, caller_url, operator_key
@@ -26,43 +24,10 @@ TIMEOUT_S = 60.0
 POLL_S = 1.0
 # A gateway that restarts is back by then.
 PATIENCE_S = 120.0
-ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
-PROBLEMS_SHOWN = 20
+# Of a shell for a command that Ctrl-C has ended.
+INTERRUPTED = 130
+LIST_MAX = 100
 ID = re.compile(r"batch_[A-Za-z0-9_-]{1,200}")
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-
-
-class Counts(msgspec.Struct):
-    """Lines of a batch. unexecuted: of those that failed, the ones that were never run."""
-
-    total: Count
-    completed: Count
-    failed: Count
-    unexecuted: Count = 0
-
-
-class LineProblem(msgspec.Struct):
-    """Reason why a batch failed."""
-
-    message: str
-    line: Count | None = None
-
-
-class LineProblems(msgspec.Struct):
-    """Reasons why a batch failed."""
-
-    data: list[LineProblem]
-
-
-class Batch(msgspec.Struct):
-    """A batch, as far as it is shown."""
-
-    id: str
-    status: str
-    request_counts: Counts
-    errors: LineProblems | None = None
-    output_file_id: str | None = None
-    error_file_id: str | None = None
 
 
 class File(msgspec.Struct):
@@ -74,21 +39,24 @@ class File(msgspec.Struct):
 def add_batch_options(parser: argparse.ArgumentParser) -> None:
     """Add the actions of `gateway batch` and their options to its parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    submit = _with_gateway(actions.add_parser("submit", help="upload a file of requests and run it"))
+    submit = add_key_options(actions.add_parser("submit", help="upload a file of requests and run it"))
     submit.add_argument("file", type=Path, help="JSON Lines, one request in each line")
     submit.add_argument(
         "--endpoint", choices=get_args(Endpoint), default="/v1/embeddings", help="default: /v1/embeddings"
     )
     submit.add_argument("--wait", action="store_true", help="show the progress until the batch has ended")
-    status = _with_gateway(actions.add_parser("status", help="show the progress of a batch"))
+    listing = add_key_options(actions.add_parser("list", help="show the newest batches of the key's tenant"))
+    listing.add_argument("--limit", type=_limit, default=20, metavar="N", help="at most 100 (default: 20)")
+    status = add_key_options(actions.add_parser("status", help="show the progress of a batch"))
     status.add_argument("batch", type=_batch_id, help="its id")
     status.add_argument("--wait", action="store_true", help="show the progress until the batch has ended")
-    fetch = _with_gateway(actions.add_parser("fetch", help="write the results of a batch that has ended"))
+    fetch = add_key_options(actions.add_parser("fetch", help="write the results of a batch that has ended"))
     fetch.add_argument("batch", type=_batch_id, help="its id")
     fetch.add_argument("--to", type=Path, metavar="FILE", help="of the results (default: BATCH.jsonl)")
     fetch.add_argument(
         "--errors", type=Path, metavar="FILE", help="of the failed lines (default: BATCH.errors.jsonl)"
     )
+    fetch.add_argument("--force", action="store_true", help="replace files of these names")
     fetch.add_argument(
         "--max-bytes",
         type=int,
@@ -96,12 +64,12 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="of each file; a larger one is refused (default: 10 GiB)",
     )
-    cancel = _with_gateway(actions.add_parser("cancel", help="cancel a batch; its results so far are kept"))
+    cancel = add_key_options(actions.add_parser("cancel", help="cancel a batch; its results so far are kept"))
     cancel.add_argument("batch", type=_batch_id, help="its id")
 
 
 def batch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Run an action; return 1 if the gateway refuses it, or the batch has not completed."""
+    """Run an action; return 1 if the gateway refuses it or the batch fails, and 130 after Ctrl-C."""
     try:
         key = operator_key(options.key_file, environment)
         url = caller_url(options, environment)
@@ -109,8 +77,13 @@ def batch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
             return _run(options, client)
     except ConfigError as error:
         show_problems(options.config, error)
-    except (RequestRefused, GatewayUnavailable, OSError) as error:
+    except (RequestRefused, GatewayUnavailable) as error:
         show_line(str(error))
+    except OSError as error:
+        show_line(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except KeyboardInterrupt as interrupt:
+        show_line(str(interrupt) or "interrupted")
+        return INTERRUPTED
     return 1
 
 
@@ -119,8 +92,12 @@ def _run(options: argparse.Namespace, client: GatewayClient) -> int:
     match options.action:
         case "submit":
             found = _submit(client, options.file, options.endpoint)
-            print(found.id)
+            # Now, also into a pipe: an interrupt must not lose it.
+            print(found.id, flush=True)
             return _finish(_wait(client, found.id)) if options.wait else 0
+        case "list":
+            show_batches(client.get(f"/v1/batches?limit={options.limit}", BatchPage))
+            return 0
         case "fetch":
             return _fetch(client, options)
         case "cancel":
@@ -145,7 +122,7 @@ def _checked(reply: Batch, id_: str) -> Batch:
 
 def _submit(client: GatewayClient, path: Path, endpoint: str) -> Batch:
     size = path.stat().st_size
-    with path.open("rb") as file, _progress() as progress:
+    with path.open("rb") as file, progress_bar() as progress:
         task = progress.add_task("uploading", total=size)
         uploaded = client.upload(
             "/v1/files", {"purpose": "batch"}, file, lambda sent: progress.update(task, completed=sent), File
@@ -158,9 +135,22 @@ def _submit(client: GatewayClient, path: Path, endpoint: str) -> Batch:
 
 
 def _wait(client: GatewayClient, id_: str) -> Batch:
-    """Show the progress of a batch until it has ended; a gateway that is away is asked again for a while."""
+    """Show the progress of a batch until it has ended.
+
+    A gateway that does not answer is asked again for a while. Raises: RequestRefused, GatewayUnavailable;
+    KeyboardInterrupt with a message for a person.
+    """
+    try:
+        return _follow(client, id_)
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(
+            f"{id_} goes on; follow it with `gateway batch status {id_} --wait`"
+        ) from interrupt
+
+
+def _follow(client: GatewayClient, id_: str) -> Batch:
     seen_s = time.monotonic()
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("validating", total=None)
         while True:
             try:
@@ -171,48 +161,41 @@ def _wait(client: GatewayClient, id_: str) -> Batch:
             else:
                 seen_s, counts = time.monotonic(), found.request_counts
                 done = counts.completed + counts.failed
-                progress.update(task, description=found.status, completed=done, total=counts.total or None)
-                if found.status in ENDED:
+                progress.update(task, description=describe(found), completed=done, total=counts.total or None)
+                if found.has_ended:
                     return found
             time.sleep(POLL_S)
 
 
 def _finish(found: Batch) -> int:
     """Print the state of a batch, and return 1 if it has ended otherwise than completed."""
-    counts = found.request_counts
-    unexecuted = f", {counts.unexecuted} not run" if counts.unexecuted else ""
-    print(
-        f"{found.id} is {found.status}: {counts.completed} of {counts.total} lines completed, "
-        f"{max(0, counts.failed - counts.unexecuted)} failed{unexecuted}"
-    )
-    for problem in (found.errors.data if found.errors else [])[:PROBLEMS_SHOWN]:
-        place = "" if problem.line is None else f"line {problem.line}: "
-        show_line(f"{place}{problem.message}")
-    return int(found.status in ENDED and found.status != "completed")
+    show_batch(found)
+    return int(found.has_ended and found.status != "completed")
 
 
 def _fetch(client: GatewayClient, options: argparse.Namespace) -> int:
     id_: str = options.batch
     to, errors = options.to or Path(f"{id_}.jsonl"), options.errors or Path(f"{id_}.errors.jsonl")
-    check_targets(to, errors)
+    targets = Target(to, options.force), Target(errors, options.force)
+    check_targets(*targets)
     found = _state(client, id_)
-    if found.status not in ENDED:
+    if not found.has_ended:
         show_line(f"{id_} is {found.status}; its results can be fetched when it has ended")
         return 1
-    for file_id, path in ((found.output_file_id, to), (found.error_file_id, errors)):
+    for file_id, target in zip((found.output_file_id, found.error_file_id), targets, strict=True):
         if file_id is not None:
-            _fetch_file(client, file_id, path, options.max_bytes)
-            print(path)
+            _fetch_file(client, file_id, target, options.max_bytes)
+            print(target.path)
     return _finish(found)
 
 
-def _fetch_file(client: GatewayClient, file_id: str, path: Path, bytes_max: int) -> None:
-    with _progress() as progress:
+def _fetch_file(client: GatewayClient, file_id: str, target: Target, bytes_max: int) -> None:
+    with progress_bar() as progress:
         task = progress.add_task("fetching", total=None)
         fetch_file(
             client,
             file_id,
-            path,
+            target,
             bytes_max,
             lambda done, size: progress.update(task, completed=done, total=size),
         )
@@ -222,33 +205,13 @@ def _path(batch_id: str) -> str:
     return f"/v1/batches/{batch_id}"
 
 
+def _limit(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= LIST_MAX:
+        raise argparse.ArgumentTypeError(f"a number from 1 to {LIST_MAX}")
+    return int(text)
+
+
 def _batch_id(text: str) -> str:
     if not ID.fullmatch(text):
         raise argparse.ArgumentTypeError("an id is `batch_` with letters, digits, `_` and `-` behind it")
     return text
-
-
-def _progress() -> Progress:
-    """Return a progress bar on standard error, which is drawn on terminals only."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    return Progress(*columns, console=console, disable=not sys.stderr.isatty())
-
-
-def _with_gateway(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the options that find the gateway, and return the parser."""
-    parser.add_argument(
-        "-c",
-        "--config",
-        type=Path,
-        default=Path("router.yaml"),
-        metavar="FILE",
-        help="the configuration, for the gateway's address",
-    )
-    add_key_options(parser)
-    return parser

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
@@ -13,18 +14,34 @@ from gateway.cli.gateway_client import GatewayClient, RequestRefused
 BYTES_MAX = 10 * 1024 * 1024 * 1024
 
 
-def check_targets(*paths: Path) -> None:
-    """Check that results may be written to paths. Raises: RequestRefused."""
-    if len({path.absolute() for path in paths}) < len(paths):
-        raise RequestRefused(f"{paths[0]}: results and failed lines need a file each")
-    for path in paths:
-        _check_target(path)
+@dataclass(frozen=True, slots=True)
+class Target:
+    """File that is written. replaces: also if there is one of that name."""
+
+    path: Path
+    replaces: bool
+
+    def check(self) -> None:
+        """Check that the file may be written now. Raises: RequestRefused."""
+        path = self.path
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise RequestRefused(f"{path} is a link or no file, and is not replaced")
+        if path.exists() and not self.replaces:
+            raise RequestRefused(f"{path} exists: choose another name, or replace it with --force")
+
+
+def check_targets(*targets: Target) -> None:
+    """Check that results may be written. Raises: RequestRefused."""
+    if len({target.path.absolute() for target in targets}) < len(targets):
+        raise RequestRefused(f"{targets[0].path}: results and failed lines need a file each")
+    for target in targets:
+        target.check()
 
 
 def fetch_file(
     client: GatewayClient,
     file_id: str,
-    path: Path,
+    target: Target,
     bytes_max: int,
     on_progress: Callable[[int, int], object],
 ) -> None:
@@ -32,13 +49,14 @@ def fetch_file(
 
     Raises: RequestRefused, GatewayUnavailable, OSError.
     """
-    with _unfinished(path) as file:
+    with _unfinished(target) as file:
         client.download(f"/v1/files/{quote(file_id, safe='')}/content", file, on_progress, bytes_max)
 
 
 @contextmanager
-def _unfinished(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file that takes the place of another one if the block succeeds, and is deleted if not."""
+def _unfinished(target: Target) -> Iterator[IO[bytes]]:
+    """Open a new file that becomes the target if the block succeeds, and is deleted if not."""
+    path = target.path
     part = path.with_name(f"{path.name}.part")
     try:
         # Follows no link either.
@@ -50,13 +68,8 @@ def _unfinished(path: Path) -> Iterator[IO[bytes]]:
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
-        _check_target(path)
+        target.check()
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-
-
-def _check_target(path: Path) -> None:
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise RequestRefused(f"{path} is a link or no file, and is not replaced")

@@ -9,7 +9,7 @@ import secrets
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -64,7 +64,7 @@ class GatewayClient:
         self,
         path: str,
         fields: Mapping[str, str],
-        file: IO[bytes],
+        file: BinaryIO,
         on_progress: Callable[[int], object],
         kind: type[Body],
     ) -> Body:
@@ -149,7 +149,7 @@ class GatewayClient:
         """Explain where the key comes from, if none was sent."""
         if status != 401 or self._headers:
             return ""
-        return "; set the operator key in GATEWAY_API_KEY, or pass a file with --key-file"
+        return "; set the key in GATEWAY_API_KEY, or pass a file with --key-file"
 
     def _request(
         self, method: str, path: str, sent: bytes | Iterator[bytes] | None, headers: Mapping[str, str]
@@ -166,14 +166,16 @@ class _Form:
     """Form whose last field is a file, which is read while it is sent. on_progress: gets the bytes so far."""
 
     def __init__(
-        self, boundary: str, fields: Mapping[str, str], file: IO[bytes], on_progress: Callable[[int], object]
+        self, boundary: str, fields: Mapping[str, str], file: BinaryIO, on_progress: Callable[[int], object]
     ) -> None:
         head = "".join(
             f'--{boundary}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
             for name, value in fields.items()
         )
-        file_head = 'content-disposition: form-data; name="file"; filename="input.jsonl"'
-        self._head = f"{head}--{boundary}\r\n{file_head}\r\n\r\n".encode()
+        # Percent signs for what would end the name, as browsers write them.
+        name = Path(file.name).name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
+        file_head = f'content-disposition: form-data; name="file"; filename="{name}"'
+        self._head = f"{head}--{boundary}\r\n{file_head}\r\n\r\n".encode(errors="replace")
         self._end = f"\r\n--{boundary}--\r\n".encode()
         self._file = file
         self._on_progress = on_progress

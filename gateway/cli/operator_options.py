@@ -28,8 +28,16 @@ def add_operator_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_key_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a command that sends requests as a caller, and has `--config` too."""
+def add_key_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add the options of a command that sends requests as a caller, and return the parser."""
+    parser.add_argument(
+        "-c",
+        "--config",
+        type=Path,
+        default=Path("router.yaml"),
+        metavar="FILE",
+        help="the configuration, for the gateway's address",
+    )
     parser.add_argument("--url", help="URL of the gateway (default: `listen` of the configuration)")
     parser.add_argument(
         "--key-file", type=Path, metavar="FILE", help="file with an API key (default: GATEWAY_API_KEY)"
@@ -37,6 +45,7 @@ def add_key_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ca", type=Path, metavar="FILE", help="authority that signed its certificate, in PEM"
     )
+    return parser
 
 
 def caller_url(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
@@ -54,8 +63,12 @@ def gateway_url(options: argparse.Namespace, environment: Mapping[str, str]) -> 
 def _address(path: Path, environment: Mapping[str, str], *, for_operators: bool) -> str:
     """Return the URL of the admin API, or of the callers' API, from the config.
 
-    Raises: ConfigError; RequestRefused if the configured port is 0.
+    Raises: ConfigError; RequestRefused if there is no configuration, or its port is 0.
     """
+    if not path.exists():
+        raise RequestRefused(
+            f"there is no {path}: pass the URL of the gateway with --url, or a config with -c"
+        )
     config = load_config(path, environment, ("listen", "admin", "tls"))
     host, port = host_and_port((for_operators and config.admin.listen) or config.listen)
     if not port:

@@ -7,8 +7,8 @@ from typing import TypeAlias
 from rich.table import Table
 from rich.text import Text
 
+from gateway.cli.formats import NONE, milliseconds, short, size, span
 from gateway.cli.printable import plain
-from gateway.cli.status_formats import NONE, milliseconds, short, size, span
 from gateway.telemetry.snapshot import (
     CheckpointStatus,
     ModelUpstreamStatus,

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli import status_tables as tables
+from gateway.cli.formats import NONE, milliseconds, short, span
 from gateway.cli.printable import plain
-from gateway.cli.status_formats import NONE, milliseconds, short, span
 from gateway.telemetry.snapshot import ModelStatus, Rates, ReplicaStatus, Snapshot, StoreStatus
 
 GOOD = frozenset(("up", "ready"))

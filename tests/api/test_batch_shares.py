@@ -3,16 +3,19 @@
 import asyncio
 import itertools
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.batches.chunk_run import FAILURES_MAX, ChunkRun
-from gateway.batches.job_store import CHUNK_BYTES, FILE_BYTES, JOB_BYTES
+from gateway.batches.job_store import CHUNK_BYTES, COPIES, FILE_BYTES, JOB_BYTES, StorageFull
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.lines import RunLine, split_chunk
 from gateway.batches.result_bytes import ResultBytes
+from gateway.batches.spool import HEADER_BYTES
 from gateway.errors import Unauthenticated
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
 from tests.api.test_batches import (
@@ -32,8 +35,11 @@ from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 
 JOBS = 8
+LINES_IN_FLIGHT = 4
+# At least what the record of a batch counts.
+COPIES_BYTES = COPIES * 1000
 # At least what the records of a batch of 600 lines count.
-RECORD_BYTES = JOB_BYTES + 4 * CHUNK_BYTES
+RECORD_BYTES = JOB_BYTES + 5 * CHUNK_BYTES + COPIES_BYTES
 
 
 def as_tenant(gateway: Running, key: str) -> None:
@@ -55,6 +61,13 @@ async def check_other_tenant_runs(gateway: Running) -> None:
     end = await ended(gateway, (await create(gateway, (await upload(gateway, line("a", "hi")))["id"]))["id"])
     assert (end["status"], end["request_counts"]["completed"]) == ("completed", 1)
     as_tenant(gateway, KEY)
+
+
+async def check_reason(gateway: Running, jobs: list[str], text: str) -> None:
+    """Check that the owner of batches reads why they wait, until all of them do."""
+    async with asyncio.timeout(20):
+        while not all([text in str((await shown_of(gateway, job))["wait_reason"]) for job in jobs]):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 async def check_cancel_ends(gateway: Running, jobs: list[str]) -> None:
@@ -79,6 +92,7 @@ async def test_an_upstream_that_is_down_holds_up_its_own_batches_only(boot: Boot
     )
     async with boot({**servers(), "rerank-0": down}, with_batches(tmp_path) + tenants()) as gateway:
         jobs = await begin_many(gateway, content, "/v2/rerank")
+        await check_reason(gateway, jobs[:1], "no replica")
         await check_other_tenant_runs(gateway)
         await check_cancel_ends(gateway, jobs)
 
@@ -87,6 +101,7 @@ async def test_a_spent_limit_holds_up_its_own_tenant_only(boot: Boots, tmp_path:
     config = with_batches(tmp_path) + tenants(requests_per_day=40, batch_tokens_per_day=20)
     async with boot(servers(), config) as gateway:
         jobs = await begin_many(gateway, texts(600))
+        await check_reason(gateway, jobs, "batch_tokens_per_day")
         await check_other_tenant_runs(gateway)
         await check_cancel_ends(gateway, jobs)
 
@@ -96,8 +111,18 @@ async def test_a_full_store_holds_up_its_own_tenant_only(boot: Boots, tmp_path: 
     # The results of one batch alone take more than is left.
     tenant_bytes = len(content) + FILE_BYTES + JOBS * RECORD_BYTES
     config = with_batches(tmp_path, tenant_bytes=tenant_bytes, file_bytes=len(content)) + tenants()
-    async with boot(servers(), config) as gateway:
+    begun, upstreams = asyncio.Event(), servers()
+
+    async def hold(*_: Any) -> None:
+        await begun.wait()
+
+    for upstream in upstreams.values():
+        # Results would take the room of the records of later batches.
+        upstream.hook = hold
+    async with boot(upstreams, config) as gateway:
         jobs = await begin_many(gateway, content)
+        begun.set()
+        await check_reason(gateway, jobs, f"your files and batches take all of the {tenant_bytes} bytes")
         await check_other_tenant_runs(gateway)
         await check_cancel_ends(gateway, jobs)
 
@@ -109,7 +134,9 @@ async def test_a_full_store_is_not_written_to_and_a_batch_goes_on_afterwards(
     content, room = texts(600), 20_000
     filler = "x" * 2_000_000
     tenant_bytes = len(content) + len(filler) + 2 * FILE_BYTES + RECORD_BYTES + room
-    config = with_batches(tmp_path, tenant_bytes=tenant_bytes, file_bytes=len(filler), lines_in_flight=4)
+    config = with_batches(
+        tmp_path, tenant_bytes=tenant_bytes, file_bytes=len(filler), lines_in_flight=LINES_IN_FLIGHT
+    )
     waits = asyncio.Event()
     note_wait(monkeypatch, waits)
     async with boot(servers(), config) as gateway:
@@ -120,9 +147,12 @@ async def test_a_full_store_is_not_written_to_and_a_batch_goes_on_afterwards(
         journals = sum(path.stat().st_size for path in (tmp_path / "journals").iterdir())
         await gateway.client.delete(f"/v1/files/{stored}")
         end = await ended(gateway, job)
+        output = (await gateway.client.get(f"/v1/files/{end['output_file_id']}/content")).content
 
-    # Results of lines that ran at the same time are kept.
-    assert journals < 3 * room
+    sizes = [len(result) for result in output.splitlines(keepends=True)]
+    # A line begins while there is room for a byte. Those that run together may therefore all end beyond it.
+    most = room + COPIES_BYTES + LINES_IN_FLIGHT * max(sizes)
+    assert journals <= most + HEADER_BYTES * (most // min(sizes))
     assert end["request_counts"] == {"total": 600, "completed": 600, "failed": 0}
 
 
@@ -130,11 +160,12 @@ def note_wait(monkeypatch: pytest.MonkeyPatch, waits: asyncio.Event) -> None:
     """Set an event when a chunk finds no room for its results."""
     reserve = ResultBytes.reserve
 
-    async def noting(self: ResultBytes) -> bool:
-        has_room = await reserve(self)
-        if not has_room:
+    async def noting(self: ResultBytes) -> None:
+        try:
+            await reserve(self)
+        except StorageFull:
             waits.set()
-        return has_room
+            raise
 
     monkeypatch.setattr(ResultBytes, "reserve", noting)
 
@@ -189,6 +220,43 @@ async def test_lines_of_a_chunk_that_always_fails_get_an_error(
     assert next(tries) == FAILURES_MAX + 1
     assert end["status"] == "completed"
     assert [(item["custom_id"], item["error"]["code"]) for item in errors] == [("id-0", "internal_error")]
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: os.truncate(path, 100)], ids=["gone", "cut"])
+@pytest.mark.parametrize("cancels", [False, True])
+async def test_a_batch_whose_input_is_lost_ends(
+    boot: Boots,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path], None],
+    cancels: bool,
+) -> None:
+    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
+    monkeypatch.setattr("gateway.batches.runner.FAILURE_PAUSE_S", 0.01)
+    read = ChunkRun._read
+    lost = asyncio.Event()
+
+    async def read_after_loss(self: ChunkRun) -> list[RunLine]:
+        await lost.wait()
+        return await read(self)
+
+    monkeypatch.setattr(ChunkRun, "_read", read_after_loss)
+    async with boot(servers(), with_batches(tmp_path)) as gateway:
+        file = (await upload(gateway, texts(200)))["id"]
+        batch = (await create(gateway, file))["id"]
+        async with asyncio.timeout(20):
+            while (await shown_of(gateway, batch))["status"] == "validating":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        damage(tmp_path / "files" / f"{file}.data")
+        if cancels:
+            await gateway.post(f"/v1/batches/{batch}/cancel", {})
+        lost.set()
+        end = await ended(gateway, batch)
+        errors = await results(gateway, end["error_file_id"])
+
+    assert end["status"] == ("cancelled" if cancels else "completed")
+    assert end["request_counts"] == {"total": 200, "completed": 0, "failed": 200}
+    assert {item["error"]["code"] for item in errors} == {"batch_cancelled" if cancels else "internal_error"}
 
 
 async def test_a_batch_whose_validation_always_fails_ends(

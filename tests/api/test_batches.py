@@ -189,6 +189,7 @@ async def test_errors_of_lines_are_in_the_error_file(boot: Boots, tmp_path: Path
     assert len(output) + len(errors) == 4
     for item in errors:
         assert item["response"]["status_code"] == 400
+        assert item["response"]["request_id"]
         assert item["response"]["body"]["error"]["message"]
         assert item["error"] is None
 
@@ -243,9 +244,16 @@ async def test_a_spent_limit_makes_a_job_wait(
                 await asyncio.sleep(0.01)
             while len(answered(gateway)) < 40:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+            client = client_of(gateway)
+            # A field that OpenAI lacks, as its client shows it.
+            while not (reason := (await client.batches.retrieve(batch["id"])).model_extra["wait_reason"]):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await client.close()
         assert shown["status"] == "in_progress"
+        assert "limit requests_per_day (42)" in reason
         clock["us"] += 86_400_000_000
         end = await ended(gateway, batch["id"])
+        assert end["wait_reason"] is None
 
     assert end["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
     assert len(answered(gateway)) == 60

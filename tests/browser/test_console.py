@@ -365,7 +365,15 @@ def test_shows_and_fetches_batches(browser: Any, console: ObservedPage, gateway:
         text = new_tenant(client, "batches")
         good = run_batch(client, line("a"))
         bad = run_batch(client, "no JSON\n" * 5)
+        client.headers["authorization"] = f"Bearer {OPERATOR}"
+        limits = {"limits": {"batch_tokens_per_day": 8}}
+        client.put("/admin/tenants/batches", json=limits).raise_for_status()
+        client.headers["authorization"] = f"Bearer {text}"
+        waiting = create_batch(client, "".join(line(str(number)) for number in range(20)))
     console.show("Jobs")
+    console.page.wait_for_selector(
+        f"#jobs tr:has-text('{waiting}'):has-text('Waits: limit batch_tokens_per_day (8)')"
+    )
     console.page.wait_for_selector(f"#jobs tr:has-text('{good}'):has-text('completed'):has-text('1 of 1')")
     console.page.wait_for_selector(
         f"#jobs tr:has-text('{bad}'):has-text('lines 1, 2, 3 and 2 more: the line is not valid JSON')"

@@ -85,10 +85,15 @@ def test_openai_batches(gateway: Gateway, vectors: list[list[float]]) -> None:
     found = called(gateway, "batches")
     assert_near(vectors, found["vectors"])
     assert ["id-0", "id-1"] == found["ids"]
-    assert {"total": 2, "completed": 2, "failed": 0} == found["counts"]
-    assert ("completed", True, True) == (found["status"], found["listed"], found["deleted"])
+    assert [["id-2", 400, True]] == found["errors"]
+    assert {"total": 3, "completed": 2, "failed": 1} == found["counts"]
+    assert ("input.jsonl", "batch") == (found["file"]["filename"], found["file"]["purpose"])
+    assert ("completed", {"night": "1"}) == (found["status"], found["metadata"])
+    assert (True, True) == (found["listed"], found["deleted"])
+    assert ("cancelling", "cancelled") == (found["cancelling"], found["cancelled"])
+    assert [20_000, ["batch_cancelled"]] == found["lines"]
     assert ("NotFoundError", 404) == (found["unknown"]["name"], found["unknown"]["status"])
-    assert ("BadRequestError", 400) == (found["cancelled"]["name"], found["cancelled"]["status"])
+    assert ("BadRequestError", 400) == (found["late"]["name"], found["late"]["status"])
 
 
 def test_cohere(gateway: Gateway, vectors: list[list[float]]) -> None:

@@ -1,12 +1,14 @@
 """OpenAI's own client, synchronous and asynchronous."""
 
 import base64
+import json
 import struct
+import time
 from typing import Any
 
 import openai
 import pytest
-from openai.types import CreateEmbeddingResponse
+from openai.types import Batch, CreateEmbeddingResponse
 
 from tests.clients.conftest import Gateway, Pictures
 
@@ -112,6 +114,78 @@ def test_wrong_key_is_an_authentication_error(gateway: Gateway) -> None:
         )
 
     assert "invalid_api_key" == raised.value.code
+
+
+def batch_lines(gateway: Gateway, bodies: list[dict[str, Any]]) -> bytes:
+    """Return the input of a batch with a line for each body."""
+    lines = [
+        {
+            "custom_id": f"id-{index}",
+            "method": "POST",
+            "url": "/v1/embeddings",
+            "body": {"model": gateway.model} | body,
+        }
+        for index, body in enumerate(bodies)
+    ]
+    return "\n".join(map(json.dumps, lines)).encode()
+
+
+def begun(client: openai.OpenAI, content: bytes) -> Batch:
+    """Upload an input and create its batch."""
+    file = client.files.create(file=("input.jsonl", content), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h", metadata={"night": "1"}
+    )
+
+
+def ended(client: openai.OpenAI, batch: Batch) -> Batch:
+    """Return a batch after its end."""
+    while batch.status in {"validating", "in_progress", "finalizing", "cancelling"}:
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    return batch
+
+
+def results_of(client: openai.OpenAI, file: str | None) -> list[Any]:
+    """Return the lines of a file of results."""
+    assert file is not None
+    return [json.loads(line) for line in client.files.content(file).text.splitlines()]
+
+
+def test_a_batch_has_results_and_errors(client: openai.OpenAI, gateway: Gateway) -> None:
+    # The model has not as many dimensions as the last line asks for.
+    bodies = [*({"input": text} for text in TEXTS), {"input": "a", "dimensions": 4096}]
+    batch = ended(client, begun(client, batch_lines(gateway, bodies)))
+    vectors = [item.embedding for item in client.embeddings.create(model=gateway.model, input=TEXTS).data]
+
+    assert batch.request_counts is not None
+    assert {"total": 4, "completed": 3, "failed": 1} == batch.request_counts.model_dump()
+    assert ("completed", {"night": "1"}, None) == (batch.status, batch.metadata, batch.errors)
+    results = results_of(client, batch.output_file_id)
+    assert ["id-0", "id-1", "id-2"] == [result["custom_id"] for result in results]
+    for expected, result in zip(vectors, results, strict=True):
+        assert expected == pytest.approx(result["response"]["body"]["data"][0]["embedding"], abs=1e-3)
+    [error] = results_of(client, batch.error_file_id)
+    assert ("id-3", 400) == (error["custom_id"], error["response"]["status_code"])
+    assert error["response"]["request_id"]
+    assert batch.id in [found.id for found in client.batches.list(limit=1)]
+    assert batch.input_file_id in [file.id for file in client.files.list(purpose="batch")]
+    assert client.files.delete(batch.input_file_id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(batch.input_file_id)
+    with pytest.raises(openai.BadRequestError):
+        client.batches.cancel(batch.id)
+
+
+def test_a_cancelled_batch_keeps_its_results(client: openai.OpenAI, gateway: Gateway) -> None:
+    batch = begun(client, batch_lines(gateway, [{"input": "an apple"}] * 20_000))
+    assert "cancelling" == client.batches.cancel(batch.id).status
+    batch = ended(client, batch)
+
+    assert batch.request_counts is not None
+    assert "cancelled" == batch.status
+    assert 20_000 == batch.request_counts.completed + batch.request_counts.failed
+    assert {"batch_cancelled"} == {line["error"]["code"] for line in results_of(client, batch.error_file_id)}
 
 
 class ObservedClient:

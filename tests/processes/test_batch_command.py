@@ -98,4 +98,4 @@ def test_reports_what_the_gateway_refuses(run: Run, tmp_path: Path) -> None:
     assert "the batch is completed: it cannot be cancelled" in late.stderr
     assert "there is no batch 'batch_unknown'" in unknown.stderr
     assert "401" in refused.stderr
-    assert "No such file" in missing.stderr
+    assert "none.jsonl: No such file" in missing.stderr

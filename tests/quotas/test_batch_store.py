@@ -146,6 +146,22 @@ async def test_bounds_the_rows_of_a_tenant(store: JobStore) -> None:
     assert [item.id for item in await store.table.active("other")] == ["batch_5"]
 
 
+async def test_a_row_counts_once_it_is_shown(store: JobStore) -> None:
+    bounds, counts = ByteBounds(tenant=100, total=150), RowBounds(shown=2, active=0)
+    for number in range(3):
+        await store.table.put(row(f"file-{number}", 1, bytes=20, is_shown=False), bounds, counts)
+    for number in range(2):
+        await store.table.put(row(f"file-{number}", 1, bytes=10), bounds, counts)
+
+    with pytest.raises(TooManyRows):
+        await store.table.put(row("file-2", 1, bytes=10), bounds, counts)
+    with pytest.raises(TooManyRows):
+        await store.table.put(row("file-3", 1, is_shown=False), bounds, counts)
+    await store.table.put(row("file-1", 1, bytes=12), bounds, counts)
+    assert [item.id for item in await store.table.rows(Page("file", "acme", 9))] == ["file-1", "file-0"]
+    assert await store.table.used_bytes() == 10 + 12 + 20
+
+
 async def test_a_check_changes_nothing(store: JobStore) -> None:
     await store.table.check(row("batch_1", 1, bytes=9), ByteBounds(9, 9), RowBounds(1, 1))
 
@@ -304,3 +320,38 @@ async def test_a_released_chunk_rests_until_its_time_or_until_it_is_released_aga
     async with asyncio.timeout(5):
         while await first.queue.claim("batch_1", "first") is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
+
+
+async def test_a_job_is_idle_while_no_owner_has_a_chunk_of_it(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "LEASE_S", SHORT_LEASE_S)
+    monkeypatch.setattr(sqlite_store, "LEASE_S", SHORT_LEASE_S)
+    queue = store.queue
+    assert not await queue.is_idle("batch_1")
+    await queue.enqueue("batch_1", [0, 1])
+    assert await queue.is_idle("batch_1")
+    await queue.claim("batch_1", "owner")
+    assert not await queue.is_idle("batch_1")
+    await queue.release("batch_1", 0, "owner")
+    assert await queue.is_idle("batch_1")
+    await queue.claim("batch_1", "owner")
+    # Its owner was killed.
+    await asyncio.sleep(2 * SHORT_LEASE_S)
+    assert await queue.is_idle("batch_1")
+    for _ in range(2):
+        chunk = await queue.claim("batch_1", "owner")
+        assert chunk is not None
+        await queue.finish("batch_1", chunk, RESULT)
+    assert not await queue.is_idle("batch_1")
+
+
+async def test_keeps_the_reason_for_which_a_job_waits_for_a_time(store: JobStore) -> None:
+    waits = store.waits
+    assert await waits.get("batch_1") is None
+    await waits.put("batch_2", "short", 0.001)
+    await waits.put("batch_1", "the first", 60)
+    await waits.put("batch_1", "the second: ’", 60)
+
+    await asyncio.sleep(0.01)
+    assert [await waits.get(f"batch_{number}") for number in (1, 2, 3)] == ["the second: ’", None, None]

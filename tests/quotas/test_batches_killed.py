@@ -202,7 +202,7 @@ def test_a_full_disk_makes_a_batch_wait(
             gateways.client().with_options(max_retries=0).files.create(
                 file=("more.jsonl", b"x" * 100_000), purpose="batch"
             )
-        waits = "waits: No space left on device"
+        waits = "waits: results cannot be stored: No space left on device"
         end_s = time.monotonic() + 20
         while not any(waits in line for line in gateways.running[0].log) and time.monotonic() < end_s:
             time.sleep(0.04)

@@ -148,12 +148,61 @@ def test_a_part_of_another_command_is_left_as_it_is(
     assert part.read_text() == "half"
 
 
-def test_a_file_is_replaced(server: Server, tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_by_force(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "old.jsonl").write_text("old")
-    assert run(server, "fetch", BATCH, "--to", "old.jsonl") == 0
+    assert run(server, "fetch", BATCH, "--to", "old.jsonl") == 1
+    assert "old.jsonl exists: choose another name, or replace it with --force" in capsys.readouterr().err
+    assert (tmp_path / "old.jsonl").read_bytes() == b"old"
+    assert run(server, "fetch", BATCH, "--to", "old.jsonl", "--force") == 0
     assert ["old.jsonl"] == [path.name for path in tmp_path.iterdir()]
     assert (tmp_path / "old.jsonl").read_bytes() == CONTENT
 
 
 def test_results_and_failed_lines_need_a_file_each(server: Server) -> None:
     assert run(server, "fetch", BATCH, "--to", "one.jsonl", "--errors", "one.jsonl") == 1
+
+
+def test_shows_why_a_batch_waits(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.reply |= {"status": "in_progress", "wait_reason": "the limit\x1b[31m is spent"}
+    assert run(server, "status", BATCH) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "it waits: the limit [31m is spent\n"
+    assert "batch_1 is in_progress: 1 of 1 lines completed, 0 failed" in captured.out
+
+
+def test_lists_batches(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = server.reply | {"wait_reason": "its \x1b turn", "model": "bge", "created_at": 0}
+    server.reply = {"data": [batch, batch | {"id": "batch_2"}], "has_more": True}
+    assert run(server, "list") == 0
+    captured = capsys.readouterr()
+    assert [line.split()[0] for line in captured.out.splitlines()] == ["batch", "batch_1", "batch_2"]
+    assert "bge" in captured.out
+    assert "its   turn" in captured.out
+    assert "pass a higher --limit" in captured.err
+
+
+def test_an_interrupt_says_that_the_batch_goes_on(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    server.reply["status"] = "in_progress"
+    monkeypatch.setattr("gateway.cli.batch.time.sleep", interrupt)
+    assert run(server, "status", BATCH, "--wait") == 130
+    assert capsys.readouterr().err == (
+        "batch_1 goes on; follow it with `gateway batch status batch_1 --wait`\n"
+    )
+
+
+def test_names_the_missing_file(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(server, "submit", "none.jsonl") == 1
+    assert capsys.readouterr().err == "none.jsonl: No such file or directory\n"
+
+
+def test_without_an_address_says_how_to_name_one(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    server.url = ""
+    assert run(server, "status", BATCH) == 1
+    assert "there is no router.yaml: pass the URL of the gateway with --url" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Jobs as their owners see them, over a table in SQLite and a folder."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from gateway.batches.files import Files, NewFile
 from gateway.batches.folder import FolderObjects
-from gateway.batches.job_store import JobStore, Page, job_row
+from gateway.batches.job_store import FILE_BYTES, JobStore, Page, job_row
 from gateway.batches.jobs import Jobs, NewJob
 from gateway.batches.records import ChunkResult, Counts, Job, Plan, planned
 from gateway.batches.sqlite_store import open_sqlite
@@ -53,7 +54,26 @@ async def test_jobs_that_come_together_stay_within_the_bound(tmp_path: Path, sto
     # What was refused has left nothing.
     assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == sorted(created)
     listed, has_more = await jobs.list(Page("batch", "acme", 9))
-    assert (sorted(job.id for job in listed), has_more) == (sorted(created), False)
+    assert (sorted(state.job.id for state in listed), has_more) == (sorted(created), False)
+
+
+async def test_uploads_that_come_together_stay_within_the_bound(tmp_path: Path, store: JobStore) -> None:
+    files = Files(BatchesSettings(str(tmp_path), files_per_tenant=2), FolderObjects(tmp_path), store.table)
+    uploads = [await files.start("acme", 10) for _ in range(4)]
+
+    kept = []
+    for upload in uploads:
+        await upload.write(b"{}")
+        try:
+            kept.append((await upload.commit(NewFile("a.jsonl", "batch"))).id)
+        except FileStorageFull:
+            await upload.abort()
+
+    assert len(kept) == 2
+    assert await store.table.used_bytes() == 2 * (2 + FILE_BYTES)
+    # What was refused has left nothing.
+    found = [entry.name for folder in ("files", "unfinished") for entry in os.scandir(tmp_path / folder)]
+    assert sorted(found) == sorted(f"{id_}.{kind}" for id_ in kept for kind in ("json", "data"))
 
 
 async def test_ended_jobs_count_until_they_are_removed(tmp_path: Path, store: JobStore) -> None:
@@ -84,7 +104,7 @@ async def test_counts_are_read_again_only_after_a_chunk(
     monkeypatch.setattr(store.queue, "progress", read)
     seen = []
     for number in range(3):
-        seen += [(await jobs.get("acme", job.id)).counts.completed for _ in range(3)]
+        seen += [(await jobs.get("acme", job.id)).job.counts.completed for _ in range(3)]
         await store.queue.finish(job.id, number, RESULT)
 
     assert seen == [0, 0, 0, 3, 3, 3, 6, 6, 6]

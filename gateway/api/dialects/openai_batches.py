@@ -18,7 +18,6 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.batch_objects import OPERATIONS, BatchList, BatchObject, batch_list, batch_object
-from gateway.batches.job_store import Page
 from gateway.batches.jobs import NewJob
 from gateway.errors import InvalidInput, ScopeForbidden, Unauthenticated
 from gateway.tenants.keyring import Tenant
@@ -29,7 +28,6 @@ METADATA_KEY_MAX = 64
 METADATA_VALUE_MAX = 512
 EXPIRES_MIN_S = 3600
 EXPIRES_MAX_S = 2_592_000
-LIST_MAX = 100
 
 
 class ExpiresAfter(msgspec.Struct):
@@ -91,22 +89,22 @@ def _new_job(data: BatchRequest, tenant: Tenant) -> NewJob:
     """Return the job that a request describes. Raises: InvalidInput, ScopeForbidden."""
     endpoint = next((path for path in OPERATIONS if path == data.endpoint), None)
     if endpoint is None:
-        raise InvalidInput(f"`endpoint` is one of {', '.join(OPERATIONS)}", param="endpoint")
+        raise InvalidInput(f"`endpoint` must be one of {', '.join(OPERATIONS)}", param="endpoint")
     if data.completion_window != "24h":
-        raise InvalidInput("`completion_window` is 24h", param="completion_window")
+        raise InvalidInput("`completion_window` must be 24h", param="completion_window")
     tenant.require_operation(OPERATIONS[endpoint])
     expires = data.output_expires_after
     if expires is not None and expires.anchor != "created_at":
-        raise InvalidInput("`output_expires_after.anchor` is created_at", param="output_expires_after")
+        raise InvalidInput("`output_expires_after.anchor` must be created_at", param="output_expires_after")
     for key, value in (data.metadata or {}).items():
         if len(key) > METADATA_KEY_MAX or len(value) > METADATA_VALUE_MAX:
             raise InvalidInput(
-                f"a key of `metadata` has at most {METADATA_KEY_MAX} characters, and a value "
+                f"a key of `metadata` may have {METADATA_KEY_MAX} characters, and a value "
                 f"{METADATA_VALUE_MAX}",
                 param="metadata",
             )
     if len(data.metadata or {}) > METADATA_MAX:
-        raise InvalidInput(f"`metadata` has at most {METADATA_MAX} pairs", param="metadata")
+        raise InvalidInput(f"`metadata` may have at most {METADATA_MAX} pairs", param="metadata")
     keep_s = None if expires is None else float(expires.seconds)
     return NewJob(
         tenant.name, tenant.key_id, endpoint, data.input_file_id, data.metadata, keep_s, tenant.key_mark
@@ -122,18 +120,8 @@ async def list_batches(
 ) -> BatchList:
     """List the tenant's batches, newest first."""
     tenant = await batches.authenticate(context)
-    return await page_of_batches(batches, tenant.name, after, limit)
-
-
-async def page_of_batches(
-    batches: BatchesApi, tenant: str | None, after: str | None, limit: int
-) -> BatchList:
-    """Return a page of batches. tenant: None for all. Raises: InvalidInput, BatchesUnavailable."""
-    if not 1 <= limit <= LIST_MAX:
-        raise InvalidInput(f"`limit` is from 1 to {LIST_MAX}", param="limit")
-    with batch_errors():
-        jobs, has_more = await batches.jobs.list(Page("batch", tenant, limit, after))
-    return batch_list(jobs, has_more=has_more)
+    states, has_more = await batches.page(tenant.name, after, limit)
+    return batch_list(states, has_more=has_more)
 
 
 @get("/v1/batches/{batch_id:str}", responses=FAILURES, tags=["Batches"])
@@ -145,7 +133,8 @@ async def get_batch(
     """Describe one batch of the tenant, with its counts so far."""
     tenant = await batches.authenticate(context)
     with batch_errors():
-        return batch_object(await batches.jobs.get(tenant.name, batch_id))
+        state = await batches.jobs.get(tenant.name, batch_id)
+    return batch_object(state.job, state.wait_reason)
 
 
 @post(

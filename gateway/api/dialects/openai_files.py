@@ -28,6 +28,7 @@ from gateway.api.wire.least_costs import LEAST_OF_BATCHES
 from gateway.api.wire.uploads import FormReader, Sink, UploadedForm
 from gateway.batches.files import FileUpload, NewFile
 from gateway.batches.job_store import JobStoreUnavailable, Page
+from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.records import FileRecord
 from gateway.errors import InvalidInput
 from gateway.tenants.keyring import Tenant
@@ -107,7 +108,7 @@ async def _pieces(context: RequestContext) -> AsyncGenerator[bytes, None]:
 
 
 async def _abort(upload: FileUpload) -> None:
-    with suppress(JobStoreUnavailable):
+    with suppress(ObjectsUnavailable, JobStoreUnavailable):
         await upload.abort()
 
 
@@ -119,13 +120,13 @@ def _new_file(form: UploadedForm) -> NewFile:
         sent = "is missing" if purpose is None else f"{purpose[:64]!r} is not served"
         raise InvalidInput(f"`purpose` {sent}: files are for `batch`", param="purpose")
     if fields.get("expires_after[anchor]", "created_at") != "created_at":
-        raise InvalidInput("`expires_after[anchor]` is created_at", param="expires_after")
+        raise InvalidInput("`expires_after[anchor]` must be created_at", param="expires_after")
     seconds = fields.get("expires_after[seconds]")
     if seconds is not None and not (
         seconds.isdecimal() and len(seconds) < 8 and EXPIRES_MIN_S <= int(seconds) <= EXPIRES_MAX_S
     ):
         raise InvalidInput(
-            f"`expires_after[seconds]` is a number from {EXPIRES_MIN_S} to {EXPIRES_MAX_S}",
+            f"`expires_after[seconds]` must be a number from {EXPIRES_MIN_S} to {EXPIRES_MAX_S}",
             param="expires_after",
         )
     return NewFile(form.filename or "", purpose, None if seconds is None else int(seconds))
@@ -161,7 +162,7 @@ async def list_files(  # noqa: PLR0913, PLR0917 - one for each parameter of the 
     """List the tenant's files, newest first."""
     tenant = await batches.authenticate(context)
     if not 1 <= limit <= LIST_MAX:
-        raise InvalidInput(f"`limit` is from 1 to {LIST_MAX}", param="limit")
+        raise InvalidInput(f"`limit` must be from 1 to {LIST_MAX}", param="limit")
     with batch_errors():
         page = Page("file", tenant.name, limit, after, newest_first=order == "desc")
         records, has_more = await batches.files.list(page, purpose)

@@ -9,12 +9,9 @@ from gateway.api.operators.access import OPERATORS
 from gateway.api.server.batches_api import BatchesApi, batch_errors
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.wire.batch_objects import BatchObject, batch_object
-from gateway.batches.job_store import Page
-from gateway.batches.records import Job
-from gateway.errors import InvalidInput
+from gateway.batches.jobs import JobState
 
 FAILURES = document_errors(TEI)
-LIST_MAX = 100
 
 
 class TenantBatch(msgspec.Struct):
@@ -39,16 +36,13 @@ async def list_all_batches(
     limit: FromQuery[int] = 50,
 ) -> TenantBatches:
     """List the batches of all tenants, newest first."""
-    if not 1 <= limit <= LIST_MAX:
-        raise InvalidInput(f"`limit` is from 1 to {LIST_MAX}", param="limit")
     await batches.require()
-    with batch_errors():
-        jobs, has_more = await batches.jobs.list(Page("batch", None, limit, after))
-    return TenantBatches([_of_tenant(job) for job in jobs], has_more)
+    states, has_more = await batches.page(None, after, limit)
+    return TenantBatches([_of_tenant(state) for state in states], has_more)
 
 
-def _of_tenant(job: Job) -> TenantBatch:
-    return TenantBatch(job.tenant, job.key, batch_object(job))
+def _of_tenant(state: JobState) -> TenantBatch:
+    return TenantBatch(state.job.tenant, state.job.key, batch_object(state.job, state.wait_reason))
 
 
 @get("/admin/batches/{batch_id:str}", responses=FAILURES, tags=["Operators"], opt=OPERATORS)

@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.call_context import CallContext
 from gateway.batches.files import Files
-from gateway.batches.job_store import JobStoreUnavailable
-from gateway.batches.jobs import Jobs
+from gateway.batches.job_store import JobStoreUnavailable, Page
+from gateway.batches.jobs import Jobs, JobState
 from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.service import Batches
-from gateway.errors import BatchesUnavailable, FileStorageFull, NotFound, ScopeForbidden
+from gateway.errors import BatchesUnavailable, FileStorageFull, InvalidInput, NotFound, ScopeForbidden
 from gateway.tenants.keyring import OPERATIONS, Tenant
 
 # Uploads of one worker, and of one tenant in it: each has buffers and an open file.
@@ -19,6 +19,8 @@ UPLOADS_MAX = 64
 UPLOADS_PER_TENANT = 8
 # Longest wait of a request that comes while a starting gateway reads its files.
 START_S = 2.0
+# Batches of one page.
+LIST_MAX = 100
 OFF = "this gateway has no files and batches: add the section `batches` to its router.yaml"
 
 
@@ -66,6 +68,16 @@ class BatchesApi:
     def jobs(self) -> Jobs:
         """Jobs of all tenants. Raises: NotFound."""
         return self._opened.jobs
+
+    async def page(self, tenant: str | None, after: str | None, limit: int) -> tuple[list[JobState], bool]:
+        """Return jobs of a tenant, or of all, newest first, and whether there are more.
+
+        Raises: NotFound, InvalidInput, BatchesUnavailable.
+        """
+        if not 1 <= limit <= LIST_MAX:
+            raise InvalidInput(f"`limit` must be from 1 to {LIST_MAX}", param="limit")
+        with batch_errors():
+            return await self.jobs.list(Page("batch", tenant, limit, after))
 
     @contextmanager
     def uploading(self, tenant: str) -> Iterator[None]:

@@ -46,16 +46,22 @@ class GatewayLineServer:
         self._observe = observe
 
     async def serve(self, request: LineRequest) -> LineReply:
-        """Return the reply to a line. Raises: GatewayError."""
+        """Return the reply to a line, also one that reports an error.
+
+        Raises: GatewayError if another try might succeed.
+        """
         context = self._context(request)
-        context.tenant = self._owner(request.job).for_batches()
         status = 500
         try:
+            context.tenant = self._owner(request.job).for_batches()
             reply = await self._reply(request, context)
             status = 200
         except GatewayError as error:
             context.outcome, status = error.kind, error.facts.status
-            raise
+            if error.facts.retryable:
+                raise
+            rendered = render_error(error, OPENAI)
+            reply = LineReply(rendered.status, bytes(rendered.body), context.request_id)
         finally:
             context.io.release()
             self._observe(_finished(request, context, status))
@@ -79,11 +85,6 @@ class GatewayLineServer:
     async def settle(self) -> None:
         """Wait until the quota store has what all lines so far have cost. Raises: QuotaUnavailable."""
         await self._api.gateway.charges.flush()
-
-    def reply_to(self, error: GatewayError) -> LineReply:
-        """Return the reply that reports an error, in OpenAI's form."""
-        reply = render_error(error, OPENAI)
-        return LineReply(reply.status, bytes(reply.body), "")
 
     def check_model(self, job: Job, model: str | None) -> LineProblem | None:
         """Return why lines with this model cannot be served, None if they can, or might soon."""

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from backends.contract import Operation
+from gateway.batches.jobs import JobState
 from gateway.batches.records import Endpoint, FileRecord, Job
 
 # Operation that the lines of an endpoint need.
@@ -101,7 +102,10 @@ class BatchUsage(msgspec.Struct):
 
 
 class BatchObject(msgspec.Struct):
-    """A batch. Times are in seconds since 1970, null for states that it has not reached."""
+    """A batch. Times are in seconds since 1970, null for states that it has not reached.
+
+    wait_reason: why its lines wait, null if they do not; OpenAI has no such field.
+    """
 
     id: str
     endpoint: str
@@ -123,6 +127,7 @@ class BatchObject(msgspec.Struct):
     usage: BatchUsage
     metadata: dict[str, str] | None
     model: str | None
+    wait_reason: str | None
     completion_window: Literal["24h"] = "24h"
     object: str = "batch"
 
@@ -149,7 +154,7 @@ def file_object(record: FileRecord) -> FileObject:
     )
 
 
-def batch_object(job: Job) -> BatchObject:
+def batch_object(job: Job, wait_reason: str | None = None) -> BatchObject:
     """Return a job as OpenAI shows it."""
     problems = [BatchProblem(item.code, item.message, item.param, item.line) for item in job.problems]
     counts = job.counts
@@ -174,12 +179,13 @@ def batch_object(job: Job) -> BatchObject:
         BatchUsage(counts.tokens, counts.tokens, InputTokensDetails(counts.cached_tokens)),
         job.metadata,
         job.model,
+        wait_reason,
     )
 
 
-def batch_list(jobs: list[Job], *, has_more: bool) -> BatchList:
+def batch_list(states: list[JobState], *, has_more: bool) -> BatchList:
     """Return a list of jobs as OpenAI shows it."""
-    data = [batch_object(job) for job in jobs]
+    data = [batch_object(state.job, state.wait_reason) for state in states]
     return BatchList(data, has_more, data[0].id if data else None, data[-1].id if data else None)
 
 

@@ -41,21 +41,34 @@ const clients = {
 
   async batches() {
     const client = new OpenAI({ baseURL: `${GATEWAY}/v1`, apiKey: KEY, maxRetries: 0 });
-    const lines = texts.map((input, index) =>
-      JSON.stringify({ custom_id: `id-${index}`, method: "POST", url: "/v1/embeddings", body: { model: MODEL, input } }),
-    );
-    const file = await client.files.create({
-      file: await toFile(Buffer.from(lines.join("\n")), "input.jsonl"), purpose: "batch",
-    });
-    let batch = await client.batches.create({
+    const upload = async (bodies) => {
+      const lines = bodies.map((body, index) => JSON.stringify({
+        custom_id: `id-${index}`, method: "POST", url: "/v1/embeddings", body: { model: MODEL, ...body },
+      }));
+      return client.files.create({
+        file: await toFile(Buffer.from(lines.join("\n")), "input.jsonl"), purpose: "batch",
+      });
+    };
+    const create = (file) => client.batches.create({
       input_file_id: file.id, endpoint: "/v1/embeddings", completion_window: "24h", metadata: { night: "1" },
     });
-    while (["validating", "in_progress", "finalizing"].includes(batch.status)) {
+    const ended = async ({ id }) => {
+      const batch = await client.batches.retrieve(id);
+      if (!["validating", "in_progress", "finalizing", "cancelling"].includes(batch.status)) return batch;
       await new Promise((done) => setTimeout(done, 100));
-      batch = await client.batches.retrieve(batch.id);
-    }
-    const output = await (await client.files.content(batch.output_file_id)).text();
-    const results = output.trim().split("\n").map(JSON.parse);
+      return ended(batch);
+    };
+    const content = async (id) => (await (await client.files.content(id)).text()).trim().split("\n").map(JSON.parse);
+    // The model has not as many dimensions as the last line asks for.
+    const file = await upload([...texts.map((input) => ({ input })), { input: "a", dimensions: 4096 }]);
+    const batch = await ended(await create(file));
+    const results = await content(batch.output_file_id);
+    const errors = await content(batch.error_file_id);
+    // More lines than run before the cancellation.
+    const long = await create(await upload(Array(20000).fill({ input: "an apple" })));
+    const cancelling = await client.batches.cancel(long.id);
+    const cancelled = await ended(long);
+    const unexecuted = (await content(cancelled.error_file_id)).map(({ error }) => error.code);
     const batches = [];
     for await (const { id } of client.batches.list({ limit: 1 })) batches.push(id);
     const files = [];
@@ -63,12 +76,18 @@ const clients = {
     return {
       status: batch.status,
       counts: batch.request_counts,
+      metadata: batch.metadata,
+      file: await client.files.retrieve(file.id),
+      errors: errors.map(({ custom_id, response }) => [custom_id, response.status_code, response.request_id !== ""]),
+      cancelling: cancelling.status,
+      cancelled: cancelled.status,
+      lines: [cancelled.request_counts.completed + unexecuted.length, [...new Set(unexecuted)]],
       ids: results.map((result) => result.custom_id),
       vectors: results.map((result) => result.response.body.data[0].embedding),
       listed: batches.includes(batch.id) && files.includes(file.id),
       deleted: (await client.files.delete(file.id)).deleted,
       unknown: await failure(() => client.batches.retrieve("batch_unknown")),
-      cancelled: await failure(() => client.batches.cancel(batch.id)),
+      late: await failure(() => client.batches.cancel(batch.id)),
     };
   },
 

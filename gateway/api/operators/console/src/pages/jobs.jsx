@@ -65,6 +65,11 @@ function problemsOf(batch) {
   return left > 0 ? `${shown.join("; ")}; and ${count(left)} more problems` : shown.join("; ");
 }
 
+// Why it waits, or why it failed.
+function reasonOf(batch) {
+  return batch.wait_reason ? `Waits: ${batch.wait_reason}` : problemsOf(batch);
+}
+
 async function download(fileId) {
   const { content: file } = await send(`/v1/files/${fileId}`);
   if (file.bytes > DOWNLOAD_BYTES_MAX) {
@@ -102,7 +107,7 @@ export function Jobs({ turn }) {
     <Progress batch={batch} />,
     batch.model ?? NONE,
     `${duration(Math.max(0, now - batch.created_at))} ago`,
-    problemsOf(batch) || NONE,
+    reasonOf(batch) || NONE,
     CANCELLABLE.includes(batch.status) ? (
       <button
         type="button"
@@ -130,7 +135,7 @@ export function Jobs({ turn }) {
             id="jobs"
             label="Batches"
             empty="No batches yet."
-            columns={[["batch", "text"], ...owner, ["status"], ["lines", "text"], ["model", "text"], ["created", "short"], ["problems", "text long"], [""]]}
+            columns={[["batch", "text"], ...owner, ["status"], ["lines", "text"], ["model", "text"], ["created", "short"], ["reason", "text long"], [""]]}
             rows={content.rows.map(row)}
           />
           <Answer id="jobs-download" action={fetched}>

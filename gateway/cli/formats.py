@@ -1,4 +1,4 @@
-"""Numbers, sizes and times as the status shows them. Pure."""
+"""Numbers, sizes and times as the command line shows them. Pure."""
 
 NONE = "–"
 
