@@ -7,6 +7,7 @@ cannot run, or whose results cannot be stored, ends without them, and the next t
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +22,7 @@ from gateway.batches.line_server import LineRequest, LineServer
 from gateway.batches.lines import RunLine, split_chunk
 from gateway.batches.objects import ObjectLost
 from gateway.batches.patience import TRANSIENT, Postponed, Stopped, until_stored
-from gateway.batches.permits import LinePermits
+from gateway.batches.permits import LinePermits, Permit
 from gateway.batches.records import PARTS, Chunk, ChunkResult, Job, Part
 from gateway.batches.result_bytes import ResultBytes
 from gateway.batches.results import LineResult, failed, result_of, unexecuted
@@ -140,20 +141,27 @@ class ChunkRun:
         Lines that run are finished first: they are paid for. Raises: Stopped.
         """
         body = b"" if line.body is None else bytes(line.body)
-        async with self._parts.permits.one(self._job.tenant, self._running.estimate(body)) as permit:
+        async with self._permit(body) as permit:
             if self._parts.stopping.is_set():
                 return
             result = self._without_running(line)
-            if result is None and await self._may_begin():
+            if result is None and permit is not None and await self._may_begin():
                 result = await self._try(index, line)
             if result is None:
                 return
             if result.is_executed and body:
                 self._running.learn(body, len(result.text))
             self._bytes.used += len(result.text)
-            self._parts.permits.resize(permit, len(result.text))
+            if permit is not None:
+                self._parts.permits.resize(permit, len(result.text))
             # With the permit: no line is computed whose result would have to wait in memory.
             await self._keep(spool, index, result)
+
+    def _permit(self, body: bytes) -> AbstractAsyncContextManager[Permit | None]:
+        """Return the permit of a line. Those of a stopped job need none, and do not wait for others."""
+        if self._running.stop.is_set():
+            return nullcontext()
+        return self._parts.permits.one(self._job.tenant, self._job.id, self._running.estimate(body))
 
     def _without_running(self, line: RunLine) -> LineResult | None:
         """Return the result of a line that may not begin any more, or cannot."""

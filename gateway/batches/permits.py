@@ -20,11 +20,15 @@ RESULT_BYTES_MAX = 64 * 1024 * 1024
 
 @dataclass(slots=True)
 class Permit:
-    """Permit of one line. bytes: of its result, as estimated, and as they are once it is there."""
+    """Permit of one line. bytes: of its result, as estimated, and as they are once it is there.
+
+    waiter: done when the line may begin, or, with False, need not.
+    """
 
     tenant: str
+    job: str
     bytes: int
-    waiter: Future[None]
+    waiter: Future[bool]
 
 
 class LinePermits:
@@ -47,17 +51,25 @@ class LinePermits:
         self._waiting: dict[str, deque[Permit]] = {}
 
     @asynccontextmanager
-    async def one(self, tenant: str, result_bytes: int) -> AsyncIterator[Permit]:
-        """Hold a permit. Lines of a tenant get theirs in the order in which they ask."""
-        permit = Permit(tenant, result_bytes, get_running_loop().create_future())
+    async def one(self, tenant: str, job: str, result_bytes: int) -> AsyncIterator[Permit | None]:
+        """Hold a permit, or None once the job is stopped.
+
+        Lines of a tenant get theirs in the order in which they ask.
+        """
+        permit = Permit(tenant, job, result_bytes, get_running_loop().create_future())
         self._waiting.setdefault(tenant, deque()).append(permit)
         self._wake()
         try:
-            await permit.waiter
-            yield permit
+            yield permit if await permit.waiter else None
         finally:
-            if permit.waiter.done() and not permit.waiter.cancelled():
+            if permit.waiter.done() and not permit.waiter.cancelled() and permit.waiter.result():
                 self._end(permit)
+
+    def stop(self, job: str) -> None:
+        """Let the lines of a job wait no longer."""
+        for permit in [permit for waiting in self._waiting.values() for permit in waiting]:
+            if permit.job == job and not permit.waiter.done():
+                permit.waiter.set_result(False)
 
     def resize(self, permit: Permit, result_bytes: int) -> None:
         """Replace the estimate of a result by its size."""
@@ -82,13 +94,13 @@ class LinePermits:
             self._running[permit.tenant] += 1
             self._bytes += permit.bytes
             self._started_s = self._clock()
-            permit.waiter.set_result(None)
+            permit.waiter.set_result(True)
 
     def _next(self) -> Permit | None:
         """Return the line that may begin next: the first of the tenant that runs the fewest."""
         for tenant, waiting in list(self._waiting.items()):
             while waiting and waiting[0].waiter.done():
-                # Cancelled.
+                # Cancelled, or of a job that was stopped.
                 waiting.popleft()
             if not waiting:
                 del self._waiting[tenant]

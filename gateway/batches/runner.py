@@ -54,13 +54,17 @@ class Plans:
 
 
 def by_need(jobs: Iterable[RunningJob], slots: Slots) -> list[RunningJob]:
-    """Return the jobs that may begin a chunk: first those whose tenant has the fewest."""
+    """Return the jobs that may begin a chunk: first those whose tenant has the fewest.
+
+    Of a tenant's jobs those come first that were stopped, whose lines take no time.
+    """
     ready = [running for running in jobs if running.blocked_s <= 0 or running.stop.is_set()]
     needs = {running.job.tenant: slots.need(running.job.tenant) for running in ready}
     return sorted(
         ready,
         key=lambda running: (
             *needs[running.job.tenant],
+            not running.stop.is_set(),
             len(running.open_chunks),
             running.job.created_s,
         ),
@@ -135,8 +139,9 @@ class Runner:
         for job in jobs:
             running = self._running.setdefault(job.id, RunningJob(job))
             running.job = job
-            if running.stop_code(now_s) is not None:
+            if running.stop_code(now_s) is not None and not running.stop.is_set():
                 running.stop.set()
+                self._parts.permits.stop(job.id)
         current = {job.id for job in jobs}
         for id_ in [id_ for id_, running in self._running.items() if not running.open_chunks]:
             if id_ not in current:
@@ -162,18 +167,19 @@ class Runner:
             return False
         for running in by_need(self._running.values(), self._slots):
             job = running.job
-            if not self._slots.may_take(job.tenant, is_validation=job.in_progress_s is None):
+            is_stopped = running.stop.is_set()
+            if not self._slots.may_take(job.tenant, is_brief=is_stopped or job.in_progress_s is None):
                 continue
             number = await self._lifecycle.queue.claim(job.id, self._owner)
             if number is None or number in running.open_chunks:
                 continue
-            is_validation = number == VALIDATION
-            if not self._slots.may_take(job.tenant, is_validation=is_validation):
+            is_brief = is_stopped or number == VALIDATION
+            if not self._slots.may_take(job.tenant, is_brief=is_brief):
                 # The row of the job is older than its queue.
                 await self._lifecycle.queue.release(job.id, number, self._owner)
                 continue
             now_s = asyncio.get_running_loop().time()
-            self._begin(running, Slot(job.id, number, job.tenant, now_s, is_validation))
+            self._begin(running, Slot(job.id, number, job.tenant, now_s, is_brief))
             return True
         return False
 

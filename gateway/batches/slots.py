@@ -2,7 +2,8 @@
 
 Rule: no tenant keeps another one out. A tenant has at most a quarter of the slots. While all are taken, a
 tenant that has none takes one more, and the tenant that has the most gives one back; tenants with one each
-take turns. Validations have slots of their own, because they end by themselves and chunks might not.
+take turns. Validations and chunks of stopped jobs have slots of their own, because they end by themselves and
+other chunks might not.
 """
 
 from collections import Counter
@@ -13,7 +14,8 @@ CHUNKS_MAX = 16
 CHUNKS_PER_TENANT = CHUNKS_MAX // 4
 # With those that tenants without a slot have taken until others give theirs back.
 CHUNKS_LIMIT = 2 * CHUNKS_MAX
-VALIDATIONS_MAX = 4
+# Of validations and chunks of stopped jobs: one of each tenant.
+BRIEF_MAX = 4
 # A tenant's only chunk gives way to another tenant after so long.
 TURN_S = 10.0
 # Tenants whose last turn is remembered.
@@ -22,13 +24,13 @@ TENANTS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot that is taken. since_s: on a clock that never goes back."""
+    """A slot that is taken. since_s: on a clock that never goes back. is_brief: its work ends by itself."""
 
     job: str
     number: int
     tenant: str
     since_s: float
-    is_validation: bool
+    is_brief: bool
 
 
 @dataclass(slots=True)
@@ -46,26 +48,26 @@ class Slots:
         while len(self.last_s) > TENANTS_MAX:
             self.last_s.pop(next(iter(self.last_s)))
 
-    def may_take(self, tenant: str, *, is_validation: bool) -> bool:
+    def may_take(self, tenant: str, *, is_brief: bool) -> bool:
         """Return whether a slot is free for a tenant."""
-        of_tenant = self.of_tenant(is_validation=is_validation)
-        if is_validation:
-            return not of_tenant[tenant] and of_tenant.total() < VALIDATIONS_MAX
+        of_tenant = self.of_tenant(is_brief=is_brief)
+        if is_brief:
+            return not of_tenant[tenant] and of_tenant.total() < BRIEF_MAX
         most = CHUNKS_MAX if of_tenant[tenant] else CHUNKS_LIMIT
         return of_tenant[tenant] < CHUNKS_PER_TENANT and of_tenant.total() < most
 
-    def of_tenant(self, *, is_validation: bool) -> Counter[str]:
+    def of_tenant(self, *, is_brief: bool) -> Counter[str]:
         """Return how many slots each tenant has."""
-        return Counter(slot.tenant for slot in self.taken if slot.is_validation is is_validation)
+        return Counter(slot.tenant for slot in self.taken if slot.is_brief is is_brief)
 
     def need(self, tenant: str) -> tuple[int, float]:
         """Return what sorts the tenant first that has the fewest slots, and took its last one longest ago."""
-        return self.of_tenant(is_validation=False)[tenant], self.last_s.get(tenant, 0.0)
+        return self.of_tenant(is_brief=False)[tenant], self.last_s.get(tenant, 0.0)
 
     def to_give_back(self, now_s: float) -> list[Slot]:
         """Return the slots that are too many."""
-        chunks = [slot for slot in self.taken if not slot.is_validation]
-        have = self.of_tenant(is_validation=False)
+        chunks = [slot for slot in self.taken if not slot.is_brief]
+        have = self.of_tenant(is_brief=False)
         found: list[Slot] = []
         for _ in range(len(chunks) - CHUNKS_MAX):
             slot = max(

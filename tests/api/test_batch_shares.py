@@ -106,6 +106,26 @@ async def test_a_spent_limit_holds_up_its_own_tenant_only(boot: Boots, tmp_path:
         await check_cancel_ends(gateway, jobs)
 
 
+async def test_a_cancelled_batch_does_not_wait_for_the_lines_of_another(boot: Boots, tmp_path: Path) -> None:
+    held, released, upstreams = asyncio.Event(), asyncio.Event(), servers()
+
+    async def hold(*_: Any) -> None:
+        held.set()
+        await released.wait()
+
+    for upstream in upstreams.values():
+        upstream.hook = hold
+    config = with_batches(tmp_path, lines_in_flight=1) + tenants()
+    async with boot(upstreams, config) as gateway:
+        first = (await create(gateway, (await upload(gateway, texts(600)))["id"]))["id"]
+        await held.wait()
+        await check_cancel_ends(gateway, await begin_many(gateway, texts(600)))
+        still_runs = (await shown_of(gateway, first))["status"]
+        released.set()
+        end = await ended(gateway, first)
+    assert (still_runs, end["request_counts"]["completed"]) == ("in_progress", 600)
+
+
 async def test_a_full_store_holds_up_its_own_tenant_only(boot: Boots, tmp_path: Path) -> None:
     content = texts(600)
     # The results of one batch alone take more than is left.
@@ -255,7 +275,8 @@ async def test_a_batch_whose_input_is_lost_ends(
         errors = await results(gateway, end["error_file_id"])
 
     assert end["status"] == ("cancelled" if cancels else "completed")
-    assert end["request_counts"] == {"total": 200, "completed": 0, "failed": 200}
+    counts = {"total": 200, "completed": 0, "failed": 200} | ({"unexecuted": 200} if cancels else {})
+    assert end["request_counts"] == counts
     assert {item["error"]["code"] for item in errors} == {"batch_cancelled" if cancels else "internal_error"}
 
 

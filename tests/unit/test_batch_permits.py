@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.batches.permits import BUSY_S, RESULT_BYTES_MAX, LinePermits
+from gateway.batches.permits import BUSY_S, RESULT_BYTES_MAX, LinePermits, Permit
 
 
 class Scene:
@@ -17,7 +17,7 @@ class Scene:
         self.release = asyncio.Semaphore(0)
 
     async def line(self, tenant: str = "acme", result_bytes: int = 0) -> None:
-        async with self.permits.one(tenant, result_bytes):
+        async with self.permits.one(tenant, "job", result_bytes):
             self.running += 1
             self.order.append(tenant)
             await self.release.acquire()
@@ -114,12 +114,33 @@ async def test_bounds_the_bytes_of_results_and_runs_a_larger_one_alone() -> None
 
 async def test_the_size_of_a_result_replaces_its_estimate() -> None:
     scene = Scene(16)
-    async with scene.permits.one("acme", RESULT_BYTES_MAX) as permit:
+    async with scene.permits.one("acme", "job", RESULT_BYTES_MAX) as permit:
         waiting = asyncio.create_task(scene.line("acme", 1000))
         await settle()
         assert scene.running == 0
+        assert permit is not None
         scene.permits.resize(permit, 1000)
         await settle()
         assert scene.running == 1
         scene.release.release()
         await waiting
+
+
+async def test_lines_of_a_stopped_job_wait_no_longer() -> None:
+    scene = Scene(1)
+
+    async def stopped() -> Permit | None:
+        async with scene.permits.one("acme", "stopped", 1000) as permit:
+            return permit
+
+    async with scene.permits.one("acme", "job", 1000):
+        waiting = [asyncio.create_task(stopped()) for _ in range(3)]
+        other = asyncio.create_task(scene.line("acme", 1000))
+        await settle()
+        scene.permits.stop("stopped")
+        assert [None] * 3 == await asyncio.gather(*waiting)
+        assert scene.running == 0
+    await settle()
+    assert scene.running == 1
+    scene.release.release()
+    await other

@@ -7,10 +7,10 @@ import pytest
 from gateway.batches.slots import CHUNKS_LIMIT, CHUNKS_MAX, CHUNKS_PER_TENANT, TURN_S, Slot, Slots
 
 
-def begin(slots: Slots, tenant: str, now_s: float = 0.0, *, is_validation: bool = False) -> bool:
-    if not slots.may_take(tenant, is_validation=is_validation):
+def begin(slots: Slots, tenant: str, now_s: float = 0.0, *, is_brief: bool = False) -> bool:
+    if not slots.may_take(tenant, is_brief=is_brief):
         return False
-    slots.take(Slot(f"{tenant}-{len(slots.taken)}-{random.random()}", 0, tenant, now_s, is_validation))
+    slots.take(Slot(f"{tenant}-{len(slots.taken)}-{random.random()}", 0, tenant, now_s, is_brief))
     return True
 
 
@@ -57,9 +57,9 @@ def test_validations_have_slots_of_their_own_one_for_each_tenant() -> None:
     for number in range(CHUNKS_LIMIT):
         begin(slots, f"tenant-{number}")
 
-    assert begin(slots, "acme", is_validation=True)
-    assert not begin(slots, "acme", is_validation=True)
-    assert begin(slots, "other", is_validation=True)
+    assert begin(slots, "acme", is_brief=True)
+    assert not begin(slots, "acme", is_brief=True)
+    assert begin(slots, "other", is_brief=True)
     assert slots.need("acme")[0] == 0
 
 
