@@ -54,6 +54,15 @@ class RunParts:
     stopping: asyncio.Event
 
 
+def permit_of(
+    running: RunningJob, permits: LinePermits, body: bytes
+) -> AbstractAsyncContextManager[Permit | None]:
+    """Return the permit of a line. Those of a stopped job need none, and do not wait for others."""
+    if running.stop.is_set():
+        return nullcontext()
+    return permits.one(running.job.tenant, running.job.id, running.estimate(body))
+
+
 class ChunkRun:
     """One try at one chunk."""
 
@@ -141,7 +150,7 @@ class ChunkRun:
         Lines that run are finished first: they are paid for. Raises: Stopped.
         """
         body = b"" if line.body is None else bytes(line.body)
-        async with self._permit(body) as permit:
+        async with permit_of(self._running, self._parts.permits, body) as permit:
             if self._parts.stopping.is_set():
                 return
             result = self._without_running(line)
@@ -156,12 +165,6 @@ class ChunkRun:
                 self._parts.permits.resize(permit, len(result.text))
             # With the permit: no line is computed whose result would have to wait in memory.
             await self._keep(spool, index, result)
-
-    def _permit(self, body: bytes) -> AbstractAsyncContextManager[Permit | None]:
-        """Return the permit of a line. Those of a stopped job need none, and do not wait for others."""
-        if self._running.stop.is_set():
-            return nullcontext()
-        return self._parts.permits.one(self._job.tenant, self._job.id, self._running.estimate(body))
 
     def _without_running(self, line: RunLine) -> LineResult | None:
         """Return the result of a line that may not begin any more, or cannot."""

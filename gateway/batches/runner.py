@@ -211,6 +211,8 @@ class Runner:
     async def _give_back(self, running: RunningJob, number: int, after_s: float) -> None:
         loop = asyncio.get_running_loop()
         with suppress(JobStoreUnavailable):
+            # First, or its owner would read that other batches run.
+            await store_waits([running], self._lifecycle.waits)
             await self._lifecycle.queue.release(running.job.id, number, self._owner, after_s)
         if after_s:
             running.resting[number] = loop.time() + after_s
