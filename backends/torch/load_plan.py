@@ -12,7 +12,7 @@ from backends.torch.adapter_choice import Adapter, choose_adapter
 from backends.torch.checkpoint import read_recipe
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
-from backends.torch.options import DTypeName, TaskSettings
+from backends.torch.options import DTypeName, Runtime, TaskSettings
 from backends.torch.own_code import OwnCode, require_permission
 from backends.torch.pairs import answer_ids
 from backends.torch.pooling_notes import pooling_notes
@@ -34,7 +34,8 @@ class LoadOptions(msgspec.Struct, frozen=True):
     the number format of its file. int8 is that of an encoder's linear layers, on a processor.
     device: None is cuda if there is one, else mps on Apple hardware, else cpu.
     compiled: True to run torch.compile. trust_remote_code: True if code that comes with the weights may run.
-    code_revision: commit of that code, if it lies in another repository.
+    code_revision: commit of that code, if it lies in another repository. runtime: what computes passes of one
+    text.
     """
 
     dtype: DTypeName | None = None
@@ -44,6 +45,7 @@ class LoadOptions(msgspec.Struct, frozen=True):
     code_revision: str | None = None
     settings: TaskSettings = TaskSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
+    runtime: Runtime = "torch"
 
 
 class LoadPlan(NamedTuple):

@@ -34,7 +34,8 @@ from backends.torch.media.features import open_image_reader, open_sound_reader
 from backends.torch.media.pages import open_page_reader
 from backends.torch.media.preparing import MediaPreparer, ReadsMedium
 from backends.torch.native_configs import read_config
-from backends.torch.networks import OpenedNetwork, open_network
+from backends.torch.networks import Choose, OpenedNetwork, open_network
+from backends.torch.openvino_passes import require_openvino
 from backends.torch.own_network import TrustedCode
 from backends.torch.pairs import PairEncoder
 from backends.torch.precision import best_dtype, dtype_name
@@ -73,16 +74,23 @@ def load(
     device = best_device(options.device)
     dtype = served_dtype(checkpoint, options)
     reader = _open_reader(checkpoint, recipe)
+    if options.runtime == "openvino":
+        require_openvino(device, dtype)
     report(f"loading weights as {dtype_name(dtype)} on {device}")
     code = _trusted_code(checkpoint, plan, options)
     network = open_network(
         NetworkSource(checkpoint, recipe, tokenizer, template, code, plan.adapter),
-        Placement(dtype, device, options.compiled),
+        Placement(dtype, device, options.compiled, options.runtime),
     )
     report("compiling; this takes a minute or two" if options.compiled else "warming up")
     started_s = time.perf_counter()
     with refuse_on_error(f"the first passes through {checkpoint} failed"):
         width = run_on_device(partial(_warm_up, network, plan, reader))
+    notes = network.notes
+    if network.choose is not None:
+        report("measuring the runtimes")
+        with refuse_on_error(f"`runtime: {options.runtime}` failed for {checkpoint}"):
+            notes += (_chosen(network.choose, run_on_device),)
     if options.compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")
     capabilities = msgspec.structs.replace(
@@ -91,7 +99,7 @@ def load(
         dtype=dtype_name(dtype),
         checkpoint=str(checkpoint),
         overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
-        notes=(*plan.notes, *network.notes),
+        notes=(*plan.notes, *notes),
         truncation_side=plan.tokenizer.traits.truncation_side,
         media_tokens=None if reader is None else reader.tokens_max,
     )
@@ -210,6 +218,19 @@ def _batch_tokens(recipe: Recipe, device: torch.device) -> int:
     if device.type != "cpu":
         return GPU_BATCH_TOKENS
     return CPU_BATCH_TOKENS if recipe.medium is None else MEDIA_CPU_BATCH_TOKENS
+
+
+def _chosen(choose: Choose, run_on_device: RunOnDevice) -> str:
+    """Choose between runtimes where batches run, and return the note."""
+    notes: list[str] = []
+
+    def measure() -> int:
+        # Of several runs, with teams of different sizes, the last one counts.
+        notes[:] = [choose()]
+        return 0
+
+    run_on_device(measure)
+    return notes[0]
 
 
 def _warm_up(network: OpenedNetwork, plan: LoadPlan, reader: ReadsMedium | None) -> int:

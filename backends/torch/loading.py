@@ -116,6 +116,7 @@ def options_of(boot: wire.ModelBoot) -> LoadOptions:
         boot.code_revision,
         settings_of(boot),
         boot.tokenizer,
+        boot.runtime,
     )
 
 

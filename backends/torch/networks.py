@@ -3,6 +3,7 @@
 import inspect
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -27,6 +28,7 @@ from backends.torch.llama_bidirectional import (
 )
 from backends.torch.media.pages import PageHead
 from backends.torch.media.towers import DualHead
+from backends.torch.openvino_passes import OpenVinoPasses, convert
 from backends.torch.own_network import OwnNetwork, prove_own_network
 from backends.torch.packing import PackedEncoder, pack, padding_position
 from backends.torch.pairs import answer_ids
@@ -59,12 +61,16 @@ from backends.torch.static import StaticHead, read_table
 from backends.torch.text_inputs import reads_type_ids
 from backends.torch.weights import NetworkSource, Placement, load_network
 
+# Chooses between runtimes, and returns a note.
+Choose: TypeAlias = Callable[[], str]
+
 
 class OpenedNetwork(NamedTuple):
     """Network ready to run.
 
     packed: True if it computes no padding. outputs: those that `Encode` may request. reentrant: True if two
-    passes may run at once. notes: measurements of the load, for operators.
+    passes may run at once. notes: measurements of the load, for operators. choose: chooses between runtimes
+    by measuring, on a thread that computes, and returns a note.
     """
 
     head: Head
@@ -72,6 +78,7 @@ class OpenedNetwork(NamedTuple):
     outputs: frozenset[Output]
     reentrant: bool = True
     notes: tuple[str, ...] = ()
+    choose: Choose | None = None
 
 
 # Package into which transformers puts code that comes with a checkpoint.
@@ -80,6 +87,8 @@ REMOTE_CODE_PACKAGE = "transformers_modules"
 STATEFUL_TYPES = frozenset({"recurrent_gemma"})
 # Types of models whose code calls the pooler without asking whether there is one.
 CALLED_POOLERS = frozenset({"squeezebert"})
+
+PADDED = "`runtime: openvino` has no effect: the network computes padding"
 
 register()
 
@@ -193,12 +202,12 @@ def _open_classifier(model: Any, source: NetworkSource, placement: Placement) ->
         readers = {Output.DENSE: _classifier_reader(model)}
         opened = _encoder(getattr(model, prefix), source, placement, readers)
         return opened._replace(outputs=frozenset())
-    packed = _packed(getattr(model, prefix), placement)
+    packed, choose = _packed(getattr(model, prefix), placement)
     if packed is None:
-        return _padded_classifier(model, source, placement)
+        return _padded_classifier(model, source, placement)._replace(choose=choose)
     inputs = _input_builder(model, source, placement.device)
     setattr(model, prefix, packed)
-    return OpenedNetwork(Classifier(model, inputs), packed=True, outputs=frozenset())
+    return OpenedNetwork(Classifier(model, inputs), packed=True, outputs=frozenset(), choose=choose)
 
 
 def _classifier_reader(model: Any) -> Reader:
@@ -275,25 +284,29 @@ def _encoder(
     readers: Readers,
     projection: nn.Module | None = None,
 ) -> OpenedNetwork:
-    packed = _packed(network, placement)
+    packed, choose = _packed(network, placement)
     runnable = packed or _padded(network, placement, source.recipe.max_tokens)
     is_padded = isinstance(runnable, Autocast)
     inputs = _input_builder(network, source, placement.device, passes_tokens=not is_padded)
     all_readers = {**readers, Output.TOKENS: read_token_vectors}
     head = Encoder(runnable, inputs, all_readers, projection)
-    return OpenedNetwork(head, packed is not None, frozenset(all_readers))
+    return OpenedNetwork(head, packed is not None, frozenset(all_readers), choose=choose)
 
 
-def _packed(encoder: Any, placement: Placement) -> PackedEncoder | None:
-    """Return the encoder without padding, None if its architecture does not support that."""
-    if isinstance(encoder, OwnNetwork):
+def _packed(encoder: Any, placement: Placement) -> tuple[PackedEncoder | None, Choose | None]:
+    """Return the encoder without padding, and what chooses its runtime.
+
+    Both are None where they do not apply: to an architecture that needs padding, and to PyTorch alone.
+    """
+    if isinstance(encoder, OwnNetwork) or varies_by_length(encoder):
         _refuse_compiled(encoder, placement)
-        return None
+        return None, _chooser(None, PADDED, placement)
+    lone = None if placement.runtime == "torch" else convert(encoder, placement.dtype)
     config = encoder.config
-    packed = None if varies_by_length(encoder) else pack(encoder, padding_position(config))
+    packed = pack(encoder, padding_position(config))
     if packed is None:
         _refuse_compiled(encoder, placement)
-        return None
+        return None, _chooser(None, PADDED, placement)
     if not config.output_hidden_states:
         # transformers collects the vectors of each layer by the layer's class.
         fuse(packed.encoder)
@@ -303,7 +316,20 @@ def _packed(encoder: Any, placement: Placement) -> PackedEncoder | None:
         replace_linears(packed.encoder, _linear_type(placement, placement.dtype), placement.dtype)
     if placement.compiled:
         packed.encoder = _compiled(packed.encoder, placement.device)
-    return packed
+    return packed, _chooser(packed, lone, placement)
+
+
+def _chooser(
+    packed: PackedEncoder | None, lone: OpenVinoPasses | str | None, placement: Placement
+) -> Choose | None:
+    """Return what chooses the runtime by measuring. lone: the other runtime, or why there is none."""
+    if placement.runtime == "torch" or lone is None:
+        return None
+    if packed is None or isinstance(lone, str):
+        note = str(lone)
+        return lambda: note
+    packed.lone = lone
+    return partial(lone.choose, packed)
 
 
 def _refuse_compiled(encoder: Any, placement: Placement) -> None:

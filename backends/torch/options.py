@@ -10,6 +10,8 @@ import msgspec
 
 # `upstreams.<name>.dtype`: number format of a network's matrix products.
 DTypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
+# `upstreams.<name>.runtime`: what computes passes of one text, where it is faster.
+Runtime: TypeAlias = Literal["torch", "openvino"]
 # `upstreams.<name>.task`, `upstreams.<name>.pooling` and `upstreams.<name>.rerank_template`.
 Task: TypeAlias = Literal["embed", "rerank"]
 Pooling: TypeAlias = Literal["cls", "max", "mean", "weighted_mean", "last_token", "splade"]

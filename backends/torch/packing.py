@@ -5,7 +5,7 @@ Support of an architecture is not looked up in a list but tested once, when its 
 
 import logging
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -85,17 +85,28 @@ def spare_tokens(tokens: int) -> int:
     return -tokens % min(TOKENS_MULTIPLE, 1 << max(0, tokens.bit_length() - TOKENS_DIGITS))
 
 
+class LonePasses(Protocol):
+    """Runtime next to PyTorch for passes of one text."""
+
+    def compute(self, input_ids: Tensor, token_type_ids: Tensor | None) -> Tensor | None:
+        """Return (1, tokens, dim) float32, or None if PyTorch is to compute the pass."""
+
+
 class PackedEncoder(nn.Module):
     """Encoder of transformers without padding; other modules call it like the encoder that it wraps.
 
     padding_position: index of the position of padding tokens, after which positions begin, in RoBERTa's
-    family; None if positions begin at 0.
+    family; None if positions begin at 0. lone: computes some of the passes of one text.
     """
 
     def __init__(self, encoder: Any, padding_position: int | None) -> None:
         super().__init__()
         self.encoder: Any = encoder
         self._padding_position = padding_position
+        self.lone: LonePasses | None = None
+        self.vocabulary: int = encoder.config.vocab_size
+        first = 0 if padding_position is None else padding_position + 1
+        self.positions_max: float = getattr(encoder.config, "max_position_embeddings", math.inf) - first
         # A pooler needs padded rows, which the packed encoder does not have.
         self.pooler: Any = getattr(encoder, "pooler", None)
         if self.pooler is not None:
@@ -113,6 +124,22 @@ class PackedEncoder(nn.Module):
 
         tokens: mask of all tokens, if not all are attended to.
         """
+        hidden = None
+        if self.lone is not None and tokens is None:
+            hidden = self.lone.compute(input_ids, token_type_ids)
+        if hidden is None:
+            hidden = self.compute_packed(input_ids, attention_mask, token_type_ids, tokens)
+        pooled = None if self.pooler is None else self._pool(hidden)
+        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=pooled)
+
+    def compute_packed(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
+        """Return the last hidden state (rows, longest, dim), as PyTorch computes it."""
         layout = PackedLayout(attention_mask if tokens is None else tokens)
         inputs: dict[str, Any] = {
             "input_ids": layout.pack(input_ids),
@@ -124,9 +151,7 @@ class PackedEncoder(nn.Module):
             inputs |= layout.key_options(attention_mask)
         if token_type_ids is not None:
             inputs["token_type_ids"] = layout.pack(token_type_ids)
-        hidden = layout.unpack(self.encoder(**inputs).last_hidden_state)
-        pooled = None if self.pooler is None else self._pool(hidden)
-        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden, pooler_output=pooled)
+        return layout.unpack(self.encoder(**inputs).last_hidden_state)
 
     def _pool(self, hidden: Tensor) -> Tensor:
         """Return the pooler's (rows, dim), whose parts ALBERT applies in the encoder's code."""

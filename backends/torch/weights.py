@@ -17,6 +17,7 @@ from backends.torch.files import CheckpointFiles
 from backends.torch.formats import WeightFormats, class_with_formats
 from backends.torch.native_configs import read_config
 from backends.torch.native_forms import native_form
+from backends.torch.options import Runtime
 from backends.torch.own_network import TrustedCode, read_own_class
 from backends.torch.recipe import ModelKind, Recipe
 from backends.torch.refusals import refuse_on_error
@@ -41,11 +42,15 @@ class NetworkSource(NamedTuple):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Number format of a network's matrix products, its device, and True if it is compiled."""
+    """Number format of a network's matrix products, its device, and True if it is compiled.
+
+    runtime: what computes passes of one text.
+    """
 
     dtype: torch.dtype
     device: torch.device
     compiled: bool = False
+    runtime: Runtime = "torch"
 
 
 class LoadedNetwork(NamedTuple):

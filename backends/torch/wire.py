@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import Capabilities, ModelState, Reply, Residence, TokenizerSettings, Work
-from backends.torch.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Task
+from backends.torch.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 
 MEDIA_TYPE = "application/msgpack"
 # Types of array elements: float32 and int32, little-endian as both ends' processors store them.
@@ -32,6 +32,7 @@ class ModelBoot(msgspec.Struct, frozen=True):
     dtype: DTypeName | None = None
     device: str | None = None
     compiled: bool = False
+    runtime: Runtime = "torch"
     task: Task | None = None
     pooling: Pooling | None = None
     rerank_template: RerankFamily | RerankPrompt | None = None

@@ -7,7 +7,7 @@ from gateway.config.schema import Config, UpstreamSettings
 
 # Keys of the built-in engine, which a remote server decides for itself.
 ENGINE_KEYS = (
-    *("revision", "dtype", "device", "compile", "pooling", "trust_remote_code", "code_revision"),
+    *("revision", "dtype", "device", "compile", "runtime", "pooling", "trust_remote_code", "code_revision"),
     *("preload", "when_loading", "process"),
 )
 DEFAULTS = UpstreamSettings(backend="torch")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from backends.contract import API_ADDRESSES, ApiSettings, BackendKind, TokenizerSettings
-from backends.torch.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Task
+from backends.torch.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -254,6 +254,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     dtype: DTypeName | None = None
     device: str | tuple[str, ...] | None = None
     compile: bool = False
+    runtime: Runtime = "torch"
     task: Task | None = None
     pooling: Pooling | None = None
     rerank_template: RerankFamily | RerankPrompt | None = None

@@ -105,6 +105,7 @@ def _model_boot(name: str, settings: UpstreamSettings, *, preload: bool) -> wire
         # Where several processes share the work, each has settings with one device.
         device=settings.first_device,
         compiled=settings.compile,
+        runtime=settings.runtime,
         task=settings.task,
         pooling=settings.pooling,
         rerank_template=settings.rerank_template,

@@ -17,6 +17,7 @@ from tests.processes.test_admin_listener import free_port
 pytestmark = pytest.mark.slow
 
 CONFIG = """
+listen: 127.0.0.1:0
 manager:
   listen: 127.0.0.1:{port}
   kind: fake

@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 CONFIG = """
+listen: 127.0.0.1:0
 currency: EUR
 upstreams:
   minilm: {{backend: torch, model: sentence-transformers/all-MiniLM-L6-v2}}

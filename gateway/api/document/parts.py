@@ -145,6 +145,7 @@ PARTS: Final[dict[str, str]] = {
     "UpstreamSettings.dtype": "Number format of the weights. By default it is chosen by measuring.",
     "UpstreamSettings.device": "Device of the engine, such as `cuda:0`; a list has one process for each.",
     "UpstreamSettings.compile": "Whether PyTorch compiles the network.",
+    "UpstreamSettings.runtime": "What computes passes of one text: PyTorch, or OpenVINO where it is faster.",
     "UpstreamSettings.task": "What the model does, in place of what its files say.",
     "UpstreamSettings.pooling": "Pooling of token vectors, in place of what the checkpoint's files say.",
     "UpstreamSettings.rerank_template": "Form of a pair for a reranker that is a language model.",
