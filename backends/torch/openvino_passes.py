@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, pad
 
 from backends.errors import ModelUnavailable
-from backends.torch.packing import PackedEncoder, spare_tokens
+from backends.torch.rounding import spare_tokens
 
 HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 # Least cosine of each token's vector to PyTorch's: a text must have the same vector alone and in a batch.
@@ -31,6 +31,16 @@ LENGTHS, ROUNDS = (8, 16, 32, 64, 128, 256, 512), 7
 PASS_MAX_S = 0.1
 TRACED_TOKENS, TRACED_PADDING = 16, 3
 NAME = "`runtime: openvino`"
+
+
+class PackedNetwork(Protocol):
+    """Encoder as PyTorch computes it, without padding. positions_max: the most tokens of a text."""
+
+    vocabulary: int
+    positions_max: float
+
+    def compute_packed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the last hidden state of (rows, longest) ids."""
 
 
 class Trial(NamedTuple):
@@ -68,7 +78,7 @@ class OpenVinoPasses:
             self._lock.release()
 
     @torch.inference_mode()
-    def choose(self, packed: PackedEncoder) -> str:
+    def choose(self, packed: PackedNetwork) -> str:
         """Compile for the number of threads that this thread has, and find the texts to compute.
 
         packed: the encoder as PyTorch computes it. Returns a note for operators.
@@ -111,7 +121,7 @@ class OpenVinoPasses:
             return f"{NAME} has no effect: {reason}"
         return f"{NAME} computes single texts of up to {self._longest} tokens; {reason}"
 
-    def _try(self, packed: PackedEncoder, tokens: int) -> Trial:
+    def _try(self, packed: PackedNetwork, tokens: int) -> Trial:
         generator = torch.Generator().manual_seed(tokens)
         ids = torch.randint(0, packed.vocabulary, (1, tokens), generator=generator)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

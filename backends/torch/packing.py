@@ -14,14 +14,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 
 from backends.torch.attention import PACKED, register
 from backends.torch.lengths import OFFSET_POSITIONS
+from backends.torch.rounding import spare_tokens
 
 logger = logging.getLogger(__name__)
 
 # Three lengths with the longest in the middle, so that a mix-up of any two changes the result. Their sum is a
 # number of tokens that is rounded up.
 PROBE_LENGTHS = (5, 11, 3)
-# Numbers of tokens are rounded up to a multiple of this, smaller ones to this many binary digits.
-TOKENS_MULTIPLE, TOKENS_DIGITS = 32, 4
 # Positions of a table that a usual batch exceeds.
 SHORT_TABLE = 1024
 # float32 noise stays below 1e-5 of a vector's length; a sequence that attends to its neighbor is far above.
@@ -74,15 +73,6 @@ class PackedLayout:
     def _starts_of(self, mask: Tensor) -> Tensor:
         """Return the start of each concatenated sequence, and the end of the last: int32."""
         return pad(mask.sum(dim=1).cumsum(0, dtype=torch.int32), (1, 0))
-
-
-def spare_tokens(tokens: int) -> int:
-    """Return the tokens that round a number up to four binary digits, or to a multiple of 32.
-
-    oneDNN generates code for every number of rows that it has not multiplied recently. That takes up to half
-    as long as the product itself, longer than a small product, and occupies half a megabyte.
-    """
-    return -tokens % min(TOKENS_MULTIPLE, 1 << max(0, tokens.bit_length() - TOKENS_DIGITS))
 
 
 class LonePasses(Protocol):

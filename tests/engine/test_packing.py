@@ -5,7 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from backends.torch.packing import PackedLayout, spare_tokens
+from backends.torch.packing import PackedLayout
+from backends.torch.rounding import spare_tokens
 
 
 def test_rounds_batches_to_few_numbers_of_tokens() -> None:
