@@ -214,14 +214,18 @@ def file_row(record: FileRecord) -> Row:
 
 
 def job_row(job: Job) -> Row:
-    """Return the row of a job. It counts its records; the results have rows of their own."""
+    """Return the row of a job.
+
+    It counts its records, and until its end the results that it has at least; others have rows of their own.
+    """
     data = msgspec.json.encode(job)
+    results = 0 if job.is_over else job.unexecuted_bytes
     return Row(
         "batch",
         job.id,
         job.tenant,
         round(job.created_s * 1000),
-        JOB_BYTES + COPIES * len(data) + CHUNK_BYTES * job.chunks,
+        JOB_BYTES + COPIES * len(data) + CHUNK_BYTES * job.chunks + results,
         is_shown=True,
         is_active=not job.is_over,
         data=data.decode(),

@@ -10,8 +10,8 @@ from contextlib import aclosing
 import msgspec
 
 from gateway.batches import names
-from gateway.batches.files import Files
-from gateway.batches.job_store import VALIDATION, JobStore, file_row, job_row
+from gateway.batches.files import Files, storage_full
+from gateway.batches.job_store import VALIDATION, JobStore, StorageFull, file_row, job_row
 from gateway.batches.jobs import Jobs
 from gateway.batches.lines import CheckModel, LineChecker, LineRules
 from gateway.batches.records import (
@@ -40,6 +40,7 @@ class Lifecycle:
 
     def __init__(self, files: Files, jobs: Jobs, store: JobStore) -> None:
         self.objects = files.objects
+        self._files = files
         self.jobs = jobs
         self.table = store.table
         self.queue = store.queue
@@ -50,7 +51,24 @@ class Lifecycle:
     async def validate(self, job: Job, rules: LineRules, check_model: CheckModel) -> None:
         """Read the input, plan its chunks and put them into the queue; or end the job."""
         plan = await self.jobs.objects.plan(job.id)
-        await self._follow(job, plan or await self._check_input(job, rules, check_model))
+        if plan is None:
+            plan = await self._check_room(job, await self._check_input(job, rules, check_model))
+        await self._follow(job, plan)
+
+    async def _check_room(self, job: Job, plan: Plan) -> Plan:
+        """Reserve the bytes of the results that a job has at least; without room its plan is to fail."""
+        if plan.problems:
+            return plan
+        bounds = self._files.bounds
+        reserved = msgspec.structs.replace(
+            job, chunks=len(plan.chunks), unexecuted_bytes=plan.unexecuted_bytes
+        )
+        try:
+            await self.table.put(job_row(reserved), bounds)
+        except StorageFull as error:
+            message = storage_full(bounds, error).message
+            return Plan(self.jobs.now_s(), problems=(LineProblem("storage_full", message),))
+        return plan
 
     async def fail(self, job: Job) -> None:
         """End a job whose validation fails for an unexpected reason."""

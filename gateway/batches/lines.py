@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from gateway.batches.records import Chunk, LineProblem, Plan
+from gateway.batches.results import unexecuted_bytes
 
 # A caller mends a file by its first problems; a list of a million helps no one.
 PROBLEMS_MAX = 100
@@ -98,6 +99,7 @@ class LineChecker:
         self._number = 0
         self._is_begun = False
         self._is_foreign = False
+        self._unexecuted_bytes = 0
 
     @property
     def is_hopeless(self) -> bool:
@@ -141,7 +143,8 @@ class LineChecker:
         if self._problems:
             return Plan(now_s, problems=tuple(self._problems[:PROBLEMS_MAX]))
         model = next(iter(self._models)) if len(self._models) == 1 else None
-        return Plan(now_s, self._number, tuple(self._chunks), model)
+        chunks = tuple(self._chunks)
+        return Plan(now_s, self._number, chunks, model, unexecuted_bytes=self._unexecuted_bytes)
 
     def _begin(self, head: bytes) -> None:
         self._is_begun = True
@@ -178,6 +181,7 @@ class LineChecker:
             return
         digest = hashlib.blake2b(parsed.custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
         self._digests += digest.digest()
+        self._unexecuted_bytes += unexecuted_bytes(parsed.custom_id)
         self._check_fields(parsed)
 
     def _parsed(self, line: bytes) -> InputLine | None:

@@ -1,6 +1,7 @@
 """Permits for lines that run: many while the gateway is idle, one at a time next to interactive calls.
 
-They bound the bytes of results in memory too, and go first to the tenant that has the fewest.
+They bound the bytes of results in memory too, and go first to the tenant that has the fewest; of those that
+have equally many, to the one that got its last permit longest ago.
 """
 
 import time
@@ -16,19 +17,25 @@ BUSY_S = 1.0
 PAUSE_MAX_S = 0.1
 # Results of lines that run, until they are in a journal. A line whose result alone is larger runs alone.
 RESULT_BYTES_MAX = 64 * 1024 * 1024
+# For so long lines of other tenants overtake a line whose result does not fit. Then they wait for it.
+OVERTAKEN_S = 1.0
+# Tenants whose last permit is remembered.
+TENANTS_MAX = 10_000
 
 
 @dataclass(slots=True)
 class Permit:
     """Permit of one line. bytes: of its result, as estimated, and as they are once it is there.
 
-    waiter: done when the line may begin, or, with False, need not.
+    waiter: done when the line may begin, or, with False, need not. unfit_s: time at which it first did not
+    fit, None before.
     """
 
     tenant: str
     job: str
     bytes: int
     waiter: Future[bool]
+    unfit_s: float | None = None
 
 
 class LinePermits:
@@ -49,6 +56,9 @@ class LinePermits:
         self._bytes = 0
         self._started_s = 0.0
         self._waiting: dict[str, deque[Permit]] = {}
+        # Number of each tenant's last permit.
+        self._last: dict[str, int] = {}
+        self._given = 0
 
     @asynccontextmanager
     async def one(self, tenant: str, job: str, result_bytes: int) -> AsyncIterator[Permit | None]:
@@ -91,26 +101,48 @@ class LinePermits:
     def _wake(self) -> None:
         while (permit := self._next()) is not None:
             self._waiting[permit.tenant].popleft()
+            self._note_turn(permit.tenant)
             self._running[permit.tenant] += 1
             self._bytes += permit.bytes
             self._started_s = self._clock()
             permit.waiter.set_result(True)
 
+    def _note_turn(self, tenant: str) -> None:
+        self._given += 1
+        self._last.pop(tenant, None)
+        self._last[tenant] = self._given
+        while len(self._last) > TENANTS_MAX:
+            self._last.pop(next(iter(self._last)))
+
     def _next(self) -> Permit | None:
-        """Return the line that may begin next: the first of the tenant that runs the fewest."""
-        for tenant, waiting in list(self._waiting.items()):
-            while waiting and waiting[0].waiter.done():
-                # Cancelled, or of a job that was stopped.
-                waiting.popleft()
-            if not waiting:
-                del self._waiting[tenant]
+        """Return the line that may begin next: the first of the tenant whose turn it is."""
+        self._drop_done()
         running = self._running.total()
         if not self._waiting or running >= self._room():
             return None
-        permit = self._waiting[min(self._waiting, key=lambda tenant: self._running[tenant])][0]
-        has_room = self._bytes + permit.bytes <= RESULT_BYTES_MAX
-        # A line that does not fit is not overtaken, or it might never begin.
-        return permit if has_room or not running else None
+        now_s = self._clock()
+        for tenant in sorted(self._waiting, key=self._turn):
+            permit = self._waiting[tenant][0]
+            if not running or self._bytes + permit.bytes <= RESULT_BYTES_MAX:
+                return permit
+            if permit.unfit_s is None:
+                permit.unfit_s = now_s
+            if now_s - permit.unfit_s >= OVERTAKEN_S:
+                # Else it might never begin.
+                return None
+        return None
+
+    def _drop_done(self) -> None:
+        """Drop lines in front that were cancelled, or whose job was stopped."""
+        for tenant, waiting in list(self._waiting.items()):
+            while waiting and waiting[0].waiter.done():
+                waiting.popleft()
+            if not waiting:
+                del self._waiting[tenant]
+
+    def _turn(self, tenant: str) -> tuple[int, int]:
+        """Return what sorts the tenant first that runs the fewest lines, and had its turn longest ago."""
+        return self._running[tenant], self._last.get(tenant, 0)
 
     def _room(self) -> int:
         """Return how many lines may run now."""

@@ -70,7 +70,8 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job, with the times at which it reached its states, in seconds since 1970.
 
     key, key_mark: id of the key that created it, and its mark, which a later key of that id lacks. keep_s:
-    time for which its results are kept.
+    time for which its results are kept. unexecuted_bytes: of its results if no line runs, which count until
+    its end: it can then be cancelled whatever else is stored.
     """
 
     id: str
@@ -98,6 +99,7 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
     cancelling_s: float | None = None
     cancelled_s: float | None = None
     key_mark: str = ""
+    unexecuted_bytes: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -121,13 +123,18 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Result of the validation of an input. at_s: seconds since 1970. model: of all lines, if only one."""
+    """Result of the validation of an input.
+
+    at_s: seconds since 1970. model: of all lines, if only one. unexecuted_bytes: of the results if no line
+    runs.
+    """
 
     at_s: float
     total: int = 0
     chunks: tuple[Chunk, ...] = ()
     model: str | None = None
     problems: tuple[LineProblem, ...] = ()
+    unexecuted_bytes: int = 0
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
@@ -173,6 +180,7 @@ def planned(job: Job, plan: Plan) -> Job:
         total=plan.total,
         chunks=len(plan.chunks),
         model=plan.model,
+        unexecuted_bytes=plan.unexecuted_bytes,
     )
 
 

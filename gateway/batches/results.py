@@ -69,6 +69,11 @@ def unexecuted(custom_id: str, code: str) -> LineResult:
     return LineResult("err", _text(custom_id, None, _Error(code, MESSAGES[code])), is_executed=False)
 
 
+def unexecuted_bytes(custom_id: str) -> int:
+    """Return how long the result of a line is at most that was never run."""
+    return UNEXECUTED_BYTES + len(_encode(custom_id))
+
+
 def failed(custom_id: str) -> LineResult:
     """Return the result of a line that the gateway cannot run."""
     return LineResult("err", _text(custom_id, None, _Error(FAILED, MESSAGES[FAILED])))
@@ -76,3 +81,6 @@ def failed(custom_id: str) -> LineResult:
 
 def _text(custom_id: str, response: _Response | None, error: _Error | None) -> bytes:
     return _encode(_Line(f"batch_req_{secrets.token_hex(12)}", custom_id, response, error)) + b"\n"
+
+
+UNEXECUTED_BYTES = max(len(unexecuted("", code).text) for code in MESSAGES)

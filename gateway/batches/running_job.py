@@ -18,10 +18,14 @@ PAUSE_MIN_S = 0.5
 PAUSE_MAX_S = 60.0
 # For so long after the end of a wait its reason is shown: until lines have run, or wait again.
 SHOWN_S = 3.0
-# Of a result, for each comma in its line, until the job has had results: a vector of 1,024 numbers as text.
+# Of a result, for each input of its line, until the job has had results: a vector of 1,024 numbers as text.
 ITEM_BYTES = 16 * 1024
 # The estimate follows larger results at once, and smaller ones by this much.
 ITEM_BYTES_DECAY = 0.75
+
+
+NO_INPUTS = msgspec.Raw(b"null")
+DIGITS = frozenset(bytes([digit]) for digit in b"0123456789")
 
 
 @dataclass(slots=True)
@@ -125,6 +129,38 @@ async def store_waits(jobs: Iterable[RunningJob], waits: WaitReasons) -> None:
             await waits.put(running.job.id, wait.reason, wait.for_s)
 
 
+class _Inputs(msgspec.Struct):
+    """Fields of a line that may have several inputs, in any of the endpoints."""
+
+    input: msgspec.Raw = NO_INPUTS
+    documents: msgspec.Raw = NO_INPUTS
+    items: msgspec.Raw = NO_INPUTS
+    queries: msgspec.Raw = NO_INPUTS
+    data_1: msgspec.Raw = NO_INPUTS
+    data_2: msgspec.Raw = NO_INPUTS
+    text_1: msgspec.Raw = NO_INPUTS
+    text_2: msgspec.Raw = NO_INPUTS
+
+
 def _items(body: bytes) -> int:
-    """Return at least the number of inputs in a line."""
-    return 1 + body.count(b",")
+    """Return at least the number of inputs in a line: each has a vector or a score."""
+    try:
+        inputs = _decode_inputs(body)
+        fields = (getattr(inputs, name) for name in _Inputs.__struct_fields__)
+        return 1 + sum(_count(field) for field in fields)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return 1 + body.count(b",")
+
+
+def _count(field: msgspec.Raw) -> int:
+    """Return the number of inputs in a field: a text and a list of token ids are one."""
+    text = bytes(field)
+    if not text.startswith(b"["):
+        return 0
+    parts = _decode_list(text)
+    is_ids = bool(parts) and bytes(parts[0])[:1] in DIGITS
+    return 0 if is_ids else len(parts)
+
+
+_decode_inputs = msgspec.json.Decoder(_Inputs).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode

@@ -15,6 +15,7 @@ from gateway.batches.job_store import CHUNK_BYTES, COPIES, FILE_BYTES, JOB_BYTES
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.lines import RunLine, split_chunk
 from gateway.batches.result_bytes import ResultBytes
+from gateway.batches.results import unexecuted_bytes
 from gateway.batches.spool import HEADER_BYTES
 from gateway.errors import Unauthenticated
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
@@ -38,8 +39,9 @@ JOBS = 8
 LINES_IN_FLIGHT = 4
 # At least what the record of a batch counts.
 COPIES_BYTES = COPIES * 1000
-# At least what the records of a batch of 600 lines count.
-RECORD_BYTES = JOB_BYTES + 5 * CHUNK_BYTES + COPIES_BYTES
+# At least what the records of a batch of 600 lines count, with their results if none of them runs.
+UNEXECUTED_BYTES = sum(unexecuted_bytes(f"id-{number}") for number in range(600))
+RECORD_BYTES = JOB_BYTES + 5 * CHUNK_BYTES + COPIES_BYTES + UNEXECUTED_BYTES
 
 
 def as_tenant(gateway: Running, key: str) -> None:
@@ -126,10 +128,39 @@ async def test_a_cancelled_batch_does_not_wait_for_the_lines_of_another(boot: Bo
     assert (still_runs, end["request_counts"]["completed"]) == ("in_progress", 600)
 
 
-async def test_a_full_store_holds_up_its_own_tenant_only(boot: Boots, tmp_path: Path) -> None:
+async def test_cancelled_batches_stay_within_the_bounds(boot: Boots, tmp_path: Path) -> None:
+    # Each result of a line that is never run is as long as the line.
+    content = "\n".join(line("\u0001" * 500 + str(number), "hi") for number in range(600))
+    tenant_bytes = 8_000_000
+    config = with_batches(tmp_path, tenant_bytes=tenant_bytes, file_bytes=len(content)) + tenants()
+    released, upstreams = asyncio.Event(), servers()
+
+    async def hold(*_: Any) -> None:
+        await released.wait()
+
+    for upstream in upstreams.values():
+        upstream.hook = hold
+    async with boot(upstreams, config) as gateway:
+        jobs = await begin_many(gateway, content)
+        for job in jobs:
+            await gateway.post(f"/v1/batches/{job}/cancel", {})
+        released.set()
+        ends = [await ended(gateway, job) for job in jobs]
+    stored = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())  # noqa: ASYNC240
+    codes = [end["errors"]["data"][0]["code"] for end in ends if end["status"] == "failed"]
+    assert {"cancelled"} == {end["status"] for end in ends} - {"failed"}
+    assert {"storage_full"} == set(codes)
+    assert stored < tenant_bytes
+
+
+async def test_a_full_store_holds_up_its_own_tenant_only(
+    boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = texts(600)
     # The results of one batch alone take more than is left.
     tenant_bytes = len(content) + FILE_BYTES + JOBS * RECORD_BYTES
+    # Lines reserve byte by byte, and leave the room of the records of later batches.
+    monkeypatch.setattr("gateway.batches.result_bytes.RESERVE_BYTES", tenant_bytes)
     config = with_batches(tmp_path, tenant_bytes=tenant_bytes, file_bytes=len(content)) + tenants()
     begun, upstreams = asyncio.Event(), servers()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.batches.permits import BUSY_S, RESULT_BYTES_MAX, LinePermits, Permit
+from gateway.batches.permits import BUSY_S, OVERTAKEN_S, RESULT_BYTES_MAX, LinePermits, Permit
 
 
 class Scene:
@@ -144,3 +144,38 @@ async def test_lines_of_a_stopped_job_wait_no_longer() -> None:
     assert scene.running == 1
     scene.release.release()
     await other
+
+
+async def test_tenants_take_turns_where_one_line_runs_at_a_time() -> None:
+    scene = Scene(1)
+    lines = [asyncio.create_task(scene.line("acme")) for _ in range(20)]
+    await settle()
+    lines += [asyncio.create_task(scene.line("beta")) for _ in range(5)]
+    for _ in lines:
+        scene.release.release()
+        await settle()
+        scene.now_s += 1
+    await asyncio.gather(*lines)
+
+    assert scene.order[:11] == ["acme", *["beta", "acme"] * 5]
+
+
+async def test_lines_overtake_one_that_does_not_fit_but_not_for_ever() -> None:
+    scene = Scene(16)
+    lines = [asyncio.create_task(scene.line("acme", 2 * RESULT_BYTES_MAX)) for _ in range(2)]
+    await settle()
+    lines += [asyncio.create_task(scene.line("beta", 1000)) for _ in range(40)]
+    await settle()
+    assert scene.order == ["acme"]
+    scene.release.release()
+    await settle()
+    # The next of the large ones waits, and all others may run.
+    assert scene.order == ["acme", *["beta"] * 16]
+    scene.now_s += OVERTAKEN_S
+    for _ in range(16):
+        scene.release.release()
+        await settle()
+    assert scene.order == ["acme", *["beta"] * 16, "acme"]
+    for _ in lines:
+        scene.release.release()
+    await asyncio.gather(*lines)
