@@ -236,11 +236,12 @@ def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> I
     refused = refuse_slow(probe_kernel())
     if refused:
         print(f"not measured: {refused}")
-    for dtype in DTYPES if refused else GATEWAY_DTYPES:
+    variants = {dtype: f"dtype: {dtype}" for dtype in (DTYPES if refused else GATEWAY_DTYPES)}
+    variants |= {f"{dtype}, OpenVINO": f"dtype: {dtype}, runtime: openvino" for dtype in DTYPES}
+    for name, settings in variants.items():
         port = free_port()
-        upstream = f"backend: torch, model: {checkpoint}, dtype: {dtype}"
-        start = partial(gateway, upstream, port, folder)
-        yield Contender(f"this gateway {dtype}", _target(port, path), "m", start)
+        start = partial(gateway, f"backend: torch, model: {checkpoint}, {settings}", port, folder)
+        yield Contender(f"this gateway {name}", _target(port, path), "m", start)
     for peer in (peer for peer in options.peers if peer not in RUNTIMES):
         for dtype in DTYPES if peer == "infinity" else ("bfloat16",):
             yield from _peer(options, peer, dtype, checkpoint, folder)

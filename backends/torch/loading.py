@@ -77,7 +77,9 @@ def estimate_bytes(boot: wire.ModelBoot, folder: Path) -> int:
         sizes = sizes_of(files, kind, dtype)
         # Weights of 8 bits are made of those in the files, which are read first.
         held_first = sizes.file_bytes if dtype == torch.int8 else None
-        return max(sizes.memory_bytes or 0, held_first or 0) or sizes.file_bytes or 0
+        found = max(sizes.memory_bytes or 0, held_first or 0) or sizes.file_bytes or 0
+        # The other runtime holds float32, and its compiled form.
+        return found + (2 * (sizes.file_bytes or 0) if options.runtime == "openvino" else 0)
 
 
 def load_model(

@@ -89,6 +89,8 @@ class OpenVinoPasses:
                 "INFERENCE_PRECISION_HINT": HINTS[self._dtype],
                 "INFERENCE_NUM_THREADS": self._threads,
                 "NUM_STREAMS": 1,
+                # Several engine processes would pin their threads to the same cores.
+                "ENABLE_CPU_PINNING": False,
             }
             compiled = import_module("openvino").Core().compile_model(self._model, "CPU", settings)
             self._request = compiled.create_infer_request()
