@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 # Numbers of fields, in the order of the tables of Message.fbs.
 HEADER_TYPE, HEADER = 1, 2
 LENGTH, BUFFERS, COMPRESSION = 0, 2, 3
-DICTIONARY_DATA = 1
+DICTIONARY_DATA, DICTIONARY_IS_DELTA = 1, 2
 DICTIONARY_BATCH, RECORD_BATCH = 2, 3
 BUFFER_BYTES = 16
 # Declared length of a buffer that is stored as it is in a compressed batch.
@@ -20,10 +20,14 @@ STORED = -1
 
 
 class BatchSize(NamedTuple):
-    """Rows of a batch, and the bytes of its buffers once they are decompressed."""
+    """Rows of a batch, and the bytes of its buffers once they are decompressed.
+
+    is_delta: it adds values to a dictionary. pyarrow then copies the whole dictionary, which is not counted.
+    """
 
     rows: int
     decoded_bytes: int
+    is_delta: bool = False
 
 
 def batch_sizes(reader: Any) -> Iterator[BatchSize]:
@@ -50,12 +54,13 @@ def batch_size(head: bytes, body: memoryview) -> BatchSize | None:
         kind = message.byte(HEADER_TYPE)
         if kind not in (DICTIONARY_BATCH, RECORD_BATCH):
             return None
-        batch = message.table(HEADER)
+        batch, is_delta = message.table(HEADER), False
         if batch is not None and kind == DICTIONARY_BATCH:
+            is_delta = bool(batch.byte(DICTIONARY_IS_DELTA))
             batch = batch.table(DICTIONARY_DATA)
         if batch is None:
             raise ValueError("a batch without data")
-        return BatchSize(batch.long(LENGTH), _decoded_bytes(batch, body))
+        return BatchSize(batch.long(LENGTH), _decoded_bytes(batch, body), is_delta)
     except struct.error as error:
         raise ValueError("a batch whose head is damaged") from error
 

@@ -15,6 +15,7 @@ from gateway.api.wire.arrow import Form, Rows, all_rows, read_texts, write_spars
 from gateway.app import ROUTES
 from gateway.errors import EmptyInput, InvalidInput, MalformedBody
 from tests.conftest import CONFIG, Running, running_gateway
+from tests.fakes.arrow_memory import counted_memory
 from tests.fakes.hooks import SPLADE
 from tests.fakes.tei import FakeTei, vector_of
 
@@ -69,6 +70,30 @@ def rows_of(column: Any) -> list[Any]:
 async def send(gateway: Running, path: str, content: bytes, **headers: str) -> httpx.Response:
     """POST an Arrow stream."""
     return await gateway.client.post(path, content=content, headers=SENT | headers)
+
+
+def dictionaries(
+    *batches: tuple[Sequence[str], Sequence[int]],
+    kind: pa.DataType = pa.string(),  # noqa: B008 - types are values
+) -> bytes:
+    """Return a compressed stream. batches: values of the dictionary and indices of the rows of each.
+
+    A dictionary that adds values to the last one is written as a delta.
+    """
+    columns = [
+        pa.DictionaryArray.from_arrays(pa.array(indices, pa.int32()), pa.array(values, kind))
+        for values, indices in batches
+    ]
+    return written([pa.record_batch([column], names=["text"]) for column in columns], "zstd")
+
+
+def deltas(first: str, count: int) -> bytes:
+    """Return a stream whose first value is a long text, and each of whose batches adds one value."""
+    values = [first, *(f"t{number}" for number in range(count))]
+    return dictionaries(*((values[: number + 2], [number + 1]) for number in range(count)))
+
+
+DELTAS = deltas("a" * 1_000_000, 20)
 
 
 @pytest.mark.parametrize("kind", TEXT_TYPES, ids=str)
@@ -176,6 +201,112 @@ def test_texts_that_share_their_bytes_count_each_time(kind: pa.DataType) -> None
     assert len(body) < 100_000
     with pytest.raises(InvalidInput, match="more than 1000000 bytes together"):
         read_texts(body, 100, 1_000_000)
+
+
+def test_deltas_of_a_dictionary_are_refused_before_they_are_joined() -> None:
+    """Pyarrow copies the whole dictionary at each delta."""
+    assert len(DELTAS) < 10_000
+    with counted_memory() as pool, pytest.raises(InvalidInput, match="has a delta of a dictionary"):
+        read_texts(DELTAS, 100, 10_000_000)
+    assert pool.max_memory() < 1_000_000
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_each_dictionary_of_a_stream_counts(kind: pa.DataType) -> None:
+    batches = [([letter * 100_000], [0]) for letter in "abcdefghij"]
+    body = dictionaries(*batches, kind=kind)
+    assert len(body) < 10_000
+    with counted_memory() as pool:
+        assert [values[0] for values, _ in batches] == read_texts(body, 20, 1_100_000)[1]
+    # The last ones, compressed and not, and the copy of views; not all ten.
+    assert 100_000 < pool.max_memory() < 700_000
+    with counted_memory() as pool, pytest.raises(InvalidInput, match="once it is decompressed"):
+        read_texts(body, 20, 900_000)
+    assert pool.max_memory() < 100_000
+
+
+class FullChecks:
+    """Column of a batch that counts the full checks of all its values, and of its dictionary's."""
+
+    count = 0
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def validate(self, *, full: bool = False) -> None:
+        FullChecks.count += full
+        self._column.validate(full=full)
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._column, name)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()], ids=str)
+def test_a_dictionary_is_checked_once(kind: pa.DataType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of batches that share it: the work is proportional to the decompressed bytes."""
+    columns, check = arrow._columns, arrow._TextReader._checked
+    checked: list[list[str]] = []
+
+    def count(reader: Any, dictionary: Any) -> Any:
+        checked.append(dictionary.to_pylist())
+        return check(reader, dictionary)
+
+    monkeypatch.setattr(arrow._TextReader, "_checked", count)
+    monkeypatch.setattr(arrow, "_columns", lambda pa, stream: map(FullChecks, columns(pa, stream)))
+    monkeypatch.setattr(FullChecks, "count", 0)
+    first, second = ["€" * 1000, "b"], ["c"]
+    body = dictionaries((first, [1]), *[(first, [])] * 300, *[(second, [0])] * 2, (first, [0]), kind=kind)
+    rows, texts = read_texts(body, 310, 1_000_000)
+
+    assert (["b", "c", "c", "€" * 1000], 304) == (texts, len(rows.batches))
+    assert ([first, second, first], 0) == (checked, FullChecks.count)
+
+
+def test_batches_without_rows_count_as_rows() -> None:
+    assert [0] * 19 + [1] == list(read_texts(stream(*[[]] * 19, ["a"]), 10, 10_000)[0].batches)
+    with pytest.raises(InvalidInput, match="more than 10 rows"):
+        read_texts(stream(*[[]] * 20, ["a"]), 10, 10_000)
+
+
+@pytest.mark.parametrize("index", [1, -1])
+def test_an_index_outside_the_dictionary_is_refused(index: int) -> None:
+    values = pa.array(["a"])
+    column = pa.DictionaryArray.from_arrays(pa.array([0, index], pa.int8()), values, safe=False)
+    with pytest.raises(MalformedBody, match="out of bounds"):
+        read_texts(written([pa.record_batch([column], names=["text"])]), 10, 10_000)
+
+
+@pytest.mark.parametrize("in_dictionary", [False, True])
+def test_views_of_nulls_do_not_make_room_for_other_texts(in_dictionary: bool) -> None:
+    """Their lengths are undefined: here a negative one."""
+    word = b"x" * 60_000
+    view = len(word).to_bytes(4, "little") + word[:4] + bytes(8)
+    null = (-(2**31)).to_bytes(4, "little", signed=True) + bytes(12)
+    valid = pa.py_buffer((2**21 - 2).to_bytes(3, "little"))
+    column = pa.Array.from_buffers(
+        pa.string_view(), 21, [valid, pa.py_buffer(null + view * 20), pa.py_buffer(word)]
+    )
+    if in_dictionary:
+        column = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), column)
+    body = written([pa.record_batch([column], names=["text"])])
+    with pytest.raises(InvalidInput, match="more than 1000000 bytes together"):
+        read_texts(body, 100, 1_000_000)
+
+
+@pytest.mark.parametrize("length", [-(2**31), -5, 5000, 2**31 - 1])
+@pytest.mark.parametrize("in_dictionary", [False, True])
+def test_views_of_nulls_are_not_read(length: int, in_dictionary: bool) -> None:
+    """Arrow's `cast` reads them, and a negative length ends the process."""
+    null = length.to_bytes(4, "little", signed=True) + b"\x7f" * 12
+    view = (1).to_bytes(4, "little") + b"a" + bytes(11)
+    column = pa.Array.from_buffers(pa.string_view(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(null + view)])
+    if in_dictionary:
+        column = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), column)
+    rows, texts = read_texts(written([pa.record_batch([column], names=["text"])]), 10, 1000)
+    assert (["a"], (1,)) == (texts, rows.texts)
 
 
 def test_damaged_streams_are_refused_or_read() -> None:
@@ -290,6 +421,9 @@ async def test_sparse_vectors_as_arrow() -> None:
         ("/embed?dimensions=many", stream(["a"]), 422, "dimensions"),
         ("/embed", stream(["a", None, ""]), 400, "row 2 is an empty text"),
         ("/embed", stream([None]), 400, "has no text"),
+        ("/embed", DELTAS, 422, "has a delta of a dictionary; send each dictionary as a whole"),
+        ("/embed", stream(*[[]] * 4096, ["a"]), 422, "more than 4096 batches"),
+        ("/v1/embeddings?model=bge", DELTAS, 400, "has a delta of a dictionary"),
         ("/embed", b"\xff\xff\xff\xffno stream", 400, "no valid Arrow IPC stream"),
         (
             "/v1/embeddings?model=bge",

@@ -18,9 +18,10 @@ from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc.messages import Envelope, field, open_envelope
 from gateway.api.grpc.multiplexer import SERVICE
 from gateway.api.grpc.server import guarded_answers
+from gateway.api.wire.arrow import BATCHES_MAX
 from gateway.errors import InvalidInput, MalformedBody
 from gateway.instances.records import InstanceInfo
-from tests.api.test_arrow import LONG, TEXT_TYPES, rows_of, stream, written
+from tests.api.test_arrow import DELTAS, LONG, TEXT_TYPES, rows_of, stream, written
 from tests.api.test_grpc import AUTHORIZED, GRPC, Client, grpc_gateway, limited
 from tests.fakes.hooks import RERANKER, SPLADE, until
 from tests.fakes.tei import FakeTei, vector_of
@@ -246,6 +247,21 @@ async def test_no_method_is_open() -> None:
         check = client.channel.unary_unary("/grpc.health.v1.Health/Check")
         reply = await check(health_pb2.HealthCheckRequest(service=SERVICE).SerializeToString(), timeout=20)
     assert health_pb2.HealthCheckResponse.SERVING == health_pb2.HealthCheckResponse.FromString(reply).status
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (DELTAS, "the Arrow stream has a delta of a dictionary; send each dictionary as a whole"),
+        (stream(["a"], *[[]] * BATCHES_MAX), "more than 4096 batches; send fewer at once"),
+    ],
+    ids=["deltas", "batches without rows"],
+)
+async def test_streams_of_more_work_than_bytes_are_refused(content: bytes, reason: str) -> None:
+    async with grpc_gateway() as client:
+        call, replies = await replies_of(client, "EmbedArrow", [arrow(content)])
+        assert (Code.INVALID_ARGUMENT, []) == (await call.code(), replies)
+        assert reason in await call.details()
 
 
 async def test_arrow_batches_keep_nulls_and_rows() -> None:

@@ -8,7 +8,7 @@ Source: Apache Arrow, "Serialization and Interprocess Communication"; nazq/tei-m
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -22,8 +22,8 @@ Table: TypeAlias = Any
 Codec: TypeAlias = Literal["lz4", "zstd"]
 # Names of the column of texts, if a stream has several columns.
 COLUMNS = ("text", "texts", "input", "inputs")
-# Batches of no rows would otherwise cost a caller nothing.
-MESSAGES_MAX = 4096
+# Those of dictionaries included. Each takes time, also without rows.
+BATCHES_MAX = 4096
 VIEW_BYTES = 16
 
 
@@ -77,19 +77,14 @@ def read_texts(stream: bytes | bytearray, rows_max: int, bytes_max: int) -> tupl
     pa = _pyarrow()
     try:
         _check_sizes(pa, stream, rows_max, bytes_max)
-        batches = list(_columns(pa, stream))
-        for column in batches:
-            column.validate(full=True)
-        texts = _all_texts(pa, batches, bytes_max)
+        reader = _TextReader(pa, rows_max, bytes_max)
+        for column in _columns(pa, stream):
+            reader.add(column)
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
         raise MalformedBody(f"the body is no valid Arrow IPC stream: {str(error)[:200]}") from error
-    rows = Rows(
-        tuple(len(column) for column in batches),
-        tuple(row for row, text in enumerate(texts) if text is not None),
-    )
-    if rows.count > rows_max:
-        raise _too_many(rows_max)
+    texts = reader.texts
     _check_texts(texts, bytes_max)
+    rows = Rows(tuple(reader.batches), tuple(row for row, text in enumerate(texts) if text is not None))
     return rows, [text for text in texts if text is not None]
 
 
@@ -100,17 +95,24 @@ def _check_sizes(pa: Any, stream: bytes | bytearray, rows_max: int, bytes_max: i
     """
     source = pa.BufferReader(stream)
     reader = pa.ipc.MessageReader.open_stream(source)
-    rows = size = 0
-    for _, found in zip(range(MESSAGES_MAX + 1), batch_sizes(reader), strict=False):
+    # The schema is a message without rows.
+    rows, size = -1, 0
+    for number, found in enumerate(batch_sizes(reader)):
+        if number > BATCHES_MAX:
+            raise InvalidInput(f"the Arrow stream has more than {BATCHES_MAX} batches; send fewer at once")
+        if found.is_delta:
+            raise InvalidInput(
+                "the Arrow stream has a delta of a dictionary; send each dictionary as a whole"
+            )
         size += found.decoded_bytes
-        # Dictionaries count as rows: each of their values becomes an object.
-        rows += found.rows
+        # Dictionaries count as rows: each of their values becomes an object. So does a message without rows.
+        rows += max(found.rows, 1)
         if found.rows < 0 or rows > 2 * rows_max:
             raise _too_many(rows_max)
         if size > bytes_max:
             raise InvalidInput(f"the Arrow stream has more than {bytes_max} bytes once it is decompressed")
     if source.tell() != len(stream):
-        raise ValueError("there are bytes after its end, or too many messages")
+        raise ValueError("there are bytes after its end")
 
 
 def _columns(pa: Any, stream: bytes | bytearray) -> Iterator[Any]:
@@ -140,55 +142,116 @@ def _place(pa: Any, schema: Any) -> int:
     return place
 
 
-def _all_texts(pa: Any, batches: Sequence[Any], bytes_max: int) -> list[str | None]:
-    """Return the texts of all batches, None for null. Raises: InvalidInput, Arrow's errors.
+class _Values(NamedTuple):
+    """Checked values of a dictionary.
 
-    bytes_max: of all texts, however often they share their bytes. It is checked before they become objects.
+    source: the array that was read, whose memory stays allocated. values: strings of which elements can be
+    taken. lengths: their bytes, int64.
     """
-    texts: list[str | None] = []
-    remaining = bytes_max
-    for batch in batches:
-        column = batch
-        if pa.types.is_dictionary(column.type) and pa.types.is_string_view(column.dictionary.type):
-            # Arrow takes no elements out of views. The values that no row has are bounded, too.
-            if _view_lengths(column.dictionary).sum() > remaining:
-                raise _too_long(bytes_max)
-            values = column.dictionary.cast(pa.large_string())
-            column = pa.DictionaryArray.from_arrays(column.indices, values)
-        remaining -= _text_bytes(pa, column)
-        if remaining < 0:
-            raise _too_long(bytes_max)
-        texts += _texts(pa, column)
-    return texts
+
+    source: Any
+    values: Any
+    lengths: Any
 
 
-def _text_bytes(pa: Any, column: Any) -> int:
-    """Return the bytes of the texts of all rows together."""
-    if pa.types.is_string_view(column.type):
-        return int(_view_lengths(column).sum())
-    if not pa.types.is_dictionary(column.type):
-        return int(pa.compute.binary_length(column).sum().as_py() or 0)
-    lengths = pa.compute.binary_length(column.dictionary).cast(pa.int64())
-    return int(lengths.take(column.indices.drop_null()).sum().as_py() or 0)
+class _TextReader:
+    """Texts of the batches of one stream.
+
+    Batches share a dictionary until the stream replaces it. It is checked and measured once, because a batch
+    without rows takes 100 bytes of the stream, and its dictionary up to `bytes_max`.
+
+    rows_max: most rows. bytes_max: most bytes of all texts, however often they share their bytes. It is
+    checked before they become objects.
+    """
+
+    def __init__(self, pa: Any, rows_max: int, bytes_max: int) -> None:
+        self.batches: list[int] = []
+        self.texts: list[str | None] = []
+        self._pa = pa
+        self._rows_max = rows_max
+        self._bytes_max = self._remaining = self._remaining_of_views = bytes_max
+        self._values: _Values | None = None
+
+    def add(self, column: Any) -> None:
+        """Add the texts of a batch, None for null. Raises: InvalidInput, Arrow's errors."""
+        # Lengths and sizes of buffers: the values are not read.
+        column.validate()
+        # The head of a batch may state another number of rows.
+        if len(self.texts) + len(column) > self._rows_max:
+            raise _too_many(self._rows_max)
+        self.batches.append(len(column))
+        if self._pa.types.is_dictionary(column.type):
+            self.texts += self._texts_of_dictionary(column)
+            return
+        if self._pa.types.is_string_view(column.type):
+            # Before the full check, which reads the bytes of each view.
+            self._count(_bytes_of_views(column))
+            column.validate(full=True)
+        else:
+            column.validate(full=True)
+            self._count(self._pa.compute.binary_length(column).sum().as_py() or 0)
+        self.texts += column.to_pylist()
+
+    def _texts_of_dictionary(self, column: Any) -> list[str | None]:
+        """Return the texts of a batch. Only the values in use become objects, each of them once."""
+        found = self._values_of(column.dictionary)
+        indices = column.indices
+        indices.validate(full=True)
+        used = indices.drop_null()
+        # Raises an error for an index out of bounds.
+        self._count(found.lengths.take(used).sum().as_py() or 0)
+        used = used.unique()
+        by_index = dict(zip(used.to_pylist(), found.values.take(used).to_pylist(), strict=True))
+        return [by_index.get(index) for index in indices.to_pylist()]
+
+    def _values_of(self, dictionary: Any) -> _Values:
+        """Return the values of a dictionary, those of the last batch if it has the same."""
+        if self._values is None or _memory_of(self._values.source) != _memory_of(dictionary):
+            self._values = self._checked(dictionary)
+        return self._values
+
+    def _checked(self, dictionary: Any) -> _Values:
+        """Return the values of a new dictionary. Raises: InvalidInput, Arrow's errors."""
+        is_view = self._pa.types.is_string_view(dictionary.type)
+        if is_view:
+            # Arrow takes no elements out of views, and a copy has the shared bytes of each.
+            self._remaining_of_views -= _bytes_of_views(dictionary)
+            if self._remaining_of_views < 0:
+                raise _too_long(self._bytes_max)
+        dictionary.validate(full=True)
+        values = dictionary
+        if is_view:
+            # `cast` reads the undefined views of nulls, and ends the process if their lengths are negative.
+            values = self._pa.array(dictionary.to_pylist(), self._pa.large_string())
+        lengths = self._pa.compute.binary_length(values).cast(self._pa.int64())
+        return _Values(dictionary, values, lengths)
+
+    def _count(self, size: int) -> None:
+        self._remaining -= size
+        if self._remaining < 0:
+            raise _too_long(self._bytes_max)
 
 
-def _texts(pa: Any, column: Any) -> list[str | None]:
-    if not pa.types.is_dictionary(column.type):
-        texts: list[str | None] = column.to_pylist()
-        return texts
-    # Only the values in use become objects, each of them once.
-    used = column.indices.drop_null().unique()
-    by_index = dict(zip(used.to_pylist(), column.dictionary.take(used).to_pylist(), strict=True))
-    return [by_index.get(index) for index in column.indices.to_pylist()]
+def _memory_of(array: Any) -> tuple[Any, ...]:
+    """Return the length of an array, and the place of its buffers, which no other array has meanwhile."""
+    buffers = [None if buffer is None else (buffer.address, buffer.size) for buffer in array.buffers()]
+    return len(array), array.offset, *buffers
 
 
-def _view_lengths(column: Any) -> Any:
-    """Return the lengths of all views, (n,) int64. They may share their bytes."""
+def _bytes_of_views(column: Any) -> int:
+    """Return the bytes of all views together, which may share them. Raises: ValueError.
+
+    column: validated, if not in full.
+    """
     views = column.buffers()[1]
-    if views is None:
-        return np.zeros(0, np.int64)
+    if views is None or not len(column):
+        return 0
     raw = np.frombuffer(views, "<i4", count=len(column) * VIEW_BYTES // 4, offset=column.offset * VIEW_BYTES)
-    return raw[:: VIEW_BYTES // 4].astype(np.int64)
+    # The views of nulls are undefined.
+    lengths = raw[:: VIEW_BYTES // 4].astype(np.int64)[column.is_valid().to_numpy(zero_copy_only=False)]
+    if (lengths < 0).any():
+        raise ValueError("a text of a negative length")
+    return int(lengths.sum())
 
 
 def _check_texts(texts: Sequence[str | None], bytes_max: int) -> None:
