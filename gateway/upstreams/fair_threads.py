@@ -1,4 +1,4 @@
-"""Threads for tokenization, which tenants share fairly: chunk by chunk, in turns.
+"""Threads for work on texts, which tenants share fairly: chunk by chunk, in turns.
 
 A chunk is short, so that no tenant waits long for a thread, and a caller who leaves wastes one chunk at most.
 Everything but the chunks themselves runs on the event loop, which owns all state here.
@@ -52,10 +52,14 @@ class _Chunk(msgspec.Struct, eq=False):
 
 
 class FairThreads:
-    """Threads and the queue in front of them. One per event loop."""
+    """Threads and the queue in front of them. One of each purpose per event loop.
 
-    def __init__(self, threads: int = THREADS) -> None:
-        self._executor = ThreadPoolExecutor(threads, "tokenize")
+    purpose: participle of what they do, for the error of a full queue.
+    """
+
+    def __init__(self, threads: int = THREADS, purpose: str = "counted") -> None:
+        self._executor = ThreadPoolExecutor(threads, purpose)
+        self._purpose = purpose
         self._threads = threads
         self._queue: FairQueue[_Chunk] = FairQueue()
         self._running: list[_Chunk] = []
@@ -73,7 +77,7 @@ class FairThreads:
         held = self._held.get(tenant, 0)
         if held and held + characters > self._room_of(characters):
             raise Overloaded(
-                "too much of your text is waiting to be counted",
+                f"too much of your text is waiting to be {self._purpose}",
                 retry_after_s=self._rate().retry_after_s(held, asyncio.get_running_loop().time()),
             )
         self._held[tenant] = held + characters

@@ -1,6 +1,9 @@
 """Arrow over HTTP: bodies of texts, replies of vectors, bounds before anything is decompressed."""
 
-from collections.abc import Sequence
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -14,9 +17,11 @@ from gateway.api.wire import arrow
 from gateway.api.wire.arrow import Form, Rows, all_rows, read_texts, write_sparse, write_vectors
 from gateway.app import ROUTES
 from gateway.errors import EmptyInput, InvalidInput, MalformedBody
+from gateway.upstreams import fair_threads
+from gateway.upstreams.fair_threads import THREADS
 from tests.conftest import CONFIG, Running, running_gateway
 from tests.fakes.arrow_memory import counted_memory
-from tests.fakes.hooks import SPLADE
+from tests.fakes.hooks import SPLADE, until
 from tests.fakes.tei import FakeTei, vector_of
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -442,6 +447,58 @@ async def test_bad_requests_are_refused_in_the_dialect(
         reply = await send(gateway, path, body)
     assert (status, "application/json") == (reply.status_code, reply.headers["content-type"])
     assert reason in reply.text
+
+
+@asynccontextmanager
+async def busy_gateway(
+    monkeypatch: pytest.MonkeyPatch, calls: int
+) -> AsyncIterator[tuple[Running, list[str], list["asyncio.Task[httpx.Response]"]]]:
+    """Yield a gateway whose threads for Arrow are busy, their names, and the calls that wait for them."""
+    gate, names, read_now = threading.Event(), list[str](), arrow.read_texts
+
+    def read_later(*arguments: Any) -> Any:
+        names.append(threading.current_thread().name)
+        gate.wait(30)
+        return read_now(*arguments)
+
+    monkeypatch.setattr(arrow, "read_texts", read_later)
+    async with running_gateway({"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei()}) as gateway:
+        tasks = [asyncio.create_task(send(gateway, "/embed", stream(["a"]))) for _ in range(calls)]
+        try:
+            await until(lambda: len(names) == THREADS)
+            yield gateway, names, tasks
+        finally:
+            gate.set()
+            await asyncio.gather(*tasks)
+
+
+async def test_streams_are_read_by_few_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with busy_gateway(monkeypatch, 40) as (gateway, names, tasks), asyncio.timeout(20):
+        # Uploads, journals and replies run in the loop's own pool, which has fewer threads than 40.
+        assert "free" == await asyncio.to_thread(lambda: "free")
+        assert 200 == (await gateway.client.post("/embed", json={"inputs": "a"}, headers=WANTED)).status_code
+        assert (THREADS, False) == (len(names), any(task.done() for task in tasks))
+    assert [200] * 40 == [task.result().status_code for task in tasks]
+    assert THREADS >= len(set(names))
+
+
+async def test_streams_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = stream(["a"])
+    monkeypatch.setattr(fair_threads, "TENANT_CHARACTERS_MAX", 3 * len(body))
+    async with busy_gateway(monkeypatch, 3) as (gateway, _, tasks):
+        refused = await send(gateway, "/embed", body)
+    assert 429 == refused.status_code
+    assert "too much of your text is waiting to be read" in refused.text
+    assert "retry-after" in refused.headers
+    assert [200] * 3 == [task.result().status_code for task in tasks]
+
+
+async def test_a_stream_waits_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with busy_gateway(monkeypatch, 2) as (gateway, names, _):
+        monkeypatch.setattr(arrow, "READING_S", 0.05)
+        refused = await send(gateway, "/embed", stream(["a"]))
+    assert (429, THREADS) == (refused.status_code, len(names))
+    assert "the Arrow stream was not read within 0.05 s" in refused.text
 
 
 def test_an_error_names_the_row_of_its_input() -> None:

@@ -12,7 +12,7 @@ from backends.tei_protos import tei_multiplexer_pb2 as mux
 from gateway.api.grpc.messages import OTHER_FIELDS_MAX, field, parse
 from gateway.api.grpc.rpc import Rpc, RpcContext
 from gateway.api.grpc.targets import take_target
-from gateway.api.wire.arrow import Form, Rows, check_installed, read_texts, write_sparse, write_vectors
+from gateway.api.wire.arrow import Form, Rows, check_installed, read_in_turn, write_sparse, write_vectors
 from gateway.api.wire.least_costs import LEAST
 from gateway.calls import Call, Work
 from gateway.errors import GatewayError, InvalidInput
@@ -50,8 +50,9 @@ async def _answer(rpc: Rpc, kind: type[Any]) -> None:
         with rpc.hold(await rpc.read_only()) as message:
             request = parse(kind, message.content, OTHER_FIELDS_MAX)
             take_target(rpc, request.target.SerializeToString() if request.HasField("target") else None)
-            rows, texts = await asyncio.to_thread(
-                read_texts, request.arrow_ipc, ROWS_MAX, rpc.parts.body_bytes_max
+            assert context.tenant is not None
+            rows, texts = await read_in_turn(
+                api.arrow_threads, context.tenant, request.arrow_ipc, ROWS_MAX, rpc.parts.body_bytes_max
             )
             stream, headers = await _served(rpc, request, rows, texts)
     except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is

@@ -31,6 +31,7 @@ from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.limits import Cost
 from gateway.serve import Caller, Gateway, Served
 from gateway.tenants.keyring import Tenant
+from gateway.upstreams.fair_threads import FairThreads
 
 # Refused without any work on the content.
 UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
@@ -40,7 +41,7 @@ class InferenceApi:
     """Collaborators of inference handlers.
 
     inputs_max: most inputs in one request. fetcher: of pictures and recordings; None fetches none.
-    interactive_calls: number of calls so far that are not of class bulk.
+    interactive_calls: number of calls so far that are not of class bulk. arrow_threads: read Arrow streams.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class InferenceApi:
         self.instances = InstanceTable() if instances is None else instances
         self._fetcher = fetcher
         self.interactive_calls = 0
+        self.arrow_threads = FairThreads(purpose="read")
 
     def admit_caller(self, context: RequestContext, least: Cost) -> None:
         """Check what the head of a request decides, before its body is read: key, known limits, size.

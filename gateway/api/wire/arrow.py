@@ -5,8 +5,9 @@ the reply; each record batch of the request is one of the reply.
 Source: Apache Arrow, "Serialization and Interprocess Communication"; nazq/tei-manager 0.12.0, README.
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -15,7 +16,9 @@ import numpy as np
 
 from backends.arrow_sizes import batch_sizes
 from backends.contract import TermWeights, Vectors
-from gateway.errors import EmptyInput, InvalidInput, MalformedBody, UnsupportedMedia
+from gateway.errors import EmptyInput, InvalidInput, MalformedBody, Overloaded, UnsupportedMedia
+from gateway.tenants.keyring import Tenant
+from gateway.upstreams.fair_threads import Claim, FairThreads
 
 # pyarrow has no types.
 Table: TypeAlias = Any
@@ -25,6 +28,8 @@ COLUMNS = ("text", "texts", "input", "inputs")
 # Those of dictionaries included. Each takes time, also without rows.
 BATCHES_MAX = 4096
 VIEW_BYTES = 16
+# Of one stream, in the queue and in its thread.
+READING_S = 30.0
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -66,6 +71,22 @@ def check_installed() -> None:
     """Check that Arrow can be read and written. Raises: UnsupportedMedia."""
     if find_spec("pyarrow") is None:
         raise UnsupportedMedia("this gateway was installed without Arrow: install its extra `grpc`")
+
+
+async def read_in_turn(
+    threads: FairThreads, tenant: Tenant, stream: bytes | bytearray, rows_max: int, bytes_max: int
+) -> tuple[Rows, list[str]]:
+    """Return what `read_texts` returns, read by one of `threads` when it is the tenant's turn.
+
+    Raises: Overloaded, and the errors of `read_texts`.
+    """
+    claim = Claim(tenant.name, weight=tenant.weight, priority=tenant.priority)
+    try:
+        async with asyncio.timeout(READING_S):
+            with threads.hold(tenant.name, len(stream)):
+                return await threads.run(claim, len(stream), partial(read_texts, stream, rows_max, bytes_max))
+    except TimeoutError as error:
+        raise Overloaded(f"the Arrow stream was not read within {READING_S:g} s") from error
 
 
 def read_texts(stream: bytes | bytearray, rows_max: int, bytes_max: int) -> tuple[Rows, list[str]]:

@@ -20,7 +20,7 @@ from gateway.api.wire.arrow import (
     Rows,
     all_rows,
     check_installed,
-    read_texts,
+    read_in_turn,
     write_sparse,
     write_vectors,
 )
@@ -34,10 +34,13 @@ def arrow_body(kind: type[Any], field: str) -> DecodeArrow:
     """Return the decoder of a path. kind: struct of its JSON body. field: the one with the texts."""
 
     async def decode(body: Body, context: RequestContext, api: Any) -> Any:
-        """Return the struct. Raises: EmptyInput, InvalidInput, MalformedBody, UnsupportedMedia."""
+        """Return the struct. Raises: UnsupportedMedia, and the errors of `read_in_turn`."""
         check_installed()
         data = _with_options(kind, field, context.query)
-        rows, texts = await asyncio.to_thread(read_texts, body, api.inputs_max, context.io.body_bytes_max)
+        assert context.tenant is not None
+        rows, texts = await read_in_turn(
+            api.arrow_threads, context.tenant, body, api.inputs_max, context.io.body_bytes_max
+        )
         if not texts:
             raise EmptyInput("the Arrow stream has no text")
         context.rows = rows
