@@ -14,6 +14,7 @@ from gateway.cli.embed.calls import _retry_after_s
 from gateway.cli.embed.packing import Bounds, Position, Row, pack
 from gateway.cli.embed.replies import ARROW, Unreadable, problem_of, read_reply, read_truncated
 from tests.embed.conftest import Command, assert_vectors
+from tests.fakes.arrow_memory import counted_memory
 from tests.fakes.embedder import Reply, arrow_of, error
 
 ROWS = [{"text": f"text {number}"} for number in range(6)]
@@ -296,6 +297,40 @@ def test_compressed_vectors_are_read_within_a_bound(codec: str, monkeypatch: pyt
     with pytest.raises(Unreadable, match="once it is decompressed"):
         read_reply(body, ARROW, 1024)
     assert before == pa.total_allocated_bytes()
+
+
+def stream_with(kind: pa.DataType, values: Sequence[Sequence[str]]) -> bytes:
+    """Return a compressed stream of a vector a batch, next to a column of texts. values: of each batch."""
+    vector = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(8, np.float32)), 8)
+    columns = [pa.array(batch, pa.string()) for batch in values]
+    if pa.types.is_dictionary(kind):
+        indices = [pa.array([len(column) - 1], pa.int32()) for column in columns]
+        columns = list(map(pa.DictionaryArray.from_arrays, indices, columns))
+    batches = [pa.record_batch([vector, column], names=["embeddings", "other"]) for column in columns]
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True)
+    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def test_deltas_of_a_dictionary_are_refused_before_they_are_joined() -> None:
+    values = ["a" * 1_000_000, *(f"t{number}" for number in range(20))]
+    batches = [values[: number + 2] for number in range(20)]
+    body = stream_with(pa.dictionary(pa.int32(), pa.string()), batches)
+    assert len(body) < 20_000
+    with counted_memory() as pool, pytest.raises(Unreadable, match="a delta of a dictionary"):
+        read_reply(body, ARROW, 20)
+    assert pool.max_memory() < 1_000_000
+
+
+def test_other_columns_of_a_reply_are_not_read() -> None:
+    body = stream_with(pa.string(), [["a" * 1_000_000]] * 20)
+    assert len(body) < 40_000
+    with counted_memory() as pool:
+        assert (20, 8) == read_reply(body, ARROW, 20).vectors.shape
+    assert pool.max_memory() < 1_000_000
 
 
 def test_replies_of_tei_are_lists() -> None:

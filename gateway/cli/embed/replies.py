@@ -28,6 +28,7 @@ UNREADABLE = (
 )
 # Of one reply; a call has a few MiB of text at most.
 TOKENS_MAX = 2**31
+NO_VECTORS = "its vectors are no lists of numbers of a fixed size"
 SIDES = {"error": "NONE", "left": "START", "right": "END"}
 
 Vectors: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.float32]]
@@ -106,29 +107,42 @@ def read_reply(body: bytes, media_type: str, count: int) -> Reply:
 def _read_arrow(body: bytes, count: int) -> Reply:
     buffer = pa.py_buffer(body)
     # A kilobyte of compressed buffers can stand for gigabytes.
-    sizes = batch_sizes(pa.ipc.MessageReader.open_stream(pa.BufferReader(buffer)))
-    if sum(size.decoded_bytes for size in sizes) > REPLY_BYTES_MAX:
-        raise ValueError(f"more than {REPLY_BYTES_MAX} bytes once it is decompressed")
-    table = pa.ipc.open_stream(buffer).read_all()
-    column = table.column("embeddings").combine_chunks()
+    _check_sizes(buffer)
+    schema = pa.ipc.open_stream(buffer).schema
+    place = schema.get_field_index("embeddings")
+    if place < 0:
+        raise ValueError("it has no column `embeddings`, or several")
+    kind = schema.field(place).type
+    if not pa.types.is_fixed_size_list(kind) or not pa.types.is_floating(kind.value_type):
+        raise ValueError(NO_VECTORS)
+    # The other columns would take memory, and are of no use.
+    options = pa.ipc.IpcReadOptions(included_fields=[place])
+    column = pa.ipc.open_stream(buffer, options=options).read_all().column(0).combine_chunks()
     column.validate(full=True)
-    kind = column.type
-    if (
-        column.null_count
-        or not pa.types.is_fixed_size_list(kind)
-        or not pa.types.is_floating(kind.value_type)
-    ):
-        raise ValueError("its vectors are no lists of numbers of a fixed size")
+    if column.null_count:
+        raise ValueError(NO_VECTORS)
     if len(column) != count:
         raise ValueError(f"{len(column)} vectors for {count} texts")
     values = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
-    facts = table.schema.metadata or {}
+    facts = schema.metadata or {}
     model = facts.get(b"model")
     return Reply(
-        values.reshape(len(column), column.type.list_size),
+        values.reshape(len(column), kind.list_size),
         read_tokens(facts.get(b"tokens", b"0").decode()),
         None if model is None else model.decode(),
     )
+
+
+def _check_sizes(buffer: pa.Buffer) -> None:
+    """Check all batches before one of them is decompressed. Raises: ValueError, Arrow's errors."""
+    size = 0
+    # A kilobyte of compressed buffers can stand for gigabytes.
+    for found in batch_sizes(pa.ipc.MessageReader.open_stream(pa.BufferReader(buffer))):
+        if found.is_delta:
+            raise ValueError("a delta of a dictionary")
+        size += found.decoded_bytes
+        if size > REPLY_BYTES_MAX:
+            raise ValueError(f"more than {REPLY_BYTES_MAX} bytes once it is decompressed")
 
 
 def _read_json(body: bytes) -> Reply:
