@@ -186,7 +186,7 @@ def test_refuses_what_it_cannot_serve(minilm: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ModelUnavailable, match="needs `device: cpu`"):
         openvino_passes.require_openvino(torch.device("cuda"), torch.bfloat16)
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ModelUnavailable, match=r"pip install 'embedding-gateway\[openvino\]'"):
+    with pytest.raises(ModelUnavailable, match="pip install 'openvino>="):
         load_with(minilm)
 
 
