@@ -352,3 +352,27 @@ def test_rows_are_packed_by_texts_and_bytes() -> None:
     assert sizes([row(None)] * 5 + [row("a")] * 2, Bounds(1, 9)) == [6, 1]
     assert sizes([row("a"), row("b", group=1)], Bounds(9, 99)) == [1, 1]
     assert sizes([], Bounds(9, 99)) == []
+
+
+SPENT = "limit tokens_per_day: 0 remain, it starts again on 2026-11-27 (UTC), try again in 18h"
+
+
+@pytest.mark.parametrize(
+    "body", [{"error": {"message": SPENT, "code": "insufficient_quota"}}, {"error": SPENT}]
+)
+def test_a_limit_of_the_day_that_is_spent_ends_the_run_at_once(command: Command, body: Any) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    headers = {"retry-after": "60", "x-should-retry": "false"}
+    command.server.hook = lambda _: (429, headers, json.dumps(body).encode())
+    outcome = command.run("in.jsonl", "--to", "out.jsonl", *TWO)
+    assert outcome.status == 3
+    assert f"the server returned 429: {SPENT}; run the same command again" in outcome.errors
+    assert len(command.server.bodies) == 1
+
+
+def test_a_limit_of_the_hour_is_waited_for(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    body = json.dumps({"error": {"message": "the hour is spent", "code": "rate_limit_exceeded"}}).encode()
+    command.server.faults = [(429, {"retry-after": "0.01", "x-should-retry": "false"}, body)]
+    assert command.run("in.jsonl", "--to", "out.jsonl", *TWO).status == 0
+    assert_vectors(command.rows("out.jsonl"))
