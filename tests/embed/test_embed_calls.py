@@ -376,3 +376,28 @@ def test_a_limit_of_the_hour_is_waited_for(command: Command) -> None:
     command.server.faults = [(429, {"retry-after": "0.01", "x-should-retry": "false"}, body)]
     assert command.run("in.jsonl", "--to", "out.jsonl", *TWO).status == 0
     assert_vectors(command.rows("out.jsonl"))
+
+
+def test_the_address_is_that_of_the_configuration(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(command.folder)
+    command.write_rows("in.jsonl", ROWS)
+    address, command.url = str(command.url).removeprefix("http://"), None
+    command.write("router.yaml", f"listen: {address}\n")
+    assert command.run("in.jsonl", "--to", "out.jsonl").status == 0
+    assert_vectors(command.rows("out.jsonl"))
+    command.write("other.yaml", "listen: 127.0.0.1:9\n")
+    outcome = command.run("in.jsonl", "--to", "o.jsonl", "-c", "other.yaml", "--deadline", "0.05")
+    assert "http://127.0.0.1:9/v1/models: " in outcome.errors
+    command.write("router.yaml", "listen: [1]\n")
+    outcome = command.run("in.jsonl", "--to", "o.jsonl")
+    assert (outcome.status, "router.yaml has 1 problem" in outcome.errors) == (1, True)
+    outcome = command.run("in.jsonl", "--to", "o.jsonl", "-c", "absent.yaml")
+    assert (outcome.status, "there is no absent.yaml" in outcome.errors) == (1, True)
+
+
+def test_a_refused_key_is_reported_with_the_address(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    command.server.models_reply = error(401, "no such key")
+    outcome = command.run("in.jsonl", "--to", "out.jsonl")
+    assert outcome.status == 1
+    assert f"{command.url}/v1/models: the server returned 401: no such key; set the key" in outcome.errors

@@ -98,7 +98,7 @@ class Caller:
         url = f"{request.base}/v1/models"
         reply = await self._repeated(url, partial(self._send, "GET", url, None, "application/json"))
         if reply.status in (401, 403):
-            raise EmbedFailed(_words(reply.status, reply.body))
+            raise EmbedFailed(f"{url}: {_words(reply.status, reply.body)}")
         try:
             listed = msgspec.json.decode(reply.body)["data"]
             chosen = next(

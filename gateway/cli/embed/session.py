@@ -10,13 +10,14 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.cli.check import show_problems
 from gateway.cli.embed.calls import Caller, open_client
 from gateway.cli.embed.chunks import open_reader
 from gateway.cli.embed.embedding import Embedder
 from gateway.cli.embed.finish import Note, delete_note, finish, read_note
 from gateway.cli.embed.folder import check_folder, check_replaced, is_of_run
 from gateway.cli.embed.manifest import Manifest, manifest_of, refusal
-from gateway.cli.embed.options import plan_of
+from gateway.cli.embed.options import CONFIG, plan_of
 from gateway.cli.embed.outputs import check_output
 from gateway.cli.embed.parts import Parts
 from gateway.cli.embed.plan import EmbedFailed, EmbedStopped, Plan
@@ -27,6 +28,7 @@ from gateway.cli.embed.text_rows import RowReader
 from gateway.cli.gateway_client import RequestRefused
 from gateway.cli.operator_options import checked_key, operator_key
 from gateway.cli.output import show_line
+from gateway.config.problems import ConfigError
 
 FAILED, STOPPED = 1, 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -36,9 +38,12 @@ def run_embed(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     """Run the command; return its exit status."""
     try:
         key = checked_key(options.key or "", "--key") or operator_key(options.key_file, environment)
-        plan = plan_of(options)
+        plan = plan_of(options, environment)
         check_output(plan.output)
         note, is_new = asyncio.run(_embed(plan, key, options.ca))
+    except ConfigError as error:
+        show_problems(options.config or CONFIG, error)
+        return FAILED
     except (EmbedFailed, RequestRefused) as error:
         show_line(str(error))
         return FAILED
