@@ -93,7 +93,7 @@ def test_a_wait_beyond_the_deadline_ends_the_run_at_once(command: Command) -> No
     assert outcome.status == 3
     assert "in.jsonl:1 to 2: " in outcome.errors
     assert "the month is spent; no success until --deadline (600 s)" in outcome.errors
-    assert "asks to wait 86,400 s; run the same command again to continue" in outcome.errors
+    assert "asks to wait 86,400 s; nothing was kept, and the same command starts" in outcome.errors
     assert command.run("in.jsonl", "--to", "out.jsonl").status == 0
 
 
@@ -364,9 +364,9 @@ def test_a_limit_of_the_day_that_is_spent_ends_the_run_at_once(command: Command,
     command.write_rows("in.jsonl", ROWS)
     headers = {"retry-after": "60", "x-should-retry": "false"}
     command.server.hook = lambda _: (429, headers, json.dumps(body).encode())
-    outcome = command.run("in.jsonl", "--to", "out.jsonl", *TWO)
+    outcome = command.run("in.jsonl", "--to", "out.jsonl")
     assert outcome.status == 3
-    assert f"the server returned 429: {SPENT}; run the same command again" in outcome.errors
+    assert f"the server returned 429: {SPENT}; nothing was kept" in outcome.errors
     assert len(command.server.bodies) == 1
 
 

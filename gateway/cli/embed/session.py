@@ -15,7 +15,7 @@ from gateway.cli.embed.calls import Caller, open_client
 from gateway.cli.embed.chunks import open_reader
 from gateway.cli.embed.embedding import Embedder
 from gateway.cli.embed.finish import Note, delete_note, finish, read_note
-from gateway.cli.embed.folder import check_folder, check_replaced, is_of_run
+from gateway.cli.embed.folder import check_folder, check_replaced, has_parts, is_of_run
 from gateway.cli.embed.manifest import Manifest, manifest_of, refusal
 from gateway.cli.embed.options import CONFIG, plan_of
 from gateway.cli.embed.outputs import check_output
@@ -48,20 +48,28 @@ def run_embed(options: argparse.Namespace, environment: Mapping[str, str]) -> in
         show_line(str(error))
         return FAILED
     except EmbedStopped as error:
-        show_line(f"{error}; run the same command again to continue")
+        show_line(f"{error}; {_next_words(options.to)}")
         return 128 + error.number if isinstance(error, Interrupted) else STOPPED
     except OSError as error:
-        show_line(
-            f"{error.filename or options.to}: {error.strerror or error}; "
-            "run the same command again to continue"
-        )
+        show_line(f"{error.filename or options.to}: {error.strerror or error}; {_next_words(options.to)}")
         return STOPPED
+    except KeyboardInterrupt:
+        # Before the run handles signals: while it opens files, or asks for the model.
+        show_line(f"stopped by a signal; {_next_words(options.to)}")
+        return 128 + signal.SIGINT
     summary = summary_of(note, options.to, is_new=is_new)
     if options.json:
         print(msgspec.json.encode(summary).decode())
     else:
         show_summary(summary)
     return 0
+
+
+def _next_words(output: Path) -> str:
+    """Return how a run that has stopped goes on."""
+    if has_parts(_parts_folder(output)):
+        return "run the same command again to continue"
+    return "nothing was kept, and the same command starts from the beginning"
 
 
 async def _embed(plan: Plan, key: str | None, ca: Path | None) -> tuple[Note, bool]:
@@ -79,7 +87,7 @@ async def _embed(plan: Plan, key: str | None, ca: Path | None) -> tuple[Note, bo
             _open_parts(plan, parts, manifest)
             show_line(_opening_words(plan, reader, parts))
             share = await asyncio.to_thread(_share, plan)
-            with shown_progress(share, parts.facts, is_shown=sys.stderr.isatty()) as report:
+            with shown_progress(share, parts.facts, has_terminal=sys.stderr.isatty()) as report:
                 run = Run(plan, parts, Embedder(caller, plan), report)
                 _stop_on_signals(run.stop)
                 await run.run(reader)
