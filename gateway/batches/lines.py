@@ -141,7 +141,7 @@ class LineChecker:
             self._add("empty_file", "the file has no lines", None, None)
         self._find_repeated_ids()
         if self._problems:
-            return Plan(now_s, problems=tuple(self._problems[:PROBLEMS_MAX]))
+            return Plan(now_s, problems=tuple(sorted(self._problems, key=_place)[:PROBLEMS_MAX]))
         model = next(iter(self._models)) if len(self._models) == 1 else None
         chunks = tuple(self._chunks)
         return Plan(now_s, self._number, chunks, model, unexecuted_bytes=self._unexecuted_bytes)
@@ -256,6 +256,11 @@ class LineChecker:
 
     def _add(self, code: str, message: str, param: str | None, line: int | None) -> None:
         self._problems.append(LineProblem(code, message, param, line))
+
+
+def _place(problem: LineProblem) -> int:
+    """Return the line of a problem, 0 for one of the whole file."""
+    return problem.line or 0
 
 
 def _cut(message: str) -> str:

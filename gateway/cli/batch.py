@@ -72,7 +72,7 @@ def batch(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action; return 1 if the gateway refuses it or the batch fails, and 130 after Ctrl-C."""
     try:
         key = operator_key(options.key_file, environment)
-        url = caller_url(options, environment)
+        url = caller_url(options.url, options.config, environment)
         with closing(GatewayClient(url, key, options.ca, TIMEOUT_S)) as client:
             return _run(options, client)
     except ConfigError as error:

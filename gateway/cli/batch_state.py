@@ -8,6 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from gateway.cli.formats import NONE, span
 from gateway.cli.output import show_line, show_table
@@ -89,15 +90,25 @@ def show_batch(batch: Batch) -> None:
 def show_batches(page: BatchPage) -> None:
     """Print a table of batches."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("batch", "status", "lines", "failed", "model", "created", "waits for"):
-        table.add_column(column, justify="right" if column in {"lines", "failed"} else "left")
+    for column in ("batch", "status", "lines", "failed", "not run", "model", "created", "waits for"):
+        table.add_column(column, justify="right" if column in {"lines", "failed", "not run"} else "left")
     for batch in page.data:
         counts = batch.request_counts
         done = f"{counts.completed + counts.failed_runs} of {counts.total}" if counts.total else NONE
-        failed = str(counts.failed_runs) if counts.total else NONE
+        failed, unexecuted = (
+            (str(counts.failed_runs), str(counts.unexecuted)) if counts.total else (NONE, NONE)
+        )
         age = f"{span(time.time() - batch.created_at)} ago"
         table.add_row(
-            batch.id, batch.status, done, failed, batch.model or NONE, age, batch.wait_reason or NONE
+            batch.id,
+            batch.status,
+            done,
+            failed,
+            unexecuted,
+            batch.model or NONE,
+            age,
+            # Cut on a terminal; `gateway batch status` shows the whole reason.
+            Text(printable(batch.wait_reason or NONE), no_wrap=True, overflow="ellipsis"),
         )
     show_table(table)
     if page.has_more:

@@ -124,10 +124,12 @@ class GatewayClient:
 
     def _check(self, status: int, body: bytes) -> None:
         """Check the status of a reply. Raises: GatewayUnavailable, RequestRefused."""
+        if status in SUCCESSES:
+            return
+        words = f"the gateway at {self._address} returned {status}: {_error_message(body)}"
         if status >= 500:
-            raise GatewayUnavailable(f"the gateway returned {status}: {_error_message(body)}")
-        if status not in SUCCESSES:
-            raise RequestRefused(f"the gateway returned {status}: {_error_message(body)}{self._hint(status)}")
+            raise GatewayUnavailable(words)
+        raise RequestRefused(f"{words}{self._hint(status)}")
 
     def _check_size(self, size: int, bytes_max: int) -> None:
         """Close the connection if a reply has too many bytes. Raises: RequestRefused."""

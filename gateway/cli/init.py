@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from gateway.cli.check import show_problems
-from gateway.cli.named_models import Probe, UnusableModel, sections_of
+from gateway.cli.named_models import (
+    ServerKey,
+    UnusableModel,
+    add_server_key_option,
+    sections_of,
+    server_key,
+)
 from gateway.cli.output import show_line
 from gateway.config.editor_schema import NAME, editor_line, editor_schema
 from gateway.config.load import parse_config
@@ -63,6 +69,7 @@ def add_init_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", metavar="URL", help="Redis of quotas, keys and tenants (default: the gateway's memory)"
     )
+    add_server_key_option(parser)
 
 
 def add_schema_options(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +102,7 @@ def init(options: argparse.Namespace, environment: Mapping[str, str], ask: Ask =
         show_line("name a model or a server: gateway init BAAI/bge-m3 http://tei:8080")
         return 1
     try:
-        sections = _sections(options.models, ask)
+        sections = _sections(options.models, ask, server_key(options, environment))
         text = _text(sections, *_addresses(options, ask))
         config = parse_config(text, environment, path.parent)
     except UnusableModel as error:
@@ -116,12 +123,12 @@ def init(options: argparse.Namespace, environment: Mapping[str, str], ask: Ask =
     return 0
 
 
-def _sections(names: Sequence[str], ask: Ask) -> dict[str, Any]:
+def _sections(names: Sequence[str], ask: Ask, key: ServerKey | None) -> dict[str, Any]:
     """Return the sections of the models. Raises: UnusableModel, EOFError, KeyboardInterrupt."""
-    return sections_of(names) if names else _asked_sections(ask)
+    return sections_of(names, key=key) if names else _asked_sections(ask, key)
 
 
-def _asked_sections(ask: Ask, probe: Probe | None = None) -> dict[str, Any]:
+def _asked_sections(ask: Ask, key: ServerKey | None) -> dict[str, Any]:
     """Ask for models and servers until an empty answer. Raises: EOFError, KeyboardInterrupt."""
     print("Models: hub ids or folders for the built-in engine, or addresses of servers. An empty line ends.")
     names: list[str] = []
@@ -133,7 +140,7 @@ def _asked_sections(ask: Ask, probe: Probe | None = None) -> dict[str, Any]:
         if not name:
             continue
         try:
-            sections = sections_of([*names, name], probe)
+            sections = sections_of([*names, name], key=key)
         except UnusableModel as error:
             show_line(f"  {error}")
             continue

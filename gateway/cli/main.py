@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from datetime import date, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import get_args
 
@@ -32,7 +33,7 @@ from gateway.config.schema import Scope
 EPILOG = """\
 environment:
   GATEWAY_API_KEY   the key of a gateway without tenants; if unset, one is created, printed once and kept
-                    in `state_dir`; `status`, `bench` and `embed` send it to the gateway
+                    in `state_dir`; `status`, `bench`, `embed`, `batch` and `instances` send it to the gateway
   STATE_DIRECTORY, XDG_STATE_HOME, HOME   the default of `state_dir`, in this order
   LISTEN            the address in the router.yaml that comes with the project
   HF_TOKEN, HF_HOME, HF_HUB_OFFLINE   read by the Hugging Face Hub's own tools
@@ -60,6 +61,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace, Mapping[str, str]], int]] = {
     "usage": usage,
     "verify": verify,
 }
+NAMES = ("check", "serve", *COMMANDS)
 
 
 def main() -> None:
@@ -81,12 +83,27 @@ def _run(parser: argparse.ArgumentParser) -> int:
     if len(sys.argv) == 1:
         parser.print_help(sys.stderr)
         return 2
-    options = parser.parse_args()
+    options = _parsed(parser)
     if options.command == "serve":
         return serve_command(options, os.environ)
     if options.command == "check":
         return check(options.config, os.environ)
     return COMMANDS[options.command](options, os.environ)
+
+
+def _parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the options of the command line, or exit with a hint at what was meant."""
+    word = sys.argv[1]
+    if not word.startswith("-") and word not in NAMES:
+        similar = get_close_matches(word, NAMES, n=1)
+        hint = f"did you mean `{similar[0]}`? " if similar else ""
+        parser.error(f"there is no command {word!r}; {hint}`gateway --help` lists all")
+    options, unknown = parser.parse_known_args()
+    if unknown:
+        has_file = "config" in options and any(name.endswith((".yaml", ".yml")) for name in unknown)
+        hint = "; a configuration is named with -c FILE" if has_file else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return options
 
 
 def _discard_output() -> None:

@@ -3,11 +3,13 @@
 The kind of a server behind a URL is found by the paths that only it answers.
 """
 
+import argparse
 import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from socket import gaierror
@@ -15,13 +17,19 @@ from threading import Thread
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, build_opener
+from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec.yaml
+
+from gateway.cli.gateway_client import RequestRefused
+from gateway.cli.operator_options import checked_key
 
 PROBE_TIMEOUT_S = 5.0
 REPLY_BYTES_MAX, READ_BYTES = 4 * 1024 * 1024, 64 * 1024
 MODELS_MAX = 64
+# Statuses of a server that wants a key, or another one.
+KEY_STATUSES = (401, 403)
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HEADING = """\
 # Written by `gateway serve`. Save it as router.yaml and change it; docs/configuration.md describes all keys.
 """
@@ -38,10 +46,43 @@ class Server(NamedTuple):
     models: tuple[str, ...]
 
 
+class ServerKey(NamedTuple):
+    """Key of the servers behind the URLs, in a variable of the environment."""
+
+    variable: str
+    value: str
+
+
 Probe = Callable[[str], Server]
 
 # Directly, as the gateway itself connects to its upstreams.
 _open = build_opener(ProxyHandler({})).open
+
+
+def add_server_key_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the key that the named servers want."""
+    parser.add_argument(
+        "--upstream-key-env",
+        metavar="NAME",
+        help="variable with the key of the servers; it is sent to each URL, and the configuration has "
+        "`api_key: ${NAME}`",
+    )
+
+
+def server_key(options: argparse.Namespace, environment: Mapping[str, str]) -> ServerKey | None:
+    """Return the key of the servers, None if no variable is named. Raises: UnusableModel."""
+    variable: str | None = options.upstream_key_env
+    if variable is None:
+        return None
+    if not VARIABLE.fullmatch(variable):
+        raise UnusableModel("--upstream-key-env: give the name of a variable, and not the key itself")
+    try:
+        value = checked_key(environment.get(variable, ""), variable)
+    except RequestRefused as error:
+        raise UnusableModel(f"--upstream-key-env: {error}") from error
+    if value is None:
+        raise UnusableModel(f"--upstream-key-env: the variable {variable} is not set")
+    return ServerKey(variable, value)
 
 
 def is_url(name: str) -> bool:
@@ -49,20 +90,28 @@ def is_url(name: str) -> bool:
     return name.startswith(("http://", "https://", "grpc://", "grpcs://"))
 
 
-def config_of(names: Sequence[str], listen: str, probe: Probe | None = None) -> str:
+def config_of(
+    names: Sequence[str], listen: str, probe: Probe | None = None, key: ServerKey | None = None
+) -> str:
     """Return the text of a router.yaml that serves hub ids, folders and servers. listen: HOST:PORT.
 
     Raises: UnusableModel.
     """
-    return HEADING + msgspec.yaml.encode({"listen": listen, **sections_of(names, probe)}).decode()
+    return HEADING + msgspec.yaml.encode({"listen": listen, **sections_of(names, probe, key)}).decode()
 
 
-def sections_of(names: Sequence[str], probe: Probe | None = None) -> dict[str, dict[str, Any]]:
-    """Return the sections `upstreams`, `models` and, for one upstream, `defaults`. Raises: UnusableModel."""
+def sections_of(
+    names: Sequence[str], probe: Probe | None = None, key: ServerKey | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the sections `upstreams`, `models` and, for one upstream, `defaults`.
+
+    key: of the servers behind URLs, which is sent to each. Raises: UnusableModel.
+    """
+    ask = probe or partial(probe_server, key=key)
     upstreams: dict[str, dict[str, Any]] = {}
     models: dict[str, dict[str, Any]] = {}
     for name in names:
-        for public, settings in _upstreams_of(name, probe or probe_server):
+        for public, settings in _upstreams_of(name, ask, key):
             upstream = re.sub(r"[^A-Za-z0-9._-]+", "-", public.rsplit("/", 1)[-1]) or "model"
             if next(iter(_names_of(upstream, models)), None) == public and _joins(
                 upstreams[upstream], settings
@@ -94,7 +143,7 @@ def _joins(upstream: dict[str, Any], settings: Mapping[str, Any]) -> bool:
     return True
 
 
-def _upstreams_of(name: str, probe: Probe) -> Iterator[tuple[str, dict[str, Any]]]:
+def _upstreams_of(name: str, probe: Probe, key: ServerKey | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the public name of each model and the settings of its upstream. Raises: UnusableModel."""
     if not is_url(name):
         path = Path(name).expanduser()
@@ -113,6 +162,8 @@ def _upstreams_of(name: str, probe: Probe) -> Iterator[tuple[str, dict[str, Any]
     base = url.removesuffix("/v1")
     for model in server.models or (urlsplit(url).hostname or "model",):
         settings: dict[str, Any] = {"backend": server.backend, "replicas": [base]}
+        if key is not None:
+            settings["api_key"] = f"${{{key.variable}}}"
         # TEI has one model, and its other names are no settings.
         if server.models and server.backend != "tei":
             settings["model"] = model
@@ -132,53 +183,77 @@ def _check_names(url: str, models: Sequence[str]) -> None:
             raise UnusableModel(f"{url}: its name of a model, {model[:80]!r}, cannot be used")
 
 
-def probe_server(url: str) -> Server:
+def probe_server(url: str, key: ServerKey | None = None) -> Server:
     """Return the kind of a server and its models. Raises: UnusableModel with what was asked."""
     base = url.rstrip("/").removesuffix("/v1")
-    info = _answer(f"{base}/info")
+    refused: list[str] = []
+
+    answer = partial(_answer, base, key, refused)
+    info = answer("/info")
     if isinstance(info, dict) and "model_id" in info and "max_client_batch_size" in info:
         return Server("tei", (str(info["model_id"]),))
-    listed = _ids(_answer(f"{base}/v1/models"))
-    version = _answer(f"{base}/version")
+    listed = _ids(answer("/v1/models"))
+    version = answer("/version")
     if listed and isinstance(version, dict) and "version" in version:
         return Server("vllm", listed)
-    own = _answer(f"{base}/models")
+    own = answer("/models")
     if (items := _ids(own)) and all("stats" in item for item in own["data"]):
         return Server("infinity", items)
     if listed:
         return Server("openai", listed)
+    if refused:
+        raise UnusableModel(f"{url}: {_key_words(key)} ({', '.join(refused)})")
     raise UnusableModel(
         f"{url}: no TEI, vLLM, Infinity or OpenAI-compatible server answers there (asked: /info, /v1/models, "
         "/version, /models)"
     )
 
 
-def _answer(url: str) -> Any:
-    """Return the JSON at a path, None if there is none. Raises: UnusableModel if no server answers."""
+def _answer(base: str, key: ServerKey | None, refused: list[str], path: str) -> Any:
+    """Return the JSON at a path, None if there is none; add a path that wants a key to `refused`.
+
+    Raises: UnusableModel if no server answers.
+    """
     try:
-        return json.loads(_fetched(url))
+        return json.loads(_fetched(base + path, key))
+    except HTTPError as error:
+        if error.code in KEY_STATUSES:
+            refused.append(f"{error.code} at {path}")
+        return None
     except (RecursionError, ValueError):
         return None
     except (HTTPException, OSError) as error:
-        address = url.removesuffix(urlsplit(url).path)
-        raise UnusableModel(f"{address}: {_reason(getattr(error, 'reason', error))}") from error
+        raise UnusableModel(f"{base}: {_reason(getattr(error, 'reason', error))}") from error
 
 
-def _fetched(url: str) -> bytes:
-    """Return the body at a URL, nothing if the status is an error's.
+def _key_words(key: ServerKey | None) -> str:
+    if key is not None:
+        return f"the server refuses the key in {key.variable}"
+    return (
+        "the server wants a key; put the key into a variable and pass the name of the variable with "
+        "--upstream-key-env"
+    )
+
+
+def _fetched(url: str, key: ServerKey | None) -> bytes:
+    """Return the body at a URL.
 
     The thread is given up when a probe's time is over: the socket's timeout bounds each read alone, and a
-    server may send its headers byte by byte. Raises: TimeoutError.
+    server may send its headers byte by byte. Raises: TimeoutError; HTTPError if the status is an error's.
     """
     exchange: Future[bytes] = Future()
+    request = Request(url)  # noqa: S310 - the caller has checked the scheme
+    if key is not None:
+        # Not sent again where a server redirects to.
+        request.add_unredirected_header("Authorization", f"Bearer {key.value}")
 
     def fetch() -> None:
         try:
-            with _open(url, timeout=PROBE_TIMEOUT_S) as reply:
+            with _open(request, timeout=PROBE_TIMEOUT_S) as reply:
                 exchange.set_result(_body_of(reply))
         except HTTPError as error:
             error.close()
-            exchange.set_result(b"")
+            exchange.set_exception(error)
         except Exception as error:  # noqa: BLE001 - it is raised again in the caller's thread
             exchange.set_exception(error)
 

@@ -48,10 +48,12 @@ def add_key_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
-def caller_url(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
-    """Return the URL of the callers' API. Raises: ConfigError, RequestRefused."""
-    url: str = options.url or _address(options.config, environment, for_operators=False)
-    return url
+def caller_url(url: str | None, config: Path, environment: Mapping[str, str]) -> str:
+    """Return the URL of the callers' API, from the config if none is given.
+
+    Raises: ConfigError, RequestRefused.
+    """
+    return url or _address(config, environment, for_operators=False)
 
 
 def gateway_url(options: argparse.Namespace, environment: Mapping[str, str]) -> str:

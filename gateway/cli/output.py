@@ -29,5 +29,11 @@ def show_table(table: Table) -> None:
     """Print a table without cutting cells or interpreting them as markup; cells fold on a terminal."""
     for column in table.columns:
         column.overflow = "fold"
-    width = None if Console().is_terminal else PIPE_WIDTH
-    CleanConsole(width=width, markup=False, emoji=False).print(table)
+    if Console().is_terminal:
+        CleanConsole(markup=False, emoji=False).print(table)
+        return
+    console = CleanConsole(width=PIPE_WIDTH, markup=False, emoji=False)
+    with console.capture() as capture:
+        console.print(table)
+    # A cell that is long pads no other line.
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))

@@ -14,7 +14,7 @@ from rich.markup import escape
 from gateway.cli.banner import show_banner
 from gateway.cli.check import show_problems
 from gateway.cli.first_key import FirstKey, KeySources, create_first_key_later, first_key, key_sources
-from gateway.cli.named_models import UnusableModel, config_of
+from gateway.cli.named_models import UnusableModel, add_server_key_option, config_of, server_key
 from gateway.cli.operator_keys import warn_of_missing_operator_key
 from gateway.cli.output import CleanConsole
 from gateway.config.boot import AppBoot
@@ -49,14 +49,18 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print-config", action="store_true", help="with MODEL|URL: print the router.yaml, and start nothing"
     )
+    add_server_key_option(parser)
 
 
 def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Serve a file, or the models that are named; return 1 if the gateway cannot start."""
     errors = CleanConsole(stderr=True, soft_wrap=True, highlight=False)
     if not options.models:
-        if options.host or options.port is not None or options.print_config:
-            errors.print("--host, --port and --print-config need MODEL|URL; a file has `listen`")
+        if options.host or options.port is not None or options.print_config or options.upstream_key_env:
+            errors.print(
+                "--host, --port, --print-config and --upstream-key-env need MODEL|URL; a file has `listen` "
+                "and `api_key`"
+            )
             return 2
         if not options.config.exists():
             errors.print(
@@ -67,7 +71,8 @@ def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -
         return serve(options.config, environment)
     host = f"[{options.host}]" if ":" in (options.host or "") else options.host
     try:
-        text = config_of(options.models, f"{host or HOST}:{PORT if options.port is None else options.port}")
+        listen = f"{host or HOST}:{PORT if options.port is None else options.port}"
+        text = config_of(options.models, listen, key=server_key(options, environment))
     except UnusableModel as error:
         errors.print(f"[red]cannot serve[/] {escape(str(error))}")
         return 1

@@ -17,7 +17,7 @@ from gateway.routing.common_offer import Facts, common_capabilities, contradicti
 from gateway.routing.split import Trial
 from gateway.upstreams.canary_offer import nothing_shared, serves_alike
 from gateway.upstreams.member import MIXED, JudgedUpstream
-from gateway.vector_spaces.fingerprint import Fingerprint
+from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text
 from gateway.vector_spaces.model_space import ModelSpace
 
 NOT_COMPARED = "its vectors have not been compared yet"
@@ -57,7 +57,8 @@ class Canary:
         if self.withdrawn or cosine >= self.settings.min_cosine:
             return False
         needed = self.settings.min_cosine
-        self.withdrawn = f"its vectors differ: cosine {cosine:.4f}, {needed:g} needed; a reload puts it back"
+        reached = cosine_text(cosine, needed)
+        self.withdrawn = f"its vectors differ: cosine {reached}, {needed} needed; a reload puts it back"
         return True
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from backends.canaries import min_cosine
 from backends.contract import BackendKind, Vectors
-from gateway.vector_spaces.fingerprint import Fingerprint, needed_cosine, similarity
+from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text, needed_cosine, similarity
 
 
 class ReplicaVectors(msgspec.Struct, frozen=True):
@@ -167,12 +167,14 @@ def findings(report: Report) -> list[str]:
 
 
 def _stored_difference(name: str, upstream: str, stored: StoredMatch) -> str:
+    reached = cosine_text(stored.cosine, stored.needed)
     return (
-        f"{name} does not give the vectors of its stored fingerprint: {stored.cosine:.5f}, {stored.needed} "
-        f"needed; `gateway verify {upstream} --accept` replaces it"
+        f"{name} does not give the vectors of its stored fingerprint: {reached}, {stored.needed} needed; "
+        f"`gateway verify {upstream} --accept` replaces it"
     )
 
 
 def _pair_difference(pair: Pair) -> str:
-    reached = "other dimensions" if pair.cosine is None else f"{pair.cosine:.5f}"
+    assert pair.needed is not None
+    reached = "other dimensions" if pair.cosine is None else cosine_text(pair.cosine, pair.needed)
     return f"{pair.one} and {pair.other} differ: {reached}, {pair.needed} needed"

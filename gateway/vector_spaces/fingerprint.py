@@ -68,6 +68,12 @@ def needed_cosine(first: Fingerprint, second: Fingerprint, configured: float | N
     return SAME_MIN_COSINE if same else ACROSS_MIN_COSINE
 
 
+def cosine_text(cosine: float, needed: float) -> str:
+    """Return a cosine below the needed one with at least four digits, and as many as show the difference."""
+    digits = next((digits for digits in range(4, 17) if f"{cosine:.{digits}f}" != f"{needed:.{digits}f}"), 17)
+    return f"{cosine:.{digits}f}"
+
+
 def matches(first: Fingerprint, second: Fingerprint, configured: float | None) -> bool:
     """Return True if two fingerprints are of one vector space."""
     return similarity(first, second) >= needed_cosine(first, second, configured)

@@ -13,7 +13,7 @@ import msgspec
 from backends.canaries import EDITION
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
-from gateway.vector_spaces.fingerprint import Fingerprint, matches, needed_cosine, similarity
+from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text, matches, needed_cosine, similarity
 
 # Releases with other canaries use a different key, as for the fingerprints of upstreams.
 MODEL_SPACES = f"gw:model_spaces:{EDITION}"
@@ -157,7 +157,5 @@ def difference(first: Fingerprint, second: Fingerprint) -> str:
     if first.dimensions != second.dimensions:
         return f"its vectors have {second.dimensions} dimensions, those of the model {first.dimensions}"
     needed = needed_cosine(first, second, None)
-    return (
-        f"its vectors are not those of the model's other upstreams: cosine {similarity(first, second):.4f}, "
-        f"{needed} needed"
-    )
+    cosine = cosine_text(similarity(first, second), needed)
+    return f"its vectors are not those of the model's other upstreams: cosine {cosine}, {needed} needed"

@@ -17,6 +17,7 @@ from gateway.events import Observe, SpaceChecked, SpaceOutcome
 from gateway.store.errors import StoreUnavailable
 from gateway.vector_spaces.fingerprint import (
     Fingerprint,
+    cosine_text,
     fingerprint_of,
     matches,
     needed_cosine,
@@ -82,9 +83,10 @@ class VectorSpace:
                 f"its vectors have {fingerprint.dimensions} dimensions, the upstream's {reference.dimensions}"
             )
         needed = needed_cosine(reference, fingerprint, self._settings.min_cosine)
+        cosine = cosine_text(similarity(reference, fingerprint), needed)
         return (
-            f"its vectors are not the upstream's: cosine {similarity(reference, fingerprint):.4f}, "
-            f"{needed} needed; `gateway verify {self.upstream}` shows more"
+            f"its vectors are not the upstream's: cosine {cosine}, {needed} needed; "
+            f"`gateway verify {self.upstream}` shows more"
         )
 
     async def check(self, replica: str, backend: Backend, capabilities: Capabilities) -> bool:

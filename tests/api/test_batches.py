@@ -204,8 +204,8 @@ async def test_a_broken_file_fails_with_the_line(boot: Boots, tmp_path: Path) ->
     assert end["failed_at"] is not None
     problems = end["errors"]["data"]
     assert [(item["code"], item["line"], item["param"]) for item in problems] == [
-        ("model_not_found", 7, "body.model"),
         ("duplicate_custom_id", 6, "custom_id"),
+        ("model_not_found", 7, "body.model"),
     ]
 
 

@@ -29,9 +29,9 @@ class Outcome:
 
 
 class Command:
-    """The command in a folder of its own, and its server."""
+    """The command in a folder of its own, and its server. url: None to let the command find it."""
 
-    def __init__(self, folder: Path, server: FakeEmbedder, url: str, capsys: Any) -> None:
+    def __init__(self, folder: Path, server: FakeEmbedder, url: str | None, capsys: Any) -> None:
         self.folder = folder
         self.server = server
         self.url = url
@@ -42,7 +42,8 @@ class Command:
         parser = argparse.ArgumentParser()
         add_embed_options(parser)
         placed = [str(self.folder / word) if self._is_file(word) else word for word in words]
-        options = parser.parse_args([*placed, "--url", self.url, "--json"])
+        address = [] if self.url is None else ["--url", self.url]
+        options = parser.parse_args([*placed, *address, "--json"])
         self._capsys.readouterr()
         status = embed(options, {"GATEWAY_API_KEY": key})
         captured = self._capsys.readouterr()

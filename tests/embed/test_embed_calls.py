@@ -93,7 +93,7 @@ def test_a_wait_beyond_the_deadline_ends_the_run_at_once(command: Command) -> No
     assert outcome.status == 3
     assert "in.jsonl:1 to 2: " in outcome.errors
     assert "the month is spent; no success until --deadline (600 s)" in outcome.errors
-    assert "asks to wait 86,400 s; run the same command again to continue" in outcome.errors
+    assert "asks to wait 86,400 s; nothing was kept, and the same command starts" in outcome.errors
     assert command.run("in.jsonl", "--to", "out.jsonl").status == 0
 
 
@@ -352,3 +352,52 @@ def test_rows_are_packed_by_texts_and_bytes() -> None:
     assert sizes([row(None)] * 5 + [row("a")] * 2, Bounds(1, 9)) == [6, 1]
     assert sizes([row("a"), row("b", group=1)], Bounds(9, 99)) == [1, 1]
     assert sizes([], Bounds(9, 99)) == []
+
+
+SPENT = "limit tokens_per_day: 0 remain, it starts again on 2026-11-27 (UTC), try again in 18h"
+
+
+@pytest.mark.parametrize(
+    "body", [{"error": {"message": SPENT, "code": "insufficient_quota"}}, {"error": SPENT}]
+)
+def test_a_limit_of_the_day_that_is_spent_ends_the_run_at_once(command: Command, body: Any) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    headers = {"retry-after": "60", "x-should-retry": "false"}
+    command.server.hook = lambda _: (429, headers, json.dumps(body).encode())
+    outcome = command.run("in.jsonl", "--to", "out.jsonl")
+    assert outcome.status == 3
+    assert f"the server returned 429: {SPENT}; nothing was kept" in outcome.errors
+    assert len(command.server.bodies) == 1
+
+
+def test_a_limit_of_the_hour_is_waited_for(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    body = json.dumps({"error": {"message": "the hour is spent", "code": "rate_limit_exceeded"}}).encode()
+    command.server.faults = [(429, {"retry-after": "0.01", "x-should-retry": "false"}, body)]
+    assert command.run("in.jsonl", "--to", "out.jsonl", *TWO).status == 0
+    assert_vectors(command.rows("out.jsonl"))
+
+
+def test_the_address_is_that_of_the_configuration(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(command.folder)
+    command.write_rows("in.jsonl", ROWS)
+    address, command.url = str(command.url).removeprefix("http://"), None
+    command.write("router.yaml", f"listen: {address}\n")
+    assert command.run("in.jsonl", "--to", "out.jsonl").status == 0
+    assert_vectors(command.rows("out.jsonl"))
+    command.write("other.yaml", "listen: 127.0.0.1:9\n")
+    outcome = command.run("in.jsonl", "--to", "o.jsonl", "-c", "other.yaml", "--deadline", "0.05")
+    assert "http://127.0.0.1:9/v1/models: " in outcome.errors
+    command.write("router.yaml", "listen: [1]\n")
+    outcome = command.run("in.jsonl", "--to", "o.jsonl")
+    assert (outcome.status, "router.yaml has 1 problem" in outcome.errors) == (1, True)
+    outcome = command.run("in.jsonl", "--to", "o.jsonl", "-c", "absent.yaml")
+    assert (outcome.status, "there is no absent.yaml" in outcome.errors) == (1, True)
+
+
+def test_a_refused_key_is_reported_with_the_address(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    command.server.models_reply = error(401, "no such key")
+    outcome = command.run("in.jsonl", "--to", "out.jsonl")
+    assert outcome.status == 1
+    assert f"{command.url}/v1/models: the server returned 401: no such key; set the key" in outcome.errors

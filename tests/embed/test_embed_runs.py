@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cli.embed import progress
 from tests.embed.conftest import Command, assert_vectors
 from tests.fakes.embedder import Reply, error
 
@@ -44,6 +45,27 @@ def test_a_run_continues_where_it_stopped(command: Command) -> None:
     assert_vectors(rows)
     assert outcome.summary["rows"] == 40
     assert outcome.summary["finished_now"]
+
+
+def test_a_run_that_stops_behind_a_part_says_how_it_continues(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    spent = (429, {"x-should-retry": "false"}, b'{"error": {"message": "the day is spent"}}')
+    command.server.hook = lambda texts: spent if "text number 20" in texts else None
+    arguments = ("--batch-inputs", "4", "--concurrency", "1")
+    outcome = command.run("in.jsonl", "--to", "out.jsonl", *arguments)
+    assert outcome.status == 3
+    assert "the day is spent; run the same command again to continue" in outcome.errors
+
+
+def test_progress_without_a_terminal_is_a_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    command.write_rows("in.jsonl", ROWS)
+    arguments = ("--batch-inputs", "10", "--concurrency", "1")
+    assert "texts/s" not in command.run("in.jsonl", "--to", "quick.jsonl", *arguments).errors
+    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    lines = command.run("in.jsonl", "--to", "slow.jsonl", *arguments).errors.splitlines()
+    rows = [line.split()[1] for line in lines if line.endswith(" tokens/s")]
+    assert ["10", "20", "30", "40"] == rows
+    assert any(line.startswith("100%  40 rows  ") for line in lines)
 
 
 def test_a_complete_output_is_not_made_again(command: Command) -> None:

@@ -37,6 +37,7 @@ class FakeEmbedder:
         self.paths: list[str] = []
         self.received: list[dict[str, str]] = []
         self.refused_word = ""
+        self.models_reply: Reply | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -58,7 +59,9 @@ class FakeEmbedder:
 
     def _reply(self, path: str, headers: dict[str, str], body: bytes) -> Reply:
         if path == "/v1/models":
-            return _json({"data": [{"id": "other"}, {"id": "fake", "default_for": ["embed"]}]})
+            return self.models_reply or _json(
+                {"data": [{"id": "other"}, {"id": "fake", "default_for": ["embed"]}]}
+            )
         fields = json.loads(body)
         self.bodies.append(fields)
         self.paths.append(path)

@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.fakes.embedder import FakeEmbedder
 from tests.fakes.tei import FakeTei, vector_of
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, Served
@@ -41,10 +44,10 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             served.stop()
 
 
-def start(gateway: Served, folder: Path, *words: str) -> "subprocess.Popen[str]":
+def start(gateway: Served | None, folder: Path, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "gateway", "embed", "in.jsonl", "--to", "out.parquet", "--json", *words]
     return subprocess.Popen(
-        [*command, "--url", gateway.url],
+        command if gateway is None else [*command, "--url", gateway.url],
         cwd=folder,
         env={**os.environ, "GATEWAY_API_KEY": KEY, "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
@@ -112,6 +115,38 @@ def test_an_interrupted_run_stores_what_is_complete(
     _, errors = process.communicate(timeout=50)
     assert "continuing after" in errors
     assert_complete(tmp_path)
+
+
+def test_a_run_interrupted_before_its_first_part_has_kept_nothing(tmp_path: Path) -> None:
+    write_input(tmp_path)
+    called, ended = threading.Event(), threading.Event()
+
+    def hold(_: Sequence[str]) -> None:
+        called.set()
+        ended.wait(20)
+
+    server = FakeEmbedder()
+    server.hook = hold
+    with serve_in_thread(server) as url:
+        process = start(None, tmp_path, "--url", url)
+        assert called.wait(30)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+        ended.set()
+    assert (process.returncode, "nothing was kept" in errors) == (130, True)
+
+
+def test_a_run_interrupted_while_it_asks_for_the_model_ends_with_a_line(tmp_path: Path) -> None:
+    write_input(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
+        process = start(None, tmp_path, "--url", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        connection, _ = listener.accept()
+        with connection:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert errors == "stopped by a signal; nothing was kept, and the same command starts from the beginning\n"
 
 
 def test_the_command_line_loads_nothing_heavy() -> None:

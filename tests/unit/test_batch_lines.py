@@ -119,6 +119,18 @@ def test_a_broken_line_is_named_with_its_number(kind: str, seed: int) -> None:
     assert plan.chunks == ()
 
 
+def test_problems_are_in_the_order_of_the_lines() -> None:
+    lines = [request(0), request(0), b"hello", request(3), request(3, method="GET")]
+    plan = plan_of(b"\n".join(lines), 1000)
+
+    assert [(problem.line, problem.code) for problem in plan.problems] == [
+        (2, "duplicate_custom_id"),
+        (3, "invalid_json_line"),
+        (5, "invalid_method"),
+        (5, "duplicate_custom_id"),
+    ]
+
+
 FOREIGN = {
     "gzip": b"\x1f\x8b\x08\x00" + b"\x00" * 50,
     "zip": b"PK\x03\x04" + b"\x00" * 50,

@@ -18,6 +18,7 @@ from backends.errors import ReplicaFailed
 from gateway.vector_spaces.fingerprint import (
     ACROSS_MIN_COSINE,
     SAME_MIN_COSINE,
+    cosine_text,
     decode_fingerprint,
     encode_fingerprint,
     fingerprint_of,
@@ -172,3 +173,19 @@ def test_request_size_is_the_lower_of_replica_and_operator_bound(
 async def test_refuses_replies_without_one_vector_per_text(wrong: object) -> None:
     with pytest.raises(ReplicaFailed):
         await embed_in_batches(RecordingReplica(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cosine", "needed", "shown"),
+    [
+        (0.41237, 0.999, "0.4124"),
+        (0.99896, 0.999, "0.99896"),
+        (0.99999994, 1.0, "0.9999999"),
+        (1 - 2**-53, 1, "0.9999999999999999"),
+        (0.0, 0.999, "0.0000"),
+    ],
+)
+def test_a_cosine_has_the_digits_that_tell_it_from_the_needed_one(
+    cosine: float, needed: float, shown: str
+) -> None:
+    assert shown == cosine_text(cosine, needed)

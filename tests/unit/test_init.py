@@ -1,7 +1,7 @@
 """`gateway init`: a commented router.yaml from options or answers, which is never overwritten."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,10 +21,10 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "conf" / "router.yaml"
 
 
-def run(file: Path, *words: str, ask: Ask | None = None) -> int:
+def run(file: Path, *words: str, ask: Ask | None = None, environment: Mapping[str, str] | None = None) -> int:
     file.parent.mkdir(exist_ok=True)
     options = _parser().parse_args(["init", *words, "-o", str(file)])
-    return init(options, {}, ask or refuse_to_answer)
+    return init(options, environment or {}, ask or refuse_to_answer)
 
 
 def refuse_to_answer(question: str) -> str:
@@ -167,3 +167,19 @@ def test_a_link_in_place_of_the_schema_is_not_followed(file: Path, tmp_path: Pat
     assert 0 == run(file, "BAAI/bge-m3")
     assert link.is_symlink()
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_key_of_a_server_is_a_variable_in_the_file(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = FakeTei()
+    server.api_key = "sk-secret"
+    with serve_in_thread(server) as url:
+        assert 1 == run(file, url)
+        assert f"{url}: the server wants a key; " in capsys.readouterr().err
+        environment = {"TEI_KEY": "sk-secret"}
+        assert 0 == run(file, url, "--upstream-key-env", "TEI_KEY", environment=environment)
+
+    assert "api_key: ${TEI_KEY}" in file.read_text().replace("'", "")
+    (upstream,) = load_config(file, environment).upstreams.values()
+    assert ("tei", "sk-secret") == (upstream.backend, upstream.api_key)

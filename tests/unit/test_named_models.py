@@ -11,7 +11,7 @@ import pytest
 
 from gateway.cli import named_models
 from gateway.cli.main import _parser
-from gateway.cli.named_models import Server, UnusableModel, config_of, probe_server
+from gateway.cli.named_models import Server, ServerKey, UnusableModel, config_of, probe_server
 from gateway.cli.serve import serve_command
 from gateway.config.load import load_config
 from tests.fakes.infinity import FakeInfinity
@@ -190,3 +190,59 @@ def test_the_command_prints_its_configuration(capsys: pytest.CaptureFixture[str]
 def test_names_that_a_server_must_not_give_are_refused(name: str) -> None:
     with pytest.raises(UnusableModel, match="cannot be used"):
         config_of(["http://one", "http://two"], "127.0.0.1:0", lambda _: Server("openai", ("fine", name)))
+
+
+KEY = ServerKey("SERVER_KEY", "sk-right")
+
+
+@pytest.mark.parametrize("server", [FakeTei(), FakeInfinity(), FakeVllm(), FakeOpenAI()])
+def test_a_server_that_wants_a_key_is_known_by_it(server: Any) -> None:
+    server.api_key = KEY.value
+    with serve_in_thread(server) as url:
+        with pytest.raises(UnusableModel, match=r"wants a key; .*--upstream-key-env \(401 at /"):
+            probe_server(url)
+        with pytest.raises(UnusableModel, match=r"refuses the key in SERVER_KEY \(401 at /"):
+            probe_server(url, ServerKey("SERVER_KEY", "sk-wrong"))
+        assert probe_server(url, KEY).models
+
+
+def test_the_key_is_not_sent_to_where_a_server_redirects() -> None:
+    received: list[dict[bytes, bytes]] = []
+
+    async def receive_all(scope: Any, receive: Any, send: Any) -> None:
+        del receive
+        received.append(dict(scope["headers"]))
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    with serve_in_thread(receive_all) as other:
+
+        async def redirect(scope: Any, receive: Any, send: Any) -> None:
+            del receive
+            assert (b"authorization", b"Bearer sk-right") in scope["headers"]
+            headers = [(b"location", other.encode() + scope["path"].encode())]
+            await send({"type": "http.response.start", "status": 307, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+
+        with serve_in_thread(redirect) as url, pytest.raises(UnusableModel, match="no TEI, vLLM, Infinity"):
+            probe_server(url, KEY)
+
+    assert [True] * 4 == [b"authorization" not in headers for headers in received]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("sk-abc", "", "the name of a variable, and not the key itself"),
+        ("ABSENT", None, "the variable ABSENT is not set"),
+        ("BROKEN", "two words", "BROKEN is no key"),
+    ],
+)
+def test_variables_without_a_key_are_refused(
+    variable: str, value: str | None, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["serve", "http://127.0.0.1:1", "--upstream-key-env", variable]
+    environment = {} if value is None else {variable: value}
+
+    assert 1 == serve_command(_parser().parse_args(words), environment)
+    assert reason in capsys.readouterr().err

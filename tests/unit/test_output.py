@@ -7,6 +7,7 @@ import pytest
 from rich.table import Table
 
 from backends.canaries import CANARIES
+from gateway.cli.batch_state import Batch, BatchPage, Counts, show_batches
 from gateway.cli.check import show_problems
 from gateway.cli.output import show_line, show_table
 from gateway.cli.verify_report import show_report
@@ -57,3 +58,35 @@ def test_reports_on_servers_are_clean(printed: Printed) -> None:
     fingerprint = Fingerprint("0123456789abcdef", "tei", EVIL, None, 4, vectors.tobytes())
     show_report(report_on([ReplicaVectors("one", "one", fingerprint, vectors, 2)], {}))
     assert printed.is_clean()
+
+
+REASON = "the budget of the day is spent, and starts again at midnight; " * 3
+PAGE = BatchPage(
+    [
+        Batch("batch_one", "cancelled", Counts(40_000, 768, 39_232, 39_232), 1, "minilm"),
+        Batch("batch_two", "in_progress", Counts(10, 3, 2), 1, "minilm", wait_reason=REASON),
+    ],
+    has_more=False,
+)
+
+
+def test_batches_show_the_lines_that_were_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    show_batches(PAGE)
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.endswith("  waits for")
+    assert ["batch_one", "cancelled", "768", "of", "40000", "0", "39232", "minilm"] == first.split()[:8]
+    assert first.endswith("  –")
+    assert ["batch_two", "in_progress", "5", "of", "10", "2", "0", "minilm"] == second.split()[:8]
+    assert second.endswith(REASON.rstrip())
+
+
+def test_reasons_of_batches_are_cut_at_the_width_of_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "120", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    show_batches(PAGE)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert "the budget of the day" in lines[2]
+    assert lines[2].rstrip().endswith("…")

@@ -23,6 +23,7 @@ from gateway.cli.embed.replies import (
     Reply,
     Unreadable,
     body_of,
+    code_of,
     problem_of,
     read_reply,
     read_tokens,
@@ -97,7 +98,7 @@ class Caller:
         url = f"{request.base}/v1/models"
         reply = await self._repeated(url, partial(self._send, "GET", url, None, "application/json"))
         if reply.status in (401, 403):
-            raise EmbedFailed(_words(reply.status, reply.body))
+            raise EmbedFailed(f"{url}: {_words(reply.status, reply.body)}")
         try:
             listed = msgspec.json.decode(reply.body)["data"]
             chosen = next(
@@ -161,6 +162,8 @@ class Caller:
             else:
                 if reply.status not in RETRIED:
                     return reply
+                if _is_spent(reply):
+                    raise EmbedStopped(f"{url}: {_words(reply.status, reply.body)}")
                 problem, asked_s = _words(reply.status, reply.body), _retry_after_s(reply.headers)
             backoff_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**attempt) * self._chance.uniform(0.5, 1)
             wait_s = max(backoff_s, asked_s or 0.0)
@@ -203,6 +206,17 @@ class Caller:
         if reply.headers.get("content-encoding", "identity") != "identity":
             raise EmbedFailed(f"{url}: the server compresses its replies, although it is asked not to")
         return HttpReply(reply.status_code, reply.headers, bytes(content))
+
+
+def _is_spent(reply: HttpReply) -> bool:
+    """Return whether a limit is spent for so long that the call is not worth repeating.
+
+    The gateway sends `x-should-retry: false` with a wait above 60 s, and never a longer `retry-after`. A
+    limit of an hour has such waits too, but passes single calls meanwhile: its code is `rate_limit_exceeded`.
+    """
+    if reply.status != 429 or reply.headers.get("x-should-retry", "").lower() != "false":
+        return False
+    return code_of(reply.body) != "rate_limit_exceeded"
 
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:

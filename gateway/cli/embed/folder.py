@@ -48,6 +48,14 @@ def is_of_run(folder: Path) -> bool:
     return folder.exists() and bool(_names(folder))
 
 
+def has_parts(folder: Path) -> bool:
+    """Return whether a run has left rows in the folder."""
+    try:
+        return any(name.endswith(".arrow") and PART.fullmatch(name) for name in _names(folder))
+    except OSError:
+        return False
+
+
 def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest in a folder, None if it has none. Raises: EmbedFailed."""
     try:

@@ -1,7 +1,7 @@
 """Options of `gateway embed`, and the plan that they describe."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -20,8 +20,9 @@ from gateway.cli.embed.plan import (
     Request,
     Source,
 )
+from gateway.cli.operator_options import caller_url
 
-URL = "http://127.0.0.1:8080"
+CONFIG, URL = Path("router.yaml"), "http://127.0.0.1:8080"
 BATCH_BYTES = 1024 * 1024
 INPUT_SUFFIXES: dict[str, InputFormat] = {
     ".jsonl": "jsonl",
@@ -73,7 +74,12 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
 
 def _add_server(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("server").add_argument
-    add("--url", default=URL, help=f"gateway, or a server of OpenAI's or TEI's API (default: {URL})")
+    add("-c", "--config", type=Path, metavar="FILE", help=f"for the gateway's address (default: {CONFIG})")
+    add(
+        "--url",
+        help="gateway, or a server of OpenAI's or TEI's API (default: `listen` of the configuration; without "
+        f"one {URL})",
+    )
     add("--model", help="model (default: the first that the server lists)")
     add("--key", help="API key; other users of this machine can see it (default: GATEWAY_API_KEY)")
     add("--key-file", type=Path, metavar="FILE", help="file with the API key")
@@ -110,13 +116,13 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
-    """Return the plan of a command line. Raises: EmbedFailed."""
+def plan_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Plan:
+    """Return the plan of a command line. Raises: EmbedFailed, ConfigError, RequestRefused."""
     _check_bounds(options)
     return Plan(
         sources_of(options.files),
         Reading(options.field, options.id, options.delimiter, options.on_empty, options.on_bad),
-        _request_of(options),
+        _request_of(options, _url_of(options, environment)),
         Pace(options.batch_inputs, BATCH_BYTES, options.concurrency, options.timeout, options.deadline),
         Output(options.to, _output_format(options.to), options.column, options.dtype, options.overwrite),
     )
@@ -141,11 +147,18 @@ def _check_bounds(options: argparse.Namespace) -> None:
         raise EmbedFailed("--column is empty")
 
 
-def _request_of(options: argparse.Namespace) -> Request:
+def _url_of(options: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """Return the URL of the server. Raises: ConfigError, RequestRefused."""
+    if options.url is None and options.config is None and not CONFIG.exists():
+        return URL
+    return caller_url(options.url, options.config or CONFIG, environment)
+
+
+def _request_of(options: argparse.Namespace, url: str) -> Request:
     try:
-        target = target_of(options.url, "tei" if options.prompt_name else None)
+        target = target_of(url, "tei" if options.prompt_name else None)
     except ValueError as error:
-        raise EmbedFailed(f"{options.url.rpartition('@')[2]} {error}") from error
+        raise EmbedFailed(f"{url.rpartition('@')[2]} {error}") from error
     if target.api not in ("openai", "tei"):
         raise EmbedFailed(f"{target.path} does not embed; give the address of the server alone")
     if target.api == "tei" and options.input_type is not None:

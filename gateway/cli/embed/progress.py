@@ -1,5 +1,6 @@
-"""Progress of a run on a terminal: texts and tokens per second, and the time left."""
+"""Progress of a run: texts and tokens per second, and on a terminal the time left."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -10,6 +11,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from gateway.cli.embed.manifest import Counts, PartFacts
 from gateway.cli.embed.packing import Position
 from gateway.cli.embed.plan import Source
+from gateway.cli.output import show_line
+
+# Between two lines where there is no terminal.
+LINE_S = 30.0
 
 Share: TypeAlias = Callable[[Position], float]
 
@@ -44,13 +49,27 @@ class Meter:
         return f"{facts.counts.rows:,} rows  {texts / seconds:,.0f} texts/s  {tokens / seconds:,.0f} tokens/s"
 
 
+def _line_reporter(share: Share, meter: Meter) -> Callable[[PartFacts], None]:
+    """Return what prints a line about the state of a run, but not more often than every LINE_S."""
+    printed_s = time.monotonic()
+
+    def report(facts: PartFacts) -> None:
+        nonlocal printed_s
+        if time.monotonic() - printed_s >= LINE_S:
+            printed_s = time.monotonic()
+            show_line(f"{share(facts.end):.0%}  {meter.words(facts)}")
+
+    return report
+
+
 @contextmanager
 def shown_progress(
-    share: Share, before: PartFacts, *, is_shown: bool
+    share: Share, before: PartFacts, *, has_terminal: bool
 ) -> Iterator[Callable[[PartFacts], None]]:
-    """Show a bar while the block runs; yield what moves it."""
-    if not is_shown:
-        yield lambda _: None
+    """Show a bar on a terminal, or else a line now and then, while the block runs; yield what moves it."""
+    meter = Meter(before)
+    if not has_terminal:
+        yield _line_reporter(share, meter)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -59,9 +78,8 @@ def shown_progress(
         TextColumn("left"),
         TimeRemainingColumn(compact=True),
     )
-    meter = Meter(before)
     with Progress(*columns, console=Console(stderr=True), speed_estimate_period=60) as progress:
-        task = progress.add_task("reading", total=1.0)
+        task = progress.add_task("waiting for the first vectors", total=1.0)
         progress.update(task, completed=share(before.end))
 
         def report(facts: PartFacts) -> None:

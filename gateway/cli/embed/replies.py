@@ -57,6 +57,14 @@ class _Usage(msgspec.Struct):
     total_tokens: Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] = 0
 
 
+class _CodedError(msgspec.Struct):
+    code: str | None = None
+
+
+class _ErrorReply(msgspec.Struct):
+    error: _CodedError
+
+
 class _OpenAIReply(msgspec.Struct):
     data: list[_Item]
     model: str | None = None
@@ -202,6 +210,14 @@ def read_truncated(header: str | None, count: int) -> tuple[int, ...] | None:
 def problem_of(body: bytes) -> str:
     """Return the message of an error body in words, without what a terminal would obey."""
     return printable(_message_of(body))
+
+
+def code_of(body: bytes) -> str | None:
+    """Return the code of an error body of OpenAI's API, None if it has none."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorReply).error.code
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _message_of(body: bytes) -> str:

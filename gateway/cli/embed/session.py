@@ -10,13 +10,14 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.cli.check import show_problems
 from gateway.cli.embed.calls import Caller, open_client
 from gateway.cli.embed.chunks import open_reader
 from gateway.cli.embed.embedding import Embedder
 from gateway.cli.embed.finish import Note, delete_note, finish, read_note
-from gateway.cli.embed.folder import check_folder, check_replaced, is_of_run
+from gateway.cli.embed.folder import check_folder, check_replaced, has_parts, is_of_run
 from gateway.cli.embed.manifest import Manifest, manifest_of, refusal
-from gateway.cli.embed.options import plan_of
+from gateway.cli.embed.options import CONFIG, plan_of
 from gateway.cli.embed.outputs import check_output
 from gateway.cli.embed.parts import Parts
 from gateway.cli.embed.plan import EmbedFailed, EmbedStopped, Plan
@@ -27,6 +28,7 @@ from gateway.cli.embed.text_rows import RowReader
 from gateway.cli.gateway_client import RequestRefused
 from gateway.cli.operator_options import checked_key, operator_key
 from gateway.cli.output import show_line
+from gateway.config.problems import ConfigError
 
 FAILED, STOPPED = 1, 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -36,27 +38,38 @@ def run_embed(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     """Run the command; return its exit status."""
     try:
         key = checked_key(options.key or "", "--key") or operator_key(options.key_file, environment)
-        plan = plan_of(options)
+        plan = plan_of(options, environment)
         check_output(plan.output)
         note, is_new = asyncio.run(_embed(plan, key, options.ca))
+    except ConfigError as error:
+        show_problems(options.config or CONFIG, error)
+        return FAILED
     except (EmbedFailed, RequestRefused) as error:
         show_line(str(error))
         return FAILED
     except EmbedStopped as error:
-        show_line(f"{error}; run the same command again to continue")
+        show_line(f"{error}; {_next_words(options.to)}")
         return 128 + error.number if isinstance(error, Interrupted) else STOPPED
     except OSError as error:
-        show_line(
-            f"{error.filename or options.to}: {error.strerror or error}; "
-            "run the same command again to continue"
-        )
+        show_line(f"{error.filename or options.to}: {error.strerror or error}; {_next_words(options.to)}")
         return STOPPED
+    except KeyboardInterrupt:
+        # Before the run handles signals: while it opens files, or asks for the model.
+        show_line(f"stopped by a signal; {_next_words(options.to)}")
+        return 128 + signal.SIGINT
     summary = summary_of(note, options.to, is_new=is_new)
     if options.json:
         print(msgspec.json.encode(summary).decode())
     else:
         show_summary(summary)
     return 0
+
+
+def _next_words(output: Path) -> str:
+    """Return how a run that has stopped goes on."""
+    if has_parts(_parts_folder(output)):
+        return "run the same command again to continue"
+    return "nothing was kept, and the same command starts from the beginning"
 
 
 async def _embed(plan: Plan, key: str | None, ca: Path | None) -> tuple[Note, bool]:
@@ -74,7 +87,7 @@ async def _embed(plan: Plan, key: str | None, ca: Path | None) -> tuple[Note, bo
             _open_parts(plan, parts, manifest)
             show_line(_opening_words(plan, reader, parts))
             share = await asyncio.to_thread(_share, plan)
-            with shown_progress(share, parts.facts, is_shown=sys.stderr.isatty()) as report:
+            with shown_progress(share, parts.facts, has_terminal=sys.stderr.isatty()) as report:
                 run = Run(plan, parts, Embedder(caller, plan), report)
                 _stop_on_signals(run.stop)
                 await run.run(reader)
