@@ -104,6 +104,15 @@ class ModelStatus(msgspec.Struct, frozen=True):
     upstreams: tuple[ModelUpstreamStatus, ...] = ()
     price_per_million_tokens: float | None = None
 
+    @property
+    def upstream_names(self) -> str:
+        """Names of all upstreams, those that are no member with their role: `a, b, c (canary)`."""
+        names = (
+            upstream.name if upstream.role == "member" else f"{upstream.name} ({upstream.role})"
+            for upstream in self.upstreams
+        )
+        return ", ".join(names) or self.upstream
+
 
 class TenantStatus(msgspec.Struct, frozen=True):
     """Usage of one tenant since the start. refused: calls that its quotas did not admit."""

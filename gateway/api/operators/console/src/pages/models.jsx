@@ -15,6 +15,11 @@ function downloadOf(checkpoint) {
 
 const notesOf = (model) => [...model.notes, ...(model.cache ? [`cache: ${model.cache}`] : [])].join("; ");
 
+// All upstreams, those that are no member with their role.
+const upstreamsOf = (model) =>
+  (model.upstreams ?? []).map(({ name, role }) => (role === "member" ? name : `${name} (${role})`)).join(", ") ||
+  model.upstream;
+
 function Served({ snapshot }) {
   const hasNotes = snapshot.models.some(notesOf);
   const hasPrices = snapshot.models.some((model) => model.price_per_million_tokens);
@@ -24,7 +29,7 @@ function Served({ snapshot }) {
       label="Models"
       columns={[
         ["model", "text"],
-        ["upstream", "text"],
+        ["upstreams", "text"],
         ["backend"],
         ["state"],
         ["operations", "text"],
@@ -36,7 +41,7 @@ function Served({ snapshot }) {
       ]}
       rows={snapshot.models.map((model) => [
         model.name,
-        model.upstream,
+        upstreamsOf(model),
         model.backend,
         <State value={model.state} />,
         model.operations.join(", "),
