@@ -245,9 +245,12 @@ def test_draws_the_last_hour(console: ObservedPage, gateway: Served) -> None:
             .data.some(Boolean)""",
     )
 
-    assert ["Calls per second", "Latency", "Tokens per second", "Waiting and in flight"] == [
-        label.partition(":")[0] for label in labels
-    ]
+    assert [
+        "Calls per second",
+        "Latency of interactive calls",
+        "Tokens per second",
+        "Waiting and in flight",
+    ] == [label.partition(":")[0] for label in labels]
     assert "failed" in columns
     assert drawn
     assert console.complaints == []
@@ -368,6 +371,7 @@ def test_shows_and_fetches_batches(browser: Any, console: ObservedPage, gateway:
         client.headers["authorization"] = f"Bearer {OPERATOR}"
         limits = {"limits": {"batch_tokens_per_day": 8}}
         client.put("/admin/tenants/batches", json=limits).raise_for_status()
+        lines_run = client.get("/admin/status").json()["calls"]["bulk"]["counts"][-1]
         client.headers["authorization"] = f"Bearer {text}"
         waiting = create_batch(client, "".join(line(str(number)) for number in range(20)))
     console.show("Jobs")
@@ -387,6 +391,7 @@ def test_shows_and_fetches_batches(browser: Any, console: ObservedPage, gateway:
     result = Path(download.value.path()).read_text()
     own.context.close()
 
+    assert lines_run >= 1
     assert everyone.startswith("Batches of all tenants.")
     assert '"custom_id":"a"' in result
     assert console.complaints == []
