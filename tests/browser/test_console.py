@@ -298,14 +298,18 @@ def test_a_key_of_a_tenant_sees_only_its_own(browser: Any, console: ObservedPage
     own.use_key(text)
     own.page.wait_for_selector("#own-key:has-text('holder')")
     limits = own.page.inner_text("#own-limits")
-    own.show("Overview")
-    own.page.wait_for_selector("#status-problem:has-text('scope admin')")
-    has_status = own.page.locator("#lanes").count()
+    own.page.goto(f"{gateway.url}/ui#/tenants")
+    own.page.wait_for_selector("h2:text-is('My key')")
+    note = own.page.inner_text("#key-note")
+    titles = own.page.locator("nav a").all_inner_texts()
+    problems = own.page.locator(".problem").count()
     own.context.close()
 
     assert "tokens_per_day" in limits
     assert "left" in limits
-    assert has_status == 0
+    assert "Key accepted, models: 1. Pages of operators need the scope admin." in note
+    assert titles == ["Jobs", "Playground", "My key", "API"]
+    assert problems == 0
 
 
 def test_marks_keys_whose_tenant_is_not_defined(console: ObservedPage) -> None:
