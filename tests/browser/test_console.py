@@ -337,6 +337,36 @@ def test_shows_the_width_and_the_price_of_models(console: ObservedPage) -> None:
     )
 
 
+def test_shows_tenants_of_the_file_and_what_is_left(browser: Any, tmp_path: Path, upstream: str) -> None:
+    path = write_config(tmp_path, upstream, "memory", 1)
+    limits = (
+        "limits: {budget_per_month: 250, tokens_per_day: 1000}, model_limits: {bge: {requests_per_day: 9}}"
+    )
+    path.write_text(f"{path.read_text()}tenants: {{filed: {{{limits}}}}}\n")
+    gateway = Served(path).wait_until_up()
+    try:
+        observed = ObservedPage(browser, gateway.url, "tenants")
+        observed.use_key(OPERATOR)
+        observed.page.wait_for_selector("#file-tenants tbody tr")
+        (shown,) = rows(observed.page, "#file-tenants")
+        buttons = observed.page.locator("#file-tenants button").count()
+        make_tenant(observed.page, "stored", "budget_per_day: 3")
+        observed.page.wait_for_selector("#stored-tenants td:text-is('budget_per_day: 3.00') >> nth=1")
+        observed.context.close()
+    finally:
+        gateway.stop()
+
+    assert shown == [
+        "filed",
+        "all",
+        "budget_per_month: 250.00, tokens_per_day: 1,000, model bge requests_per_day: 9",
+        "1",
+        "interactive",
+        "budget_per_month: 250.00",
+    ]
+    assert buttons == 0
+
+
 def new_tenant(client: httpx.Client, name: str, **limits: int) -> str:
     """Make a tenant, let the client use a key of it, and return the key."""
     client.headers["authorization"] = f"Bearer {OPERATOR}"
