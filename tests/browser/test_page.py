@@ -457,6 +457,23 @@ def test_fits_the_width_of_the_screen(browser: Any, gateway: Served, width: int)
     assert problem["width"] > 150
 
 
+def test_states_of_models_are_in_sight_on_a_phone(browser: Any, gateway: Served) -> None:
+    watched = ObservedPage(browser, gateway.url, "models", viewport={"width": 390, "height": 844})
+    watched.page.wait_for_selector("#models tbody tr")
+    place = watched.page.locator("#models").bounding_box()
+    state = watched.page.locator("#models .state").first.bounding_box()
+    heights = {
+        row.inner_text().split()[0]: row.bounding_box()["height"]
+        for row in watched.page.query_selector_all("#models tbody tr")
+    }
+    watched.context.close()
+
+    # Left of the shadow at the edge.
+    assert state["x"] + state["width"] < place["x"] + place["width"] - 12
+    # Two lines of operations.
+    assert heights["bge"] < 60
+
+
 def test_preselects_the_default_model(ready: ObservedPage) -> None:
     assert "bge" in text_of(ready.page, "#rerank-model")
     assert "cross" == ready.page.input_value("#rerank-model")

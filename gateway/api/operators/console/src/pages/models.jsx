@@ -29,21 +29,21 @@ function Served({ snapshot }) {
       label="Models"
       columns={[
         ["model", "text"],
+        ["state"],
         ["upstreams", "text"],
         ["backend"],
-        ["state"],
-        ["operations", "text"],
+        ["operations", "text long"],
         ["width", "number"],
         ["vector space"],
         ["memory", "number"],
         ...(hasPrices ? [[`${snapshot.currency} per million tokens`, "number"]] : []),
-        ...(hasNotes ? [["notes", "text"]] : []),
+        ...(hasNotes ? [["notes", "text long"]] : []),
       ]}
       rows={snapshot.models.map((model) => [
         model.name,
+        <State value={model.state} />,
         upstreamsOf(model),
         model.backend,
-        <State value={model.state} />,
         model.operations.join(", "),
         count(model.dimensions),
         model.fingerprint ?? NONE,
@@ -66,10 +66,10 @@ function Groups({ snapshot }) {
     (model.upstreams ?? []).map((upstream) => [
       model.name,
       upstream.name,
-      upstream.role,
       // No good news of an upstream without a replica in use.
       upstream.standing === "serving" && upstream.state !== "ready" ? "serving" : <State value={upstream.standing} />,
       <State value={upstream.state} />,
+      upstream.role,
       shareOf(upstream),
       count(upstream.calls),
       upstream.cosine === null ? NONE : upstream.cosine.toFixed(4),
@@ -86,13 +86,13 @@ function Groups({ snapshot }) {
         columns={[
           ["model", "text"],
           ["upstream"],
-          ["role"],
           ["standing"],
           ["state"],
+          ["role"],
           ["share"],
           ["calls", "number"],
           ["least cosine", "number"],
-          ["why", "text"],
+          ["why", "text long"],
         ]}
         rows={rows}
       />
