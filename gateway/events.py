@@ -22,6 +22,7 @@ class CallFinished(msgspec.Struct, frozen=True):
     per stage, as in `server-timing`. trace_id: 32 hex digits, None where calls are not traced. key_id: id
     of the API key, None if none was accepted. address: of the client. path: as sent, cut and escaped,
     only if no handler serves it. reason: class of the cause of a refusal, None if its kind has only one.
+    is_bulk: it yielded to interactive calls.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class CallFinished(msgspec.Struct, frozen=True):
     address: str | None = None
     path: str | None = None
     reason: str | None = None
+    is_bulk: bool = False
 
 
 class AttemptStarted(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ PLAIN_PATHS = frozenset(
         "/admin/traffic",
         "/admin/calls",
         "/usage",
+        "/admin/limits",
         "/admin/tenants",
         "/admin/upstreams",
         "/admin/usage",

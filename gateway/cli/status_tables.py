@@ -91,7 +91,7 @@ def model_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
     rows: list[Row] = [
         (
             model.name,
-            model.upstream,
+            model.upstream_names,
             _state(model.state),
             ", ".join(model.operations),
             NONE if model.dimensions is None else str(model.dimensions),

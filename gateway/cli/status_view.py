@@ -116,9 +116,9 @@ def _figures(snapshot: Snapshot, rates: Rates | None) -> Text:
     for name, value in (
         ("calls/s", short(rates.calls if rates else None)),
         ("tokens/s", short(rates.tokens if rates else None)),
-        ("p50", milliseconds(rates.p50_s if rates else None)),
+        ("interactive p50", milliseconds(rates.p50_s if rates else None)),
         ("p95", milliseconds(rates.p95_s if rates else None)),
-        ("in flight", str(snapshot.calls_in_flight)),
+        ("calls in flight", str(snapshot.calls_in_flight)),
     ):
         figures.append(f"{name} ", "dim").append(f"{value}   ", "bold")
     failures = rates.failures if rates else {}

@@ -27,6 +27,7 @@ class CallMetrics:
             "calls", "Calls answered, by path, status and outcome.", ("route", "status", "outcome")
         )
         duration = create.seconds("call_duration", "From a call's first byte to its answer's last.", "route")
+        bulk_duration = create.seconds("bulk_duration", "Calls of class bulk, as call_duration.", "route")
         stage_duration = create.seconds(
             "stage_duration", "Time of calls by stage, as in server-timing.", "stage", STAGE_BUCKETS_S
         )
@@ -50,6 +51,7 @@ class CallMetrics:
             lambda key: calls.labels(key[0], str(key[1]), key[2])
         )
         self._duration = Children[str, BatchedHistogram](duration.labels)
+        self._bulk_duration = Children[str, BatchedHistogram](bulk_duration.labels)
         self._stage_duration = Children[str, BatchedHistogram](stage_duration.labels)
         self._model_duration = Children[str, BatchedHistogram](model_duration.labels)
         self._tenant_duration = Children[str, BatchedHistogram](tenant_duration.labels)
@@ -68,10 +70,11 @@ class CallMetrics:
     def count(self, calls: Sequence[CallFinished]) -> None:
         """Count finished calls."""
         # Calls of one batch are mostly alike: one pass over them costs less than one for each metric.
-        alike: dict[tuple[str, int, str, str | None, str | None, str | None], list[CallFinished]]
+        alike: dict[tuple[str, int, str, str | None, str | None, str | None, bool], list[CallFinished]]
         alike = defaultdict(list)
         for call in calls:
-            alike[call.route, call.status, call.outcome, call.tenant, call.model, call.key_id].append(call)
+            labels = call.route, call.status, call.outcome, call.tenant, call.model, call.key_id, call.is_bulk
+            alike[labels].append(call)
         for group in alike.values():
             self._count_alike(group)
 
@@ -85,6 +88,8 @@ class CallMetrics:
             self._stage_duration[stage].observe_many(seconds)
         tokens = sum([call.tokens for call in calls])
         durations = [self._duration[first.route]]
+        if first.is_bulk:
+            durations.append(self._bulk_duration[first.route])
         if first.tenant and first.model:
             computed, inputs, tenant_calls = self._usage[first.tenant, first.model]
             computed.inc(tokens)

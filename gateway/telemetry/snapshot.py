@@ -104,6 +104,15 @@ class ModelStatus(msgspec.Struct, frozen=True):
     upstreams: tuple[ModelUpstreamStatus, ...] = ()
     price_per_million_tokens: float | None = None
 
+    @property
+    def upstream_names(self) -> str:
+        """Names of all upstreams, those that are no member with their role: `a, b, c (canary)`."""
+        names = (
+            upstream.name if upstream.role == "member" else f"{upstream.name} ({upstream.role})"
+            for upstream in self.upstreams
+        )
+        return ", ".join(names) or self.upstream
+
 
 class TenantStatus(msgspec.Struct, frozen=True):
     """Usage of one tenant since the start. refused: calls that its quotas did not admit."""
@@ -116,10 +125,20 @@ class TenantStatus(msgspec.Struct, frozen=True):
 
 
 class CallsStatus(msgspec.Struct, frozen=True):
-    """Calls since the start, without probes and operator requests. outcomes: "ok" or an error's kind."""
+    """Calls since the start, without probes and operator requests.
+
+    outcomes: "ok" or an error's kind. bulk: durations of those that yield to interactive calls, among them
+    lines of batches.
+    """
 
     outcomes: Mapping[str, int]
     durations: Durations
+    bulk: Durations = Durations()
+
+    @property
+    def interactive(self) -> Durations:
+        """Durations of the calls that are not of class bulk."""
+        return during(self.bulk, self.durations)
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
@@ -206,7 +225,7 @@ class TenantRates(msgspec.Struct, frozen=True):
 class Rates(msgspec.Struct, frozen=True):
     """Rates per second between two snapshots.
 
-    failures: by kind, only those that occurred. p50_s, p95_s: of calls, None if none finished.
+    failures: by kind, only those that occurred. p50_s, p95_s: of interactive calls, None if none finished.
     attempts_p50_s: by upstream, likewise.
     """
 
@@ -228,7 +247,7 @@ def rates_between(before: Snapshot, after: Snapshot) -> Rates | None:
         kind: since(before.calls.outcomes.get(kind, 0), count) / seconds
         for kind, count in after.calls.outcomes.items()
     }
-    durations = during(before.calls.durations, after.calls.durations)
+    durations = during(before.calls.interactive, after.calls.interactive)
     attempts_before = {lane.upstream: lane.attempts for lane in before.lanes}
     tenants = _tenant_rates(before, after, seconds)
     return Rates(
@@ -267,7 +286,7 @@ def since(before: float, after: float) -> float:
 
 
 def during(before: Durations, after: Durations) -> Durations:
-    """Return the growth of a histogram between two snapshots."""
+    """Return the growth of a histogram between two snapshots, or what one has in addition to another."""
     if before.bounds_s != after.bounds_s or _total(before) > _total(after):
         return after
     counts = tuple(end - start for start, end in zip(before.counts, after.counts, strict=True))

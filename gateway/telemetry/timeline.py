@@ -22,6 +22,7 @@ class Timeline:
         self.laps: dict[Stage, float] = {}
         self.model: str | None = None
         self.operation: str | None = None
+        self.is_bulk = False
         self.trace: CallTrace | None = None
 
     def lap(self, stage: Stage) -> None:

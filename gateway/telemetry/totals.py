@@ -39,7 +39,11 @@ class Totals:
         for labels, value in self._samples["gateway_calls_total"]:
             if not is_monitoring(labels.get("route", "")):
                 outcomes[labels["outcome"]] += int(value)
-        return CallsStatus(dict(outcomes), self.durations("gateway_call_duration_seconds"))
+        return CallsStatus(
+            dict(outcomes),
+            self.durations("gateway_call_duration_seconds"),
+            self.durations("gateway_bulk_duration_seconds"),
+        )
 
     def durations(self, name: str, **labels: str) -> Durations:
         """Return the sum of a histogram's series, without those of monitoring."""

@@ -28,8 +28,8 @@ class TrafficPoint(msgspec.Struct, frozen=True):
     """Traffic of one interval, over all workers.
 
     at_s: its end, in seconds since 1970. seconds: its length. failures: calls by the kind of their error.
-    p50_s, p95_s, p99_s: of the calls that ended, None if none did. queued_inputs, calls_in_flight: at its
-    end.
+    p50_s, p95_s, p99_s: of the interactive calls that ended, None if none did. queued_inputs,
+    calls_in_flight: at its end. bulk_calls: those of `calls` that are of class bulk, with lines of batches.
     """
 
     at_s: float
@@ -42,6 +42,7 @@ class TrafficPoint(msgspec.Struct, frozen=True):
     p99_s: float | None
     queued_inputs: int
     calls_in_flight: int
+    bulk_calls: int = 0
 
 
 class _Sample(msgspec.Struct, frozen=True):
@@ -111,7 +112,8 @@ def _point_between(before: _Sample, after: _Sample, totals: Totals) -> TrafficPo
         kind: int(since(before.calls.outcomes.get(kind, 0), count))
         for kind, count in after.calls.outcomes.items()
     }
-    durations = during(before.calls.durations, after.calls.durations)
+    durations = during(before.calls.interactive, after.calls.interactive)
+    bulk = during(before.calls.bulk, after.calls.bulk)
     return TrafficPoint(
         round(after.at_s, 3),
         round(after.at_s - before.at_s, 3),
@@ -123,4 +125,5 @@ def _point_between(before: _Sample, after: _Sample, totals: Totals) -> TrafficPo
         quantile(durations, 0.99),
         int(totals.number("gateway_lane_queued_inputs")),
         int(totals.number("gateway_calls_in_flight")),
+        int(bulk.counts[-1]) if bulk.counts else 0,
     )

@@ -124,7 +124,8 @@ class Keyring:
     has_store: keys are stored too. Until they have been read, an unknown key may still be valid. budgets: of
     tenants and keys, with the tenant's name.
     clock_offset_s: how far the clock of Redis is ahead, so that a key expires on all gateways at once.
-    version: grows with each change of keys and tenants.
+    version: grows with each change of keys and tenants. tenant_settings: of all tenants, by name; those of
+    router.yaml take precedence over stored ones.
     """
 
     def __init__(
@@ -248,7 +249,7 @@ class Keyring:
 
         Raises: TenantUnknown; QuotaUnavailable if the tenant may be in the store, which is down.
         """
-        settings = self._tenant_settings.get(key.tenant)
+        settings = self.tenant_settings.get(key.tenant)
         if settings is not None:
             return _owner(settings, key)
         if key.tenant == OPERATORS:
@@ -284,7 +285,7 @@ class Keyring:
         if (first := self._valid_first_key) is not None and first.digest:
             configured.insert(0, StoredKey("first", first.digest, FIRST_TENANT, scopes=FIRST_KEY_SCOPES))
         self.version += 1
-        self._tenant_settings = tenants = {**self._stored_tenants, **self._tenants}
+        self.tenant_settings = tenants = {**self._stored_tenants, **self._tenants}
         self._owners = {
             key.digest: (key.digest, _owner(tenants[key.tenant], key))
             for key in self._stored_keys

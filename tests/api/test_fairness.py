@@ -102,8 +102,11 @@ async def test_call_may_lower_its_own_priority(boot: Boots) -> None:
         gate.opened.set()
         await asyncio.gather(*held, bulk, query)
 
+        metrics = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
+
     texts = [body.get("input", body.get("inputs"))[0] for _, body in server.requests]
     assert texts.index("query") < texts.index("bulk")
+    assert 'gateway_bulk_duration_seconds_count{route="/embed"} 1.0' in metrics
 
 
 @pytest.mark.parametrize("priority", ["urgent", ""])

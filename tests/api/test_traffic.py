@@ -1,5 +1,7 @@
 """/admin/traffic, /admin/calls and /usage: content and access."""
 
+import pytest
+
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots
 from tests.fakes.tei import FakeTei
@@ -60,3 +62,23 @@ async def test_a_key_sees_its_own_limits_and_usage(boot: Boots) -> None:
     assert [(found["key"], found["requests"]) for found in by_key.json()["data"]] == [("laptop", 1)]
     assert without.status_code == 401
     assert (long.status_code, "31 days" in long.text) == (422, True)
+
+
+async def test_operators_see_the_limits_of_all_tenants_and_what_is_left(boot: Boots) -> None:
+    keys = f'keys: ["{key_digest(KEY)}"], models: [bge], weight: 2'
+    limits = "limits: {tokens_per_day: 1000, budget_per_month: 5}, model_limits: {bge: {requests_per_day: 9}}"
+    tenants = f"tenants: {{acme: {{{keys}, {limits}}}, beta: {{priority: bulk}}}}\n"
+    priced = CONFIG.replace("bge: {", "bge: {price_per_million_tokens: 10000, ")
+    async with boot({"tei-0": FakeTei()}, f"currency: EUR\n{tenants}{priced}") as gateway:
+        tokens = (await gateway.post(OPENAI, {"input": "x", "model": "bge"})).json()["usage"]["total_tokens"]
+        refused = await gateway.client.get("/admin/limits")
+        shown = (await gateway.client.get("/admin/limits", headers=HERE)).json()
+
+    acme, beta = shown
+    assert refused.status_code == 403
+    assert (acme["name"], acme["in_file"], acme["models"], acme["weight"]) == ("acme", True, ["bge"], 2)
+    assert acme["limits"] == {"tokens_per_day": 1000, "budget_per_month": 5}
+    assert acme["model_limits"] == {"bge": {"requests_per_day": 9}}
+    assert tokens > 0
+    assert acme["remaining"] == {"budget_per_month": pytest.approx(5 - tokens * 0.01)}
+    assert (beta["name"], beta["priority"], beta["limits"], beta["remaining"]) == ("beta", "bulk", {}, {})

@@ -245,9 +245,12 @@ def test_draws_the_last_hour(console: ObservedPage, gateway: Served) -> None:
             .data.some(Boolean)""",
     )
 
-    assert ["Calls per second", "Latency", "Tokens per second", "Waiting and in flight"] == [
-        label.partition(":")[0] for label in labels
-    ]
+    assert [
+        "Calls per second",
+        "Latency of interactive calls",
+        "Tokens per second",
+        "Waiting and in flight",
+    ] == [label.partition(":")[0] for label in labels]
     assert "failed" in columns
     assert drawn
     assert console.complaints == []
@@ -295,14 +298,18 @@ def test_a_key_of_a_tenant_sees_only_its_own(browser: Any, console: ObservedPage
     own.use_key(text)
     own.page.wait_for_selector("#own-key:has-text('holder')")
     limits = own.page.inner_text("#own-limits")
-    own.show("Overview")
-    own.page.wait_for_selector("#status-problem:has-text('scope admin')")
-    has_status = own.page.locator("#lanes").count()
+    own.page.goto(f"{gateway.url}/ui#/tenants")
+    own.page.wait_for_selector("h2:text-is('My key')")
+    note = own.page.inner_text("#key-note")
+    titles = own.page.locator("nav a").all_inner_texts()
+    problems = own.page.locator(".problem").count()
     own.context.close()
 
     assert "tokens_per_day" in limits
     assert "left" in limits
-    assert has_status == 0
+    assert "Key accepted, models: 1. Pages of operators need the scope admin." in note
+    assert titles == ["Jobs", "Playground", "My key", "API"]
+    assert problems == 0
 
 
 def test_marks_keys_whose_tenant_is_not_defined(console: ObservedPage) -> None:
@@ -328,6 +335,36 @@ def test_shows_the_width_and_the_price_of_models(console: ObservedPage) -> None:
         cells[header.index("width")],
         cells[header.index("EUR per million tokens")],
     )
+
+
+def test_shows_tenants_of_the_file_and_what_is_left(browser: Any, tmp_path: Path, upstream: str) -> None:
+    path = write_config(tmp_path, upstream, "memory", 1)
+    limits = (
+        "limits: {budget_per_month: 250, tokens_per_day: 1000}, model_limits: {bge: {requests_per_day: 9}}"
+    )
+    path.write_text(f"{path.read_text()}tenants: {{filed: {{{limits}}}}}\n")
+    gateway = Served(path).wait_until_up()
+    try:
+        observed = ObservedPage(browser, gateway.url, "tenants")
+        observed.use_key(OPERATOR)
+        observed.page.wait_for_selector("#file-tenants tbody tr")
+        (shown,) = rows(observed.page, "#file-tenants")
+        buttons = observed.page.locator("#file-tenants button").count()
+        make_tenant(observed.page, "stored", "budget_per_day: 3")
+        observed.page.wait_for_selector("#stored-tenants td:text-is('budget_per_day: 3.00') >> nth=1")
+        observed.context.close()
+    finally:
+        gateway.stop()
+
+    assert shown == [
+        "filed",
+        "all",
+        "budget_per_month: 250.00, tokens_per_day: 1,000, model bge requests_per_day: 9",
+        "1",
+        "interactive",
+        "budget_per_month: 250.00",
+    ]
+    assert buttons == 0
 
 
 def new_tenant(client: httpx.Client, name: str, **limits: int) -> str:
@@ -368,6 +405,7 @@ def test_shows_and_fetches_batches(browser: Any, console: ObservedPage, gateway:
         client.headers["authorization"] = f"Bearer {OPERATOR}"
         limits = {"limits": {"batch_tokens_per_day": 8}}
         client.put("/admin/tenants/batches", json=limits).raise_for_status()
+        lines_run = client.get("/admin/status").json()["calls"]["bulk"]["counts"][-1]
         client.headers["authorization"] = f"Bearer {text}"
         waiting = create_batch(client, "".join(line(str(number)) for number in range(20)))
     console.show("Jobs")
@@ -387,6 +425,7 @@ def test_shows_and_fetches_batches(browser: Any, console: ObservedPage, gateway:
     result = Path(download.value.path()).read_text()
     own.context.close()
 
+    assert lines_run >= 1
     assert everyone.startswith("Batches of all tenants.")
     assert '"custom_id":"a"' in result
     assert console.complaints == []

@@ -139,6 +139,8 @@ def test_a_model_whose_canary_is_left_alone_is_in_trouble(console: ObservedPage,
     row = page.locator("#model-upstreams tr:has-text('leaving')")
     assert ["unavailable"] == row.locator(".state").all_inner_texts()
     assert "serving" in row.inner_text()
+    page.get_by_label("Filter: Models").fill("canary")
+    assert "leaving, half (canary)" == page.inner_text("#models tbody td:nth-child(3)")
 
 
 def test_the_playground_works_on_the_address_of_operators(browser: Any, stand: Stand) -> None:

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,8 +233,10 @@ def test_wrong_key_shows_a_clear_error(watched: ObservedPage) -> None:
     watched.page.wait_for_selector("#lanes tbody tr")
 
 
-def test_rejected_key_is_not_tried_again(browser: Any, tmp_path: Path) -> None:
-    path = tmp_path / "router.yaml"
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Start a gateway whose status needs an operator's key, and which has no batches."""
+    path = tmp_path_factory.mktemp("closed") / "router.yaml"
     path.write_text(
         f"""
 listen: 127.0.0.1:0
@@ -246,23 +247,44 @@ tenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}
 """
     )
     gateway = Served(path).wait_until_up()
-    try:
-        watched = ObservedPage(browser, gateway.url)
-        # The test moves the page's clock: no timer of the page fires by itself.
-        watched.page.clock.install()
-        watched.use_key("operator-key")
-        watched.page.wait_for_selector("#lanes tbody tr")
-        watched.use_key(KEY)
-        watched.page.wait_for_selector("#status-problem:has-text('scope admin')")
-        asked = len(watched.addresses)
-        watched.page.clock.fast_forward(10_000)
-        watched.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-        watched.use_key("operator-key")
-        watched.page.wait_for_selector("#lanes tbody tr", state="visible")
-        again = [address for address in watched.addresses[asked:] if address.endswith("/admin/status")]
-        watched.context.close()
-    finally:
-        gateway.stop()
+    yield gateway
+    gateway.stop()
+
+
+def test_shows_no_error_before_anything_went_wrong(browser: Any, closed: Served) -> None:
+    watched = ObservedPage(browser, closed.url)
+    page = watched.page
+    for title in ("Jobs", "My key", "Overview"):
+        watched.show(title)
+        page.wait_for_selector("main .note:text-is('Type an API key above.')")
+        assert 0 == page.locator(".problem").count(), title
+    watched.use_key("operator-key")
+    page.wait_for_selector('#key-note:has-text("Operator\'s key accepted: it calls no models.")')
+    watched.show("Jobs")
+    page.wait_for_selector("#jobs-problem.note:has-text('add the section `batches`')")
+    titles = page.locator("nav a").all_inner_texts()
+    watched.context.close()
+
+    assert "Playground" not in titles
+    assert "Tenants and keys" in titles
+
+
+def test_rejected_key_is_not_tried_again(browser: Any, closed: Served) -> None:
+    watched = ObservedPage(browser, closed.url)
+    # The test moves the page's clock: no timer of the page fires by itself.
+    watched.page.clock.install()
+    watched.use_key("operator-key")
+    watched.page.wait_for_selector("#lanes tbody tr")
+    watched.use_key(KEY)
+    watched.page.wait_for_selector("h2:text-is('My key')")
+    asked = len(watched.addresses)
+    watched.page.clock.fast_forward(10_000)
+    watched.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    watched.use_key("operator-key")
+    watched.show("Overview")
+    watched.page.wait_for_selector("#lanes tbody tr", state="visible")
+    again = [address for address in watched.addresses[asked:] if address.endswith("/admin/status")]
+    watched.context.close()
 
     assert 1 == len(again)
 
@@ -433,6 +455,23 @@ def test_fits_the_width_of_the_screen(browser: Any, gateway: Served, width: int)
     assert {} == {title: pixels for title, pixels in widest.items() if pixels > width}
     # Several words a line.
     assert problem["width"] > 150
+
+
+def test_states_of_models_are_in_sight_on_a_phone(browser: Any, gateway: Served) -> None:
+    watched = ObservedPage(browser, gateway.url, "models", viewport={"width": 390, "height": 844})
+    watched.page.wait_for_selector("#models tbody tr")
+    place = watched.page.locator("#models").bounding_box()
+    state = watched.page.locator("#models .state").first.bounding_box()
+    heights = {
+        row.inner_text().split()[0]: row.bounding_box()["height"]
+        for row in watched.page.query_selector_all("#models tbody tr")
+    }
+    watched.context.close()
+
+    # Left of the shadow at the edge.
+    assert state["x"] + state["width"] < place["x"] + place["width"] - 12
+    # Two lines of operations.
+    assert heights["bge"] < 60
 
 
 def test_preselects_the_default_model(ready: ObservedPage) -> None:

@@ -111,10 +111,9 @@ def test_a_user_sees_own_limits_and_no_page_of_operators(console: ObservedPage) 
     page = console.page
     sign_in(page, "tom")
     page.wait_for_selector("#signed-in")
-    page.wait_for_selector("#status-problem")
-    assert "this key is not for admin" in page.inner_text("#status-problem")
-    console.show("My key")
+    page.wait_for_selector("h2:text-is('My key')")
     page.wait_for_selector("#own-limits")
+    assert ["Jobs", "Playground", "My key", "API"] == page.locator("nav a").all_inner_texts()
     assert "Tenant acme · key staff:tom · may embed" in page.inner_text("#own-key")
     assert "77" in page.inner_text("#own-limits")
 
@@ -155,7 +154,7 @@ def test_a_sign_in_ends_with_its_token(console: ObservedPage) -> None:
     page.wait_for_selector("#sign-on-problem:has-text('has expired')")
     assert page.locator("#signed-in").count() == 0
     console.show("My key")
-    page.wait_for_selector("main .problem")
+    page.wait_for_selector("main .note:text-is('Type an API key above.')")
 
 
 def test_a_typed_key_takes_the_place_of_a_user(console: ObservedPage) -> None:
@@ -163,6 +162,7 @@ def test_a_typed_key_takes_the_place_of_a_user(console: ObservedPage) -> None:
     sign_in(page, "tom")
     page.wait_for_selector("#signed-in")
     console.use_key("sk-op")
+    console.show("Overview")
     page.wait_for_selector("#lanes tbody tr")
     assert page.locator("#signed-in").count() == 0
     page.reload()

@@ -70,6 +70,21 @@ def test_rates_are_increments_per_second() -> None:
     assert pytest.approx(0.055) == rates.p50_s == rates.attempts_p50_s["up"]
 
 
+def test_latency_is_that_of_interactive_calls() -> None:
+    def with_bulk(at_s: float, interactive: int, bulk: int) -> Snapshot:
+        every = durations(0, interactive, interactive, interactive + bulk)
+        calls = CallsStatus({"ok": interactive + bulk}, every, durations(0, 0, 0, bulk))
+        return msgspec.structs.replace(snapshot(at_s, {}, every), calls=calls)
+
+    rates = rates_between(with_bulk(10, 2, 5), with_bulk(12, 12, 95))
+    only_bulk = rates_between(with_bulk(10, 2, 5), with_bulk(12, 2, 95))
+
+    assert rates is not None
+    assert only_bulk is not None
+    assert (50, pytest.approx(0.055)) == (rates.calls, rates.p50_s)
+    assert (45, None) == (only_bulk.calls, only_bulk.p50_s)
+
+
 def test_rates_count_everything_after_a_restart() -> None:
     before = snapshot(10, {"ok": 400}, durations(400, 400, 400, 400), tenants=400)
     rates = rates_between(before, snapshot(11, {"ok": 3}, durations(0, 0, 3, 3), tenants=3))

@@ -129,6 +129,7 @@ def test_shows_a_model_whose_canary_is_left_alone() -> None:
     Console(file=out, width=160).print(view("", found, None, "", 160))
     lines = [line.split() for line in out.getvalue().splitlines()]
 
+    assert ["m", "a,", "b", "(canary)", "canary_only"] in [line[:5] for line in lines]
     assert ["m", "a", "member", "serving", "unavailable", "1", "0", "7", "–"] in lines
     (problem,) = [line for line in lines if line[:2] == ["model", "m"]]
     assert "model m canary_only upstream a has no replica in use" in " ".join(problem)

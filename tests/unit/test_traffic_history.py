@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.events import CallFinished
@@ -69,3 +70,18 @@ async def test_workers_share_the_points_by_a_file(tmp_path: Path, clock: Iterato
 
     file.write_bytes(b"[{")
     assert not reader.points()
+
+
+async def test_latency_leaves_out_calls_of_class_bulk(clock: Iterator[int]) -> None:
+    history, metrics = TrafficHistory(clock=lambda: next(clock)), Metrics(is_open=True)
+    history.record(Totals(metrics.collected()))
+    event = CallFinished("id", "POST", "/embed", 200, "ok", 0.02, "acme", "bge", 1, 7)
+    metrics.observe(event)
+    for route in ("/v1/embeddings", "batches"):
+        metrics.observe(msgspec.structs.replace(event, route=route, duration_s=20.0, is_bulk=True))
+    history.record(Totals(metrics.collected()))
+
+    (point,) = history.points()
+    assert (3, 2) == (point.calls, point.bulk_calls)
+    assert point.p99_s is not None
+    assert point.p99_s < 0.05

@@ -1,5 +1,6 @@
 """Operator endpoints for stored tenants: in Redis, or in a file. API keys need the scope admin."""
 
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -13,8 +14,11 @@ from gateway.api.operators.admin import Admin
 from gateway.api.operators.stored import REMOVED, check_limits, store_errors
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.api.server.inference_api import InferenceApi
 from gateway.config import schema as config
 from gateway.errors import InvalidInput, NotFound
+from gateway.quotas.budgets import remaining_budgets
+from gateway.tenants.keyring import StoredKey
 from gateway.tenants.names import name_problem
 
 FAILURES = document_errors(TEI)
@@ -46,6 +50,49 @@ class StoredTenant(msgspec.Struct):
     settings: TenantSettings
     in_file: bool
     notes: list[str] = []
+
+
+class TenantLimits(msgspec.Struct):
+    """A tenant of router.yaml or of the store, as its calls meet it.
+
+    in_file: router.yaml defines it. model_limits: by model. remaining: what is left of each budget in its
+    period, by the name of the limit; empty while the quota store is away.
+    """
+
+    name: str
+    in_file: bool
+    models: list[str] | None
+    limits: dict[str, config.LimitAmount]
+    model_limits: dict[str, dict[str, config.LimitAmount]]
+    weight: int
+    priority: Literal["interactive", "bulk"]
+    remaining: dict[str, float]
+
+
+@get("/admin/limits", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
+async def list_limits(
+    admin: NamedDependency[Admin], api: NamedDependency[InferenceApi]
+) -> list[TenantLimits]:
+    """List all tenants with their limits and what is left of their budgets, those of router.yaml too."""
+    keyring, found = api.gateway.keyring, []
+    for name, settings in sorted(keyring.tenant_settings.items()):
+        owner = keyring.owner_of(StoredKey("", "", name))
+        limits = chain(owner.for_batches().limits, *owner.model_limits.values())
+        with store_errors():
+            remaining = await remaining_budgets(admin.ledger, name, limits)
+        found.append(
+            TenantLimits(
+                name,
+                name in admin.file_tenants,
+                None if settings.models is None else list(settings.models),
+                settings.limits,
+                settings.model_limits,
+                settings.weight,
+                settings.priority,
+                remaining,
+            )
+        )
+    return found
 
 
 @get("/admin/tenants", responses=FAILURES, tags=["Operators"], opt=OPERATORS)
@@ -128,4 +175,4 @@ def tenant_of(settings: TenantSettings) -> config.TenantConfig:
     return msgspec.convert(msgspec.to_builtins(settings), config.TenantConfig)
 
 
-HANDLERS = [list_tenants, put_tenant, remove_tenant]
+HANDLERS = [list_limits, list_tenants, put_tenant, remove_tenant]

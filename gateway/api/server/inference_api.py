@@ -127,8 +127,10 @@ class InferenceApi:
             call = msgspec.structs.replace(call, bulk=True)
         else:
             self.interactive_calls += 1
+        tenant = self.authenticator.authenticate(context)
+        context.timeline.is_bulk = call.bulk or tenant.priority == "bulk"
         caller = Caller(
-            self.authenticator.authenticate(context),
+            tenant,
             context.timeout_s(),
             context.cache_mode(),
             context.reservation,

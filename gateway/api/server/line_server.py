@@ -143,6 +143,7 @@ def _finished(request: LineRequest, context: RequestContext, status: int) -> Cal
         tokens=context.tokens,
         operation=timeline.operation,
         stages=timeline.laps,
+        is_bulk=timeline.is_bulk,
         key_id=request.job.key,
     )
 

@@ -190,6 +190,7 @@ def _finished(scope: Scope, context: RequestContext, address: str) -> CallFinish
         tokens=context.tokens,
         operation=timeline.operation,
         stages=timeline.laps,
+        is_bulk=timeline.is_bulk,
         trace_id=None if timeline.trace is None else timeline.trace.trace_id,
         key_id=None if tenant is None else tenant.key_id or None,
         address=address,

@@ -15,11 +15,13 @@ export class RequestError extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
+    // Nothing has gone wrong: no key has been typed yet.
+    this.isKeyMissing = status === 401 && !key;
   }
 }
 
 function reasonOf(status, content) {
-  if (status === 401 && !key) return "type an API key above";
+  if (status === 401 && !key) return "Type an API key above.";
   return String(content?.error?.message ?? content?.message ?? content?.error ?? `status ${status}`);
 }
 

@@ -19,7 +19,8 @@ import { ratesBetween } from "./rates.js";
 import { canSignIn } from "./sign-on.js";
 
 const REFRESH_INTERVAL_MS = 1000;
-// name: in the address. operators: its content comes from /admin.
+const OPERATOR_SCOPES = ["admin", "metrics"];
+// name: in the address. operators: its content comes from /admin. scopes: a key needs one of them.
 const PAGES = [
   { name: "overview", title: "Overview", show: Overview, operators: true },
   { name: "upstreams", title: "Upstreams", show: Upstreams, operators: true },
@@ -27,14 +28,14 @@ const PAGES = [
   { name: "tenants", title: "Tenants and keys", show: TenantsAndKeys, operators: true },
   { name: "calls", title: "Recent calls", show: Calls, operators: true },
   { name: "jobs", title: "Jobs", show: Jobs, operators: false },
-  { name: "playground", title: "Playground", show: Playground, operators: false },
+  { name: "playground", title: "Playground", show: Playground, operators: false, scopes: ["embed", "rerank"] },
   { name: "usage", title: "My key", show: Own, operators: false },
 ];
+const OWN = "usage";
 const NAMES = PAGES.map((page) => page.name);
 
 function problemOf(problem) {
   if (!problem) return "";
-  if (problem.status === 403) return `${problem.message}: this page needs a key with the scope admin`;
   if (problem.status === 404) return "The pages of operators are on the address admin.listen of router.yaml.";
   return problem.status ? problem.message : `${problem.message}; asking again`;
 }
@@ -59,15 +60,26 @@ function StatusLine({ snapshot, lastAtS, problem }) {
   );
 }
 
+// The pages that the key can use. isDenied: it is not for operators. scopes: undefined while they are not known.
+const pagesFor = (isDenied, scopes) =>
+  PAGES.filter((page) => !(page.operators && isDenied)).filter(
+    (page) => !page.scopes || !scopes || page.scopes.some((scope) => scopes.includes(scope)),
+  );
+
 // Whether the typed key is accepted: people who do not see the lists change hear it.
-function keyNote(listed) {
+function keyNote(listed, isDenied) {
   if (!hasKey()) return "";
-  if (listed.content) return `Key accepted, models: ${count(listed.content.length)}. `;
+  if (listed.content) {
+    const { models, scopes } = listed.content;
+    if (scopes?.every((scope) => OPERATOR_SCOPES.includes(scope))) return "Operator's key accepted: it calls no models. ";
+    const denied = isDenied ? " Pages of operators need the scope admin." : "";
+    return `Key accepted, models: ${count(models.length)}.${denied} `;
+  }
   if (!listed.problem) return "";
   return listed.problem.status === 401 ? `Key refused: ${listed.problem.message}. ` : "";
 }
 
-function KeyForm({ onUse, listed }) {
+function KeyForm({ onUse, note }) {
   const [text, setText] = useState("");
   return (
     <form
@@ -90,7 +102,7 @@ function KeyForm({ onUse, listed }) {
       />
       <button>Use</button>
       <p id="key-note" class="note">
-        <span role="status">{keyNote(listed)}</span>
+        <span role="status">{note}</span>
         Kept only in this page&apos;s memory, until the page is closed or reloaded.
       </p>
     </form>
@@ -156,9 +168,18 @@ function App() {
   const { snapshot, problem, rates } = useStatus(turn);
   const listed = useOnce(async () => {
     if (!hasKey()) throw new Error("no key");
-    return (await send("/v1/models", { timeoutMs: STATUS_TIMEOUT_MS })).content.data;
+    const models = (await send("/v1/models", { timeoutMs: STATUS_TIMEOUT_MS })).content.data;
+    // Without the quota store nothing tells the scopes, and every page is offered.
+    const own = await send("/usage", { timeoutMs: STATUS_TIMEOUT_MS }).catch(() => null);
+    return { models, scopes: own?.content.scopes };
   }, turn);
+  const isDenied = hasKey() && problem?.status === 403;
+  const pages = pagesFor(isDenied, listed.content?.scopes);
   const page = PAGES.find(({ name }) => name === route);
+  const isOffered = pages.includes(page);
+  useEffect(() => {
+    if (!isOffered) location.replace(`#/${OWN}`);
+  }, [isOffered]);
   const heading = useRef(null);
   const isFirst = useRef(true);
   useEffect(() => {
@@ -167,7 +188,7 @@ function App() {
     isFirst.current = false;
     document.title = `${page.title} · Embedding gateway`;
   }, [route]);
-  const shown = { snapshot, rates, turn, models: listed.content, hasKey: hasKey(), problem: modelsProblem(listed.problem) };
+  const shown = { snapshot, rates, turn, models: listed.content?.models ?? null, hasKey: hasKey(), problem: modelsProblem(listed.problem) };
   return (
     <>
       <a
@@ -183,7 +204,7 @@ function App() {
       <header>
         <h1>Embedding gateway</h1>
         <KeyForm
-          listed={listed}
+          note={keyNote(listed, isDenied)}
           onUse={(text) => {
             signOn.forget();
             use(text);
@@ -191,7 +212,7 @@ function App() {
         />
         <SignOn {...signOn} />
         <nav aria-label="Pages">
-          {PAGES.map(({ name, title }) => (
+          {pages.map(({ name, title }) => (
             <a href={`#/${name}`} aria-current={name === route ? "page" : undefined}>
               {title}
             </a>
@@ -206,7 +227,11 @@ function App() {
         {page.operators && (
           <>
             <StatusLine snapshot={snapshot} lastAtS={snapshot?.at_s} problem={problem} />
-            <Problem id="status-problem">{problemOf(problem)}</Problem>
+            {problem?.isKeyMissing ? (
+              <Note id="status-problem">{problem.message}</Note>
+            ) : (
+              <Problem id="status-problem">{problemOf(problem)}</Problem>
+            )}
           </>
         )}
         {(!page.operators || snapshot) && <page.show key={route} {...shown} />}

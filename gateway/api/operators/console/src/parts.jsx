@@ -18,6 +18,10 @@ export const Problem = ({ children, id }) =>
     </p>
   ) : null;
 
+// Why a request has failed. isPlain: that is no error, but how the gateway is set up.
+export const Failure = ({ problem, id, isPlain = problem?.isKeyMissing }) =>
+  problem && isPlain ? <Note id={id}>{problem.message}</Note> : <Problem id={id}>{problem?.message}</Problem>;
+
 // A table that is wider than the page scrolls by itself; the page does not.
 export const Region = ({ label, id, children }) => (
   <div class="wide" role="region" tabIndex={0} aria-label={label} id={id}>

@@ -3,11 +3,15 @@
 // A counter that is smaller than before belongs to a restarted gateway and counts from zero.
 const increase = (earlier, later) => (later >= earlier ? later - earlier : later);
 
+// What `later` has in addition to `earlier`.
 function histogramBetween(earlier, later) {
   const total = (histogram) => histogram?.counts.at(-1) ?? 0;
   if (!earlier || earlier.bounds_s.length !== later.bounds_s.length || total(earlier) > total(later)) return later;
   return { bounds_s: later.bounds_s, counts: later.counts.map((value, index) => value - earlier.counts[index]) };
 }
+
+// Durations of calls that are not of class bulk.
+const interactiveOf = (calls) => histogramBetween(calls.bulk, calls.durations);
 
 export function quantile(durations, share) {
   const rank = share * (durations.counts.at(-1) ?? 0);
@@ -42,7 +46,7 @@ export function ratesBetween(previous, snapshot) {
     calls: outcomes.reduce((sum, [, value]) => sum + value, 0),
     tokens: [...tenants.values()].reduce((sum, tenant) => sum + tenant.tokens, 0),
     failures: outcomes.filter(([kind, value]) => kind !== "ok" && value > 0),
-    durations: histogramBetween(previous.calls.durations, snapshot.calls.durations),
+    durations: histogramBetween(interactiveOf(previous.calls), interactiveOf(snapshot.calls)),
     attempts: new Map(
       snapshot.lanes.map((lane) => [
         lane.upstream,

@@ -3,7 +3,7 @@ import { useRef } from "preact/hooks";
 import { RequestError, saveFile, send } from "../api.js";
 import { bytes, count, duration, NONE } from "../format.js";
 import { useAction, usePolling } from "../hooks.js";
-import { Answer, ask, Note, Problem, State, Table } from "../parts.jsx";
+import { Answer, ask, Failure, Note, State, Table } from "../parts.jsx";
 
 const REFRESH_INTERVAL_MS = 2000;
 // A page keeps a whole file in memory before the browser writes it.
@@ -11,7 +11,7 @@ const DOWNLOAD_BYTES_MAX = 256e6;
 const PROBLEMS_SHOWN = 3;
 const CANCELLABLE = ["validating", "in_progress"];
 
-// The batches, and whose they are. A listener for operators only has no own ones, one for callers no others.
+// The batches, and whose they are. A status of 404 says that the gateway has none, and how it gets them.
 function useBatches(turn) {
   // The turn of a key that may not see all. Each refusal has a line in the gateway's log.
   const refusedTurn = useRef(null);
@@ -22,7 +22,7 @@ function useBatches(turn) {
           const { content } = await send("/admin/batches?limit=50");
           return { isOwn: false, rows: content.data, hasMore: content.has_more };
         } catch (error) {
-          if (![401, 403, 404].includes(error.status)) throw error;
+          if (![401, 403].includes(error.status)) throw error;
           refusedTurn.current = turn;
         }
       }
@@ -124,7 +124,7 @@ export function Jobs({ turn }) {
   const owner = content?.isOwn ? [] : [["tenant and key", "text"]];
   return (
     <>
-      <Problem id="jobs-problem">{problem?.message}</Problem>
+      <Failure id="jobs-problem" problem={problem} isPlain={problem?.isKeyMissing || problem?.status === 404} />
       {content && (
         <>
           <Note id="jobs-owner">

@@ -15,6 +15,11 @@ function downloadOf(checkpoint) {
 
 const notesOf = (model) => [...model.notes, ...(model.cache ? [`cache: ${model.cache}`] : [])].join("; ");
 
+// All upstreams, those that are no member with their role.
+const upstreamsOf = (model) =>
+  (model.upstreams ?? []).map(({ name, role }) => (role === "member" ? name : `${name} (${role})`)).join(", ") ||
+  model.upstream;
+
 function Served({ snapshot }) {
   const hasNotes = snapshot.models.some(notesOf);
   const hasPrices = snapshot.models.some((model) => model.price_per_million_tokens);
@@ -24,21 +29,21 @@ function Served({ snapshot }) {
       label="Models"
       columns={[
         ["model", "text"],
-        ["upstream", "text"],
-        ["backend"],
         ["state"],
-        ["operations", "text"],
+        ["upstreams", "text"],
+        ["backend"],
+        ["operations", "text long"],
         ["width", "number"],
         ["vector space"],
         ["memory", "number"],
         ...(hasPrices ? [[`${snapshot.currency} per million tokens`, "number"]] : []),
-        ...(hasNotes ? [["notes", "text"]] : []),
+        ...(hasNotes ? [["notes", "text long"]] : []),
       ]}
       rows={snapshot.models.map((model) => [
         model.name,
-        model.upstream,
-        model.backend,
         <State value={model.state} />,
+        upstreamsOf(model),
+        model.backend,
         model.operations.join(", "),
         count(model.dimensions),
         model.fingerprint ?? NONE,
@@ -61,10 +66,10 @@ function Groups({ snapshot }) {
     (model.upstreams ?? []).map((upstream) => [
       model.name,
       upstream.name,
-      upstream.role,
       // No good news of an upstream without a replica in use.
       upstream.standing === "serving" && upstream.state !== "ready" ? "serving" : <State value={upstream.standing} />,
       <State value={upstream.state} />,
+      upstream.role,
       shareOf(upstream),
       count(upstream.calls),
       upstream.cosine === null ? NONE : upstream.cosine.toFixed(4),
@@ -81,13 +86,13 @@ function Groups({ snapshot }) {
         columns={[
           ["model", "text"],
           ["upstream"],
-          ["role"],
           ["standing"],
           ["state"],
+          ["role"],
           ["share"],
           ["calls", "number"],
           ["least cosine", "number"],
-          ["why", "text"],
+          ["why", "text long"],
         ]}
         rows={rows}
       />

@@ -40,12 +40,13 @@ function Charts({ turn }) {
         times={times}
         format={rate}
         series={[
-          { name: "all", values: per((point) => point.calls), color: "accent" },
-          { name: "failed", values: per(failed), color: "bad", dash: [6, 4] },
+          { name: "interactive", values: per((point) => point.calls - point.bulk_calls), color: "accent" },
+          { name: "bulk and lines of batches", values: per((point) => point.bulk_calls), color: "second", dash: [8, 4] },
+          { name: "failed", values: per(failed), color: "bad", dash: [3, 3] },
         ]}
       />
       <Chart
-        title="Latency"
+        title="Latency of interactive calls"
         times={times}
         format={milliseconds}
         series={[
@@ -77,10 +78,10 @@ function Figures({ snapshot, rates }) {
   const figures = [
     ["calls/s", rate(rates?.calls ?? null)],
     ["tokens/s", rate(rates?.tokens ?? null)],
-    ["p50", milliseconds(rates && quantile(rates.durations, 0.5))],
-    ["p95", milliseconds(rates && quantile(rates.durations, 0.95))],
+    ["interactive p50", milliseconds(rates && quantile(rates.durations, 0.5))],
+    ["interactive p95", milliseconds(rates && quantile(rates.durations, 0.95))],
     ["failures/s", rate(rates && rates.failures.reduce((sum, [, value]) => sum + value, 0))],
-    ["in flight", count(snapshot.calls_in_flight)],
+    ["calls in flight", count(snapshot.calls_in_flight)],
   ];
   return (
     <dl id="figures">

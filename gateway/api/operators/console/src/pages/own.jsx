@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { send } from "../api.js";
 import { count, day, isBudget, money, NONE } from "../format.js";
 import { useOnce } from "../hooks.js";
-import { Note, Problem, Table, TextField } from "../parts.jsx";
+import { Failure, Note, Table, TextField } from "../parts.jsx";
 
 const WEEK_MS = 6 * 86400000;
 
@@ -62,7 +62,7 @@ export function Own({ turn }) {
     : [];
   return (
     <>
-      <Problem>{problem?.message}</Problem>
+      <Failure problem={problem} />
       {content && (
         <>
           <Note id="own-key">

@@ -29,6 +29,8 @@ const shownLimits = (limits) =>
   Object.entries(limits)
     .map(([name, amount]) => `${name}: ${isBudget(name) ? money(amount) : count(amount)}`)
     .join(", ") || NONE;
+const prefixed = (prefix, limits) =>
+  Object.fromEntries(Object.entries(limits).map(([name, amount]) => [prefix + name, amount]));
 const namesOf = (text) => lines(text.replaceAll(",", "\n"));
 
 function NewKey({ created }) {
@@ -143,11 +145,25 @@ function Keys({ turn }) {
   );
 }
 
+const TENANT_COLUMNS = [["models", "text"], ["limits", "text"], ["weight", "number"], ["class"], ["left of budgets", "text"]];
+const settingsOf = ({ models, limits, model_limits: ofModels, weight, priority }) => [
+  models ? models.join(", ") : "all",
+  [limits, ...Object.entries(ofModels).map(([model, of]) => prefixed(`model ${model} `, of))]
+    .map(shownLimits)
+    .filter((shown) => shown !== NONE)
+    .join(", ") || NONE,
+  count(weight),
+  priority,
+];
+
 const EMPTY_TENANT = { name: "", models: "", limits: "", weight: "1", priority: "interactive" };
 
 function Tenants({ snapshot, rates, turn }) {
   const [changed, setChanged] = useState(0);
   const stored = useOnce(async () => (await send("/admin/tenants")).content, `${turn} ${changed}`);
+  const limited = useOnce(async () => (await send("/admin/limits")).content, `${turn} ${changed}`);
+  const left = new Map((limited.content ?? []).map((tenant) => [tenant.name, shownLimits(tenant.remaining)]));
+  const inFile = (limited.content ?? []).filter((tenant) => tenant.in_file);
   const [form, setForm] = useState(EMPTY_TENANT);
   // Settings that the form does not show stay as they are.
   const [others, setOthers] = useState({});
@@ -215,20 +231,27 @@ function Tenants({ snapshot, rates, turn }) {
         })}
       />
       <h3>Tenants</h3>
+      <Problem>{limited.problem?.message}</Problem>
+      {inFile.length > 0 && (
+        <Table
+          id="file-tenants"
+          label="Tenants of router.yaml"
+          columns={[["in router.yaml", "text"], ...TENANT_COLUMNS]}
+          rows={inFile.map((tenant) => [tenant.name, ...settingsOf(tenant), left.get(tenant.name)])}
+        />
+      )}
       {stored.problem ? (
         <Note id="tenants-problem">{stored.problem.message}</Note>
       ) : (
         <Table
           id="stored-tenants"
           label="Tenants"
-          empty="None; those of router.yaml are listed only there."
-          columns={[["tenant", "text"], ["models", "text"], ["limits", "text"], ["weight", "number"], ["class"], [""]]}
+          empty="No tenants are stored yet."
+          columns={[["tenant", "text"], ...TENANT_COLUMNS, [""]]}
           rows={(stored.content ?? []).map((tenant) => [
             tenant.in_file ? `${tenant.name} (router.yaml defines it)` : tenant.name,
-            tenant.settings.models ? tenant.settings.models.join(", ") : "all",
-            shownLimits(tenant.settings.limits),
-            count(tenant.settings.weight),
-            tenant.settings.priority,
+            ...settingsOf(tenant.settings),
+            tenant.in_file ? NONE : left.get(tenant.name) ?? NONE,
             <span class="row">
               <button type="button" class="quiet" onClick={edit(tenant)}>
                 Edit {tenant.name}
