@@ -206,7 +206,7 @@ def require_openvino(device: torch.device, dtype: torch.dtype) -> None:
         import_module("openvino")
     except ImportError as error:
         raise ModelUnavailable(
-            f"{NAME} needs the package openvino: .venv/bin/pip install 'openvino>=2026.2,<2027', or leave it out"
+            f"{NAME} needs a package: .venv/bin/pip install 'openvino>=2026.2,<2027', or leave it out"
         ) from error
 
 
