@@ -10,6 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from gateway.cli.check import show_problems
+from gateway.cli.operator_options import add_config_option
 from gateway.cli.output import show_line
 from gateway.config.load import load_config, parse_config
 from gateway.config.problems import ConfigError
@@ -66,14 +67,7 @@ Action: TypeAlias = Callable[[Context], Awaitable[int]]
 
 def add_store_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the options that find the store, and return the parser."""
-    parser.add_argument(
-        "-c",
-        "--config",
-        type=Path,
-        default=Path("router.yaml"),
-        metavar="FILE",
-        help="the configuration (default: router.yaml)",
-    )
+    add_config_option(parser)
     parser.add_argument(
         "--store",
         metavar="URL",

@@ -22,7 +22,7 @@ from gateway.cli.init import add_init_options, add_schema_options, init, schema
 from gateway.cli.instances import add_instances_options, instances
 from gateway.cli.keys import keys
 from gateway.cli.models import add_models_options, models
-from gateway.cli.operator_options import add_operator_options
+from gateway.cli.operator_options import add_config_option, add_operator_options
 from gateway.cli.serve import add_serve_options, serve_command
 from gateway.cli.status import status
 from gateway.cli.tenants import tenants
@@ -123,11 +123,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gateway {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     text = "start the gateway: on a router.yaml, or on models by their names and servers by their URLs"
-    add_serve_options(_with_config(commands.add_parser("serve", help=text, description=text)))
+    add_serve_options(add_config_option(commands.add_parser("serve", help=text, description=text)))
     text = "write a router.yaml for models and servers, whose kinds are found by asking them"
     add_init_options(commands.add_parser("init", help=text, description=text))
     text = "report every problem of a router.yaml, each with its line, its path and the allowed values"
-    _with_config(commands.add_parser("check", help=text, description=text))
+    add_config_option(commands.add_parser("check", help=text, description=text))
     text = "print the JSON Schema of router.yaml, for editors"
     add_schema_options(commands.add_parser("schema", help=text, description=text))
     text = "print a script that completes this command line in bash, zsh or fish"
@@ -156,23 +156,11 @@ def _add_observers(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     text = "show the settled usage of tenants by model and day (UTC)"
     _add_usage(add_store_options(commands.add_parser("usage", help=text, description=text)))
     text = "show the state of a running gateway every second until Ctrl-C"
-    _add_status(_with_config(commands.add_parser("status", help=text, description=text)))
+    _add_status(add_config_option(commands.add_parser("status", help=text, description=text)))
     text = "check that upstreams return the same vectors as each other and as their stored fingerprints"
-    _add_verify(_with_config(commands.add_parser("verify", help=text, description=text)))
+    _add_verify(add_config_option(commands.add_parser("verify", help=text, description=text)))
     text = "measure a server: calls at a rate or from callers, percentiles, and a picture"
     add_bench_options(commands.add_parser("bench", help=text, description=text))
-
-
-def _with_config(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument(
-        "-c",
-        "--config",
-        type=Path,
-        default=Path("router.yaml"),
-        metavar="FILE",
-        help="the configuration (default: router.yaml)",
-    )
-    return parser
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:

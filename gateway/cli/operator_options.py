@@ -12,6 +12,14 @@ from gateway.config.schema import host_and_port
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - read, not listened on
 
 
+def add_config_option(
+    parser: argparse.ArgumentParser, text: str = "the configuration (default: router.yaml)"
+) -> argparse.ArgumentParser:
+    """Add `--config` with its help to a parser, and return it."""
+    parser.add_argument("-c", "--config", type=Path, default=Path("router.yaml"), metavar="FILE", help=text)
+    return parser
+
+
 def add_operator_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser of a command that has `--config` too."""
     parser.add_argument(
@@ -30,14 +38,7 @@ def add_operator_options(parser: argparse.ArgumentParser) -> None:
 
 def add_key_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the options of a command that sends requests as a caller, and return the parser."""
-    parser.add_argument(
-        "-c",
-        "--config",
-        type=Path,
-        default=Path("router.yaml"),
-        metavar="FILE",
-        help="the configuration, for the gateway's address",
-    )
+    add_config_option(parser, "the configuration, for the gateway's address")
     parser.add_argument("--url", help="URL of the gateway (default: `listen` of the configuration)")
     parser.add_argument(
         "--key-file", type=Path, metavar="FILE", help="file with an API key (default: GATEWAY_API_KEY)"
