@@ -95,8 +95,10 @@ class PackedEncoder(nn.Module):
         self._padding_position = padding_position
         self.lone: LonePasses | None = None
         self.vocabulary: int = encoder.config.vocab_size
+        # Of some families it is None.
+        table = getattr(encoder.config, "max_position_embeddings", None)
         first = 0 if padding_position is None else padding_position + 1
-        self.positions_max: float = getattr(encoder.config, "max_position_embeddings", math.inf) - first
+        self.positions_max: float = table - first if isinstance(table, int) else math.inf
         # A pooler needs padded rows, which the packed encoder does not have.
         self.pooler: Any = getattr(encoder, "pooler", None)
         if self.pooler is not None:
