@@ -1,20 +1,28 @@
 """Size of an Arrow record batch once it is decompressed, read from the head of its message. Pure.
 
 pyarrow decompresses a whole batch before it shows one row, and has no bound of its own: a kilobyte of zstd
-can stand for gigabytes. The head of each message is a flatbuffer, which pyarrow has verified.
+can stand for gigabytes. The head of each message is a flatbuffer, whose parts may share their bytes: pyarrow
+copies each, and must not see a head before it was checked here.
 Source: format/Message.fbs and format/Schema.fbs of Apache Arrow; flatbuffers' internals.
 """
 
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-# Numbers of fields, in the order of the tables of Message.fbs.
-HEADER_TYPE, HEADER = 1, 2
+# Numbers of fields, in the order of the tables of Message.fbs and Schema.fbs.
+HEADER_TYPE, HEADER, BODY_LENGTH, MESSAGE_METADATA = 1, 2, 3, 4
+SCHEMA_FIELDS, SCHEMA_METADATA = 1, 2
+FIELD_CHILDREN, FIELD_METADATA = 5, 6
 LENGTH, BUFFERS, COMPRESSION = 0, 2, 3
 DICTIONARY_DATA, DICTIONARY_IS_DELTA = 1, 2
-DICTIONARY_BATCH, RECORD_BATCH = 2, 3
+SCHEMA, DICTIONARY_BATCH, RECORD_BATCH = 1, 2, 3
 BUFFER_BYTES = 16
+# Before the length of a head, since version 0.15 of Arrow.
+CONTINUATION = 0xFFFFFFFF
+# Of a batch of 4,000 buffers. All names and metadata of a head may be one string, which pyarrow copies for
+# each.
+HEAD_BYTES_MAX, SCHEMA_PARTS_MAX = 64 * 1024, 128
 # Declared length of a buffer that is stored as it is in a compressed batch.
 STORED = -1
 
@@ -30,39 +38,76 @@ class BatchSize(NamedTuple):
     is_delta: bool = False
 
 
-def batch_sizes(reader: Any) -> Iterator[BatchSize]:
+def batch_sizes(stream: bytes | bytearray | memoryview) -> Iterator[BatchSize]:
     """Yield the size of each message of a stream; of one that is no batch, zero.
 
-    reader: pyarrow's `MessageReader`. Raises: ValueError, Arrow's errors.
+    Raises: ValueError for a stream that pyarrow would not read, or whose heads would take much more memory
+    than they have bytes.
     """
-    while True:
+    for head, body in _messages(memoryview(stream)):
         try:
-            message = reader.read_next_message()
-        except (EOFError, StopIteration):
-            return
-        head, body = message.metadata.to_pybytes(), memoryview(message.body or b"")
-        yield batch_size(head, body) or BatchSize(0, 0)
+            yield _batch_size(head, body) or BatchSize(0, 0)
+        except struct.error as error:
+            raise ValueError("a message whose head is damaged") from error
 
 
-def batch_size(head: bytes, body: memoryview) -> BatchSize | None:
+def _messages(stream: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield head and body of each message. Raises: ValueError, struct.error."""
+    at = 0
+    while at < len(stream):
+        try:
+            size, at = _unsigned(stream, at), at + 4
+            if size == CONTINUATION:
+                size, at = _unsigned(stream, at), at + 4
+            if size == 0:
+                break
+            if size > HEAD_BYTES_MAX:
+                raise ValueError(f"a message has a head of more than {HEAD_BYTES_MAX} bytes")
+            head = bytes(stream[at : at + size])
+            at += size
+            length = _Table(head, _unsigned(head, 0)).long(BODY_LENGTH)
+        except struct.error as error:
+            raise ValueError("a message whose head is damaged") from error
+        if length < 0 or at + length > len(stream):
+            raise ValueError("it ends inside of a message")
+        yield head, stream[at : at + length]
+        at += length
+    if at != len(stream):
+        raise ValueError("there are bytes after its end")
+
+
+def _batch_size(head: bytes, body: memoryview) -> BatchSize | None:
     """Return the size of a record batch or dictionary batch; None for any other message.
 
-    head: the flatbuffer of a message. body: its buffers. Raises: ValueError for lengths that cannot be.
+    head: the flatbuffer of a message. body: its buffers. Raises: ValueError, struct.error.
     """
-    try:
-        message = _Table(head, _unsigned(head, 0))
-        kind = message.byte(HEADER_TYPE)
-        if kind not in (DICTIONARY_BATCH, RECORD_BATCH):
-            return None
-        batch, is_delta = message.table(HEADER), False
-        if batch is not None and kind == DICTIONARY_BATCH:
-            is_delta = bool(batch.byte(DICTIONARY_IS_DELTA))
-            batch = batch.table(DICTIONARY_DATA)
-        if batch is None:
-            raise ValueError("a batch without data")
-        return BatchSize(batch.long(LENGTH), _decoded_bytes(batch, body), is_delta)
-    except struct.error as error:
-        raise ValueError("a batch whose head is damaged") from error
+    message = _Table(head, _unsigned(head, 0))
+    kind = message.byte(HEADER_TYPE)
+    batch, is_delta = message.table(HEADER), False
+    if message.count(MESSAGE_METADATA):
+        raise ValueError("a message has metadata of its own; only a schema may")
+    if kind not in (DICTIONARY_BATCH, RECORD_BATCH):
+        if batch is not None and kind == SCHEMA:
+            _check_schema(batch)
+        return None
+    if batch is not None and kind == DICTIONARY_BATCH:
+        is_delta = bool(batch.byte(DICTIONARY_IS_DELTA))
+        batch = batch.table(DICTIONARY_DATA)
+    if batch is None:
+        raise ValueError("a batch without data")
+    return BatchSize(batch.long(LENGTH), _decoded_bytes(batch, body), is_delta)
+
+
+def _check_schema(schema: "_Table") -> None:
+    """Raise ValueError for a schema of many parts: they may share bytes, and pyarrow copies each of them."""
+    left = SCHEMA_PARTS_MAX - schema.count(SCHEMA_METADATA)
+    fields = list(schema.tables(SCHEMA_FIELDS, left))
+    while left >= 0 and fields:
+        field = fields.pop()
+        left -= 1 + field.count(FIELD_METADATA)
+        fields += field.tables(FIELD_CHILDREN, left - len(fields))
+    if left < 0:
+        raise ValueError(f"its schema has more than {SCHEMA_PARTS_MAX} fields and entries of metadata")
 
 
 def _decoded_bytes(batch: "_Table", body: memoryview) -> int:
@@ -112,6 +157,20 @@ class _Table:
         place = self._place(number)
         return None if place is None else _Table(self._head, place + _unsigned(self._head, place))
 
+    def count(self, number: int) -> int:
+        """Return the length of a vector, 0 for an absent one."""
+        place = self._place(number)
+        return 0 if place is None else _unsigned(self._head, place + _unsigned(self._head, place))
+
+    def tables(self, number: int, most: int) -> "list[_Table]":
+        """Return the tables of a vector, one more than `most` of them if there are more."""
+        place = self._place(number)
+        if place is None:
+            return []
+        at = place + _unsigned(self._head, place)
+        places = (at + 4 * index for index in range(1, min(_unsigned(self._head, at), max(0, most) + 1) + 1))
+        return [_Table(self._head, each + _unsigned(self._head, each)) for each in places]
+
     def buffers(self, number: int) -> list[tuple[int, int]]:
         """Return offset and length of each buffer."""
         place = self._place(number)
@@ -126,5 +185,5 @@ class _Table:
         ]
 
 
-def _unsigned(head: bytes, at: int) -> int:
+def _unsigned(head: bytes | memoryview, at: int) -> int:
     return int(struct.unpack_from("<I", head, at)[0])

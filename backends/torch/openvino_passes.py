@@ -29,6 +29,7 @@ SHARE_MAX = 0.95
 LENGTHS, ROUNDS = (8, 16, 32, 64, 128, 256, 512), 7
 # Passes that take longer are not measured: at their length the dispatch does not count.
 PASS_MAX_S = 0.1
+SPARE_TRIED = 3
 TRACED_TOKENS, TRACED_PADDING = 16, 3
 NAME = "`runtime: openvino`"
 
@@ -136,6 +137,10 @@ class OpenVinoPasses:
         best = [float("inf")] * len(contenders)
         for _ in range(ROUNDS):
             best = [min(pair) for pair in zip(best, map(_seconds, contenders), strict=True)]
+        # A length with spare tokens, which the mask hides.
+        inner = ids[:, : tokens - SPARE_TRIED]
+        found = torch.cat((found, self._run(inner, None)), dim=1)
+        expected = torch.cat((expected, packed.compute_packed(inner, torch.ones_like(inner))), dim=1)
         cosine = cosine_similarity(found.double(), expected.double(), dim=-1).min().item()
         return Trial(tokens, best[0], best[1], cosine)
 

@@ -139,7 +139,8 @@ class Runner:
         for job in jobs:
             running = self._running.setdefault(job.id, RunningJob(job))
             running.job = job
-            if running.stop_code(now_s) is not None and not running.stop.is_set():
+            if not running.stop.is_set() and (code := running.stop_code(now_s)) is not None:
+                running.stopped_as = code
                 running.stop.set()
                 self._parts.permits.stop(job.id)
         current = {job.id for job in jobs}
@@ -152,7 +153,9 @@ class Runner:
         """Let the chunks of jobs that have been stopped rest no longer. Raises: JobStoreUnavailable."""
         now_s = asyncio.get_running_loop().time()
         for running in self._running.values():
-            is_stopped = running.stop.is_set()
+            # Once: a chunk that fails for another reason rests as those of any job.
+            is_stopped = running.stop.is_set() and not running.is_woken
+            running.is_woken = running.stop.is_set()
             for number in [n for n, until_s in running.resting.items() if is_stopped or until_s <= now_s]:
                 if is_stopped:
                     await self._lifecycle.queue.release(running.job.id, number, self._owner)

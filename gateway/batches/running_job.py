@@ -66,7 +66,8 @@ class RunningJob:
 
     blocked_until_s: on the event loop's clock; no line begins before. wait: not stored yet. is_logged: its
     reason is in the log. refusals: in a row. item_bytes: of a result, for each item of its line. resting:
-    chunks that were given back, and the time until which. stop: set when no line may begin.
+    chunks that were given back, and the time until which. stop: set when no line may begin. stopped_as: the
+    reason then, whatever later states of the job say. is_woken: its resting chunks were released after that.
     """
 
     job: Job
@@ -79,6 +80,8 @@ class RunningJob:
     tries: dict[int, Tries] = field(default_factory=dict)
     resting: dict[int, float] = field(default_factory=dict)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    stopped_as: str | None = None
+    is_woken: bool = False
 
     @property
     def blocked_s(self) -> float:
@@ -108,6 +111,8 @@ class RunningJob:
 
     def stop_code(self, now_s: float) -> str | None:
         """Return why no line may begin any more, None if lines may."""
+        if self.stopped_as is not None:
+            return self.stopped_as
         if self.job.cancelling_s is not None:
             return CANCELLED
         return EXPIRED if now_s >= self.job.expires_s else None

@@ -501,6 +501,40 @@ async def test_a_stream_waits_only_so_long(monkeypatch: pytest.MonkeyPatch) -> N
     assert "the Arrow stream was not read within 0.05 s" in refused.text
 
 
+def with_head(schema: pa.Schema, **batch: Any) -> bytes:
+    """Return a stream of one batch of one text."""
+    sink = pa.BufferOutputStream()
+    columns = [pa.array(["a"]) for _ in schema]
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=schema), **batch)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (with_head(pa.schema([(f"c{n}", pa.string()) for n in range(129)])), "more than 128 fields"),
+        (with_head(pa.schema([("text", pa.string())], {f"k{n}": "" for n in range(128)})), "more than 128"),
+        (
+            with_head(pa.schema([pa.field("text", pa.string(), metadata={f"k{n}": "" for n in range(128)})])),
+            "more than 128",
+        ),
+        (with_head(pa.schema([("text", pa.string())], {"k": "v" * 65_536})), "a head of more than 65536"),
+        (with_head(pa.schema([("text", pa.string())]), custom_metadata={"k": "v"}), "metadata of its own"),
+    ],
+    ids=["columns", "schema", "field", "head", "batch"],
+)
+def test_heads_whose_parts_may_share_bytes_are_bounded(stream: bytes, reason: str) -> None:
+    with counted_memory() as pool, pytest.raises(MalformedBody, match=reason):
+        read_texts(stream, 100, 10**6)
+    assert not pool.max_memory()
+
+
+def test_a_schema_may_have_metadata_and_other_columns() -> None:
+    fields = [("text", pa.string()), *((f"c{n}", pa.string()) for n in range(99))]
+    assert read_texts(with_head(pa.schema(fields, {"pandas": "x" * 20_000})), 100, 10**6)[1] == ["a"]
+
+
 def test_an_error_names_the_row_of_its_input() -> None:
     error = InvalidInput("input 1: it is too long")
     error.name_rows((0, 2))

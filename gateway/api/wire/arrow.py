@@ -97,7 +97,7 @@ def read_texts(stream: bytes | bytearray, rows_max: int, bytes_max: int) -> tupl
     """
     pa = _pyarrow()
     try:
-        _check_sizes(pa, stream, rows_max, bytes_max)
+        _check_sizes(stream, rows_max, bytes_max)
         reader = _TextReader(pa, rows_max, bytes_max)
         for column in _columns(pa, stream):
             reader.add(column)
@@ -109,16 +109,11 @@ def read_texts(stream: bytes | bytearray, rows_max: int, bytes_max: int) -> tupl
     return rows, [text for text in texts if text is not None]
 
 
-def _check_sizes(pa: Any, stream: bytes | bytearray, rows_max: int, bytes_max: int) -> None:
-    """Check all batches before one of them is decompressed.
-
-    Raises: InvalidInput, ValueError, Arrow's errors.
-    """
-    source = pa.BufferReader(stream)
-    reader = pa.ipc.MessageReader.open_stream(source)
+def _check_sizes(stream: bytes | bytearray, rows_max: int, bytes_max: int) -> None:
+    """Check all messages before pyarrow reads one of them. Raises: InvalidInput, ValueError."""
     # The schema is a message without rows.
     rows, size = -1, 0
-    for number, found in enumerate(batch_sizes(reader)):
+    for number, found in enumerate(batch_sizes(stream)):
         if number > BATCHES_MAX:
             raise InvalidInput(f"the Arrow stream has more than {BATCHES_MAX} batches; send fewer at once")
         if found.is_delta:
@@ -132,8 +127,6 @@ def _check_sizes(pa: Any, stream: bytes | bytearray, rows_max: int, bytes_max: i
             raise _too_many(rows_max)
         if size > bytes_max:
             raise InvalidInput(f"the Arrow stream has more than {bytes_max} bytes once it is decompressed")
-    if source.tell() != len(stream):
-        raise ValueError("there are bytes after its end")
 
 
 def _columns(pa: Any, stream: bytes | bytearray) -> Iterator[Any]:

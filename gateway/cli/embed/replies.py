@@ -115,7 +115,7 @@ def read_reply(body: bytes, media_type: str, count: int) -> Reply:
 def _read_arrow(body: bytes, count: int) -> Reply:
     buffer = pa.py_buffer(body)
     # A kilobyte of compressed buffers can stand for gigabytes.
-    _check_sizes(buffer)
+    _check_sizes(body)
     schema = pa.ipc.open_stream(buffer).schema
     place = schema.get_field_index("embeddings")
     if place < 0:
@@ -141,11 +141,11 @@ def _read_arrow(body: bytes, count: int) -> Reply:
     )
 
 
-def _check_sizes(buffer: pa.Buffer) -> None:
-    """Check all batches before one of them is decompressed. Raises: ValueError, Arrow's errors."""
+def _check_sizes(body: bytes) -> None:
+    """Check all messages before pyarrow reads one of them. Raises: ValueError."""
     size = 0
     # A kilobyte of compressed buffers can stand for gigabytes.
-    for found in batch_sizes(pa.ipc.MessageReader.open_stream(pa.BufferReader(buffer))):
+    for found in batch_sizes(body):
         if found.is_delta:
             raise ValueError("a delta of a dictionary")
         size += found.decoded_bytes
