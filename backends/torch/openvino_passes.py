@@ -5,9 +5,11 @@ no padding and is faster at them. Source of the settings: OpenVINO 2026.4, CPU d
 """
 
 import inspect
+import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
@@ -190,13 +192,25 @@ def convert(encoder: Any, dtype: torch.dtype) -> OpenVinoPasses | str:
     shapes = [library.PartialShape([1, -1])] * len(names)
     try:
         # Tracing warns of each size that becomes a constant; the trials find out whether one matters.
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _kept_log():
             warnings.simplefilter("ignore")
             model = library.convert_model(_Traced(encoder, names).eval(), example_input=example, input=shapes)
     except Exception as error:  # noqa: BLE001 - of many types, from two libraries
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         return f"{NAME} has no effect: a {type(encoder).__name__} cannot be converted: {reason}"
     return OpenVinoPasses(model, dtype, has_type_ids=has_type_ids)
+
+
+@contextmanager
+def _kept_log() -> Iterator[None]:
+    """Restore the root logger, which a conversion sets to errors only, and leaves so if it fails."""
+    root = logging.getLogger()
+    level, filters, handlers = root.level, root.filters.copy(), root.handlers.copy()
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.filters[:], root.handlers[:] = filters, handlers
 
 
 def require_openvino(device: torch.device, dtype: torch.dtype) -> None:

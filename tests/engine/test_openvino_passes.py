@@ -1,5 +1,6 @@
 """`runtime: openvino`: the same vectors for a text alone, or PyTorch and a note that names the reason."""
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,8 +173,11 @@ def test_a_network_that_openvino_cannot_compute_is_served_by_torch(
     name: str, reason: str, minilm: Path, tmp_path: Path, passes: list[int]
 ) -> None:
     make_encoder((ENCODERS[name][0] if name in ENCODERS else DECODERS[name])(), minilm, tmp_path)
+    root = logging.getLogger()
+    before = root.level, root.filters.copy(), root.handlers.copy()
     model, texts = load_with(tmp_path), sequences(90)
 
+    assert before == (root.level, root.filters, root.handlers)
     assert reason in " ".join(model.capabilities.notes)
     expected = rows(load_with(tmp_path, "torch"), texts, alone=True)
     assert cosines(rows(model, texts, alone=True), expected).min() > LEAST["float32"]
