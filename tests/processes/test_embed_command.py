@@ -46,6 +46,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def start(gateway: Served | None, folder: Path, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "gateway", "embed", "in.jsonl", "--to", "out.parquet", "--json", *words]
+    # A shell starts tests in the background with a SIGINT that is ignored, and children would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return subprocess.Popen(
         command if gateway is None else [*command, "--url", gateway.url],
         cwd=folder,
