@@ -75,8 +75,12 @@ async def list_limits(
 ) -> list[TenantLimits]:
     """List all tenants with their limits and what is left of their budgets, those of router.yaml too."""
     keyring, found = api.gateway.keyring, []
-    for name, settings in sorted(keyring.tenant_settings.items()):
-        owner = keyring.owner_of(StoredKey("", "", name))
+    # Before the first wait, in which a tenant could be removed.
+    owners = [
+        (name, settings, keyring.owner_of(StoredKey("", "", name)))
+        for name, settings in sorted(keyring.tenant_settings.items())
+    ]
+    for name, settings, owner in owners:
         limits = chain(owner.for_batches().limits, *owner.model_limits.values())
         with store_errors():
             remaining = await remaining_budgets(admin.ledger, name, limits)

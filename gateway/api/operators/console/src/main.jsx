@@ -169,7 +169,7 @@ function App() {
   const listed = useOnce(async () => {
     if (!hasKey()) throw new Error("no key");
     const models = (await send("/v1/models", { timeoutMs: STATUS_TIMEOUT_MS })).content.data;
-    // Without the quota store nothing tells the scopes, and every page is offered.
+    // Without the quota store the scopes are unknown, and the console offers every page.
     const own = await send("/usage", { timeoutMs: STATUS_TIMEOUT_MS }).catch(() => null);
     return { models, scopes: own?.content.scopes };
   }, turn);
