@@ -7,6 +7,7 @@ others, and `cu_seq_lens_k` the starts of the sequences among them. Rule: a sequ
 that its vector does not depend on its batch, but for the rounding of sums.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ PART, PARTED_LENGTH_MAX = 256, 1024
 # Masks of causal sequences that are kept for the next layers, of 2 MB at most.
 KEPT_MASKS = 16
 HALF = (torch.float16, torch.bfloat16)
+# Since PyTorch 2.12, queries of several heads can share keys.
+TAKES_SHARED_KEYS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 CPU_CAPABILITIES = torch.cpu.get_capabilities()
 # Number formats that this processor's matrix units multiply.
 HAS_MATRIX_UNIT = {
@@ -128,6 +131,12 @@ def attend(
     """
     if q.is_cuda and q.dtype in HALF:
         reach = window - 1
+        shared: dict[str, Any] = {}
+        if q.shape[1] != k.shape[1]:
+            if TAKES_SHARED_KEYS:
+                shared["enable_gqa"] = True
+            else:
+                k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))
         out = varlen_attn(
             q,
             k,
@@ -138,7 +147,7 @@ def attend(
             longest,
             scale=scale,
             window_size=(reach, 0 if causal else reach),
-            enable_gqa=q.shape[1] != k.shape[1],
+            **shared,
         )
         assert isinstance(out, Tensor)
         return out

@@ -197,7 +197,8 @@ class Engine:
         for outputs, members in _groups(jobs):
             lengths = [job.sequences[i].tokens for job, i in members]
             budget = limit
-            if backlog.turns_max > 1:
+            # A GPU computes one pass after the other, and two of half the size take longer.
+            if backlog.turns_max > 1 and backlog.threads.shares_cores:
                 budget = min(budget, _tokens_per_pass(lengths, backlog.turns_max))
             for batch in plan(lengths, budget, packed=self._loaded.packed):
                 yield Batch([members[index] for index in batch], outputs)

@@ -88,8 +88,8 @@ def load(
         width = run_on_device(partial(_warm_up, network, plan, reader))
     notes = network.notes
     if network.choose is not None:
-        report("measuring the runtimes")
-        with refuse_on_error(f"`runtime: {options.runtime}` failed for {checkpoint}"):
+        report("measuring the runtimes" if device.type == "cpu" else "recording passes")
+        with refuse_on_error(f"the trial of passes through {checkpoint} failed"):
             notes += (_chosen(network.choose, run_on_device),)
     if options.compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")

@@ -32,6 +32,7 @@ from backends.torch.openvino_passes import OpenVinoPasses, convert
 from backends.torch.own_network import OwnNetwork, prove_own_network
 from backends.torch.packing import PackedEncoder, pack, padding_position
 from backends.torch.pairs import answer_ids
+from backends.torch.pass_graphs import PassGraphs
 from backends.torch.precision import Autocast, CastLinear, fastest_linear, replace_linears
 from backends.torch.projection import (
     LayerMix,
@@ -205,7 +206,10 @@ def _open_classifier(model: Any, source: NetworkSource, placement: Placement) ->
     packed, choose = _packed(getattr(model, prefix), placement)
     if packed is None:
         return _padded_classifier(model, source, placement)._replace(choose=choose)
+    # Layers behind the encoder may read the inputs too.
     inputs = _input_builder(model, source, placement.device)
+    if placement.device.type == "cuda":
+        choose = _recording(packed, inputs, placement)
     setattr(model, prefix, packed)
     return OpenedNetwork(Classifier(model, inputs), packed=True, outputs=frozenset(), choose=choose)
 
@@ -287,7 +291,11 @@ def _encoder(
     packed, choose = _packed(network, placement)
     runnable = packed or _padded(network, placement, source.recipe.max_tokens)
     is_padded = isinstance(runnable, Autocast)
-    inputs = _input_builder(network, source, placement.device, passes_tokens=not is_padded)
+    # A packed encoder finds its layout on the host, and copies only the tokens to a GPU.
+    device = placement.device if packed is None else torch.device("cpu")
+    inputs = _input_builder(network, source, device, passes_tokens=not is_padded)
+    if packed is not None and placement.device.type == "cuda":
+        choose = _recording(packed, inputs, placement)
     all_readers = {**readers, Output.TOKENS: read_token_vectors}
     head = Encoder(runnable, inputs, all_readers, projection)
     return OpenedNetwork(head, packed is not None, frozenset(all_readers), choose=choose)
@@ -330,6 +338,13 @@ def _chooser(
         return lambda: note
     packed.lone = lone
     return partial(lone.choose, packed)
+
+
+def _recording(packed: PackedEncoder, inputs: InputBuilder, placement: Placement) -> Choose:
+    """Return what records passes of a packed encoder on a GPU."""
+    type_ids = ("token_type_ids",) if inputs.has_type_ids else ()
+    packed.graphs = PassGraphs(placement.device, ("input_ids", "position_ids", *type_ids))
+    return partial(packed.graphs.choose, packed.encoder)
 
 
 def _refuse_compiled(encoder: Any, placement: Placement) -> None:

@@ -14,7 +14,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 
 from backends.torch.attention import PACKED, register
 from backends.torch.lengths import OFFSET_POSITIONS
+from backends.torch.pass_graphs import PassGraphs
 from backends.torch.rounding import spare_tokens
+from backends.torch.transfers import to_device
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +35,13 @@ class PackedLayout:
     Spare tokens follow, which round up the number of tokens. They belong to no sequence.
     """
 
-    def __init__(self, mask: Tensor) -> None:
+    def __init__(self, mask: Tensor, device: torch.device) -> None:
+        """device: where the tokens are computed; the mask may be on the host."""
         self._shape = mask.shape
         self._index = mask.flatten().nonzero().squeeze(1)
         self._tokens = len(self._index)
-        self._spare = spare_tokens(self._tokens) if mask.device.type == "cpu" else 0
+        self._is_full = self._tokens == mask.numel()
+        self._spare = spare_tokens(self._tokens) if device.type == "cpu" else 0
         self._columns = int(mask.shape[1])
         self.starts = self._starts_of(mask)
         self.longest = self._columns
@@ -59,16 +63,19 @@ class PackedLayout:
 
     def pack(self, padded: Tensor) -> Tensor:
         """Return the tokens of (rows, longest) as (1, tokens)."""
-        return self._with_spare(padded.flatten()[self._index])
+        tokens = padded.flatten()
+        return self._with_spare(tokens if self._is_full else tokens[self._index])
 
     def unpack(self, tokens: Tensor) -> Tensor:
         """Return (1, tokens, dim) as (rows, longest, dim), with zeros for padding."""
+        if self._is_full:
+            return tokens[0, : self._tokens].unflatten(0, self._shape)
         padded = tokens.new_zeros(self._shape.numel(), tokens.shape[-1])
-        padded[self._index] = tokens[0, : self._tokens]
+        padded[to_device(self._index, tokens.device)] = tokens[0, : self._tokens]
         return padded.unflatten(0, self._shape)
 
     def _with_spare(self, tokens: Tensor) -> Tensor:
-        return pad(tokens, (0, self._spare)).unsqueeze(0)
+        return (pad(tokens, (0, self._spare)) if self._spare else tokens).unsqueeze(0)
 
     def _starts_of(self, mask: Tensor) -> Tensor:
         """Return the start of each concatenated sequence, and the end of the last: int32."""
@@ -86,7 +93,8 @@ class PackedEncoder(nn.Module):
     """Encoder of transformers without padding; other modules call it like the encoder that it wraps.
 
     padding_position: index of the position of padding tokens, after which positions begin, in RoBERTa's
-    family; None if positions begin at 0. lone: computes some of the passes of one text.
+    family; None if positions begin at 0. lone: computes some of the passes of one text. graphs: recorded
+    passes on a GPU.
     """
 
     def __init__(self, encoder: Any, padding_position: int | None) -> None:
@@ -94,6 +102,8 @@ class PackedEncoder(nn.Module):
         self.encoder: Any = encoder
         self._padding_position = padding_position
         self.lone: LonePasses | None = None
+        self.graphs: PassGraphs | None = None
+        self.device: torch.device = next(encoder.parameters()).device
         self.vocabulary: int = encoder.config.vocab_size
         # Of some families it is None.
         table = getattr(encoder.config, "max_position_embeddings", None)
@@ -112,7 +122,7 @@ class PackedEncoder(nn.Module):
         tokens: Tensor | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPoolingAndCrossAttentions:
-        """Run the encoder on (rows, longest) int64 tensors, padded on the right.
+        """Run the encoder on (rows, longest) int64 tensors, padded on the right, on the host or the device.
 
         tokens: mask of all tokens, if not all are attended to.
         """
@@ -132,7 +142,7 @@ class PackedEncoder(nn.Module):
         tokens: Tensor | None = None,
     ) -> Tensor:
         """Return the last hidden state (rows, longest, dim), as PyTorch computes it."""
-        layout = PackedLayout(attention_mask if tokens is None else tokens)
+        layout = PackedLayout(attention_mask if tokens is None else tokens, self.device)
         inputs: dict[str, Any] = {
             "input_ids": layout.pack(input_ids),
             "position_ids": self._positions(layout, input_ids),
@@ -143,7 +153,14 @@ class PackedEncoder(nn.Module):
             inputs |= layout.key_options(attention_mask)
         if token_type_ids is not None:
             inputs["token_type_ids"] = layout.pack(token_type_ids)
-        return layout.unpack(self.encoder(**inputs).last_hidden_state)
+        hidden = None if self.graphs is None else self.graphs.compute(inputs)
+        if hidden is None:
+            placed = {name: self._placed(value) for name, value in inputs.items()}
+            hidden = self.encoder(**placed).last_hidden_state
+        return layout.unpack(hidden)
+
+    def _placed(self, value: Any) -> Any:
+        return to_device(value, self.device) if isinstance(value, Tensor) else value
 
     def _pool(self, hidden: Tensor) -> Tensor:
         """Return the pooler's (rows, dim), whose parts ALBERT applies in the encoder's code."""

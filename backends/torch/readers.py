@@ -18,6 +18,7 @@ from backends.contract import TermWeights, Vectors
 from backends.torch.pooling import pool
 from backends.torch.recipe import PoolingMode, Splade
 from backends.torch.sequences import InputSequence
+from backends.torch.transfers import to_device, to_host
 
 # Logits of the whole vocabulary that are held at a time: those of a batch would take gigabytes.
 CHUNK_BYTES = 64 * 1024 * 1024
@@ -26,7 +27,7 @@ CHUNK_BYTES = 64 * 1024 * 1024
 class HiddenStates:
     """Last hidden states of a batch.
 
-    vectors: (rows, longest, dim). tokens: (rows, longest), 1 = a token.
+    vectors: (rows, longest, dim). tokens: (rows, longest), 1 = a token, on the host or where the vectors are.
     """
 
     def __init__(self, vectors: Tensor, tokens: Tensor, sequences: Sequence[InputSequence]) -> None:
@@ -41,12 +42,13 @@ class HiddenStates:
 
     def flat(self) -> Tensor:
         """Return the vectors without padding: (all tokens, dim)."""
-        return self.vectors[self.tokens.bool()]
+        index = self.tokens.flatten().nonzero().squeeze(1)
+        return self.vectors.flatten(0, 1)[to_device(index, self.vectors.device)]
 
     def split(self, values: Tensor) -> list[Vectors]:
         """Split (all tokens, …) by sequence: each (its tokens, …) float32 on the CPU."""
         ends = np.cumsum(self.lengths)[:-1]
-        return np.split(values.float().cpu().numpy(), ends)
+        return np.split(to_host(values.float()), ends)
 
 
 Reader: TypeAlias = Callable[[HiddenStates], Any]
@@ -66,7 +68,8 @@ class PooledReader:
             mask = mask.clone()
             for row, sequence in enumerate(hidden.sequences):
                 mask[row, : sequence.skip] = 0
-        vectors: Vectors = self._projections(pool(hidden.vectors, mask, self._modes)).cpu().numpy()
+        pooled = pool(hidden.vectors, to_device(mask, hidden.vectors.device), self._modes)
+        vectors: Vectors = to_host(self._projections(pooled))
         if not any(sequence.chunks for sequence in hidden.sequences):
             return vectors
         return [
@@ -77,7 +80,7 @@ class PooledReader:
     def _read_chunks(self, vectors: Tensor, chunks: Sequence[tuple[int, int]]) -> Vectors:
         """Return the mean of each chunk of a sequence, projected: (chunks, dim)."""
         means = torch.stack([vectors[start:stop].float().mean(dim=0) for start, stop in chunks])
-        projected: Vectors = self._projections(means).cpu().numpy()
+        projected: Vectors = to_host(self._projections(means))
         return projected
 
 
@@ -109,7 +112,7 @@ class SpladeReader:
                     self._add(pooled[row], part)
         if self._splade.strategy == "max":
             pooled = self._weigh(pooled)
-        return [nonzero_terms(row, self._splade.terms_max) for row in pooled.cpu().numpy()]
+        return [nonzero_terms(row, self._splade.terms_max) for row in to_host(pooled)]
 
     def _add(self, pooled: Tensor, logits: Tensor) -> None:
         if self._splade.strategy == "max":
@@ -187,8 +190,8 @@ class LastWordReader:
     def __call__(self, hidden: HiddenStates) -> Vectors:
         """Return (rows, labels)."""
         last = torch.tensor([self._last(sequence.ids) for sequence in hidden.sequences])
-        vectors = hidden.vectors[torch.arange(len(last)), last.to(hidden.vectors.device)]
-        logits: Vectors = self._score(vectors.float()).cpu().numpy()
+        vectors = hidden.vectors[torch.arange(len(last)), to_device(last, hidden.vectors.device)]
+        logits: Vectors = to_host(self._score(vectors.float()))
         return logits
 
     def _last(self, ids: list[int]) -> int:
@@ -209,13 +212,13 @@ class NextTokenReader:
 
     def __call__(self, hidden: HiddenStates) -> Vectors:
         """Return (rows, 1)."""
-        last = torch.tensor(hidden.lengths, device=hidden.vectors.device) - 1
+        last = to_device(torch.tensor(hidden.lengths) - 1, hidden.vectors.device)
         rows = torch.arange(len(last), device=last.device)
         logits = self._head(hidden.vectors[rows, last].float())
         scores = logits[:, self._true_id]
         if self._false_id is not None:
             scores = scores - logits[:, self._false_id]
-        column: Vectors = scores.float().unsqueeze(1).cpu().numpy()
+        column: Vectors = to_host(scores.float().unsqueeze(1))
         return column
 
 

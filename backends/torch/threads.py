@@ -24,6 +24,7 @@ T = TypeVar("T")
 # Unit of work on a thread; returns True to be run again, after all others that wait.
 Turn: TypeAlias = Callable[[], bool]
 
+# On a GPU, two passes at once answer lone callers a third more slowly and bulk little faster.
 PASSES_AT_ONCE_ON_CPU = 2
 
 
@@ -72,6 +73,11 @@ class ForwardThreads:
             if self._background is None:
                 self._background = ForwardThreads(self._device, self._cores, is_background=True)
             return self._background
+
+    @property
+    def shares_cores(self) -> bool:
+        """True if two turns at once divide the cores that compute."""
+        return self._device.type == "cpu"
 
     def submit(self, function: Callable[[], T]) -> "Future[T]":
         """Run a function once on one of the threads."""

@@ -22,7 +22,7 @@ def test_rounds_batches_to_few_numbers_of_tokens() -> None:
 def test_unpacking_restores_the_packed_batch(lengths: tuple[int, ...]) -> None:
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)).long()
     ids = torch.arange(1, mask.numel() + 1).view(mask.shape) * mask
-    layout = PackedLayout(mask)
+    layout = PackedLayout(mask, mask.device)
 
     tokens = layout.pack(ids)
 
@@ -37,7 +37,7 @@ def test_unpacking_restores_the_packed_batch(lengths: tuple[int, ...]) -> None:
 def test_attended_tokens_are_indexed_by_sequence() -> None:
     tokens = (torch.arange(20) < torch.tensor([20, 13, 8]).unsqueeze(1)).long()
     attended = (torch.arange(20) < torch.tensor([4, 13, 5]).unsqueeze(1)).long()
-    layout = PackedLayout(tokens)
+    layout = PackedLayout(tokens, tokens.device)
 
     options = layout.key_options(attended)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from backends.contract import EmbedReply, EncodeReply, Reply, RerankReply, Truncate, Vectors
 from backends.errors import ModelUnavailable
@@ -30,6 +31,8 @@ SERVED = [family for family in FAMILIES if isinstance(family.state, Served)]
 NOT_SERVED = [family for family in FAMILIES if not isinstance(family.state, Served)]
 # Least cosine of vectors, and most difference of scores, for each number format.
 LEAST_COSINE: dict[DTypeName, float] = {"float32": 0.99999, "bfloat16": 0.9995}
+NEEDS_GPU = (pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+DEVICES = ("cpu", pytest.param("cuda", marks=NEEDS_GPU))
 SCORE_TOLERANCE: dict[DTypeName, float] = {"float32": 1e-4, "bfloat16": 0.02}
 
 
@@ -51,20 +54,21 @@ def expected_answers(name: str, folders: Path) -> Sequence[Answer]:
     return family.reference(checkpoint_of(name, folders))
 
 
-def load_family(family: Family, folder: Path, dtype: DTypeName) -> LoadedModel:
-    return load(folder, "tiny", LoadOptions(dtype, "cpu", settings=family.settings, **family.options))
+def load_family(family: Family, folder: Path, dtype: DTypeName, device: str = "cpu") -> LoadedModel:
+    return load(folder, "tiny", LoadOptions(dtype, device, settings=family.settings, **family.options))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", LEAST_COSINE)
 @pytest.mark.parametrize("family", SERVED, ids=lambda family: family.name)
 async def test_a_served_family_computes_what_its_library_computes(
-    family: Family, dtype: DTypeName, folders: Path
+    family: Family, dtype: DTypeName, device: str, folders: Path
 ) -> None:
     assert isinstance(family.state, Served)
     if family.kind in {"dual", "pages"}:
         library = "soxr" if "sound" in family.notes else "PIL"
         pytest.importorskip(library, reason="images and sound need the extra `media`")
-    model = load_family(family, checkpoint_of(family.name, folders), dtype)
+    model = load_family(family, checkpoint_of(family.name, folders), dtype, device)
     engine = engine_on(model)
 
     assert (family.kind, family.state.packed) == (model.recipe.kind, model.packed)

@@ -1,0 +1,213 @@
+"""Recorded passes: size classes on any processor, CUDA graphs on a GPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from backends.contract import Output
+from backends.torch import pass_graphs
+from backends.torch.load_plan import LoadOptions
+from backends.torch.loader import load
+from backends.torch.packing import PackedEncoder
+from backends.torch.pass_graphs import PassGraphs, PassSize, Replay, sizes
+from backends.torch.sequences import InputSequence
+from loadtest.runtimes import sequences_of
+
+DENSE = frozenset({Output.DENSE})
+CPU = torch.device("cpu")
+NAMES = ("input_ids", "position_ids")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+class Replays:
+    """Recordings that compute again what they recorded, as a graph does, and count it."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def record(self, launch: Callable[[], Tensor]) -> Replay:
+        """Record a pass."""
+        self.recorded += 1
+        output = launch().clone()
+
+        def replay() -> Tensor:
+            self.replayed += 1
+            return output.copy_(launch())
+
+        return replay
+
+
+@pytest.fixture
+def replays() -> Replays:
+    """Return a counter of recordings."""
+    return Replays()
+
+
+def recorded_encoder(
+    minilm: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, PackedEncoder]:
+    """Return the head of a network with recorded passes, and its encoder."""
+    monkeypatch.setattr(pass_graphs, "SHARE_MAX", float("inf"))
+    head: Any = load(minilm, "m", LoadOptions("float32", "cpu")).head
+    packed: PackedEncoder = head._network
+    packed.graphs = PassGraphs(CPU, (*NAMES, "token_type_ids"), replays.record)
+    note = packed.graphs.choose(without_empty_sequences(packed.encoder), 256)
+    assert note == "passes of up to 256 tokens are recorded as CUDA graphs; 256 is the most"
+    return head, packed
+
+
+def without_empty_sequences(encoder: Any) -> Any:
+    """Return the encoder for a processor, whose attention has no sequences without tokens."""
+
+    def run(cu_seq_lens_q: Tensor, **inputs: Any) -> Any:
+        return encoder(cu_seq_lens_q=cu_seq_lens_q.unique(), **inputs)
+
+    return run
+
+
+def test_size_classes_hold_many_short_sequences_or_few_long_ones() -> None:
+    found = list(sizes(512))
+    assert found == [
+        PassSize(16, 2, 16),
+        PassSize(32, 4, 32),
+        PassSize(64, 8, 64),
+        PassSize(128, 16, 128),
+        PassSize(256, 32, 128),
+        PassSize(256, 4, 256),
+        PassSize(512, 64, 128),
+        PassSize(512, 8, 512),
+    ]
+    assert found[4].has_room(PassSize(256, 32, 128))
+    assert not found[4].has_room(PassSize(256, 2, 129))
+    assert not found[5].has_room(PassSize(256, 5, 52))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "is_recorded"),
+    [
+        ([8], True),
+        ([16], True),
+        ([17], True),
+        ([5, 11, 3], True),
+        ([3] * 32, True),
+        ([250], True),
+        ([200, 30, 20], True),
+        # More sequences than any class has, or more tokens.
+        ([3] * 33, False),
+        ([250, 10], False),
+    ],
+)
+def test_recorded_passes_agree_with_launched_ones(
+    lengths: list[int], is_recorded: bool, minilm: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, packed = recorded_encoder(minilm, replays, monkeypatch)
+    before = replays.replayed
+    # What an earlier pass left behind must not show.
+    head.run(sequences_of([120, 130]), DENSE)
+    found = head.run(sequences_of(lengths), DENSE)
+    assert replays.replayed - before == 1 + is_recorded
+
+    packed.graphs = None
+    expected = head.run(sequences_of(lengths), DENSE)
+    for row, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(row.dense, other.dense, atol=2e-6)
+
+
+def test_inputs_that_were_not_recorded_are_launched(
+    minilm: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, packed = recorded_encoder(minilm, replays, monkeypatch)
+    before = replays.replayed
+    fillers = [InputSequence([101, 102, 103, 103], [0] * 4, attended_tokens=2)]
+    (row,) = head.run(fillers, frozenset({Output.TOKENS}))
+    assert row.token_vectors.shape == (4, 384)
+    with torch.inference_mode():
+        packed.compute_packed(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long))
+    assert replays.replayed == before
+
+
+def test_threads_do_not_read_outputs_of_each_other(
+    minilm: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, _ = recorded_encoder(minilm, replays, monkeypatch)
+    batches = [sequences_of([length]) for length in (9, 10, 11, 12)]
+    expected = [head.run(batch, DENSE)[0].dense for batch in batches]
+    wrong: list[int] = []
+
+    def compute(place: int) -> None:
+        for _ in range(50):
+            found = head.run(batches[place], DENSE)[0].dense
+            if not np.allclose(found, expected[place], atol=2e-6):
+                wrong.append(place)
+
+    threads = [Thread(target=compute, args=(place,)) for place in range(len(batches))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_pass_that_cannot_be_recorded_is_launched(minilm: Path) -> None:
+    def refuse(launch: Callable[[], Tensor]) -> Replay:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    head: Any = load(minilm, "m", LoadOptions("float32", "cpu")).head
+    packed = head._network
+    packed.graphs = PassGraphs(CPU, (*NAMES, "token_type_ids"), refuse)
+    note = packed.graphs.choose(packed.encoder)
+    assert note == "no pass is recorded as a CUDA graph: operation not permitted when stream is capturing"
+    assert head.run(sequences_of([8]), DENSE)[0].dense.shape == (384,)
+
+
+def test_recording_ends_where_it_gains_nothing(
+    minilm: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pass_graphs, "SHARE_MAX", 0.0)
+    head: Any = load(minilm, "m", LoadOptions("float32", "cpu")).head
+    packed = head._network
+    packed.graphs = PassGraphs(CPU, (*NAMES, "token_type_ids"), replays.record)
+    note = packed.graphs.choose(without_empty_sequences(packed.encoder))
+    assert note.startswith("no pass is recorded as a CUDA graph: with 16 it takes")
+    assert replays.recorded == 1
+
+
+@pytest.mark.cuda
+@needs_gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_gpu_agrees_with_the_processor(dtype: Any, minilm: Path) -> None:
+    on_cpu, on_gpu = (
+        load(minilm, "m", LoadOptions(kind, device)).head
+        for kind, device in (("float32", "cpu"), (dtype, "cuda"))
+    )
+    for lengths in ([8], [50], [250], [5, 11, 3], [50] * 20, [250, 100, 30, 7] * 8, [60] * 200):
+        sequences = sequences_of(lengths)
+        found, expected = (head.run(sequences, DENSE) for head in (on_gpu, on_cpu))
+        cosines = [
+            float(row.dense @ other.dense / np.linalg.norm(row.dense) / np.linalg.norm(other.dense))
+            for row, other in zip(found, expected, strict=True)
+        ]
+        assert min(cosines) > (0.99999 if dtype == "float32" else 0.9995)
+
+
+@pytest.mark.cuda
+@needs_gpu
+def test_recorded_passes_on_a_gpu_agree_with_launched_ones(minilm: Path) -> None:
+    loaded = load(minilm, "m", LoadOptions("bfloat16", "cuda"))
+    assert any("are recorded as CUDA graphs" in note for note in loaded.capabilities.notes)
+    head: Any = loaded.head
+    graphs = head._network.graphs
+    for lengths in ([8], [16], [17], [5, 11, 3], [3] * 40, [250], [200, 30, 20], [60] * 30):
+        head._network.graphs = graphs
+        found = head.run(sequences_of(lengths), DENSE)
+        head._network.graphs = None
+        expected = head.run(sequences_of(lengths), DENSE)
+        for row, other in zip(found, expected, strict=True):
+            cosine = row.dense @ other.dense / np.linalg.norm(row.dense) / np.linalg.norm(other.dense)
+            assert cosine > 0.9999
