@@ -1,9 +1,9 @@
 """Recorded passes: size classes on any processor, CUDA graphs on a GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -43,23 +43,40 @@ class Replays:
         return replay
 
 
-@pytest.fixture
-def replays() -> Replays:
-    """Return a counter of recordings."""
-    return Replays()
+class Recorded(NamedTuple):
+    """A head with recorded passes, its encoder, and the recordings."""
+
+    head: Any
+    packed: PackedEncoder
+    graphs: PassGraphs
+    replays: Replays
 
 
-def recorded_encoder(
-    minilm: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Any, PackedEncoder]:
-    """Return the head of a network with recorded passes, and its encoder."""
-    monkeypatch.setattr(pass_graphs, "SHARE_MAX", float("inf"))
-    head: Any = load(minilm, "m", LoadOptions("float32", "cpu")).head
+@pytest.fixture(scope="module")
+def head(minilm: Path) -> Any:
+    """Return the head of a network on a processor."""
+    return load(minilm, "m", LoadOptions("float32", "cpu")).head
+
+
+@pytest.fixture(scope="module")
+def all_recorded(head: Any) -> Recorded:
+    """Return a network with recorded passes of up to 256 tokens."""
     packed: PackedEncoder = head._network
-    packed.graphs = PassGraphs(CPU, (*NAMES, "token_type_ids"), replays.record)
-    note = packed.graphs.choose(without_empty_sequences(packed.encoder), 256)
+    replays = Replays()
+    graphs = PassGraphs(CPU, (*NAMES, "token_type_ids"), replays.record)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pass_graphs, "SHARE_MAX", float("inf"))
+        note = graphs.choose(without_empty_sequences(packed.encoder), 256)
     assert note == "passes of up to 256 tokens are recorded as CUDA graphs; 256 is the most"
-    return head, packed
+    return Recorded(head, packed, graphs, replays)
+
+
+@pytest.fixture
+def recorded(all_recorded: Recorded) -> Iterator[Recorded]:
+    """Return a network that computes by its recorded passes during one test."""
+    all_recorded.packed.graphs = all_recorded.graphs
+    yield all_recorded
+    all_recorded.packed.graphs = None
 
 
 def without_empty_sequences(encoder: Any) -> Any:
@@ -104,44 +121,38 @@ def test_size_classes_hold_many_short_sequences_or_few_long_ones() -> None:
     ],
 )
 def test_recorded_passes_agree_with_launched_ones(
-    lengths: list[int], is_recorded: bool, minilm: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
+    lengths: list[int], is_recorded: bool, recorded: Recorded
 ) -> None:
-    head, packed = recorded_encoder(minilm, replays, monkeypatch)
-    before = replays.replayed
+    before = recorded.replays.replayed
     # What an earlier pass left behind must not show.
-    head.run(sequences_of([120, 130]), DENSE)
-    found = head.run(sequences_of(lengths), DENSE)
-    assert replays.replayed - before == 1 + is_recorded
+    recorded.head.run(sequences_of([120, 130]), DENSE)
+    found = recorded.head.run(sequences_of(lengths), DENSE)
+    assert recorded.replays.replayed - before == 1 + is_recorded
 
-    packed.graphs = None
-    expected = head.run(sequences_of(lengths), DENSE)
+    recorded.packed.graphs = None
+    expected = recorded.head.run(sequences_of(lengths), DENSE)
     for row, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(row.dense, other.dense, atol=2e-6)
 
 
-def test_inputs_that_were_not_recorded_are_launched(
-    minilm: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    head, packed = recorded_encoder(minilm, replays, monkeypatch)
-    before = replays.replayed
+def test_inputs_that_were_not_recorded_are_launched(recorded: Recorded) -> None:
+    before = recorded.replays.replayed
     fillers = [InputSequence([101, 102, 103, 103], [0] * 4, attended_tokens=2)]
-    (row,) = head.run(fillers, frozenset({Output.TOKENS}))
+    (row,) = recorded.head.run(fillers, frozenset({Output.TOKENS}))
     assert row.token_vectors.shape == (4, 384)
     with torch.inference_mode():
-        packed.compute_packed(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long))
-    assert replays.replayed == before
+        recorded.packed.compute_packed(torch.ones(1, 4, dtype=torch.long), torch.ones(1, 4, dtype=torch.long))
+    assert recorded.replays.replayed == before
 
 
-def test_threads_do_not_read_outputs_of_each_other(
-    minilm: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    head, _ = recorded_encoder(minilm, replays, monkeypatch)
+def test_threads_do_not_read_outputs_of_each_other(recorded: Recorded) -> None:
+    head = recorded.head
     batches = [sequences_of([length]) for length in (9, 10, 11, 12)]
     expected = [head.run(batch, DENSE)[0].dense for batch in batches]
     wrong: list[int] = []
 
     def compute(place: int) -> None:
-        for _ in range(50):
+        for _ in range(20):
             found = head.run(batches[place], DENSE)[0].dense
             if not np.allclose(found, expected[place], atol=2e-6):
                 wrong.append(place)
@@ -154,26 +165,23 @@ def test_threads_do_not_read_outputs_of_each_other(
     assert wrong == []
 
 
-def test_a_pass_that_cannot_be_recorded_is_launched(minilm: Path) -> None:
+def test_a_pass_that_cannot_be_recorded_is_launched(head: Any) -> None:
     def refuse(launch: Callable[[], Tensor]) -> Replay:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    head: Any = load(minilm, "m", LoadOptions("float32", "cpu")).head
     packed = head._network
     packed.graphs = PassGraphs(CPU, (*NAMES, "token_type_ids"), refuse)
     note = packed.graphs.choose(packed.encoder)
     assert note == "no pass is recorded as a CUDA graph: operation not permitted when stream is capturing"
     assert head.run(sequences_of([8]), DENSE)[0].dense.shape == (384,)
+    packed.graphs = None
 
 
-def test_recording_ends_where_it_gains_nothing(
-    minilm: Path, replays: Replays, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recording_ends_where_it_gains_nothing(head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_graphs, "SHARE_MAX", 0.0)
-    head: Any = load(minilm, "m", LoadOptions("float32", "cpu")).head
-    packed = head._network
-    packed.graphs = PassGraphs(CPU, (*NAMES, "token_type_ids"), replays.record)
-    note = packed.graphs.choose(without_empty_sequences(packed.encoder))
+    replays = Replays()
+    graphs = PassGraphs(CPU, (*NAMES, "token_type_ids"), replays.record)
+    note = graphs.choose(without_empty_sequences(head._network.encoder))
     assert note.startswith("no pass is recorded as a CUDA graph: with 16 it takes")
     assert replays.recorded == 1
 
