@@ -221,6 +221,8 @@ class ChunkRun:
                 [names.result(job.id, self._number, attempt, part) for part in PARTS]
             )
         await lifecycle.finish_chunk(job, self._number, first)
+        if first.attempt != attempt:
+            await lifecycle.drop_if_over(job)
 
     async def _store(self, spool: Spool) -> ChunkResult:
         """Return the result that counts: this one, unless another attempt was first."""

@@ -165,6 +165,17 @@ class Jobs:
             self.report(job)
         return job
 
+    async def put_latest(self, job: Job) -> Job:
+        """Store the row of a job that has not ended; return the job as it was stored.
+
+        Its owner may cancel it meanwhile, whose row must not be replaced by an older one.
+        """
+        await self._table.put(job_row(job))
+        latest = await self.objects.latest(job)
+        if latest.cancelling_s != job.cancelling_s:
+            await self._table.put(job_row(latest))
+        return latest
+
     def report(self, job: Job) -> None:
         """Report a status that a job has reached."""
         self.changed.set()

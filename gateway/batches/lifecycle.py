@@ -71,7 +71,7 @@ class Lifecycle:
         return plan
 
     async def fail(self, job: Job) -> None:
-        """End a job whose validation fails for an unexpected reason."""
+        """End a job whose validation fails for an unexpected reason, or whose plan is lost."""
         plan = await self.jobs.objects.plan(job.id)
         await self._follow(job, plan or Plan(self.jobs.now_s(), problems=(UNREADABLE,)))
 
@@ -81,11 +81,10 @@ class Lifecycle:
             plan = await self.jobs.objects.plan(job.id) or plan
         job = planned(await self.jobs.objects.latest(job), plan)
         if job.is_over:
-            await self._end(FinalRecord(job))
+            await self.end(FinalRecord(job))
         else:
             await self.queue.enqueue(job.id, range(len(plan.chunks)))
-            await self.table.put(job_row(job))
-            self.jobs.report(job)
+            self.jobs.report(await self.jobs.put_latest(job))
         await self.queue.finish(job.id, VALIDATION, None)
 
     async def _check_input(self, job: Job, rules: LineRules, check_model: CheckModel) -> Plan:
@@ -104,6 +103,12 @@ class Lifecycle:
         await self.queue.finish(job.id, number, result)
         await self.end_if_done(job)
 
+    async def drop_if_over(self, job: Job) -> None:
+        """Remove what a try has counted that went on after others had ended its job."""
+        final = await self.jobs.objects.final(job.id)
+        if final is not None:
+            await self._drop_chunks(final.job)
+
     async def end_if_done(self, job: Job) -> bool:
         """End a job whose chunks all have results."""
         if job.in_progress_s is None or job.id in self._ending:
@@ -117,7 +122,7 @@ class Lifecycle:
             if final is None:
                 final = self._final_of(await self.jobs.objects.latest(job), results)
                 await self.table.put(job_row(msgspec.structs.replace(final.job, status="finalizing")))
-            await self._end(final)
+            await self.end(final)
         finally:
             self._ending.discard(job.id)
         return True
@@ -139,7 +144,7 @@ class Lifecycle:
         }
         return FinalRecord(ended(job, counts, sizes, self.jobs.now_s()), parts, sizes)
 
-    async def _end(self, final: FinalRecord) -> None:
+    async def end(self, final: FinalRecord) -> None:
         """Record the end of a job, and add its files of results."""
         is_first = await self.jobs.objects.create(names.final(final.job.id), final)
         if not is_first:

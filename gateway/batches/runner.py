@@ -37,12 +37,12 @@ class Plans:
         self._plans: dict[str, Plan] = {}
 
     async def of(self, job: str) -> Plan:
-        """Return the plan of a job. Raises: ObjectsUnavailable."""
+        """Return the plan of a job. Raises: ObjectLost, ObjectsUnavailable."""
         plan = self._plans.get(job)
         if plan is None:
             plan = await self._objects.plan(job)
             if plan is None:
-                raise ObjectsUnavailable("the plan of a batch is missing")
+                raise ObjectLost
             while len(self._plans) >= PLANS_MAX:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[job] = plan
@@ -270,7 +270,13 @@ class Runner:
             # Its gateway was killed before it could report it.
             await self._lifecycle.finish_chunk(job, number, result)
             return
-        chunk = (await self._plans.of(job.id)).chunks[number]
+        try:
+            chunk = (await self._plans.of(job.id)).chunks[number]
+        except ObjectLost:
+            if running.tries[number].failures < FAILURES_MAX:
+                raise
+            await self._lifecycle.fail(job)
+            return
         self._open_bytes += chunk.length
         try:
             await ChunkRun(self._parts, running, number, chunk).run()

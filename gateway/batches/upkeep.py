@@ -152,13 +152,18 @@ class Upkeep:
         return True
 
     async def _requeue(self, job: Job) -> None:
-        latest = await self._lifecycle.jobs.objects.rebuild(job.id)
+        objects = self._lifecycle.jobs.objects
+        final = await objects.final(job.id)
+        if final is not None:
+            # Its gateway was stopped before it had followed it, or its row was replaced by an older one.
+            await self._lifecycle.end(final)
+            return
+        latest = await objects.rebuild(job.id)
         if latest is None:
             logger.error("batch %s cannot go on: its files are gone", job.id)
             await self._lifecycle.forget(job)
             return
-        await self._table.put(job_row(latest))
-        await self._lifecycle.requeue(latest)
+        await self._lifecycle.requeue(await self._lifecycle.jobs.put_latest(latest))
 
     async def sweep(self) -> None:
         """Remove what has expired. Raises: JobStoreUnavailable, ObjectsUnavailable."""
@@ -190,7 +195,7 @@ class Upkeep:
         created = names.created(job.id)
         await self._files.objects.remove([name for name in found if name != created])
         await self._files.objects.remove([created])
-        await self._table.remove(job.id)
+        await self._lifecycle.forget(job)
 
     def _sweep_journals(self, now_s: float) -> None:
         if not self._folder.is_dir():

@@ -79,6 +79,32 @@ async def test_a_batch_goes_on_without_its_database(boot: Boots, tmp_path: Path)
     assert len(inputs) < 600
 
 
+async def test_a_batch_whose_plan_is_lost_fails(
+    boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
+    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MAX_S", 0.01)
+    monkeypatch.setattr("gateway.batches.runner.FAILURE_PAUSE_S", 0.01)
+    server, is_held = FakeTei(), asyncio.Event()
+
+    async def hold(*_: Any) -> None:
+        is_held.set()
+        await asyncio.sleep(3600)
+
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
+        server.hook = hold
+        batch = await create(gateway, (await upload(gateway, texts(500)))["id"])
+        async with asyncio.timeout(10):
+            await is_held.wait()
+    server.hook = None
+    (tmp_path / names.plan(batch["id"])).unlink()
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
+        end = await ended(gateway, batch["id"])
+
+    assert end["status"] == "failed"
+    assert [error["code"] for error in end["errors"]["data"]] == ["internal_error"]
+
+
 async def test_removes_what_has_expired(boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.batches.upkeep.LOOK_EVERY_S", 0.02)
     monkeypatch.setattr("gateway.batches.upkeep.SWEEP_EVERY_S", 0.02)

@@ -4,15 +4,18 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from gateway.batches.files import Files, NewFile
 from gateway.batches.folder import FolderObjects
-from gateway.batches.job_store import FILE_BYTES, JobStore, Page, job_row
+from gateway.batches.job_store import FILE_BYTES, JobStore, Page, Row, job_row
 from gateway.batches.jobs import Jobs, NewJob
-from gateway.batches.records import ChunkResult, Counts, Job, Plan, planned
+from gateway.batches.lifecycle import Lifecycle
+from gateway.batches.records import Chunk, ChunkResult, Counts, FinalRecord, Job, Plan, ended, planned
+from gateway.batches.result_bytes import chunk_row
 from gateway.batches.sqlite_store import open_sqlite
 from gateway.config.schema import BatchesSettings
 from gateway.errors import FileStorageFull, Overloaded
@@ -34,9 +37,13 @@ async def store(tmp_path: Path) -> AsyncIterator[JobStore]:
     await store.table.aclose()
 
 
-async def jobs_in(folder: Path, store: JobStore) -> tuple[Jobs, NewJob]:
+def files_in(folder: Path, store: JobStore) -> Files:
     settings = BatchesSettings(str(folder), jobs_per_tenant=3, kept_jobs_per_tenant=4)
-    files = Files(settings, UnreadObjects(folder), store.table)
+    return Files(settings, UnreadObjects(folder), store.table)
+
+
+async def jobs_in(folder: Path, store: JobStore) -> tuple[Jobs, NewJob]:
+    files = files_in(folder, store)
     upload = await files.start("acme", 0)
     await upload.write(b"{")
     file = await upload.commit(NewFile("a.jsonl", "batch"))
@@ -109,3 +116,40 @@ async def test_counts_are_read_again_only_after_a_chunk(
 
     assert seen == [0, 0, 0, 3, 3, 3, 6, 6, 6]
     assert reads == [job.id] * 2
+
+
+async def test_a_cancellation_is_not_replaced_by_an_older_row(
+    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, new = await jobs_in(tmp_path, store)
+    job = planned(await jobs.create(new), Plan(1.0, total=8))
+    put, is_first = store.table.put, True
+
+    async def cancel_first(row: Row, *bounds: Any) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            await jobs.cancel("acme", job.id)
+        await put(row, *bounds)
+
+    monkeypatch.setattr(store.table, "put", cancel_first)
+    stored = await jobs.put_latest(job)
+
+    state = await jobs.get("acme", job.id)
+    assert (stored.status, state.job.status, state.job.total) == ("cancelling", "cancelling", 8)
+
+
+async def test_what_a_late_try_has_counted_is_removed(tmp_path: Path, store: JobStore) -> None:
+    jobs, new = await jobs_in(tmp_path, store)
+    lifecycle = Lifecycle(files_in(tmp_path, store), jobs, store)
+    running = planned(await jobs.create(new), Plan(1.0, total=1, chunks=(Chunk(0, 1, 0, 1),)))
+    late = chunk_row(running, 0, 10_000)
+    await store.table.put(late)
+    await lifecycle.drop_if_over(running)
+    assert await store.table.get(late.id) == late
+
+    await lifecycle.end(FinalRecord(ended(running, Counts(), {"out": 0, "err": 0}, 2.0)))
+    before = await store.table.used_bytes()
+    await store.table.put(late)
+    await lifecycle.drop_if_over(running)
+    assert await store.table.used_bytes() == before
