@@ -221,8 +221,9 @@ class ChunkRun:
                 [names.result(job.id, self._number, attempt, part) for part in PARTS]
             )
         await lifecycle.finish_chunk(job, self._number, first)
-        if first.attempt != attempt:
-            await lifecycle.drop_if_over(job)
+        if first.attempt != attempt and await lifecycle.jobs.objects.final(job.id) is not None:
+            # This try went on after others had ended its job.
+            await lifecycle.drop_chunks(job)
 
     async def _store(self, spool: Spool) -> ChunkResult:
         """Return the result that counts: this one, unless another attempt was first."""

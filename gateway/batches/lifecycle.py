@@ -103,12 +103,6 @@ class Lifecycle:
         await self.queue.finish(job.id, number, result)
         await self.end_if_done(job)
 
-    async def drop_if_over(self, job: Job) -> None:
-        """Remove what a try has counted that went on after others had ended its job."""
-        final = await self.jobs.objects.final(job.id)
-        if final is not None:
-            await self._drop_chunks(final.job)
-
     async def end_if_done(self, job: Job) -> bool:
         """End a job whose chunks all have results."""
         if job.in_progress_s is None or job.id in self._ending:
@@ -155,7 +149,7 @@ class Lifecycle:
                 await self.objects.create(names.record_of_file(record.id), msgspec.json.encode(record))
                 await self.table.put(file_row(record))
         await self.table.put(job_row(final.job))
-        await self._drop_chunks(final.job)
+        await self.drop_chunks(final.job)
         if is_first:
             self.jobs.report(final.job)
 
@@ -178,10 +172,11 @@ class Lifecycle:
 
     async def forget(self, job: Job) -> None:
         """Remove the rows of a job whose objects are gone."""
-        await self._drop_chunks(job)
+        await self.drop_chunks(job)
         await self.table.remove(job.id)
 
-    async def _drop_chunks(self, job: Job) -> None:
+    async def drop_chunks(self, job: Job) -> None:
+        """Remove what the queue and the table have of a job's chunks."""
         for number in range(job.chunks):
             # Their bytes are those of the files of results now.
             await self.table.remove(names.chunk_row(job.id, number))

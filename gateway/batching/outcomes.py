@@ -63,7 +63,7 @@ class OutcomeHandler:
         """Learn from a completed batch and give each ticket its own reply."""
         load, tickets, took_s = attempt.load, attempt.tickets, now_s - attempt.started_s
         self._measures.record_batch(load.inputs, load.tokens, took_s, now_s)
-        was_full = not attempt.replica.free_slots(load.kind) or bool(len(self._queue))
+        was_full = not attempt.replica.free_slots(load.kind, load.inputs) or bool(len(self._queue))
         self._pool.record_success(attempt.replica, load, took_s, now_s, was_full=was_full)
         replies = split_reply([ticket.piece for ticket in tickets], reply)
         if len(tickets) == 1:

@@ -21,7 +21,6 @@ from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds
 from gateway.batching.tenant_activity import TenantActivity
 from gateway.batching.ticket import Ticket
-from gateway.routing.load import LoadKind
 from gateway.routing.offers import offers
 from gateway.routing.pool import Pool, has_room, is_replica_expected, lacking, no_replica_error
 from gateway.routing.replica import Replica
@@ -148,7 +147,8 @@ class Scheduler:
             return tickets
         totals, limits = BatchTotals().plus(first.piece), self._limits(first, bounds())
         # Waiting slices are spread over the free slots: one each if there are enough, several if not.
-        tickets_max = -(-(len(self._queue) + 1) // max(1, _free_slots(self._pool, self._kind)))
+        free = sum(usable.free_slots(self._kind, first.piece.inputs) for usable in self._pool.usable())
+        tickets_max = -(-(len(self._queue) + 1) // max(1, free))
         passed = set(scheduling_pass.skipped_tenants)
         passed_max = len(passed) + LOOK_AHEAD
         while len(tickets) < tickets_max and len(passed) <= passed_max:
@@ -206,8 +206,3 @@ class Scheduler:
         tenant = ticket.owner.tenant
         is_only_tenant = not self._activity.has_others(tenant, now_s)
         return replica.admits(totals.inputs, tenant, is_only_tenant=is_only_tenant, kind=self._kind)
-
-
-def _free_slots(pool: Pool, kind: LoadKind) -> int:
-    """Return how many more batches of a kind the windows alone allow in flight."""
-    return sum(replica.free_slots(kind) for replica in pool.usable())

@@ -7,6 +7,8 @@ import msgspec
 
 from backends.contract import EmbedParts, Work
 
+# Inputs below which a batch is small: a server's own batch has room for more.
+SMALL_INPUTS = 32
 # What a batch has: texts only, or also pictures or recordings, which take far longer.
 LoadKind = Literal["texts", "media"]
 
@@ -23,3 +25,8 @@ class BatchLoad(msgspec.Struct, frozen=True):
 def kind_of(work: Work) -> LoadKind:
     """Return the kind of batch that a piece of work is."""
     return "media" if isinstance(work, EmbedParts) else "texts"
+
+
+def slots_of(inputs: int, small_batch_slots: int) -> int:
+    """Return how many slots of a window a batch takes, with those that a small one takes."""
+    return 1 if inputs >= SMALL_INPUTS else small_batch_slots

@@ -16,7 +16,7 @@ from backends.contract import (
 from backends.errors import ReplicaFailed
 from gateway.events import ReplicaState
 from gateway.routing.health import PROBATION_BATCHES, USABLE, State
-from gateway.routing.load import BatchLoad, LoadKind
+from gateway.routing.load import BatchLoad, LoadKind, slots_of
 from gateway.routing.refusals import Refusals
 from gateway.routing.window import Window
 
@@ -32,12 +32,16 @@ class Replica:
     """One server or engine of an upstream. name: the label in logs and metrics.
 
     The window holds for each kind of batch by itself: texts do not wait until pictures are computed.
+    small_batch_slots: slots of the window that a batch of fewer than `load.SMALL_INPUTS` takes.
     """
 
-    def __init__(self, name: str, backend: Backend, window: Window | None = None) -> None:
+    def __init__(
+        self, name: str, backend: Backend, window: Window | None = None, small_batch_slots: int = 1
+    ) -> None:
         self.name = name
         self.backend = backend
         self.window = window or Window()
+        self._small_batch_slots = small_batch_slots
         self.state = State.JOINING
         # True while an operator keeps work away from it; probes continue.
         self.is_drained = False
@@ -62,7 +66,7 @@ class Replica:
         self.counts_alike: dict[Operation, bool] = {}
         self.count_warned = False
         self.batches = 0
-        self.batches_by_kind: Counter[LoadKind] = Counter()
+        self.slots_by_kind: Counter[LoadKind] = Counter()
         self.batches_by_tenant: Counter[tuple[LoadKind, str]] = Counter()
         self.inputs = 0
         self.tokens = 0
@@ -77,9 +81,9 @@ class Replica:
         """Number of batches of each kind that may be in flight now."""
         return 1 if self.state is State.PROBATION else self.window.size
 
-    def free_slots(self, kind: LoadKind) -> int:
-        """Return how many more batches of a kind the window allows."""
-        return max(0, self.slots - self.batches_by_kind[kind])
+    def free_slots(self, kind: LoadKind, inputs: int) -> int:
+        """Return how many more batches of a kind and of this size the window allows."""
+        return max(0, -((self.slots_by_kind[kind] - self.slots) // slots_of(inputs, self._small_batch_slots)))
 
     @property
     def is_proven(self) -> bool:
@@ -92,7 +96,8 @@ class Replica:
         While other tenants are active, a tenant that has a batch here leaves the last slot to them.
         """
         slots = self.slots
-        reserved = 0 if is_only_tenant or slots == 1 or not self.batches_by_tenant[kind, tenant] else 1
+        has_last = not is_only_tenant and slots > 1 and self.batches_by_tenant[kind, tenant]
+        reserved = slots_of(inputs, self._small_batch_slots) if has_last else 0
         return self.has_room(inputs, slots - reserved, kind)
 
     def has_room(self, inputs: int, slots: int, kind: LoadKind = "texts") -> bool:
@@ -100,7 +105,7 @@ class Replica:
         permits = self.capabilities.concurrent_inputs if self.capabilities else None
         # A batch larger than all permits was cut for other replicas. It may try alone, and is then cut again.
         free = permits is None or self.inputs == 0 or self.inputs + inputs <= permits
-        return self.batches_by_kind[kind] < slots and free and not self.refusals.is_paused
+        return self.slots_by_kind[kind] < slots and free and not self.refusals.is_paused
 
     def check_width(self, work: Work, reply: Reply) -> None:
         """Check that vectors are as wide as its canaries were, or as the work requested.
@@ -118,7 +123,7 @@ class Replica:
         if not self.batches:
             self._progress_s = now_s
         self.batches += 1
-        self.batches_by_kind[load.kind] += 1
+        self.slots_by_kind[load.kind] += slots_of(load.inputs, self._small_batch_slots)
         self.batches_by_tenant.update((load.kind, tenant) for tenant in load.tenants)
         self.inputs += load.inputs
         self.tokens += load.tokens
@@ -126,7 +131,7 @@ class Replica:
     def remove_batch(self, load: BatchLoad) -> None:
         """Stop counting a batch, whatever its outcome."""
         self.batches -= 1
-        self.batches_by_kind[load.kind] -= 1
+        self.slots_by_kind[load.kind] -= slots_of(load.inputs, self._small_batch_slots)
         for tenant in load.tenants:
             self.batches_by_tenant[load.kind, tenant] -= 1
             if not self.batches_by_tenant[load.kind, tenant]:
@@ -139,7 +144,8 @@ class Replica:
 
         was_full: no more batches could have been in flight.
         """
-        self.window.record_batch(load.tokens, now_s, self.batches, was_full=was_full)
+        if slots_of(load.inputs, self._small_batch_slots) == 1:
+            self.window.record_batch(load.tokens, now_s, self.batches, was_full=was_full)
         self._progress_s = now_s
         if self.refusals.pauses:
             self.refusals.end_pauses()

@@ -39,8 +39,10 @@ OpenReplica = Callable[[BackendKind, ReplicaSpec], Backend]
 # One batch runs and one is ready, or two run. A third would wait in the engine, out of reach of the lane's
 # priorities.
 ENGINE_WINDOW = 2
-# Infinity sorts all that waits in it by length before it forms batches, so it needs much to choose from.
+# Infinity sorts all that waits in it by length before it forms batches, so it needs much to choose from. But
+# single texts that come one by one get batches of their own: two small batches fill the first window.
 WINDOW_STARTS = {"infinity": 16}
+SMALL_BATCH_SLOTS = {"infinity": 8}
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True):
@@ -179,7 +181,9 @@ def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: Re
     )
     fixed = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_hosted else None)
     start = WINDOW_STARTS.get(settings.backend, SIZE_START)
-    return Replica(place.name, opener.open(settings.backend, place.name, spec), Window(fixed, start=start))
+    small_batch_slots = 1 if fixed else SMALL_BATCH_SLOTS.get(settings.backend, 1)
+    backend = opener.open(settings.backend, place.name, spec)
+    return Replica(place.name, backend, Window(fixed, start=start), small_batch_slots)
 
 
 def _headers_of(settings: UpstreamSettings) -> dict[str, str]:

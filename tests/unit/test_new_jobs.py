@@ -139,17 +139,15 @@ async def test_a_cancellation_is_not_replaced_by_an_older_row(
     assert (stored.status, state.job.status, state.job.total) == ("cancelling", "cancelling", 8)
 
 
-async def test_what_a_late_try_has_counted_is_removed(tmp_path: Path, store: JobStore) -> None:
+async def test_chunks_of_a_removed_job_count_no_bytes(tmp_path: Path, store: JobStore) -> None:
     jobs, new = await jobs_in(tmp_path, store)
     lifecycle = Lifecycle(files_in(tmp_path, store), jobs, store)
-    running = planned(await jobs.create(new), Plan(1.0, total=1, chunks=(Chunk(0, 1, 0, 1),)))
-    late = chunk_row(running, 0, 10_000)
-    await store.table.put(late)
-    await lifecycle.drop_if_over(running)
-    assert await store.table.get(late.id) == late
-
-    await lifecycle.end(FinalRecord(ended(running, Counts(), {"out": 0, "err": 0}, 2.0)))
     before = await store.table.used_bytes()
-    await store.table.put(late)
-    await lifecycle.drop_if_over(running)
+    running = planned(await jobs.create(new), Plan(1.0, total=1, chunks=(Chunk(0, 1, 0, 1),)))
+    await lifecycle.end(FinalRecord(ended(running, Counts(), {"out": 0, "err": 0}, 2.0)))
+    # A try that went on.
+    await store.table.put(chunk_row(running, 0, 10_000))
+
+    await lifecycle.forget(running)
+
     assert await store.table.used_bytes() == before

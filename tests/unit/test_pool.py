@@ -11,7 +11,7 @@ from backends.errors import ConnectionLost, ReplicaUnavailable
 from backends.tei import open_replica
 from gateway.events import Event, ReplicaChanged
 from gateway.routing.health import ReplicaEvent, State
-from gateway.routing.load import BatchLoad, LoadKind
+from gateway.routing.load import SMALL_INPUTS, BatchLoad, LoadKind
 from gateway.routing.offers import offers
 from gateway.routing.policies import Policy
 from gateway.routing.pool import Pool, has_room, lacking
@@ -52,12 +52,12 @@ def test_picked_replica_is_usable_and_has_room(
     bench = PoolBench(len(states), policy)
     for replica, (state, texts, media, tokens) in zip(bench.replicas, states, strict=True):
         replica.state, replica.tokens = state, tokens
-        replica.batches_by_kind |= {"texts": texts, "media": media}
+        replica.slots_by_kind |= {"texts": texts, "media": media}
     picked = bench.pool.pick(1, (), kind=kind)
 
     slots = {State.UP: 2, State.PROBATION: 1}
     candidates = [
-        replica for replica in bench.replicas if replica.batches_by_kind[kind] < slots.get(replica.state, 0)
+        replica for replica in bench.replicas if replica.slots_by_kind[kind] < slots.get(replica.state, 0)
     ]
     assert (picked in candidates) if candidates else picked is None
 
@@ -67,6 +67,40 @@ def test_pick_avoids_replicas_that_failed_the_slice() -> None:
 
     assert bench.replicas[1] is bench.pool.pick(1, {bench.replicas[0]})
     assert bench.pool.pick(1, set(bench.replicas)) is None
+
+
+def test_two_small_batches_fill_a_window_of_sixteen() -> None:
+    backend = PoolBench(1).replicas[0].backend
+    replica = Replica("r", backend, Window(start=16), small_batch_slots=8)
+    replica.state = State.UP
+    small, full = BatchLoad(31, 100, ["acme"]), BatchLoad(SMALL_INPUTS, 100, ["acme"])
+
+    assert (replica.free_slots("texts", 1), replica.free_slots("texts", SMALL_INPUTS)) == (2, 16)
+    replica.add_batch(small, 0)
+    # The rest is for other tenants, if there are any.
+    assert not replica.admits(1, "acme", is_only_tenant=False)
+    assert replica.admits(1, "other", is_only_tenant=False)
+    replica.add_batch(small, 0)
+    assert not replica.admits(1, "other", is_only_tenant=True)
+    replica.remove_batch(small)
+    replica.remove_batch(small)
+    for _ in range(15):
+        replica.add_batch(full, 0)
+    # A lone text goes between full batches.
+    assert replica.admits(1, "other", is_only_tenant=True)
+    replica.add_batch(small, 0)
+    assert (replica.free_slots("texts", 1), replica.free_slots("texts", SMALL_INPUTS)) == (0, 0)
+
+
+def test_small_batches_do_not_teach_a_window_that_they_cannot_fill() -> None:
+    window = Window(start=16)
+    replica = Replica("r", PoolBench(1).replicas[0].backend, window, small_batch_slots=8)
+    load = BatchLoad(4, 100, ["acme"])
+    for now_s in range(1000):
+        replica.add_batch(load, now_s)
+        replica.record_success(load, 1.0, now_s, was_full=True)
+        replica.remove_batch(load)
+    assert window.size == 16
 
 
 def test_full_window_has_room_after_a_batch_ends() -> None:

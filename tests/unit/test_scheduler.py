@@ -42,9 +42,12 @@ class Bench:
         reports_tokens: bool = True,
         holds: bool = False,
         bounds: Bounds | None = None,
+        small_batch_slots: int = 1,
     ) -> None:
         backend: Backend = open_replica(ReplicaSpec("http://nowhere"))
-        self.replicas = [Replica(f"r{index}", backend, Window(window)) for index in range(replicas)]
+        self.replicas = [
+            Replica(f"r{index}", backend, Window(window), small_batch_slots) for index in range(replicas)
+        ]
         self.pool = Pool("up", self.replicas, "least_tokens", lambda _: None, seed=0)
         self.queue: FairQueue[Ticket] = FairQueue()
         self.activity = TenantActivity(self.queue)
@@ -98,6 +101,14 @@ def test_waiting_calls_are_spread_over_the_free_slots(slots: int, batches: list[
 
     assert batches == [texts for _, texts in bench.run()]  # type: ignore[misc]
     assert 0 == len(bench.queue)
+
+
+def test_single_texts_share_batches_where_a_small_batch_takes_half_the_window() -> None:
+    bench = Bench(window=16, small_batch_slots=8)
+    for text in "abcdefg":
+        bench.add(text)
+
+    assert [list("abcd"), list("efg")] == [texts for _, texts in bench.run()]  # type: ignore[misc]
 
 
 def test_calls_wait_while_no_replica_has_room() -> None:
