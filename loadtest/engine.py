@@ -262,6 +262,8 @@ def _peer(
     yield direct
     if options.behind:
         upstream = f"backend: {peer}, replicas: ['{base}'], tokenizer: {checkpoint}"
+        if options.window:
+            upstream += f", in_flight_batches: {options.window}"
         outer = partial(gateway, upstream, outer_port, folder)
         target = _target(outer_port, PATHS[options.task])
         yield Contender(f"{name} {dtype} behind this gateway", target, "m", outer, direct)
@@ -342,6 +344,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="measured period of each sample; 10, reranks 60")
     parser.add_argument("--peers", type=lambda text: text.split(","), default=[], help=", ".join(PEERS))
     parser.add_argument("--behind", action="store_true", help="also each server behind the gateway")
+    parser.add_argument("--window", type=int, help="batches in flight behind the gateway; learned")
     parser.add_argument("--only", help="servers whose name contains this")
     options = parser.parse_args()
     if unknown := set(options.peers) - set(PEERS):

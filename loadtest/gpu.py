@@ -65,8 +65,12 @@ def main() -> None:
 
 def _lines(checkpoint: Path, shape: LargeShape | None, seconds: float) -> Iterator[str]:
     texts, mean = checkpoints.texts_for(checkpoint, TEXTS)
+    started_s = time.perf_counter()
     loaded = _load(checkpoint)
+    took_s = time.perf_counter() - started_s
     yield "; ".join(loaded.capabilities.notes)
+    held, used = torch.cuda.memory_reserved() / 1e6, torch.cuda.memory_allocated() / 1e6
+    yield f"loaded in {took_s:.1f} s, {held:,.0f} MB held, {used:,.0f} of them in use"
     yield from _passes(checkpoint, loaded, shape)
     yield f"texts of {mean:.0f} tokens on average"
     yield from asyncio.run(_engine_lines(loaded, texts, seconds))

@@ -61,7 +61,7 @@ class InputBuilder:
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         is_inside = _inside(lengths, lengths.max())
         padded = np.full(is_inside.shape, fill, np.int64)
-        # A seventh of the time of a list of padded rows.
+        # Faster than a list of padded rows, which torch would convert number by number.
         padded[is_inside] = np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum())
         return self._placed(padded)
 

@@ -208,8 +208,7 @@ def _open_classifier(model: Any, source: NetworkSource, placement: Placement) ->
         return _padded_classifier(model, source, placement)._replace(choose=choose)
     # Layers behind the encoder may read the inputs too.
     inputs = _input_builder(model, source, placement.device)
-    if placement.device.type == "cuda":
-        choose = _recording(packed, inputs, placement)
+    choose = choose or _recording(packed, inputs, placement)
     setattr(model, prefix, packed)
     return OpenedNetwork(Classifier(model, inputs), packed=True, outputs=frozenset(), choose=choose)
 
@@ -294,8 +293,8 @@ def _encoder(
     # A packed encoder finds its layout on the host, and copies only the tokens to a GPU.
     device = placement.device if packed is None else torch.device("cpu")
     inputs = _input_builder(network, source, device, passes_tokens=not is_padded)
-    if packed is not None and placement.device.type == "cuda":
-        choose = _recording(packed, inputs, placement)
+    if packed is not None:
+        choose = choose or _recording(packed, inputs, placement)
     all_readers = {**readers, Output.TOKENS: read_token_vectors}
     head = Encoder(runnable, inputs, all_readers, projection)
     return OpenedNetwork(head, packed is not None, frozenset(all_readers), choose=choose)
@@ -340,8 +339,10 @@ def _chooser(
     return partial(lone.choose, packed)
 
 
-def _recording(packed: PackedEncoder, inputs: InputBuilder, placement: Placement) -> Choose:
-    """Return what records passes of a packed encoder on a GPU."""
+def _recording(packed: PackedEncoder, inputs: InputBuilder, placement: Placement) -> Choose | None:
+    """Return what records passes of a packed encoder, None for another device than a GPU."""
+    if placement.device.type != "cuda":
+        return None
     type_ids = ("token_type_ids",) if inputs.has_type_ids else ()
     packed.graphs = PassGraphs(placement.device, ("input_ids", "position_ids", *type_ids))
     return partial(packed.graphs.choose, packed.encoder)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 # Unit of work on a thread; returns True to be run again, after all others that wait.
 Turn: TypeAlias = Callable[[], bool]
 
-# On a GPU, two passes at once answer lone callers a third more slowly and bulk little faster.
+# A GPU computes one: two at once delay single callers more than they help bulk.
 PASSES_AT_ONCE_ON_CPU = 2
 
 

@@ -160,19 +160,19 @@ class Jobs:
         if job.cancelling_s is None:
             moment = Moment(self.now_s())
             await self.objects.create(names.cancellation(id_), moment)
-            job = cancelling(job, moment)
-            await self._table.put(job_row(job))
+            job = await self.put_latest(cancelling(job, moment))
             self.report(job)
         return job
 
     async def put_latest(self, job: Job) -> Job:
         """Store the row of a job that has not ended; return the job as it was stored.
 
-        Its owner may cancel it meanwhile, whose row must not be replaced by an older one.
+        Its validation may end, or its owner cancel it, meanwhile: the row of that must not be replaced by an
+        older one.
         """
         await self._table.put(job_row(job))
         latest = await self.objects.latest(job)
-        if latest.cancelling_s != job.cancelling_s:
+        if latest != job:
             await self._table.put(job_row(latest))
         return latest
 

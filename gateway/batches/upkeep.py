@@ -24,7 +24,7 @@ from gateway.batches.job_store import (
 )
 from gateway.batches.lifecycle import Lifecycle
 from gateway.batches.objects import ObjectsUnavailable
-from gateway.batches.records import FileRecord, Job
+from gateway.batches.records import FileRecord, FinalRecord, Job
 from gateway.batches.service import Readiness
 
 LOOK_EVERY_S = 3.0
@@ -152,18 +152,15 @@ class Upkeep:
         return True
 
     async def _requeue(self, job: Job) -> None:
-        objects = self._lifecycle.jobs.objects
-        final = await objects.final(job.id)
-        if final is not None:
-            # Its gateway was stopped before it had followed it, or its row was replaced by an older one.
-            await self._lifecycle.end(final)
-            return
-        latest = await objects.rebuild(job.id)
+        latest = await self._lifecycle.jobs.objects.rebuild(job.id)
         if latest is None:
             logger.error("batch %s cannot go on: its files are gone", job.id)
             await self._lifecycle.forget(job)
-            return
-        await self._lifecycle.requeue(await self._lifecycle.jobs.put_latest(latest))
+        elif latest.is_over:
+            # Its gateway was stopped before it had followed the end, or the row was replaced by an older one.
+            await self._lifecycle.end(FinalRecord(latest))
+        else:
+            await self._lifecycle.requeue(await self._lifecycle.jobs.put_latest(latest))
 
     async def sweep(self) -> None:
         """Remove what has expired. Raises: JobStoreUnavailable, ObjectsUnavailable."""

@@ -78,7 +78,7 @@ class Replica:
 
     @property
     def slots(self) -> int:
-        """Number of batches of each kind that may be in flight now."""
+        """Number of slots that the batches of each kind may take now."""
         return 1 if self.state is State.PROBATION else self.window.size
 
     def free_slots(self, kind: LoadKind, inputs: int) -> int:

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from gateway.batches import names
-from gateway.batches.job_store import FILE_BYTES
+from gateway.batches.folder import FolderObjects
+from gateway.batches.job_objects import JobObjects
+from gateway.batches.job_store import FILE_BYTES, job_of, job_row
+from gateway.batches.records import PARTS, ChunkResult, Counts, FinalRecord
+from gateway.batches.records import ended as ended_job
+from gateway.batches.sqlite_store import open_sqlite
 from tests.api.test_batches import create, ended, results, servers, texts, upload, with_batches
 from tests.conftest import Boots, Running
 from tests.fakes.tei import FakeTei
@@ -50,15 +55,14 @@ async def test_a_lost_database_is_built_again_from_the_files(boot: Boots, tmp_pa
     assert len(output) == 5
 
 
-async def test_a_batch_goes_on_without_its_database(boot: Boots, tmp_path: Path) -> None:
-    config = with_batches(tmp_path)
-    server, held = FakeTei(), asyncio.Event()
-    calls = 0
+async def stop_midway(boot: Boots, config: str, server: FakeTei, calls_max: int) -> Any:
+    """Return a batch of 500 lines whose gateway stops when the server has answered so many calls."""
+    calls, held = 0, asyncio.Event()
 
     async def hold(*_: Any) -> None:
         nonlocal calls
         calls += 1
-        if calls > 6:
+        if calls > calls_max:
             held.set()
             await asyncio.sleep(3600)
 
@@ -68,6 +72,12 @@ async def test_a_batch_goes_on_without_its_database(boot: Boots, tmp_path: Path)
         async with asyncio.timeout(10):
             await held.wait()
     server.hook = None
+    return batch
+
+
+async def test_a_batch_goes_on_without_its_database(boot: Boots, tmp_path: Path) -> None:
+    config, server = with_batches(tmp_path), FakeTei()
+    batch = await stop_midway(boot, config, server, calls_max=6)
     lose_database(tmp_path)
     async with boot({"tei-0": server, "rerank-0": FakeTei()}, config) as gateway:
         end = await ended(gateway, batch["id"])
@@ -83,26 +93,52 @@ async def test_a_batch_whose_plan_is_lost_fails(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
-    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MAX_S", 0.01)
     monkeypatch.setattr("gateway.batches.runner.FAILURE_PAUSE_S", 0.01)
-    server, is_held = FakeTei(), asyncio.Event()
-
-    async def hold(*_: Any) -> None:
-        is_held.set()
-        await asyncio.sleep(3600)
-
-    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
-        server.hook = hold
-        batch = await create(gateway, (await upload(gateway, texts(500)))["id"])
-        async with asyncio.timeout(10):
-            await is_held.wait()
-    server.hook = None
+    config = with_batches(tmp_path)
+    batch = await stop_midway(boot, config, FakeTei(), calls_max=0)
     (tmp_path / names.plan(batch["id"])).unlink()
-    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
+    async with boot(servers(), config) as gateway:
         end = await ended(gateway, batch["id"])
 
     assert end["status"] == "failed"
     assert [error["code"] for error in end["errors"]["data"]] == ["internal_error"]
+
+
+async def test_a_try_that_goes_on_after_others_have_ended_its_job_counts_no_bytes(
+    boot: Boots, tmp_path: Path
+) -> None:
+    server, is_held, others_are_done = FakeTei(), asyncio.Event(), asyncio.Event()
+
+    async def hold(*_: Any) -> None:
+        is_held.set()
+        await others_are_done.wait()
+
+    store = open_sqlite(tmp_path / "batches.sqlite")
+    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
+        server.hook = hold
+        id_ = (await create(gateway, (await upload(gateway, texts(2000)))["id"]))["id"]
+        async with asyncio.timeout(10):
+            await is_held.wait()
+        row = await store.table.get(id_)
+        assert row is not None
+        job, nothing = job_of(row), dict.fromkeys(PARTS, 0)
+        objects = JobObjects(FolderObjects(tmp_path))
+        for number in range(job.chunks):
+            await objects.create(names.chunk(id_, number), ChunkResult("another", Counts(), nothing))
+        final = FinalRecord(ended_job(job, Counts(), nothing, 1.0))
+        await objects.create(names.final(id_), final)
+        await store.table.put(job_row(final.job))
+        await store.queue.drop(id_)
+        rows = [names.chunk_row(id_, number) for number in range(job.chunks)]
+        assert any([await store.table.get(name) for name in rows])
+        others_are_done.set()
+        async with asyncio.timeout(10):
+            while any([await store.table.get(name) for name in rows]):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    await store.table.aclose()
+
+    # Some chunks had not begun here: those that had would have ended the job once more.
+    assert job.chunks == 16
 
 
 async def test_removes_what_has_expired(boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

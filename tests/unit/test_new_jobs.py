@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.batches import names
 from gateway.batches.files import Files, NewFile
 from gateway.batches.folder import FolderObjects
 from gateway.batches.job_store import FILE_BYTES, JobStore, Page, Row, job_row
@@ -137,6 +138,18 @@ async def test_a_cancellation_is_not_replaced_by_an_older_row(
 
     state = await jobs.get("acme", job.id)
     assert (stored.status, state.job.status, state.job.total) == ("cancelling", "cancelling", 8)
+
+
+async def test_a_cancellation_replaces_no_newer_row(tmp_path: Path, store: JobStore) -> None:
+    jobs, new = await jobs_in(tmp_path, store)
+    job = await jobs.create(new)
+    plan = Plan(1.0, total=8)
+    # Its validation ends after the owner's request has read its row.
+    await jobs.objects.create(names.plan(job.id), plan)
+    await jobs.cancel("acme", job.id)
+
+    found = (await jobs.get("acme", job.id)).job
+    assert (found.status, found.total, found.in_progress_s) == ("cancelling", 8, 1.0)
 
 
 async def test_chunks_of_a_removed_job_count_no_bytes(tmp_path: Path, store: JobStore) -> None:

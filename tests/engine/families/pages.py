@@ -63,10 +63,16 @@ GEMMA_PICTURES: Json = SIZES | {
 }
 
 
-def soften(folder: Path) -> None:
-    """Halve all matrices: single patches of a made network would differ by the rounding of bfloat16."""
+def soften(folder: Path, share: float = 0.5, but: str | None = None) -> None:
+    """Scale all matrices: single patches of a made network would differ by the rounding of bfloat16.
+
+    but: part of the names of matrices that stay as they are.
+    """
     path = folder / "model.safetensors"
-    tensors = {name: tensor / 2 if tensor.dim() > 1 else tensor for name, tensor in load_file(path).items()}
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if tensor.dim() > 1 and (but is None or but not in name):
+            tensors[name] = tensor * share
     save_file(tensors, path, {"format": "pt"})
 
 
