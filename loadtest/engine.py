@@ -24,6 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any, Literal
@@ -88,12 +89,13 @@ class Contender(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The calls of a run, and for how long each kind of callers sends them."""
+    """The calls of a run, and for how long each kind of callers sends them. callers: of CALL_TEXTS texts."""
 
     task: Task
     texts: list[str]
     repeats: int
     seconds: float
+    callers: int
 
 
 # Values of the repeats, by measure.
@@ -106,7 +108,7 @@ async def measure_turns(job: Job, servers: Sequence[Contender]) -> list[Figures]
     for turn in range(job.repeats):
         turns = list(zip(servers, found, strict=True))
         for server, figures in turns if turn % 2 == 0 else reversed(turns):
-            bulk = await _sample(job, server, BULK_CALLERS[job.task], CALL_TEXTS)
+            bulk = await _sample(job, server, job.callers, CALL_TEXTS)
             figures[f"{UNITS[job.task]}, bulk"].append(bulk.per_s * CALL_TEXTS)
             for callers in SINGLE_CALLERS:
                 single = await _sample(job, server, callers, 1)
@@ -237,7 +239,9 @@ def contenders(options: argparse.Namespace, checkpoint: Path, folder: Path) -> I
     if refused:
         print(f"not measured: {refused}")
     variants = {dtype: f"dtype: {dtype}" for dtype in (DTYPES if refused else GATEWAY_DTYPES)}
-    variants |= {f"{dtype}, OpenVINO": f"dtype: {dtype}, runtime: openvino" for dtype in DTYPES}
+    # An extra, which a machine with a GPU does not need.
+    if find_spec("openvino"):
+        variants |= {f"{dtype}, OpenVINO": f"dtype: {dtype}, runtime: openvino" for dtype in DTYPES}
     for name, settings in variants.items():
         port = free_port()
         start = partial(gateway, f"backend: torch, model: {checkpoint}, {settings}", port, folder)
@@ -301,7 +305,7 @@ def measures(name: str, figures: Figures, baseline: Figures | None = None) -> li
 def run(options: argparse.Namespace, checkpoint: Path, folder: Path) -> list[Measure]:
     """Measure the ceiling of this machine, sentence-transformers, and every server."""
     texts, tokens = checkpoints.texts_for(checkpoint, POOL_TEXTS)
-    job = Job(options.task, texts, options.repeats, options.seconds)
+    job = Job(options.task, texts, options.repeats, options.seconds, options.callers)
     print(f"{len(texts)} texts of {tokens:.1f} tokens on average, {torch.get_num_threads()} cores")
     before = matrix_ceiling(checkpoint, tokens)
     found: list[Measure] = []
@@ -342,6 +346,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", default=DEFAULT_MODEL, help="hub id or folder of a BERT-shaped checkpoint")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, help="measured period of each sample; 10, reranks 60")
+    parser.add_argument("--callers", type=int, help="callers in bulk; 16, reranks 8")
     parser.add_argument("--peers", type=lambda text: text.split(","), default=[], help=", ".join(PEERS))
     parser.add_argument("--behind", action="store_true", help="also each server behind the gateway")
     parser.add_argument("--window", type=int, help="batches in flight behind the gateway; learned")
@@ -349,6 +354,7 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if unknown := set(options.peers) - set(PEERS):
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    options.callers = options.callers or BULK_CALLERS[options.task]
     options.seconds = options.seconds or (10 if options.task == "embed" else 60)
     return options
 

@@ -83,10 +83,7 @@ class PassGraphs:
         self._device = device
         self._names = tuple(names)
         self._keys = {*names, "cu_seq_lens_q", "max_length_q"}
-        # Each stream that multiplies keeps a work area of cuBLAS: 32 MiB on an H100.
-        self._record = record or partial(
-            record_graph, torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-        )
+        self._recorder = (lambda: record) if record else _graph_recorder(device)
         self._recorded: list[_Recorded] = []
         # All passes share the memory of their inputs, outputs and what lies between.
         self._lock = Lock()
@@ -116,10 +113,11 @@ class PassGraphs:
         self._recorded.clear()
         # A graph of an unloaded model must not end during a recording.
         gc.collect()
+        record = self._recorder()
         reason = f"{tokens_max} is the most"
         for size in sizes(tokens_max):
             try:
-                share = self._add(encoder, size)
+                share = self._add(encoder, size, record)
             except RuntimeError as error:
                 # Memory, and operations for which the processor waits for the GPU.
                 reason = next(iter(str(error).splitlines()), type(error).__name__)
@@ -137,7 +135,7 @@ class PassGraphs:
         most = self._recorded[-1].size.tokens
         return f"passes of up to {most} tokens are recorded as CUDA graphs; {reason}"
 
-    def _add(self, encoder: Packed, size: PassSize) -> float:
+    def _add(self, encoder: Packed, size: PassSize, record: Record) -> float:
         """Record passes of one size; return the share of time that such a pass takes."""
         lengths = [size.longest] * (size.tokens // size.longest)
         starts = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
@@ -154,7 +152,7 @@ class PassGraphs:
             hidden: Tensor = encoder(**placed, cu_seq_lens_q=all_starts.int()).last_hidden_state
             return hidden
 
-        self._recorded.append(_Recorded(size, words, self._record(launch)))
+        self._recorded.append(_Recorded(size, words, record(launch)))
         contenders = (lambda: self.compute(inputs), launch)
         best = [float("inf")] * len(contenders)
         for _ in range(ROUNDS):
@@ -190,6 +188,14 @@ class PassGraphs:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
+
+
+def _graph_recorder(device: torch.device) -> Callable[[], Record]:
+    """Return what makes a recorder of CUDA graphs for each choice, whose graphs share memory."""
+    # Each stream that multiplies keeps a work area of cuBLAS: 32 MiB on an H100.
+    side = torch.cuda.Stream(device)
+    # PyTorch takes no pool again whose last graph has ended.
+    return lambda: partial(record_graph, side, torch.cuda.graph_pool_handle())
 
 
 def record_graph(side: torch.cuda.Stream, pool: Any, launch: Callable[[], Tensor]) -> Replay:

@@ -24,15 +24,15 @@ T = TypeVar("T")
 # Unit of work on a thread; returns True to be run again, after all others that wait.
 Turn: TypeAlias = Callable[[], bool]
 
-# A GPU computes one: two at once delay single callers more than they help bulk.
-PASSES_AT_ONCE_ON_CPU = 2
+PASSES_AT_ONCE = 2
 
 
 class ForwardThreads:
     """Threads that compute on one device, and the sizes of their OpenMP teams.
 
-    cores: number of cores for all of them, None for torch's own choice. count: turns that run at once.
-    is_background: their work may wait for that of all other threads.
+    cores: number of cores for all of them, None for torch's own choice. On a GPU it is one: its passes leave
+    little to the processor. count: turns that run at once. is_background: their work may wait for that of all
+    other threads.
 
     OpenMP gives every thread that computes a team of its own. With more threads than cores in all teams, each
     thread sleeps between two operations instead of spinning, and a short text took twice as long. Therefore
@@ -43,10 +43,11 @@ class ForwardThreads:
     def __init__(
         self, device: torch.device, cores: int | None = None, *, is_background: bool = False
     ) -> None:
-        cores = cores or torch.get_num_threads()
+        cores = (cores or torch.get_num_threads()) if device.type == "cpu" else 1
         self._device, self._cores, self._is_background = device, cores, is_background
         self._background: ForwardThreads | None = None
-        self.count = min(PASSES_AT_ONCE_ON_CPU, cores) if device.type == "cpu" else 1
+        # A GPU computes one: two at once delay single callers more than they help bulk.
+        self.count = min(PASSES_AT_ONCE, cores)
         self._shared_team = cores // self.count
         # The other threads keep their teams while they are idle.
         self._alone_team = cores - (self.count - 1) * (self._shared_team - 1)
@@ -89,8 +90,9 @@ class ForwardThreads:
         """Run a function with each size of team, because compiled code is specific to one."""
 
         def with_each_team() -> T:
-            self._use_team(self._shared_team)
-            function()
+            if self._shared_team != self._alone_team:
+                self._use_team(self._shared_team)
+                function()
             self._use_team(self._alone_team)
             return function()
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from backends.torch.loader import load
 from backends.torch.packing import PackedEncoder
 from backends.torch.pass_graphs import PassGraphs, PassSize, Replay, sizes
 from backends.torch.sequences import InputSequence
+from backends.torch.threads import ForwardThreads
 from loadtest.runtimes import sequences_of
 
 DENSE = frozenset({Output.DENSE})
@@ -186,6 +188,35 @@ def test_recording_ends_where_it_gains_nothing(head: Any, monkeypatch: pytest.Mo
     assert replays.recorded == 1
 
 
+class Pool:
+    """Memory of recordings, which PyTorch takes no more once all of them have ended."""
+
+    def __init__(self) -> None:
+        self.recordings: WeakSet[Any] = WeakSet()
+        self.was_used = False
+
+    def record(self, launch: Callable[[], Tensor]) -> Replay:
+        if self.was_used and not self.recordings:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        replay = Replays().record(launch)
+        self.was_used = True
+        self.recordings.add(replay)
+        return replay
+
+
+def test_passes_can_be_recorded_again(head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", Pool)
+    monkeypatch.setattr(pass_graphs, "record_graph", lambda _, pool, launch: pool.record(launch))
+    monkeypatch.setattr(pass_graphs, "SHARE_MAX", float("inf"))
+    graphs = PassGraphs(CPU, (*NAMES, "token_type_ids"))
+    encoder = without_empty_sequences(head._network.encoder)
+
+    notes = [graphs.choose(encoder, 32) for _ in range(2)]
+
+    assert notes == ["passes of up to 32 tokens are recorded as CUDA graphs; 32 is the most"] * 2
+
+
 @pytest.mark.cuda
 @needs_gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -207,10 +238,14 @@ def test_gpu_agrees_with_the_processor(dtype: Any, minilm: Path) -> None:
 @pytest.mark.cuda
 @needs_gpu
 def test_recorded_passes_on_a_gpu_agree_with_launched_ones(minilm: Path) -> None:
-    loaded = load(minilm, "m", LoadOptions("bfloat16", "cuda"))
+    # As an engine process loads it.
+    threads = ForwardThreads(torch.device("cuda"))
+    options = LoadOptions("bfloat16", "cuda")
+    loaded = load(minilm, "m", options, run_on_device=lambda run: threads.warm_up(run).result())
     assert any("are recorded as CUDA graphs" in note for note in loaded.capabilities.notes)
     head: Any = loaded.head
     graphs = head._network.graphs
+    assert "are recorded as CUDA graphs" in graphs.choose(head._network.encoder)
     for lengths in ([8], [16], [17], [5, 11, 3], [3] * 40, [250], [200, 30, 20], [60] * 30):
         head._network.graphs = graphs
         found = head.run(sequences_of(lengths), DENSE)

@@ -292,6 +292,15 @@ def test_both_team_sizes_are_warmed_up() -> None:
     assert sizes == [1, 2]
 
 
+def test_a_gpu_leaves_the_processor_one_thread_of_work() -> None:
+    threads = ForwardThreads(torch.device("cuda"), cores=8)
+    sizes: list[int] = []
+
+    threads.warm_up(lambda: sizes.append(torch.get_num_threads())).result(LONG_S)
+
+    assert sizes == [1]
+
+
 def test_both_team_sizes_are_warmed_up_during_another_pass() -> None:
     threads = ForwardThreads(CPU, cores=2)
     sizes: list[int] = []
