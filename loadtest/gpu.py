@@ -65,26 +65,31 @@ def main() -> None:
 
 def _lines(checkpoint: Path, shape: LargeShape | None, seconds: float) -> Iterator[str]:
     texts, mean = checkpoints.texts_for(checkpoint, TEXTS)
+    threads = ForwardThreads(DEVICE)
     started_s = time.perf_counter()
-    loaded = _load(checkpoint)
+    loaded = _load(checkpoint, threads)
     took_s = time.perf_counter() - started_s
     yield "; ".join(loaded.capabilities.notes)
     held, used = torch.cuda.memory_reserved() / 1e6, torch.cuda.memory_allocated() / 1e6
     yield f"loaded in {took_s:.1f} s, {held:,.0f} MB held, {used:,.0f} of them in use"
-    yield from _passes(checkpoint, loaded, shape)
+    yield from _passes(checkpoint, loaded, shape, threads)
     yield f"texts of {mean:.0f} tokens on average"
-    yield from asyncio.run(_engine_lines(loaded, texts, seconds))
+    yield from asyncio.run(_engine_lines(loaded, texts, seconds, threads))
     del loaded
     yield from _peer_lines(checkpoint, texts)
 
 
-def _load(checkpoint: Path) -> LoadedModel:
-    return load(checkpoint, "m", LoadOptions("bfloat16", "cuda"))
+def _load(checkpoint: Path, threads: ForwardThreads) -> LoadedModel:
+    """Load as an engine process does, which measures on its own threads."""
+    options = LoadOptions("bfloat16", "cuda")
+    return load(checkpoint, "m", options, run_on_device=lambda run: threads.warm_up(run).result())
 
 
-def _passes(checkpoint: Path, loaded: LoadedModel, shape: LargeShape | None) -> Iterator[str]:
+def _passes(
+    checkpoint: Path, loaded: LoadedModel, shape: LargeShape | None, threads: ForwardThreads
+) -> Iterator[str]:
     with patch.object(PassGraphs, "choose", lambda *_: "nothing is recorded"):
-        launched = _load(checkpoint)
+        launched = _load(checkpoint, threads)
     for lengths in LENGTHS:
         sequences = sequences_of(lengths)
         runs: dict[str, Callable[[], object]] = {
@@ -129,10 +134,10 @@ def _products(shape: LargeShape, tokens: int) -> Callable[[], None]:
     return run
 
 
-async def _engine_lines(loaded: LoadedModel, texts: Sequence[str], seconds: float) -> list[str]:
-    engine = Engine(
-        loaded, batch_tokens=loaded.batch_tokens, queue_tokens=10**9, threads=ForwardThreads(DEVICE)
-    )
+async def _engine_lines(
+    loaded: LoadedModel, texts: Sequence[str], seconds: float, threads: ForwardThreads
+) -> list[str]:
+    engine = Engine(loaded, batch_tokens=loaded.batch_tokens, queue_tokens=10**9, threads=threads)
     lines = []
     calls = cycle([tuple(texts[i : i + CALL_TEXTS]) for i in range(0, len(texts), CALL_TEXTS)])
     bulk, _ = await _closed_loop(engine, calls, BULK_CALLERS, seconds)
