@@ -144,6 +144,7 @@ class Replica:
 
         was_full: no more batches could have been in flight.
         """
+        self.window.recover(now_s)
         if slots_of(load.inputs, self._small_batch_slots) == 1:
             self.window.record_batch(load.tokens, now_s, self.batches, was_full=was_full)
         self._progress_s = now_s

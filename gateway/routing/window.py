@@ -6,6 +6,9 @@ throughput, in spells during which the window was full all the time, or more bat
 smaller size allows. The larger size is kept if its extra slots bring a fair part of the throughput that they
 promise. The sizes alternate so that outside changes affect both equally, and several spells of each even out
 chance. Until a larger size is rejected for the first time, the window doubles after one spell of each.
+
+Refusals shrink the window. Once they have ended it doubles, without measuring, back to its size before them; to
+a smaller one if they come again within a minute.
 """
 
 # Few slots: a server that computes one batch at a time does best if calls share batches.
@@ -25,6 +28,8 @@ CLEAR_GAIN = 0.7
 # Pause after neither a larger nor a smaller size was better; it doubles each time.
 REST_S = 2.0
 REST_MAX_S = 60.0
+# Time between two doublings after refusals.
+RECOVERY_STEP_S = 0.5
 
 
 class _SizeRecord:
@@ -64,7 +69,11 @@ class Window:
         self._misses = 0
         self._rest_s = REST_S
         self._resting_until_s = 0.0
-        self._cut_s = -1.0
+        self._cut_s: float | None = None
+        self._refused_until_s = self._growth_from_s = 0.0
+        self._pause_s = REST_S
+        # After refusals: the size to return to now, and the one to return to a minute after the last.
+        self._next_goal = self._last_goal = 0
         self._compare_with(None)
 
     def record_batch(self, tokens: int, now_s: float, in_flight: int, *, was_full: bool) -> None:
@@ -99,12 +108,35 @@ class Window:
 
         sent_s: when the refused batch was sent. Batches sent before the last cut carry no new information.
         """
-        if self._is_fixed or (sent_s is not None and sent_s <= self._cut_s):
+        cut_s = self._cut_s
+        if self._is_fixed or (sent_s is not None and cut_s is not None and sent_s <= cut_s):
             return
-        self._settled = max(1, self._settled * 2 // 3)
+        smaller = max(1, self._settled * 2 // 3)
+        # Many refusals at a time count once.
+        if now_s >= self._refused_until_s:
+            comes_again = cut_s is not None and now_s - cut_s < REST_MAX_S
+            self._pause_s = min(REST_MAX_S, self._pause_s * 2) if comes_again else REST_S
+            self._next_goal = min(self._settled, self.size * 2 // 3) if comes_again else self._settled
+            self._last_goal = max(self._last_goal, self._settled)
+        self._settled = smaller
         self._is_new = False
+        self._misses = 0
         self._cut_s = now_s
-        self._rest(now_s)
+        self._refused_until_s = self._resting_until_s = self._growth_from_s = now_s + self._pause_s
+        self._compare_with(None)
+
+    def recover(self, now_s: float) -> None:
+        """Grow after refusals; called with each completed batch, also with those that teach nothing else."""
+        if self._cut_s is None or now_s < self._growth_from_s:
+            return
+        if now_s - self._cut_s >= REST_MAX_S:
+            self._next_goal, self._last_goal = max(self._next_goal, self._last_goal), 0
+        if self._settled >= self._next_goal:
+            self._next_goal = 0
+            return
+        self._settled = min(self._next_goal, self._settled * 2)
+        self._growth_from_s = self._resting_until_s = now_s + RECOVERY_STEP_S
+        self._compare_with(None)
 
     def restart(self) -> None:
         """Forget the measurements, because the replica has restarted and may behave differently."""
@@ -162,6 +194,8 @@ class Window:
     def _decide(self, now_s: float) -> bool:
         """Settle on the better of the two sizes; return False while that is not known yet."""
         assert self._candidate is not None
+        # What was measured since counts more than the size before refusals.
+        self._last_goal = 0
         small, large = sorted((self._settled, self._candidate))
         promised_gain = (self._larger_peak or large) / small - 1
         gain_share = (self._records[large].rate / self._records[small].rate - 1) / promised_gain

@@ -525,7 +525,7 @@ async def test_an_early_reply_says_that_the_connection_closes_and_closes_it() ->
         assert reply.startswith(b"HTTP/1.1 200 ")
         assert b"\r\nconnection: close\r\n" in reply
         # Bytes of the body are not parsed as a request.
-        assert 1 == reply.count(b"HTTP/1.1")
+        assert 1 == reply.count(b"HTTP/1.1 ")
 
 
 async def test_a_client_that_sends_its_whole_body_first_gets_an_early_reply() -> None:
@@ -585,6 +585,26 @@ async def test_a_refused_body_ends_the_call_that_waits_for_it() -> None:
         writer.write(CHUNKED + b"\r\nnonsense\r\n")
         assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 400 ")
         await ended.wait()
+
+
+async def test_a_call_writes_no_reply_to_a_connection_that_was_refused() -> None:
+    answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    async def answering(scope: Any, receive: Any, send: Any) -> None:
+        del receive, send
+        try:
+            answered.set_result(scope["extensions"][CONNECTION].answer(401, [(b"content-length", b"0")], b""))
+        except Exception as error:  # noqa: BLE001 - the test shows it
+            answered.set_exception(error)
+
+    # Both arrive in one piece, so that the body is refused before the call begins.
+    async with connected(application=answering) as (reader, writer), asyncio.timeout(10):
+        writer.write(CHUNKED + b"\r\nnonsense\r\n")
+        assert await answered
+        reply = await reader.read()
+
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert 1 == reply.count(b"HTTP/1.1 ")
 
 
 HALF_HEAD = b"GET / HTTP/1.1\r\nhost"

@@ -42,6 +42,7 @@ class Server:
             self.now_s = end_s
             self.done += 1
             full = self._in_flight >= self.window.size
+            self.window.recover(end_s)
             self.window.record_batch(self._random.randint(400, 600), end_s, self._in_flight, was_full=full)
             self._in_flight -= 1
         return weighted / (self.now_s - started_s), sizes
@@ -174,6 +175,59 @@ def test_repeated_refusals_leave_one_slot() -> None:
         window.record_refusal(second + 0.5, second)
 
     assert window.size == 1
+
+
+def refuse(window: Window, from_s: float, until_s: float) -> None:
+    """Refuse batches, each of which was sent after the refusal before."""
+    steps = 10
+    for step in range(steps):
+        sent_s = from_s + (until_s - from_s) * step / steps
+        window.record_refusal(sent_s + 0.01, sent_s)
+
+
+@pytest.mark.parametrize("parallel", [4, 16, 32])
+def test_window_returns_after_a_burst_of_refusals(parallel: int) -> None:
+    server = Server(Window(), parallel, 0.1, 0.3, 1)
+    before, _ = server.run(120)
+    refuse(server.window, server.now_s, server.now_s + 1.5)
+    assert server.window.size == 1
+    server.now_s += 1.5
+    server.run(server.now_s + 8)
+
+    assert server.run(server.now_s + 5)[0] >= before * 0.75
+
+
+def test_window_returns_without_batches_that_teach_it_anything() -> None:
+    window = Window(start=16)
+    refuse(window, 0.0, 1.5)
+    for tenth in range(15, 80):
+        window.recover(tenth / 10)
+
+    assert window.size == 16
+
+
+def test_window_returns_to_fewer_slots_if_refusals_come_again_and_to_all_after_a_minute() -> None:
+    window = Window(start=16)
+    sizes = []
+    for tenth in range(2000):
+        now_s = tenth / 10
+        window.recover(now_s)
+        if window.size > 6 and now_s < 60:
+            window.record_refusal(now_s, now_s - 0.05)
+        sizes.append(window.size)
+
+    assert 4 <= sizes[590] <= 6
+    assert sum(size > 6 for size in sizes[:600]) <= 5
+    assert sizes[-1] == 16
+
+
+def test_small_window_that_was_measured_stays_after_old_refusals() -> None:
+    server = Server(Window(start=16), 2, 0.1, 0.3, 1)
+    refuse(server.window, 0.0, 1.0)
+    server.now_s = 1.0
+    server.run(90)
+
+    assert server.run(200)[0] <= 4
 
 
 def test_restart_resets_the_window() -> None:

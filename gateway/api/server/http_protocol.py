@@ -72,11 +72,12 @@ class ConnectionHandle:
         head = b"".join([STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in all_headers], b"\r\n"])
         if not cycle.keep_alive or cycle.response_started or head.count(b"\n") != len(all_headers) + 2:
             return False
-        if protocol.flow.write_paused and not protocol.transport.is_closing():
+        if protocol.flow.write_paused and not protocol.is_closing():
             return False
         cycle.response_started = cycle.response_complete = True
         cycle.message_event.set()
-        if not protocol.transport.is_closing():
+        # A connection that was refused has had its last reply.
+        if not protocol.is_closing():
             protocol.transport.writelines((head, body))
         cycle.on_response()
         return True
