@@ -24,7 +24,7 @@ from backends.torch import wire
 from backends.torch.adapter_choice import adapter_names
 from backends.torch.files import CheckpointFiles
 from backends.torch.load_plan import plan_load
-from backends.torch.loader import served_dtype
+from backends.torch.loader import require_device, served_dtype
 from backends.torch.loading import describe_folder, options_of
 from backends.torch.recipe import ModelKind
 from backends.torch.rerank_template import RerankTemplate
@@ -65,6 +65,7 @@ def inspect_folder(boot: wire.ModelBoot, folder: Path) -> wire.Inspection:
 def _complete(found: wire.Inspection, boot: wire.ModelBoot, files: CheckpointFiles) -> wire.Inspection:
     """Complete the inspection. Raises: ModelUnavailable."""
     folder, options = files.checkpoint, options_of(boot)
+    require_device(boot.device)
     plan = plan_load(folder, options)
     capabilities = describe_folder(boot, folder)
     found = msgspec.structs.replace(found, kind=plan.recipe.kind, capabilities=capabilities)

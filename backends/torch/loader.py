@@ -74,8 +74,6 @@ def load(
     device = best_device(options.device)
     dtype = served_dtype(checkpoint, options)
     reader = _open_reader(checkpoint, recipe)
-    if options.runtime == "openvino":
-        require_openvino(device, dtype)
     report(f"loading weights as {dtype_name(dtype)} on {device}")
     code = _trusted_code(checkpoint, plan, options)
     network = open_network(
@@ -187,10 +185,12 @@ def _width(checkpoint: Path, recipe: Recipe) -> int | None:
 def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
     """Return the number format of matrix products, or of the table of a static model.
 
-    Raises: ModelUnavailable for int8 where it is no gain.
+    Raises: ModelUnavailable for int8 where it is no gain, and for what the runtime cannot compute.
     """
     name, static = options.dtype, CheckpointFiles(checkpoint).static
     device = best_device(options.device)
+    if options.runtime == "openvino":
+        require_openvino(device, name)
     if name is None:
         return best_dtype(device) if static is None else table_dtype(static)
     if name == "int8":

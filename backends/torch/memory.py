@@ -31,13 +31,18 @@ LARGE_BYTES = 32 * 1024 * 1024
 
 
 def held_bytes(root: Any) -> int:
-    """Return the bytes of all tensors of a network, each storage once, oneDNN's weights included."""
+    """Return the bytes of all tensors of a network, each storage once, and those of its copies elsewhere.
+
+    oneDNN's weights are included, and what objects report as `copied_bytes`.
+    """
     storages: dict[int, int] = {}
-    for tensor in _tensors(root, set()):
-        if tensor.is_mkldnn:
-            storages[id(tensor)] = tensor.numel() * tensor.element_size()
+    for holder in _holders(root, set()):
+        if not isinstance(holder, Tensor):
+            storages[id(holder)] = holder.copied_bytes
+        elif holder.is_mkldnn:
+            storages[id(holder)] = holder.numel() * holder.element_size()
         else:
-            storage = tensor.untyped_storage()
+            storage = holder.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
@@ -81,15 +86,22 @@ def is_exhausted(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in EXHAUSTED)
 
 
-def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+def _holders(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield tensors, and objects with `copied_bytes`."""
     if id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, Tensor):
         yield value
         return
+    if _is_own(value) and hasattr(value, "copied_bytes"):
+        yield value
     for inner in _children(value):
-        yield from _tensors(inner, seen)
+        yield from _holders(inner, seen)
+
+
+def _is_own(value: Any) -> bool:
+    return type(value).__module__.startswith("backends.")
 
 
 def _children(value: Any) -> Iterator[Any]:
@@ -98,5 +110,5 @@ def _children(value: Any) -> Iterator[Any]:
         yield from value.values()
     elif isinstance(value, list | tuple | set | frozenset):
         yield from value
-    elif isinstance(value, nn.Module) or type(value).__module__.startswith("backends."):
+    elif isinstance(value, nn.Module) or _is_own(value):
         yield from getattr(value, "__dict__", {}).values()

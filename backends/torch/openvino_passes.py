@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, pad
 
 from backends.errors import ModelUnavailable
+from backends.torch.options import DTypeName
 from backends.torch.rounding import spare_tokens
 
 HINTS = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -68,6 +69,13 @@ class OpenVinoPasses:
         self._request: Any = None
         self._lock = Lock()
         self._threads = self._longest = 0
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the float32 weights, and of the compiled ones where OpenVINO computes."""
+        weights = (node for node in self._model.get_ops() if node.get_type_name() == "Constant")
+        bytes_ = sum(node.get_byte_size() for node in weights)
+        return bytes_ + (0 if self._request is None else bytes_ * self._dtype.itemsize // 4)
 
     def compute(self, input_ids: Tensor, token_type_ids: Tensor | None) -> Tensor | None:
         """Return the last hidden state (1, tokens, dim) float32, None if PyTorch is to compute it."""
@@ -213,13 +221,16 @@ def _kept_log() -> Iterator[None]:
         root.filters[:], root.handlers[:] = filters, handlers
 
 
-def require_openvino(device: torch.device, dtype: torch.dtype) -> None:
-    """Raise ModelUnavailable, with the reason, if OpenVINO cannot serve a model here."""
+def require_openvino(device: torch.device, dtype: DTypeName | None) -> None:
+    """Raise ModelUnavailable, with the reason, if OpenVINO cannot serve a model here.
+
+    dtype: the configured one.
+    """
     if device.type != "cpu":
         raise ModelUnavailable(
             f"{NAME} needs `device: cpu`, and the device is {device}; leave one of them out"
         )
-    if dtype not in HINTS:
+    if dtype is not None and getattr(torch, dtype) not in HINTS:
         raise ModelUnavailable(f"{NAME} needs `dtype: float32` or `bfloat16`; leave one of them out")
     try:
         import_module("openvino")

@@ -94,10 +94,21 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
             for device in sorted(set(filter(None, upstream.devices.values())))
             if not DEVICE.fullmatch(device)
         )
+        yield from _runtime_problems(upstream, path)
         yield from _prompt_problems(upstream, path)
         yield from _code_problems(upstream, path)
         return
     yield from _remote_problems(upstream, path)
+
+
+def _runtime_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    if upstream.runtime != "openvino":
+        return
+    if upstream.dtype not in {None, "float32", "bfloat16"}:
+        yield Problem(f"{path}.runtime", f"openvino computes in float32 or bfloat16, not {upstream.dtype}")
+    others = {device for device in upstream.devices.values() if device and not device.startswith("cpu")}
+    if others:
+        yield Problem(f"{path}.runtime", f"openvino computes on a CPU, not on {', '.join(sorted(others))}")
 
 
 def _prompt_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:

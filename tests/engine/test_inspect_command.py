@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -117,6 +118,19 @@ def test_settings_change_what_a_checkpoint_is(minilm: Path, tmp_path: Path) -> N
     assert (dense.kind, sparse.kind) == ("dense", "sparse")
     assert dense.weights.memory_bytes == 4 * (dense.weights.elements or 0)
     assert (sparse.weights.memory_bytes or 0) < (dense.weights.memory_bytes or 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"device": "cuda:7"}, "there is no device 'cuda:7'"),
+        ({"runtime": "openvino", "dtype": "float16"}, "needs `dtype: float32` or `bfloat16`"),
+    ],
+)
+def test_what_a_start_would_refuse_is_refused(encoder: Path, settings: dict[str, Any], reason: str) -> None:
+    found = inspect_folder(wire.ModelBoot("x", str(encoder), **settings), encoder)
+
+    assert reason in (found.refusal or "")
 
 
 def test_weights_that_are_not_here_are_named_as_unknown(encoder: Path) -> None:

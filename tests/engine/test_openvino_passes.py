@@ -17,6 +17,7 @@ from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import load
 from backends.torch.loading import options_of
+from backends.torch.memory import held_bytes
 from backends.torch.openvino_passes import OpenVinoPasses
 from backends.torch.options import DTypeName, Runtime
 from backends.torch.sequences import InputSequence
@@ -123,6 +124,16 @@ def test_a_cross_encoder_scores_a_single_pair_alike(minilm: Path, tmp_path: Path
     np.testing.assert_allclose(alone, rows(load_with(tmp_path, "torch"), texts, alone=False), atol=1e-4)
 
 
+def test_the_memory_of_openvino_is_counted(small: Path, passes: list[int]) -> None:
+    plain, with_copy = (
+        held_bytes(load(small, "m", LoadOptions("float32", "cpu", runtime=runtime)).head)
+        for runtime in ("torch", "openvino")
+    )
+    assert passes
+    # The weights as PyTorch holds them, OpenVINO's, and those that it has compiled.
+    assert 2.8 * plain < with_copy < 3.2 * plain
+
+
 def test_a_pass_next_to_others_stays_with_torch(small: Path, passes: list[int]) -> None:
     model, texts = load_with(small), sequences(30_000)
     passes.clear()
@@ -188,7 +199,7 @@ def test_refuses_what_it_cannot_serve(minilm: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ModelUnavailable, match="needs `dtype: float32` or `bfloat16`"):
         load_with(minilm, dtype="int8")
     with pytest.raises(ModelUnavailable, match="needs `device: cpu`"):
-        openvino_passes.require_openvino(torch.device("cuda"), torch.bfloat16)
+        openvino_passes.require_openvino(torch.device("cuda"), "bfloat16")
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(ModelUnavailable, match="pip install 'openvino>="):
         load_with(minilm)

@@ -89,6 +89,7 @@ FAULTS: dict[str, set[str]] = {
     "model_with_an_empty_segment": {"models.org//bge", "models./bge", "models.bge/"},
     "no_backend": {"upstreams.tei.backend"},
     "no_device_for_the_engine": {"upstreams.engine.device"},
+    "openvino_where_it_cannot_compute": {"upstreams.half.runtime", "upstreams.graphics.runtime"},
     "unknown_device_of_the_engine": {"upstreams.engine.device"},
     "no_model_for_the_engine": {"upstreams.engine.model"},
     "no_replicas": {"upstreams.tei.replicas"},
