@@ -7,8 +7,8 @@ smaller size allows. The larger size is kept if its extra slots bring a fair par
 promise. The sizes alternate so that outside changes affect both equally, and several spells of each even out
 chance. Until a larger size is rejected for the first time, the window doubles after one spell of each.
 
-Refusals shrink the window. Once they have ended it doubles, without measuring, back to its size before them, or
-to a smaller one if they come again within a minute.
+Refusals shrink the window. Once they have ended it doubles, without measuring, back to its size before them,
+or to a smaller one if they come again within a minute.
 """
 
 # Few slots: a server that computes one batch at a time does best if calls share batches.
