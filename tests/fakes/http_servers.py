@@ -142,7 +142,8 @@ class ScriptedServer:
         script = self.scripts[min(len(self.writers), len(self.scripts) - 1)]
         self.writers.append(writer)
         answers = iter(script) if isinstance(script, tuple) else repeat(script)
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
+        # A body that is not read is no head either.
+        with suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             for answer in answers:
                 await reader.readuntil(b"\r\n\r\n")
                 self.requests += 1
