@@ -525,7 +525,7 @@ async def test_an_early_reply_says_that_the_connection_closes_and_closes_it() ->
         assert reply.startswith(b"HTTP/1.1 200 ")
         assert b"\r\nconnection: close\r\n" in reply
         # Bytes of the body are not parsed as a request.
-        assert 1 == reply.count(b"HTTP/1.1 ")
+        assert 1 == reply.count(b"HTTP/1.1")
 
 
 async def test_a_client_that_sends_its_whole_body_first_gets_an_early_reply() -> None:

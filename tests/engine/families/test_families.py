@@ -141,9 +141,8 @@ def assert_alike(reply: Reply, expected: Vectors, dtype: DTypeName) -> None:
     rows = rows_of(reply, expected.shape[-1])
     assert expected.shape == rows.shape
     assert cosines(rows, expected).min() >= LEAST_COSINE[dtype]
-    # Vectors that all point in one direction would agree after any computation. Texts differ ten times as
-    # much as the comparison in bfloat16 allows; made vocabularies, and so their ids, vary from run to run.
-    assert cosines(expected[:1], expected[1:]).min() < 1 - 10 * (1 - LEAST_COSINE["bfloat16"])
+    # Vectors that all point in one direction would agree after any computation.
+    assert cosines(expected[:1], expected[1:]).min() < 0.99
 
 
 def rows_of(reply: Reply, width: int) -> Vectors:
