@@ -26,6 +26,11 @@ class RootMeanSquareNorm(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return float32 of the shape of the inputs, whose last dimension is divided."""
         inputs = inputs.float()
+        if inputs.is_cuda:
+            # One kernel in place of four; on a processor the operations below take less time.
+            weight = self.weight if self.weight.ndim == 1 else None
+            normed = torch.nn.functional.rms_norm(inputs, inputs.shape[-1:], weight, self.epsilon)
+            return normed if weight is not None else normed.mul_(self.weight)
         length = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
         scale = length.square_().div_(inputs.shape[-1]).add_(self.epsilon).rsqrt_()
         return (inputs * scale).mul_(self.weight)

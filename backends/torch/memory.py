@@ -1,7 +1,6 @@
 """Memory of models: how much each holds, how it returns to the system, and how exhaustion is recognised.
 
-Rule: memory of an unloaded model returns to the system. Memory that one forward pass frees is kept for the
-next, except large pieces.
+Rule: memory of an unloaded model returns to the system.
 """
 
 import ctypes
@@ -21,13 +20,6 @@ EXHAUSTED = ("can't allocate memory", "not enough memory")
 TOKENIZER_BYTES_PER_WORD = 620
 # The last pattern is of a static model, whose table lies in a folder of its own.
 WEIGHT_FILES = (*WEIGHT_PATTERNS, "*/*.safetensors")
-
-# Parameters of glibc's `mallopt`, and the memory that stays free at the top of the heap. By default glibc
-# returns it at once, and gets it again from the system, page by page, in every pass.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-KEPT_BYTES = 256 * 1024 * 1024
-# Larger pieces come from the system and return to it; this is the greatest value that glibc accepts.
-LARGE_BYTES = 32 * 1024 * 1024
 
 
 def held_bytes(root: Any) -> int:
@@ -54,19 +46,6 @@ def files_bytes(checkpoint: Path) -> int:
         if size:
             return size
     return 0
-
-
-def keep_freed() -> None:
-    """Keep memory that a forward pass frees in the process, until `release_to_system`.
-
-    Applies to the whole process. Call it before anything computes: arenas that threads already have stay.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        # The arena of a thread consists of heaps of 64 MiB, which are returned whatever is set here.
-        set_option(M_ARENA_MAX, 1)
-        set_option(M_MMAP_THRESHOLD, LARGE_BYTES)
-        set_option(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def release_to_system() -> None:

@@ -1,7 +1,14 @@
-"""Small vocabularies of each kind of tokenizer, with the post-processors of published checkpoints."""
+"""Small vocabularies of each kind of tokenizer, with the post-processors of published checkpoints.
 
+They were trained once and are kept beside this module: a trainer decides ties differently in each process,
+and then each run would test other networks. `python -m tests.engine.families.vocabularies` trains them again.
+"""
+
+import json
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import msgspec
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -9,6 +16,7 @@ from tokenizers import processors as post
 
 from tests.engine.texts import PHRASES, real_texts
 
+TRAINED = Path(__file__).with_name("vocabularies.json")
 SIZE = 700
 # Words that a reranker's answer may be, on lines of their own so that each becomes one token.
 WORDS = ("yes", "no", "Yes", "No", "0", "1")
@@ -143,9 +151,10 @@ TRAINERS: dict[str, Callable[..., trainers.Trainer]] = {
 
 @cache
 def tokenizer_json(vocabulary: Vocabulary) -> str:
-    """Return the tokenizer.json of a vocabulary, trained on a few texts."""
-    tokenizer = EMPTY[vocabulary.algorithm]()
-    tokenizer.train_from_iterator(_corpus(), _trainer(tokenizer, vocabulary))
+    """Return the tokenizer.json of a vocabulary."""
+    document = json.loads(EMPTY[vocabulary.algorithm]().to_str())
+    document["model"] = _with_specials(_trained()[vocabulary.algorithm], vocabulary.specials)
+    tokenizer = Tokenizer.from_str(json.dumps(document))
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in vocabulary.specials])
     tokenizer.post_processor = _post_processor(vocabulary)
     text: str = tokenizer.to_str()
@@ -158,21 +167,42 @@ def vocabulary_size(vocabulary: Vocabulary) -> int:
     return size
 
 
-def _trainer(tokenizer: Tokenizer, vocabulary: Vocabulary) -> trainers.Trainer:
+@cache
+def _trained() -> dict[str, dict[str, Any]]:
+    """Return the trained model of each algorithm, as in tokenizer.json and without special tokens."""
+    models_: dict[str, dict[str, Any]] = json.loads(TRAINED.read_text())
+    return models_
+
+
+def _with_specials(model: dict[str, Any], specials: tuple[str, ...]) -> dict[str, Any]:
+    """Return a model with special tokens first."""
+    if model["type"] == "Unigram":
+        unknown = specials.index("[UNK]" if "[UNK]" in specials else "<unk>")
+        return model | {"vocab": [*([token, 0.0] for token in specials), *model["vocab"]], "unk_id": unknown}
+    words = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return model | {"vocab": {word: i for i, word in enumerate([*specials, *words])}}
+
+
+def train() -> dict[str, dict[str, Any]]:
+    """Train the model of each algorithm on a few texts, whose words depend on Python's version."""
+    return {algorithm: _train(algorithm) for algorithm in EMPTY}
+
+
+def _train(algorithm: str) -> dict[str, Any]:
+    tokenizer = EMPTY[algorithm]()
     kind = type(tokenizer.model).__name__
-    options = {"vocab_size": SIZE, "special_tokens": _initial(vocabulary), "show_progress": False}
+    options: dict[str, Any] = {"vocab_size": SIZE, "show_progress": False}
     if kind == "Unigram":
-        options["unk_token"] = "[UNK]" if "[UNK]" in vocabulary.specials else "<unk>"
-    if "byte-level" in vocabulary.algorithm:
+        options["unk_token"] = None
+    if "metaspace" in algorithm:
+        options["special_tokens"] = [f"<0x{byte:02X}>" for byte in range(256)]
+    if "byte-level" in algorithm:
         options["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
-    if tokenizer_suffix := getattr(tokenizer.model, "end_of_word_suffix", None):
-        options["end_of_word_suffix"] = tokenizer_suffix
-    return TRAINERS[kind](**options)
-
-
-def _initial(vocabulary: Vocabulary) -> list[str]:
-    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)] if "metaspace" in vocabulary.algorithm else []
-    return [*vocabulary.specials, *bytes_]
+    if suffix := getattr(tokenizer.model, "end_of_word_suffix", None):
+        options["end_of_word_suffix"] = suffix
+    tokenizer.train_from_iterator(_corpus(), TRAINERS[kind](**options))
+    model: dict[str, Any] = json.loads(tokenizer.to_str())["model"]
+    return model
 
 
 def _post_processor(vocabulary: Vocabulary) -> post.PostProcessor:
@@ -291,3 +321,7 @@ EMBEDDING_GEMMA = Vocabulary(
     "<bos> $A <eos> <bos>:1 $B:1 <eos>:1",
     _GEMMA_ROLES,
 )
+
+if __name__ == "__main__":
+    TRAINED.write_text(json.dumps(train(), ensure_ascii=False))
+    print(f"wrote {TRAINED}")  # noqa: T201 - the result of a command
