@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 
 CASES = int(os.environ.get("FUZZ_CASES", "0"))
 # Cases per operation in `make test`. An operation without parameters has fewer.
-FEW = 20
+FEW = 10
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
