@@ -22,7 +22,7 @@ from rich.console import Console
 
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loader import load
-from backends.torch.memory import held_bytes
+from backends.torch.memory import held_bytes, keep_freed
 from loadtest.checkpoints import copy_tokenizer
 
 CONFIG = {
@@ -106,6 +106,7 @@ def _anonymous_mb(pid: int) -> list[float]:
 
 def _load(folder: Path, dtype: str) -> None:
     """Load the checkpoint once the parent is ready, and print the memory that the network holds."""
+    keep_freed()
     torch.set_num_threads(1)
     print("ready", flush=True)
     sys.stdin.readline()

@@ -22,6 +22,7 @@ from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from backends.torch import blocks
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loader import load
+from backends.torch.memory import keep_freed
 from backends.torch.precision import fastest_linear
 from backends.torch.sequences import Head, InputSequence
 from loadtest import checkpoints
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--cuttings", action="store_true")
     options = parser.parse_args()
+    keep_freed()
     torch.set_num_threads(options.threads)
     if options.cuttings:
         for line in cuttings(options.repeats * 5):

@@ -29,6 +29,7 @@ from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import Output
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loader import load
+from backends.torch.memory import keep_freed
 from backends.torch.sequences import InputSequence
 
 DENSE = frozenset({Output.DENSE})
@@ -181,6 +182,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=list(COSINE_MIN), default="float32")
     options = parser.parse_args()
     dtype: DType = options.dtype
+    keep_freed()
     torch.set_num_threads(options.threads)
     checkpoint = Path(locate_checkpoint(DEFAULT_MODEL, None))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,12 @@
 """Memory of models: how much each holds, how it returns to the system, and how exhaustion is recognised.
 
-Rule: memory of an unloaded model returns to the system.
+Rule: memory of an unloaded model returns to the system. Memory that one forward pass frees is kept for the
+next, except large pieces.
 """
 
 import ctypes
 import gc
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,13 @@ EXHAUSTED = ("can't allocate memory", "not enough memory")
 TOKENIZER_BYTES_PER_WORD = 620
 # The last pattern is of a static model, whose table lies in a folder of its own.
 WEIGHT_FILES = (*WEIGHT_PATTERNS, "*/*.safetensors")
+
+# Parameters of glibc's `mallopt`, and the memory that stays free at the top of the heap. By default glibc
+# returns it at once, and gets it again from the system, page by page, in every pass.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+KEPT_BYTES = 256 * 1024 * 1024
+# Larger pieces come from the system and return to it; this is the greatest value that glibc accepts.
+LARGE_BYTES = 32 * 1024 * 1024
 
 
 def held_bytes(root: Any) -> int:
@@ -46,6 +55,22 @@ def files_bytes(checkpoint: Path) -> int:
         if size:
             return size
     return 0
+
+
+def keep_freed() -> None:
+    """Keep memory that a forward pass frees in the process, until `release_to_system`.
+
+    Applies to the whole process. Call it before anything computes: arenas that threads already have stay.
+    Tokenizers then start no threads: they allocate several times per token, and threads would wait for each
+    other's turn in the one arena. A process that computes on a GPU must not call it.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        # The arena of a thread consists of heaps of 64 MiB, which are returned whatever is set here.
+        set_option(M_ARENA_MAX, 1)
+        set_option(M_MMAP_THRESHOLD, LARGE_BYTES)
+        set_option(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def release_to_system() -> None:

@@ -16,11 +16,13 @@ from threading import Thread
 from typing import Any
 
 import msgspec
+import torch
 import uvicorn
 import uvloop
 
 from backends.errors import AttemptTimedOut, BackendError, ModelNotLoaded, ReplicaFailed, ReplicaOverloaded
 from backends.torch import wire
+from backends.torch.memory import keep_freed
 from backends.torch.memory_budget import Report
 from backends.torch.model_host import ModelHost
 from backends.torch.stats import Stopwatch
@@ -131,6 +133,8 @@ async def _answer(send: Send, status: int, body: bytes, extra: Headers = ()) -> 
 
 def main() -> None:
     """Run the engine process."""
+    if not torch.cuda.is_available():
+        keep_freed()
     # The parent handles the terminal's Ctrl-C, and stops its children itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
