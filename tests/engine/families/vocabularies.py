@@ -170,7 +170,7 @@ def vocabulary_size(vocabulary: Vocabulary) -> int:
 @cache
 def _trained() -> dict[str, dict[str, Any]]:
     """Return the trained model of each algorithm, as in tokenizer.json and without special tokens."""
-    models_: dict[str, dict[str, Any]] = json.loads(TRAINED.read_text())
+    models_: dict[str, dict[str, Any]] = json.loads(TRAINED.read_text(encoding="utf-8"))
     return models_
 
 
@@ -323,5 +323,5 @@ EMBEDDING_GEMMA = Vocabulary(
 )
 
 if __name__ == "__main__":
-    TRAINED.write_text(json.dumps(train(), ensure_ascii=False))
+    TRAINED.write_text(json.dumps(train(), ensure_ascii=False), encoding="utf-8")
     print(f"wrote {TRAINED}")  # noqa: T201 - the result of a command
