@@ -1,4 +1,4 @@
-"""Shape of the tree: rooms, arrows between them, depth of imports, and sizes of classes.
+"""Shape of the tree: rooms, arrows between them, and depth of imports.
 
 A room is a folder of `gateway/` or one of its loose modules; `backends/` and `loadtest/` are one room each.
 """
@@ -13,16 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "backends", "loadtest")
 
 CHAIN_MAX = 12
-ROOMS_MAX = 30
-ARROWS_MAX = 165
 LOOSE_MODULES_MAX = 11
-CLASS_LINES_MAX = 250
-CLASS_METHODS_MAX = 15
-
-# Classes above the bounds, each with its reason.
-LARGE_CLASSES = {
-    "gateway.api.server.http_protocol.BoundedProtocol": "most of its methods override uvicorn's",
-}
 
 Graph = dict[str, frozenset[str]]
 
@@ -81,22 +72,9 @@ def longest_chain(name: str) -> tuple[str, ...]:
     return (name, *max((longest_chain(module) for module in graph()[name]), key=len, default=()))
 
 
-def classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    for name in MODULES:
-        for node in ast.walk(tree_of(name)):
-            if isinstance(node, ast.ClassDef):
-                yield f"{name}.{node.name}", node
-
-
 def test_no_chain_of_imports_is_long() -> None:
     chain = max(map(longest_chain, graph()), key=len)
     assert len(chain) <= CHAIN_MAX, " > ".join(chain)
-
-
-def test_rooms_and_arrows_are_few() -> None:
-    rooms = {room_of(name) for name in MODULES} - {"gateway"}
-    assert len(rooms) <= ROOMS_MAX
-    assert len(arrows()) <= ARROWS_MAX
 
 
 def test_no_room_imports_a_room_that_imports_it() -> None:
@@ -119,20 +97,6 @@ def test_no_room_imports_a_room_that_imports_it() -> None:
 def test_few_modules_stand_loose_in_the_gateway() -> None:
     loose = {path.stem for path in (ROOT / "gateway").glob("*.py")} - {"__init__", "__main__"}
     assert len(loose) <= LOOSE_MODULES_MAX, sorted(loose)
-
-
-def test_classes_are_small_or_say_why_not() -> None:
-    large = {
-        name
-        for name, node in classes()
-        if node.end_lineno is not None
-        and (
-            node.end_lineno - node.lineno + 1 > CLASS_LINES_MAX
-            or sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
-            > CLASS_METHODS_MAX
-        )
-    }
-    assert LARGE_CLASSES.keys() == large
 
 
 def test_no_two_test_files_share_a_name() -> None:

@@ -151,7 +151,7 @@ async def create_file(
 
 
 @get("/v1/files", responses=FAILURES, tags=["Batches"])
-async def list_files(  # noqa: PLR0913, PLR0917 - one for each parameter of the query
+async def list_files(
     context: NamedDependency[RequestContext],
     batches: NamedDependency[BatchesApi],
     purpose: FromQuery[str | None] = None,

@@ -158,7 +158,7 @@ class Admin:
     tags=["Operators"],
     opt=OPERATORS,
 )
-async def usage(  # noqa: PLR0913, PLR0917 - one for each parameter of the query
+async def usage(
     admin: NamedDependency[Admin],
     tenant: FromQuery[str | None] = None,
     since: FromQuery[date | None] = None,

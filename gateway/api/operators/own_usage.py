@@ -47,7 +47,7 @@ class OwnUsage(msgspec.Struct, frozen=True):
 
 
 @get("/usage", responses=FAILURES, tags=["Operators"], opt=route_options())
-async def own_usage(  # noqa: PLR0913, PLR0917 - one for each parameter of the query
+async def own_usage(
     context: NamedDependency[RequestContext],
     api: NamedDependency[InferenceApi],
     admin: NamedDependency[Admin],
