@@ -2,13 +2,14 @@
 
 import asyncio
 import secrets
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Self
 
 from gateway.calls import Deadline
-from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut
+from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut, UpstreamFailed
 from gateway.events import CopyPurpose, Decision, Observe, QuotaDecided
 from gateway.prepare import TOKENS_MAX, PreparedWork
 from gateway.quotas.headers import rate_limit_headers
@@ -18,6 +19,11 @@ from gateway.quotas.prices import Price
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
 
+# Calls of a tenant that upstreams fail and that cost nothing, within so many seconds. Further ones cost the
+# request.
+UNPAID_MAX = 10
+UNPAID_WITHIN_S = 60.0
+UNPAID_TENANTS_MAX = 1024
 # Of the event loop, until a call that waits for nothing has been written to its replica.
 TURNS_TO_DISPATCH = 3
 
@@ -30,8 +36,10 @@ class Grant:
 
     An `async with` block under it keeps the reservation. On success, on a fault of the caller, or when the
     caller disconnects, the reservation is settled at the tokens that were computed and at those that replicas
-    were still computing. A call that outlasts the model's deadline is settled at the tokens that were
-    computed. On a fault of the gateway or of an upstream it is refunded in full.
+    were still computing. So is a call of which a replica that works for others did not answer a part in time.
+    A call that outlasts the model's deadline is settled at the tokens that were computed. On a fault of the
+    gateway or of an upstream it is refunded in full, but for the request itself if many calls of the tenant
+    failed that way within a minute.
     """
 
     def __init__(
@@ -41,6 +49,7 @@ class Grant:
         deadline: Deadline,
         reservation: "Reservation | asyncio.Task[Reservation]",
         ledger: Ledger,
+        unpaid: "UnpaidFailures | None" = None,
     ) -> None:
         self.tenant = tenant
         self.prepared = prepared
@@ -53,6 +62,8 @@ class Grant:
         self._tokens = 0
         self._unanswered_tokens = 0
         self._uncharged_inputs = 0
+        self._has_outlasted = False
+        self._unpaid = unpaid
         self._ledger = ledger
         # None while the grant is provisional.
         self._reservation: Reservation | None = None
@@ -89,6 +100,7 @@ class Grant:
         """
         self.prepared = prepared
         self._tokens = self._unanswered_tokens = self._uncharged_inputs = 0
+        self._has_outlasted = False
 
     def count(self, tokens: int) -> None:
         """Add tokens that a replica has computed for this call."""
@@ -97,6 +109,10 @@ class Grant:
     def count_unanswered(self, tokens: int) -> None:
         """Add the most tokens that a replica was given to compute and whose reply no one awaited."""
         self._unanswered_tokens += bounded_amount(tokens, "tokens")
+
+    def count_outlasted(self) -> None:
+        """Record that a replica that works for others did not answer a part of the call in time."""
+        self._has_outlasted = True
 
     def count_cached(self, inputs: int, tokens: int, *, is_charged: bool) -> None:
         """Add inputs of the work that were found in the cache, with their tokens.
@@ -135,13 +151,15 @@ class Grant:
 
     def _used(self, reserved: Cost, error: BaseException | None) -> Cost:
         """Return what the call has cost, by the way it ended."""
-        if isinstance(error, DeadlineExceeded) and not self.deadline.by_caller:
+        is_charged = self._has_outlasted and isinstance(error, DeadlineExceeded)
+        if isinstance(error, DeadlineExceeded) and not (is_charged or self.deadline.by_caller):
             # The caller chose a size for which the model's time was too short. Nothing computed is a fault of
             # ours, and so is a replica that hangs.
-            is_charged = self._tokens > 0 and not isinstance(error, ReplicaTimedOut)
-            return self._cost_of(reserved, self._tokens, reserved.inputs) if is_charged else NOTHING
-        if error is not None and not _is_charged(error):
-            return NOTHING
+            if self._tokens > 0 and not isinstance(error, ReplicaTimedOut):
+                return self._cost_of(reserved, self._tokens, reserved.inputs)
+            return self._unpaid_cost(error)
+        if error is not None and not (is_charged or _is_charged(error)):
+            return self._unpaid_cost(error)
         unanswered = self._unanswered_tokens
         if unanswered and reserved.tokens:
             # The reservation may be exact, where the bounds of slices are not: never charge above it.
@@ -152,9 +170,40 @@ class Grant:
             return reserved
         return self._cost_of(reserved, tokens, inputs)
 
+    def _unpaid_cost(self, error: BaseException) -> Cost:
+        """Return the cost of a call that failed by no fault of its caller: nothing, or the request."""
+        if self._unpaid is None or not isinstance(error, UpstreamFailed | ReplicaTimedOut):
+            return NOTHING
+        now_s = asyncio.get_running_loop().time()
+        return Cost() if self._unpaid.is_spent(self.tenant.name, now_s) else NOTHING
+
     def _cost_of(self, reserved: Cost, tokens: int, inputs: int) -> Cost:
         """Return the cost with other tokens and inputs, at the price of the reservation."""
         return self.prepared.route.price.cost(tokens, inputs, reserved.images, reserved.requests)
+
+
+class UnpaidFailures:
+    """Calls of each tenant that an upstream failed and that were refunded, within the last minute.
+
+    An input may break a server. Without this bound a tenant with such inputs would have no limit at all.
+    """
+
+    def __init__(self) -> None:
+        # By tenant: the moments of its last ones; tenants with the oldest first.
+        self._moments_s: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def is_spent(self, tenant: str, now_s: float) -> bool:
+        """Count a failure that would be refunded; return True if the tenant has had `UNPAID_MAX` already."""
+        moments_s = self._moments_s.setdefault(tenant, deque())
+        self._moments_s.move_to_end(tenant)
+        while len(self._moments_s) > UNPAID_TENANTS_MAX:
+            self._moments_s.popitem(last=False)
+        while moments_s and now_s - moments_s[0] >= UNPAID_WITHIN_S:
+            moments_s.popleft()
+        if len(moments_s) >= UNPAID_MAX:
+            return True
+        moments_s.append(now_s)
+        return False
 
 
 class Admission:
@@ -168,6 +217,7 @@ class Admission:
         self._numbers = count()
         # Tenants with a provisional grant: one each, so that little is computed for nothing if it is refused.
         self._provisional: set[str] = set()
+        self._unpaid = UnpaidFailures()
 
     def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
         """Refuse a request of at least this cost if a limit of its caller is known to have no room.
@@ -237,8 +287,9 @@ class Admission:
         if id_ is None and tenant.name not in self._provisional and self._ledger.has_ample_room(ask):
             self._provisional.add(tenant.name)
             reserving = asyncio.create_task(self._reserve_after_dispatch(ask))
-            return Grant(tenant, prepared, deadline, reserving, self._ledger)
-        return Grant(tenant, prepared, deadline, await self._reserve(ask, "admitted"), self._ledger)
+            return Grant(tenant, prepared, deadline, reserving, self._ledger, self._unpaid)
+        reservation = await self._reserve(ask, "admitted")
+        return Grant(tenant, prepared, deadline, reservation, self._ledger, self._unpaid)
 
     def grant_copy(
         self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline, purpose: CopyPurpose

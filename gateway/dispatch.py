@@ -16,8 +16,18 @@ from backends.contract import Work as BackendWork
 from gateway.admission import Grant
 from gateway.batching.duplicates import with_duplicates
 from gateway.batching.fair_queue import Priority
+from gateway.batching.faults import SliceFailed
 from gateway.batching.lane import Lane, SliceReply
-from gateway.batching.slices import Slice, cut, cut_again, is_indivisible, join, request_bytes
+from gateway.batching.slices import (
+    Slice,
+    cut,
+    cut_again,
+    halves,
+    is_indivisible,
+    join,
+    request_bytes,
+    separated,
+)
 from gateway.batching.ticket import Owner
 from gateway.cache.call_cache import CallCache, ItemCache
 from gateway.cache.entries import SplitCall, SplitPairs
@@ -104,6 +114,7 @@ class Dispatcher:
     async def _compute(self, grant: Grant, lane: Lane, part: WorkPart, timeline: Timeline) -> Reply:
         """Return the reply of replicas to a part of a call. Raises: BackendError, GatewayError."""
         slices = cut(part.work, part.tokens, lane.bounds(), exact=part.is_exact)
+        slices = lane.separated(slices, part.tokens)
         owner = self._owner(grant, timeline)
         lane.check_room(sum(piece.tokens for piece in slices), owner)
         try:
@@ -206,23 +217,75 @@ class _Submission:
             raise failures.exceptions[0] from failures
         return [computed for task in tasks for computed in task.result()]
 
-    async def _submit(self, piece: Slice) -> list[tuple[Slice, SliceReply]]:
+    async def _submit(self, piece: Slice, *, is_suspect: bool = False) -> list[tuple[Slice, SliceReply]]:
+        """Return the replies to a slice, which is cut if that is of use. Raises: BackendError, GatewayError.
+
+        is_suspect: it is part of a slice that failed.
+        """
         grant = self._grant
         try:
-            reply = await self._lane.submit(piece, self._owner, grant.deadline.at_s, self._count_unanswered)
-        except errors.InvalidWork as error:
-            raise _of_call(error, piece) from error
+            reply = await self._lane.submit(
+                piece, self._owner, grant.deadline.at_s, self._count_unanswered, is_suspect=is_suspect
+            )
         except TimeoutError as error:
             raise grant.deadline.error() from error
-        except (errors.RequestTooLarge, errors.PermitsTaken) as error:
-            if piece.inputs == 1 or is_indivisible(piece.work):
-                raise _refusal_of(piece, error) from error
-            tokens = self._tokens[piece.start : piece.start + piece.inputs]
-            return await self.submit_all(cut_again(piece, tokens, self._lane.bounds()))
+        except (errors.BackendError, SliceFailed) as error:
+            return await self._submit_parts(piece, error, is_suspect=is_suspect)
         grant.count(reply.reply.tokens)
         if isinstance(reply.reply, EncodeReply):
             self._check_size(reply.reply)
         return [(piece, reply)]
+
+    async def _submit_parts(
+        self, piece: Slice, error: errors.BackendError | SliceFailed, *, is_suspect: bool
+    ) -> list[tuple[Slice, SliceReply]]:
+        """Return the replies to the parts of a slice that failed as a whole. Raises: the error if it is final."""
+        match error:
+            case SliceFailed():
+                if isinstance(error.error, errors.AttemptTimedOut):
+                    self._grant.count_outlasted()
+                return await self._search(piece, is_suspect=is_suspect)
+            case errors.InvalidWork():
+                if _hides_input(piece, error):
+                    return await self._search(piece, is_suspect=is_suspect)
+                raise _named(error, piece, is_suspect=is_suspect) from error
+            case errors.RequestTooLarge() | errors.PermitsTaken():
+                if piece.inputs == 1 or is_indivisible(piece.work):
+                    raise _refusal_of(piece, error) from error
+                tokens = self._tokens[piece.start : piece.start + piece.inputs]
+                return await self.submit_all(cut_again(piece, tokens, self._lane.bounds()))
+        raise error
+
+    async def _search(self, piece: Slice, *, is_suspect: bool) -> list[tuple[Slice, SliceReply]]:
+        """Return the replies to the halves of a slice that failed, one of whose inputs may be at fault.
+
+        One after the other, so that the search costs two requests for each halving, however many inputs are
+        at fault. is_suspect: the slice is a half itself. Raises: InvalidWork, with the input at fault.
+        """
+        tokens = self._tokens[piece.start : piece.start + piece.inputs]
+        computed: list[tuple[Slice, SliceReply]] = []
+        try:
+            for half in halves(piece, tokens):
+                computed += await self._submit(half, is_suspect=True)
+        except errors.InvalidWork as error:
+            # If an input before it was computed, the fault is its own. Else it may be in what all share.
+            is_named = is_suspect or error.input_index != piece.start
+            if is_named or not await self._is_refused(piece, 1, tokens):
+                raise
+            raise errors.InvalidWork(error.message, empty=error.empty) from error
+        return computed
+
+    async def _is_refused(self, piece: Slice, place: int, tokens: Sequence[int]) -> bool:
+        """Return whether one input of a slice is refused alone."""
+        parts = separated(piece, tokens, [place])
+        (single,) = [part for part in parts if part.start == piece.start + place]
+        try:
+            await self._submit(single, is_suspect=True)
+        except errors.InvalidWork:
+            return True
+        except (errors.BackendError, GatewayError):
+            return False
+        return False
 
     def _check_size(self, reply: EncodeReply) -> None:
         """Count the numbers of a slice's reply. Raises: InvalidInput if those of the call are too many."""
@@ -233,6 +296,23 @@ class _Submission:
         # Tokenizing is free.
         if not isinstance(piece.work, Tokenize | Detokenize):
             self._grant.count_unanswered(piece.tokens)
+
+
+def _named(error: errors.InvalidWork, piece: Slice, *, is_suspect: bool) -> errors.InvalidWork:
+    """Return the error of a slice with the input's place in the whole work, if that is known."""
+    index = error.input_index
+    if index is None and piece.inputs == 1 and is_suspect:
+        index = 0
+    if index is None:
+        return error
+    return errors.InvalidWork(error.message, empty=error.empty, input_index=piece.start + index)
+
+
+def _hides_input(piece: Slice, error: errors.InvalidWork) -> bool:
+    """Return whether a refusal may be of one of several inputs of a slice, and does not say of which."""
+    if error.input_index is not None or piece.inputs == 1 or is_indivisible(piece.work):
+        return False
+    return FIELD.match(error.message) is None
 
 
 def _refusal_of(piece: Slice, error: errors.BackendError) -> errors.BackendError:
@@ -264,13 +344,6 @@ def _of_whole(error: errors.InvalidWork, part: WorkPart) -> errors.InvalidWork:
     if part.places is None or error.input_index is None:
         return error
     return errors.InvalidWork(error.message, empty=error.empty, input_index=part.places[error.input_index])
-
-
-def _of_call(error: errors.InvalidWork, piece: Slice) -> errors.InvalidWork:
-    """Return the error of a slice with the input's place in the whole work."""
-    if error.input_index is None:
-        return error
-    return errors.InvalidWork(error.message, empty=error.empty, input_index=piece.start + error.input_index)
 
 
 def _index_in_call(error: errors.BackendError, prepared: PreparedWork) -> int | None:

@@ -4,7 +4,7 @@ Knows nothing of the consequences of a reply or an error, which it reports to it
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeGuard
 
@@ -15,7 +15,7 @@ from backends.errors import BackendError
 from backends.tracing import carrier
 from gateway.batching.joining import join_slices
 from gateway.batching.measures import LaneMeasures
-from gateway.batching.retries import RetryPolicy
+from gateway.batching.retries import MAY_BE_INPUT, RetryPolicy
 from gateway.batching.ticket import Attempt, Ticket
 from gateway.batching.traces import RecordedTrace, SliceTrace
 from gateway.batching.usage import believable, needs_examination
@@ -30,11 +30,13 @@ HEDGE_QUANTILE = 0.95
 class AttemptCallbacks(msgspec.Struct, frozen=True):
     """Functions of the lane that an attempt calls. The float is the current time.
 
-    on_end: after the attempt has left its replica, whatever its outcome. is_idle: whether the queue is empty.
+    on_fault: after a failure that an input may cause; the attempt stays at its replica meanwhile. on_end:
+    after the attempt has left its replica, whatever its outcome. is_idle: whether the queue is empty.
     """
 
     on_reply: Callable[[Attempt, Reply, float], None]
     on_error: Callable[[Attempt, BackendError, float], None]
+    on_fault: Callable[[Attempt, BackendError], Awaitable[None]]
     on_end: Callable[[Attempt], None]
     is_idle: Callable[[], bool]
 
@@ -103,7 +105,10 @@ class AttemptRunner:
                 reply = await believable(attempt.piece, reply, attempt.replica, self._pool)
         except BackendError as error:
             attempt.end(error.kind)
-            self._callbacks.on_error(attempt, error, self._clock())
+            if isinstance(error, MAY_BE_INPUT):
+                await self._callbacks.on_fault(attempt, error)
+            else:
+                self._callbacks.on_error(attempt, error, self._clock())
         else:
             attempt.end("ok")
             self._callbacks.on_reply(attempt, reply, self._clock())
@@ -127,6 +132,8 @@ class AttemptRunner:
 
     def _schedule_hedge(self, attempt: Attempt) -> None:
         if len(attempt.tickets) > 1 or attempt.load.inputs > 1 or len(self._pool.usable()) < 2:
+            return
+        if attempt.isolation:
             return
         late_s = self._measures.single_latencies.quantile(HEDGE_QUANTILE)
         if late_s is not None:

@@ -5,33 +5,42 @@ Otherwise they wait in the tenant-fair queue, and when a slot becomes free, thos
 share one batch. `scheduler` decides which slices go next, `attempts` sends them, `outcomes` and `retries`
 handle replies and errors.
 
+Slices that go alone after a failure have queues and slots of their own, in `isolation`. `faults` judges what
+failed.
+
 Invariant: every ticket is resolved, or abandoned by all of its waiters, regardless of what happens to its
 attempts.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import msgspec
 
 from backends.contract import Reply, Work
+from backends.errors import AttemptTimedOut, BackendError
 from gateway.batching.attempts import AttemptCallbacks, AttemptRunner
 from gateway.batching.comparisons import Comparisons
 from gateway.batching.fair_queue import FairQueue, Priority
+from gateway.batching.faults import FaultHandler
 from gateway.batching.first_replica import FirstReplicaWait
+from gateway.batching.isolation import IsolatedQueue
 from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.measures import LaneMeasures
 from gateway.batching.outcomes import OutcomeHandler
-from gateway.batching.retries import RetryPolicy
+from gateway.batching.retries import RetryPolicy, refusal_of
 from gateway.batching.scheduler import Dispatch, Scheduler, SchedulingPass
-from gateway.batching.slices import Bounds, Slice
+from gateway.batching.slices import Bounds, Slice, separated
 from gateway.batching.tenant_activity import ACTIVE_S, TenantActivity
-from gateway.batching.ticket import EMPTY_ENTRY, Attempt, Owner, Ticket
+from gateway.batching.ticket import EMPTY_ENTRY, Attempt, Isolation, Owner, Ticket
 from gateway.errors import LOADING_RETRY_S, GatewayError, ModelLoading, Overloaded
 from gateway.events import AttemptFinished, CopyPurpose, LaneBacklog, Observe
 from gateway.routing.pool import Pool, no_replica_error
 from gateway.routing.replica import Replica
 
+# A tenant of weight 1 may have so many times the tokens in the queue that stay free.
+SHARE_OF_FREE = 3
 # Identifies equal work of one tenant, which is computed once.
 WorkKey = tuple[str, Priority, bool, CopyPurpose | None, Work]
 
@@ -68,14 +77,21 @@ class Lane:
         self._activity = TenantActivity(self._queue)
         self._measures = LaneMeasures(clock())
         self._first_replica = FirstReplicaWait(pool, holds=settings.holds)
-        self._scheduler = Scheduler(self._queue, pool, self._activity, self._measures.sizer, settings)
+        self._isolated = IsolatedQueue(lambda: self._attempts.in_flight)
+        self._scheduler = Scheduler(
+            self._queue, pool, self._activity, self._measures.sizer, settings, self._isolated
+        )
         policy = RetryPolicy(settings, clock())
-        self._outcomes = OutcomeHandler(pool, self._queue, self._activity, policy, self._measures)
+        self._outcomes = OutcomeHandler(
+            pool, self._queue, self._isolated, self._activity, policy, self._measures
+        )
+        faults = FaultHandler(pool, self._isolated, policy, self._outcomes, clock)
         callbacks = AttemptCallbacks(
             self._outcomes.handle_reply,
             self._outcomes.handle_error,
+            faults.handle,
             self._handle_end,
-            lambda: not len(self._queue),
+            lambda: not (len(self._queue) or len(self._isolated)),
         )
         self._attempts = AttemptRunner(pool, policy, self._measures, clock, callbacks)
         self._recheck_timer: asyncio.TimerHandle | None = None
@@ -88,13 +104,13 @@ class Lane:
 
         A call that waits for the first replica counts as one token: an autoscaler has to see it to start one.
         """
-        return self._queue.tokens + len(self._first_replica)
+        return self._queue.tokens + self._isolated.tokens + len(self._first_replica)
 
     def backlog(self) -> LaneBacklog:
         """Return the size and age of the queue, for metrics; walks all of it."""
         inputs, oldest_since_s = len(self._first_replica), self._clock()
         now_s = oldest_since_s
-        for ticket in self._queue.items():
+        for ticket in chain(self._queue.items(), self._isolated.items()):
             inputs += ticket.piece.inputs
             oldest_since_s = min(oldest_since_s, ticket.waiting_since_s)
         return LaneBacklog(self.queued_tokens, inputs, now_s - oldest_since_s)
@@ -107,17 +123,23 @@ class Lane:
         await self._first_replica.wait(deadline_s)
 
     def check_room(self, tokens: int, owner: Owner) -> None:
-        """Check that a whole call of this many tokens fits the lane's bound and its tenant's.
+        """Check that a whole call of this many tokens fits the lane's bound and its tenant's share.
 
         Raises: Overloaded.
         """
-        # An empty queue takes any call, because one that is larger than the bound could never pass otherwise.
-        if len(self._queue) and self._queue.tokens + tokens > self._settings.queue_tokens:
-            raise self._overloaded("too much is waiting for this model", self._queue.tokens)
-        queued_tokens = self._queue.tokens_of(owner.tenant) if len(self._queue) else 0
-        bound = owner.queue_tokens
-        if bound is not None and queued_tokens and queued_tokens + tokens > bound:
-            raise self._overloaded("too much of yours is waiting for this model", queued_tokens)
+        if not (len(self._queue) or len(self._isolated)):
+            # An empty queue takes any call: one that is larger than the bound could never pass otherwise.
+            return
+        waiting_tokens = self._queue.tokens + self._isolated.tokens
+        free_tokens = self._settings.queue_tokens - waiting_tokens - tokens
+        if free_tokens < 0:
+            raise self._overloaded("too much is waiting for this model", waiting_tokens)
+        own_tokens = self._queue.tokens_of(owner.tenant) + self._isolated.tokens_of(owner.tenant)
+        share = free_tokens * SHARE_OF_FREE * owner.weight
+        bound = share if owner.queue_tokens is None else min(share, owner.queue_tokens)
+        # The first call of a tenant may be larger than its share.
+        if own_tokens and own_tokens + tokens > bound:
+            raise self._overloaded("too much of yours is waiting for this model", own_tokens)
 
     async def submit(
         self,
@@ -125,15 +147,18 @@ class Lane:
         owner: Owner,
         deadline_s: float,
         on_unanswered: Callable[[Slice], None] = lambda _: None,
+        *,
+        is_suspect: bool = False,
     ) -> SliceReply:
         """Run a slice on a replica before the deadline, which is on the lane's clock.
 
         on_unanswered: called with a slice that a replica may have computed, but whose reply no caller
-        received. Raises: BackendError if the last replica tried refused or failed; NoReplica, ModelLoading or
-        TimeoutError at the deadline.
+        received. is_suspect: it is part of a slice that failed, and shares no batch. Raises: BackendError if
+        the last replica tried refused or failed; SliceFailed if one of several inputs may be at fault;
+        NoReplica, ModelLoading or TimeoutError at the deadline.
         """
         key = (owner.tenant, owner.priority, owner.may_move, owner.copy, piece.work)
-        ticket = self._ticket_for(key, piece, owner, deadline_s)
+        ticket = self._ticket_for(key, piece, owner, deadline_s, is_suspect=is_suspect)
         if owner.trace is not None:
             ticket.traces.append(owner.trace)
         waiter = ticket.wait(deadline_s)
@@ -162,7 +187,7 @@ class Lane:
         Runs after each arrival, finished attempt and replica change.
         """
         self._first_replica.wake()
-        if not len(self._queue):
+        if not (len(self._queue) or len(self._isolated)):
             return
         scheduling_pass, now_s = SchedulingPass(), self._clock()
         while (decision := self._scheduler.decide(scheduling_pass, now_s, self.bounds)) is not None:
@@ -172,11 +197,31 @@ class Lane:
                 decision.ticket.resolve(decision.error)
         self._scheduler.end_pass(scheduling_pass)
         self._comparisons.drop(self._queue)
-        if scheduling_pass.skipped_tenants and self._recheck_timer is None:
+        skipped = scheduling_pass.skipped_tenants or any(scheduling_pass.skipped_alone.values())
+        if skipped and self._recheck_timer is None:
             # The other tenants may become inactive, and no event would report that.
-            self._recheck_timer = asyncio.get_running_loop().call_later(ACTIVE_S, self._recheck)
+            pause_s = ACTIVE_S
+            if scheduling_pass.resumes_s is not None:
+                pause_s = min(pause_s, max(0.0, scheduling_pass.resumes_s - now_s))
+            self._recheck_timer = asyncio.get_running_loop().call_later(pause_s, self._recheck)
 
-    def _ticket_for(self, key: WorkKey, piece: Slice, owner: Owner, deadline_s: float) -> Ticket:
+    def separated(self, slices: Sequence[Slice], tokens: Sequence[int]) -> Sequence[Slice]:
+        """Return slices in which inputs that failed alone lately are by themselves.
+
+        tokens: count of each input of the call.
+        """
+        suspects, now_s = self._isolated.suspects, self._clock()
+        if not suspects:
+            return slices
+        parts: list[Slice] = []
+        for piece in slices:
+            own = tokens[piece.start : piece.start + piece.inputs]
+            parts += separated(piece, own, suspects.places_in(piece.work, now_s))
+        return parts
+
+    def _ticket_for(
+        self, key: WorkKey, piece: Slice, owner: Owner, deadline_s: float, *, is_suspect: bool
+    ) -> Ticket:
         """Return the ticket of equal work of the tenant, or a new one in the queue."""
         now_s = self._clock()
         if owner.copy is None:
@@ -186,7 +231,14 @@ class Lane:
         # one.
         if ticket is None or ticket.is_done:
             ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
-            ticket.enqueue(self._queue, now_s)
+            level = Isolation.ALONE if is_suspect else Isolation.SHARED
+            level = max(level, self._isolated.level_of(ticket, now_s))
+            if level is Isolation.SHARED:
+                ticket.enqueue(self._queue, now_s)
+            else:
+                # Refused lately, it needs to fail only once more.
+                ticket.faults = int(ticket.is_indivisible and self._isolated.suspects.is_refused(piece.work))
+                self._isolated.enqueue(ticket, level, now_s)
             if owner.copy == "compare":
                 self._comparisons.add(ticket)
         return ticket
@@ -230,7 +282,7 @@ class Lane:
             del self._shared[key]
         ticket.is_done = True
         ticket.cancel_unwanted()
-        was_queued = self._queue.remove(ticket.entry)
+        was_queued = self._queue.remove(ticket.entry) or self._isolated.remove(ticket.entry)
         ticket.entry = EMPTY_ENTRY
         if was_queued:
             self.pump()
@@ -245,8 +297,12 @@ def _expire(waiter: asyncio.Future[Reply]) -> None:
         waiter.set_exception(TimeoutError())
 
 
-def _cause_of_wait(ticket: Ticket, pool: Pool) -> GatewayError | None:
+def _cause_of_wait(ticket: Ticket, pool: Pool) -> GatewayError | BackendError | None:
     """Return why a ticket was not done by its deadline, if the reason is known."""
+    if ticket.refusal is not None:
+        return ticket.refusal
+    if isinstance(ticket.fault, AttemptTimedOut):
+        return refusal_of(ticket.fault, has_index=ticket.piece.inputs == 1)
     if not ticket.running and not pool.usable():
         return no_replica_error(pool)
     if _is_model_loading(pool):

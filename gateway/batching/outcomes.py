@@ -1,6 +1,7 @@
 """Outcomes of attempts: applies replies and errors to the replica, the tickets and the queue.
 
-`retries` decides the consequence of an error. This module carries it out.
+`retries` decides the consequence of an error. This module carries it out. Failures that an input may cause go
+through `faults` first.
 """
 
 import asyncio
@@ -12,12 +13,14 @@ from backends.contract import Reply
 from backends.errors import (
     AttemptTimedOut,
     BackendError,
-    ConnectionLost,
+    InvalidWork,
     PermitsTaken,
+    ReplicaFailed,
     RequestTooLarge,
     UnsupportedWork,
 )
 from gateway.batching.fair_queue import FairQueue
+from gateway.batching.isolation import IsolatedQueue
 from gateway.batching.joining import split_reply
 from gateway.batching.measures import LaneMeasures
 from gateway.batching.retries import (
@@ -27,13 +30,13 @@ from gateway.batching.retries import (
     Split,
     action_for,
     is_refused,
-    timed_out_early,
+    refusal_of,
     try_elsewhere,
 )
 from gateway.batching.slices import request_bytes
 from gateway.batching.staggered_calls import StaggeredCalls
 from gateway.batching.tenant_activity import TenantActivity
-from gateway.batching.ticket import Attempt, Ticket
+from gateway.batching.ticket import Attempt, Isolation, Ticket
 from gateway.routing.pool import Pool, lacking
 from gateway.routing.replica import Replica
 
@@ -47,12 +50,14 @@ class OutcomeHandler:
         self,
         pool: Pool,
         queue: FairQueue[Ticket],
+        isolated: IsolatedQueue,
         activity: TenantActivity,
         policy: RetryPolicy,
         measures: LaneMeasures,
     ) -> None:
         self._pool = pool
         self._queue = queue
+        self._isolated = isolated
         self._activity = activity
         self._policy = policy
         self._measures = measures
@@ -67,6 +72,8 @@ class OutcomeHandler:
         self._pool.record_success(attempt.replica, load, took_s, now_s, was_full=was_full)
         replies = split_reply([ticket.piece for ticket in tickets], reply)
         if len(tickets) == 1:
+            if tickets[0].faults:
+                self._clear(tickets[0], attempt.replica, now_s)
             tickets[0].settle(replies[0])
             return
         is_staggered = self._activity.has_others(tickets[0].owner.tenant, now_s)
@@ -77,24 +84,46 @@ class OutcomeHandler:
                 ticket.settle(own_reply)
 
     def handle_error(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
-        """Record a failure at the replica, then retry, split or fail the batch."""
-        replica, took_s = attempt.replica, now_s - attempt.started_s
+        """Record a failure that no input causes at the replica, then retry, split or fail the batch."""
+        replica = attempt.replica
         if isinstance(error, RequestTooLarge):
             self._learn_size(replica, request_bytes(attempt.piece.work), now_s)
         elif isinstance(error, PermitsTaken):
             self._pause(replica)
-        patience_s = replica.patience_s(self._policy.attempt_timeout_s)
-        is_replicas_own = error.retryable or isinstance(error, UnsupportedWork)
-        if is_replicas_own and not timed_out_early(error, took_s, patience_s):
+        if error.retryable or isinstance(error, UnsupportedWork):
             self._pool.record_failure(replica, error, now_s, attempt.started_s)
-        self._apply(attempt, error, now_s)
+        if isinstance(error, InvalidWork) and error.input_index is not None and len(attempt.tickets) > 1:
+            self._single_out(attempt, error, now_s)
+        else:
+            self.apply(attempt, error, now_s)
 
     def abandon(self, attempt: Attempt, now_s: float) -> None:
         """Abandon an attempt at a stalled replica, and retry its work on a different one."""
         error = AttemptTimedOut("the replica has work and does not respond")
         attempt.outcome = error.kind
-        self._apply(attempt, error, now_s)
+        if len(attempt.tickets) > 1:
+            # One of its inputs may be the cause.
+            self.split(attempt, Split(error, avoid_replica=True), now_s)
+        else:
+            self.apply(attempt, error, now_s)
         attempt.cancel()
+
+    def refuse(self, ticket: Ticket, error: BackendError, now_s: float) -> InvalidWork:
+        """Return the error of an input that failed alone.
+
+        If it failed a batch before, its tenant shares no batch with others for a while.
+        """
+        if ticket.half is not None:
+            self._activity.mark_suspect(ticket.owner.tenant, now_s)
+        return refusal_of(error, has_index=ticket.piece.inputs == 1)
+
+    def _clear(self, ticket: Ticket, replica: Replica, now_s: float) -> None:
+        """Clear an input that a replica has computed: where it failed before, the replica is at fault."""
+        self._isolated.suspects.forget(ticket.piece.work)
+        for failed in ticket.failed_at:
+            if failed is not replica:
+                error = ReplicaFailed("it fails inputs that another replica computes")
+                self._pool.record_failure(failed, error, now_s, now_s)
 
     def _learn_size(self, replica: Replica, refused_bytes: int, now_s: float) -> None:
         if replica.refusals.learn_size(refused_bytes, now_s):
@@ -115,7 +144,8 @@ class OutcomeHandler:
         replica.refusals.is_paused = False
         self._pool.subscribers.report_change()
 
-    def _apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
+    def apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
+        """Carry out the policy's decision about a failed batch."""
         if isinstance(error, UnsupportedWork) and attempt.is_wanted() and self._has_untried(attempt):
             self._hand_back(attempt, try_elsewhere(error, len(attempt.tickets)), now_s)
             return
@@ -127,7 +157,7 @@ class OutcomeHandler:
             now_s=now_s,
         )
         if isinstance(decision, Split):
-            self._split(attempt, decision, now_s)
+            self.split(attempt, decision, now_s)
         else:
             self._hand_back(attempt, decision, now_s)
 
@@ -151,23 +181,41 @@ class OutcomeHandler:
                 # Another attempt still carries it: a hedge, or the attempt that was hedged.
                 continue
             refused = is_refused(ticket.refusals, ticket.piece.inputs)
-            action = action_for(decision, ticket.losses, len(attempt.tickets), is_refused=refused)
+            action = action_for(decision, len(attempt.tickets), is_refused=refused)
             if action == "fail":
                 ticket.settle(decision.error)
-                continue
-            ticket.runs_alone = action == "requeue_alone"
-            ticket.enqueue(self._queue, now_s, first=True)
+            elif action == "requeue_alone" or ticket.isolation:
+                self._isolated.enqueue(ticket, Isolation.ALONE, now_s, first=True)
+            else:
+                ticket.enqueue(self._queue, now_s, first=True)
 
     def _record_error(self, ticket: Ticket, replica: Replica, decision: Retry | Fail, now_s: float) -> None:
         if isinstance(decision, Fail) and decision.blames_input and ticket.half is not None:
             self._activity.mark_suspect(ticket.owner.tenant, now_s)
         ticket.last_error = decision.error
-        ticket.losses += isinstance(decision.error, ConnectionLost)
         ticket.refusals += isinstance(decision.error, PermitsTaken)
         if isinstance(decision, Fail) or not decision.same_replica:
             ticket.tried.add(replica)
 
-    def _split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
+    def _single_out(self, attempt: Attempt, error: InvalidWork, now_s: float) -> None:
+        """Fail the slice whose input the replica names, and queue the others of its batch again."""
+        assert error.input_index is not None
+        end, culprit, index = 0, attempt.tickets[-1], 0
+        for ticket in attempt.tickets:
+            if end <= error.input_index < end + ticket.piece.inputs:
+                culprit, index = ticket, error.input_index - end
+            end += ticket.piece.inputs
+        for ticket in reversed(attempt.tickets):
+            if attempt not in ticket.running:
+                continue
+            ticket.running.discard(attempt)
+            if ticket is culprit:
+                self._activity.mark_suspect(ticket.owner.tenant, now_s)
+                ticket.settle(InvalidWork(error.message, empty=error.empty, input_index=index))
+            elif not ticket.is_done:
+                ticket.enqueue(self._queue, now_s, first=True)
+
+    def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
         """Queue each half of a batch as a batch of its own, to find the input that causes the failure."""
         middle = len(attempt.tickets) // 2
         tried = {attempt.replica} if decision.avoid_replica else set()

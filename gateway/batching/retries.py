@@ -6,11 +6,10 @@ tickets and queue, and `routing.health` decides the consequence for the replica.
 - A failure that may help elsewhere is retried, paid from a budget. Waiting for a replica that will return
   costs nothing.
 - A joined batch that a replica refuses or fails with an error of its own is split in halves, until the slice
-  that causes the error is alone.
+  that causes the error is alone. `faults` decides when that is free of charge.
 - A batch for which a replica has no permits waits and is sent there again, free of charge. Refused again and
   again, it fails, and the stage `dispatch` cuts it into smaller ones.
-- A slice that was in flight when two connections broke may be their cause. It runs alone once more, then
-  fails.
+- Failures that an input may cause are judged by `faults` first.
 """
 
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from backends.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
+    InvalidWork,
     ModelNotLoaded,
     PermitsTaken,
     ReplicaFailed,
@@ -31,8 +31,8 @@ from backends.errors import (
 from gateway.batching.lane_settings import LaneSettings
 from gateway.routing.retry_budget import RetryBudget
 
-# A slice that was in flight at this many broken connections may be their cause: it runs alone once more.
-LOSSES_MAX = 2
+# Failures that a replica's state or one input of the batch may cause.
+MAY_BE_INPUT = (ReplicaFailed, ConnectionLost, AttemptTimedOut)
 # A slice for which a replica had no permits this often runs alone once more, and then fails. One of several
 # inputs is cut in two by the stage `dispatch`, which is sooner of use than more patience.
 REFUSALS_MAX = 6
@@ -143,17 +143,14 @@ def try_elsewhere(error: UnsupportedWork, slices: int) -> Retry:
     return Retry(masked(error, slices), same_replica=False)
 
 
-def action_for(decision: Retry | Fail, losses: int, slices: int, *, is_refused: bool = False) -> SliceAction:
+def action_for(decision: Retry | Fail, slices: int, *, is_refused: bool = False) -> SliceAction:
     """Return the consequence for one slice of a failed batch.
 
-    losses: broken connections while the slice was in flight, including this one. slices: in the failed batch.
-    is_refused: as `is_refused` returns it.
+    slices: in the failed batch. is_refused: as `is_refused` returns it.
     """
-    ran_alone = slices == 1
-    is_last = losses >= LOSSES_MAX or is_refused
-    if isinstance(decision, Fail) or (is_last and ran_alone):
+    if isinstance(decision, Fail) or (is_refused and slices == 1):
         return "fail"
-    return "requeue_alone" if is_last else "requeue"
+    return "requeue_alone" if is_refused else "requeue"
 
 
 def is_refused(refusals: int, inputs: int) -> bool:
@@ -167,6 +164,21 @@ def timed_out_early(error: BackendError, took_s: float, patience_s: float) -> bo
     Callers' short deadlines are not the replica's fault. patience_s: how long the replica may take.
     """
     return isinstance(error, AttemptTimedOut) and took_s < patience_s
+
+
+def refusal_of(error: BackendError, *, has_index: bool) -> InvalidWork:
+    """Return the caller's error for an input that failed alone, while its replica works for others.
+
+    has_index: it is the only input of its slice.
+    """
+    match error:
+        case AttemptTimedOut():
+            words = "the upstream answers other inputs and does not answer this one"
+        case ConnectionLost():
+            words = "the upstream serves other inputs and breaks the connection for this one"
+        case _:
+            words = "the upstream serves other inputs and fails for this one"
+    return InvalidWork(f"{words}: {error.message}", input_index=0 if has_index else None)
 
 
 def masked(error: BackendError, slices: int) -> BackendError:

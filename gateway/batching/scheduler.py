@@ -6,6 +6,7 @@ The caller acts on each decision before it asks for the next, because a dispatch
 - While several tenants are active, a tenant with a batch at a replica leaves its last slot to the others, so
   that the next tenant's call need not wait for a different tenant's batch.
 - Slices share a batch only if there are fewer free slots than waiting slices.
+- Slices that go alone are looked at first, and have few slots; see `isolation`.
 """
 
 from collections.abc import Callable, Collection
@@ -16,11 +17,12 @@ from backends.contract import operation_of
 from backends.errors import UnsupportedWork
 from gateway.batching.batch_size import BatchSizer
 from gateway.batching.fair_queue import Entry, FairQueue
+from gateway.batching.isolation import IsolatedQueue
 from gateway.batching.joining import BatchTotals, are_joinable
 from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds
 from gateway.batching.tenant_activity import TenantActivity
-from gateway.batching.ticket import Ticket
+from gateway.batching.ticket import Isolation, Ticket
 from gateway.routing.offers import offers
 from gateway.routing.pool import Pool, has_room, is_replica_expected, lacking, no_replica_error
 from gateway.routing.replica import Replica
@@ -47,12 +49,15 @@ class SchedulingPass:
     """One pass over the queue.
 
     skipped_tenants: tenants whose next ticket may not take the last slot. deferred: entries out of the queue
-    until the pass ends, because only a replica that has failed them has room.
+    until the pass ends, because only a replica that has failed them has room. resumes_s: when the first
+    tenant that pauses may go on; None if none does.
     """
 
     def __init__(self) -> None:
         self.skipped_tenants: set[str] = set()
         self.deferred: list[Entry[Ticket]] = []
+        self.skipped_alone: dict[Isolation, set[str]] = {level: set() for level in Isolation}
+        self.resumes_s: float | None = None
 
 
 class Scheduler:
@@ -65,8 +70,10 @@ class Scheduler:
         activity: TenantActivity,
         sizer: BatchSizer,
         settings: LaneSettings,
+        isolated: IsolatedQueue | None = None,
     ) -> None:
         self._queue = queue
+        self._isolated = IsolatedQueue() if isolated is None else isolated
         self._pool = pool
         self._activity = activity
         self._sizer = sizer
@@ -79,6 +86,8 @@ class Scheduler:
 
         bounds: returns the bounds of one upstream request.
         """
+        if len(self._isolated) and (decision := self._decide_alone(scheduling_pass, now_s)) is not None:
+            return decision
         while (entry := self._queue.peek(scheduling_pass.skipped_tenants)) is not None:
             ticket = entry.item
             if ticket.is_done:
@@ -88,6 +97,7 @@ class Scheduler:
                 return Rejection(ticket, error)
             elif (replica := self._replica_for(ticket, now_s)) is not None:
                 self._queue.pop(entry)
+                self._isolated.record_turn(replica, is_isolated=False)
                 return Dispatch(self._batch_from(ticket, replica, scheduling_pass, now_s, bounds), replica)
             elif not has_room(self._pool, ticket.piece.inputs, self._kind):
                 return None
@@ -101,6 +111,35 @@ class Scheduler:
                 scheduling_pass.skipped_tenants.add(entry.tenant)
         return None
 
+    def _decide_alone(self, scheduling_pass: SchedulingPass, now_s: float) -> Dispatch | Rejection | None:
+        """Take the next ticket that goes alone out of its queue; None if none can go now."""
+        isolated = self._isolated
+        for level, queue in isolated.by_level.items():
+            skipped = scheduling_pass.skipped_alone[level]
+            while (entry := queue.peek(skipped)) is not None:
+                ticket = entry.item
+                if ticket.is_done:
+                    queue.pop(entry)
+                elif (error := self.reason_to_fail(ticket)) is not None:
+                    queue.pop(entry)
+                    return Rejection(ticket, error)
+                elif (resumes_s := isolated.suspects.paused_until_s(entry.tenant)) > now_s:
+                    scheduling_pass.resumes_s = min(resumes_s, scheduling_pass.resumes_s or resumes_s)
+                    skipped.add(entry.tenant)
+                elif (replica := self._replica_alone(ticket, level, now_s)) is not None:
+                    queue.pop(entry)
+                    isolated.record_turn(replica, is_isolated=True)
+                    return Dispatch([ticket], replica)
+                else:
+                    skipped.add(entry.tenant)
+        return None
+
+    def _replica_alone(self, ticket: Ticket, level: Isolation, now_s: float) -> Replica | None:
+        if not self._isolated.has_slot:
+            return None
+        full = self._isolated.full_replicas(level, others_wait=bool(len(self._queue)))
+        return self._replica_for(ticket, now_s, full)
+
     def end_pass(self, scheduling_pass: SchedulingPass) -> None:
         """Put the deferred tickets back where they were."""
         for entry in reversed(scheduling_pass.deferred):
@@ -108,6 +147,9 @@ class Scheduler:
 
     def reason_to_fail(self, ticket: Ticket) -> Exception | None:
         """Return the error of a ticket that no replica will serve, or None if waiting makes sense."""
+        if ticket.refusal is not None and self._pool.usable():
+            # A replica works again, and this slice has broken several.
+            return ticket.refusal
         may_wait = not ticket.owner.may_move
         if self._pool.usable(self._avoided(ticket)) or (may_wait and self._pool.is_joining()):
             return None
@@ -120,10 +162,12 @@ class Scheduler:
             return None
         return ticket.last_error or no_replica_error(self._pool)
 
-    def _replica_for(self, ticket: Ticket, now_s: float) -> Replica | None:
+    def _replica_for(self, ticket: Ticket, now_s: float, full: Collection[Replica] = ()) -> Replica | None:
         tenant = ticket.owner.tenant
         is_only_tenant = not self._activity.has_others(tenant, now_s)
         avoid = self._avoided(ticket)
+        if full:
+            avoid = {*avoid, *full}
         return self._pool.pick(
             ticket.piece.inputs, avoid, tenant, is_only_tenant=is_only_tenant, kind=self._kind
         )
@@ -143,7 +187,7 @@ class Scheduler:
     ) -> list[Ticket]:
         """Return the ticket and those behind it, in the queue's order, that may share its batch."""
         tickets = [first]
-        if first.runs_alone or not len(self._queue):
+        if not len(self._queue):
             return tickets
         totals, limits = BatchTotals().plus(first.piece), self._limits(first, bounds())
         # Waiting slices are spread over the free slots: one each if there are enough, several if not.
@@ -179,7 +223,7 @@ class Scheduler:
         return msgspec.structs.replace(bounds, tokens=min(bounds.tokens, tokens_max))
 
     def _may_share(self, first: Ticket, other: Ticket, replica: Replica, now_s: float) -> bool:
-        if other.runs_alone or other.half is not first.half or replica in other.tried:
+        if other.half is not first.half or replica in other.tried:
             return False
         return are_joinable(first.piece, other.piece) and self._may_tenants_share(
             first, other, replica, now_s

@@ -238,6 +238,35 @@ def cut_again(piece: Slice, tokens: Sequence[int], bounds: Bounds) -> list[Slice
     return [msgspec.structs.replace(part, start=piece.start + part.start) for part in parts]
 
 
+def halves(piece: Slice, tokens: Sequence[int]) -> list[Slice]:
+    """Return both halves of a slice of several inputs. tokens: count of each of its inputs."""
+    return separated(piece, tokens, (), [0, (piece.inputs + 1) // 2])
+
+
+def separated(
+    piece: Slice, tokens: Sequence[int], places: Sequence[int], starts: Sequence[int] = (0,)
+) -> list[Slice]:
+    """Return consecutive parts of a slice, in which the inputs at some places are by themselves.
+
+    tokens: count of each of its inputs. starts: of parts, anyway.
+    """
+    cuts = sorted({*starts, *places, *(place + 1 for place in places)} - {piece.inputs})
+    if len(cuts) == 1 or is_indivisible(piece.work):
+        return [piece]
+    sizes = _wire_sizes(piece.work, piece.bytes or None)
+    return [
+        Slice(
+            piece.start + start,
+            _part(piece.work, start, end),
+            end - start,
+            sum(tokens[start:end]),
+            sum(sizes[start:end]),
+            piece.exact,
+        )
+        for start, end in pairwise([*cuts, piece.inputs])
+    ]
+
+
 def request_bytes(work: Work) -> int:
     """Return the bytes of a request's inputs in JSON; the query of a rerank is one of them."""
     return _shared_bytes(work) + sum(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -10,11 +11,23 @@ from backends.contract import Reply
 from backends.errors import AttemptTimedOut, BackendError
 from backends.tracing import Carrier
 from gateway.batching.fair_queue import Entry, FairQueue, Priority
-from gateway.batching.slices import Slice
+from gateway.batching.slices import Slice, is_indivisible
 from gateway.batching.traces import AttemptSpans, SliceTrace
 from gateway.events import CopyPurpose
 from gateway.routing.load import BatchLoad, kind_of
 from gateway.routing.replica import Replica
+
+
+class Isolation(IntEnum):
+    """Company in which a slice may be sent.
+
+    shared: batches with other slices. alone: by itself, because one of its batch made that fail. known: by
+    itself and one at a time at a replica, because it failed alone, or its tenant's inputs break servers.
+    """
+
+    SHARED = 0
+    ALONE = 1
+    KNOWN = 2
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -45,8 +58,10 @@ EMPTY_ENTRY: Entry[Any] = Entry(None, "", 0)
 class Ticket:
     """One slice in a lane. Invariant: every waiter gets one result, regardless of the attempts.
 
-    runs_alone: the slice may have crashed its replica, and shares no batch. half: identifies half of a batch
-    that was split; the slice shares a batch only with slices of the same half. traces: of the waiting calls.
+    half: identifies half of a batch that was split; the slice shares a batch only with slices of the same
+    half. faults: failures alone, at a replica that worked for others. losses: broken connections while it was
+    in flight. failed_at: replicas that failed it alone. fault: the last such failure. refusal: the error of
+    its callers, as soon as a replica works again. traces: of the waiting calls.
     """
 
     def __init__(self, piece: Slice, owner: Owner, deadline_s: float, now_s: float) -> None:
@@ -66,16 +81,25 @@ class Ticket:
         self.was_answered = False
         self.losses = 0
         self.refusals = 0
-        self.runs_alone = False
+        self.isolation = Isolation.SHARED
+        self.faults = 0
+        self.failed_at: list[Replica] = []
+        self.fault: BackendError | None = None
+        self.refusal: BackendError | None = None
         self.half: object = None
         self.last_error: BackendError | None = None
         self.tries = 0
         self.traces: list[SliceTrace] = []
 
     def enqueue(self, queue: "FairQueue[Ticket]", now_s: float, *, first: bool = False) -> None:
-        """Wait in the queue; first: at its tenant's head, after an attempt that failed."""
+        """Wait in a queue; first: at its tenant's head, after an attempt that failed."""
         self.waiting_since_s = now_s
         queue.push(self.entry, first=first)
+
+    @property
+    def is_indivisible(self) -> bool:
+        """True if no smaller slices can be cut of it to find the input at fault."""
+        return self.piece.inputs == 1 or is_indivisible(self.piece.work)
 
     def wait(self, deadline_s: float) -> asyncio.Future[Reply]:
         """Add a waiter, which waits until a moment on the lane's clock."""
@@ -137,6 +161,7 @@ class Attempt:
         self.replica = replica
         self.started_s = started_s
         self.is_hedge = is_hedge
+        self.isolation = tickets[0].isolation
         tenants = tuple({ticket.owner.tenant for ticket in tickets})
         self.load = BatchLoad(piece.inputs, piece.tokens, tenants, kind_of(piece.work))
         self.task: asyncio.Task[None] | None = None

@@ -8,7 +8,7 @@ from backends.errors import BackendError, ReplicaOverloaded, UnsupportedWork, pr
 from backends.texts import ModelWork
 from gateway.errors import NoReplica
 from gateway.events import DescriptionRejected, Observe, ReplicaChanged
-from gateway.routing.health import USABLE, ReplicaEvent, State, event_of, next_state
+from gateway.routing.health import ReplicaEvent, State, event_of, next_state
 from gateway.routing.load import BatchLoad, LoadKind
 from gateway.routing.offers import ModelOffer, offers
 from gateway.routing.policies import Policy, rank_replicas
@@ -78,6 +78,8 @@ class Pool:
         self._turn = 0
         self._random = Random(seed)  # noqa: S311 - it spreads load and protects no secret
         self.offer = ModelOffer()
+        # Replicas that broke connections a moment ago and may be restarting: calls wait for them.
+        self._returning: set[Replica] = set()
 
     def usable(self, avoid: Collection[Replica] = ()) -> list[Replica]:
         """Return the replicas that are given work, without those to avoid."""
@@ -96,6 +98,20 @@ class Pool:
         return bool(self._undiscovered_urls) or any(
             replica.state is State.JOINING for replica in self.replicas
         )
+
+    @property
+    def is_returning(self) -> bool:
+        """True while a replica that broke its connections a moment ago may be restarting."""
+        return any(replica.state is State.DOWN for replica in self._returning)
+
+    def expect_return(self, replica: Replica) -> None:
+        """Let calls wait for a replica that broke its connections, until `give_up`."""
+        self._returning.add(replica)
+
+    def give_up(self, replica: Replica) -> None:
+        """End the wait for a replica, whether it has returned or not."""
+        self._returning.discard(replica)
+        self.subscribers.report_change()
 
     def pick(
         self,
@@ -150,7 +166,10 @@ class Pool:
             self.transition(replica, ReplicaEvent.PROVEN, "its requests succeed again")
 
     def record_failure(self, replica: Replica, error: BackendError, now_s: float, sent_s: float) -> None:
-        """Record that a replica failed a batch, sent at `sent_s`, through no fault of the caller."""
+        """Record that a replica failed a batch, sent at `sent_s`, through no fault of the caller.
+
+        A failure that an input may cause is recorded only if the replica fails plain work too.
+        """
         if isinstance(error, UnsupportedWork):
             # Its description may have changed; the prober asks for it again.
             replica.is_doubted = True
@@ -160,12 +179,7 @@ class Pool:
             return
         is_last = not self.usable([replica])
         event = event_of(error, replica.record_failure(), is_last=is_last)
-        if event is ReplicaEvent.LOST and is_last and replica.state in USABLE and not self.holds:
-            # It may be only this connection, and to eject the last replica would refuse every call. Calls
-            # that wait for it are better sent when it has passed a probe: an engine that died restarts.
-            replica.suspicion = error.message
-            replica.on_suspicion()
-        elif event is not None:
+        if event is not None:
             self.transition(replica, event, error.message)
 
     def update_capabilities(self, replica: Replica, capabilities: Capabilities) -> None:
@@ -230,11 +244,11 @@ def reject_description(pool: Pool, replica: Replica, reason: str) -> None:
 
 
 def is_replica_expected(pool: Pool, *, holds: bool) -> bool:
-    """Return whether calls may wait for a replica: one is joining, or a restarting one is expected back.
+    """Return whether calls may wait for a replica: one is joining or returning, or one is expected back.
 
     A replica that is kept out because of its vectors is not expected back. holds: as in `LaneSettings`.
     """
-    return pool.is_joining() or (holds and not pool.has_rejected())
+    return pool.is_joining() or pool.is_returning or (holds and not pool.has_rejected())
 
 
 def no_replica_error(pool: Pool) -> NoReplica:

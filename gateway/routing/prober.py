@@ -1,13 +1,12 @@
 """Health probes of replicas; the only place where a replica joins.
 
-A replica that is not up is asked to describe itself. An idle replica is asked whether it still responds, and
-so is the last usable replica when it breaks a connection. A replica that has work and returns nothing is
-asked to do a single token's worth of work. A replica that joins, rejoins or serves a different model embeds
-the canaries.
+A replica that is not up is asked to describe itself. An idle replica is asked whether it still responds. A
+replica that has work and returns nothing is asked to do a single token's worth of work. A replica that joins,
+rejoins or serves a different model embeds the canaries. What failed work says about a replica is decided by
+`work_check`.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -74,9 +73,6 @@ class Prober:
         self._clock = clock
         self._space = space
         self._idle_since_s = clock()
-        self._suspected = asyncio.Event()
-        replica.on_suspicion = self._suspected.set
-
         self._described_s = clock()
 
     async def run(self) -> None:
@@ -89,8 +85,7 @@ class Prober:
         while True:
             if self._replica.state in USABLE:
                 wait_s = self._intervals.min_s
-                await self._wait_for_suspicion(min(CHECK_EVERY_S, self._intervals.max_s))
-                await self._check_suspected()
+                await asyncio.sleep(min(CHECK_EVERY_S, self._intervals.max_s))
                 await self._check_usable()
                 self._eject_if_foreign()
                 continue
@@ -121,19 +116,6 @@ class Prober:
             return False
         pool.transition(replica, ReplicaEvent.JOINED, _summary(capabilities), capabilities)
         return True
-
-    async def _wait_for_suspicion(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._suspected.wait()
-        self._suspected.clear()
-
-    async def _check_suspected(self) -> None:
-        """Eject a suspected replica if it does not respond."""
-        replica = self._replica
-        reason, replica.suspicion = replica.suspicion, None
-        if reason is not None and not await _responds(replica):
-            self._pool.transition(replica, ReplicaEvent.LOST, reason)
 
     def _report_failed_join(self, error: BackendError) -> None:
         pool, replica = self._pool, self._replica
@@ -258,17 +240,6 @@ async def _update_queue_depth(replica: Replica) -> None:
     except BackendError:
         depth = None
     replica.waiting_inputs = depth.waiting_inputs if depth else 0
-
-
-async def _responds(replica: Replica) -> bool:
-    """Return whether the replica answers at all."""
-    try:
-        await replica.backend.describe(PROBE_TIMEOUT_S)
-    except (ReplicaUnavailable, ConnectionLost, AttemptTimedOut):
-        return False
-    except BackendError:
-        return True
-    return True
 
 
 async def _probe_work(replica: Replica, capabilities: Capabilities) -> None:

@@ -1,7 +1,6 @@
 """One replica of an upstream: its state, the batches in flight to it, and its measurements."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
 
 from backends.contract import (
     Backend,
@@ -26,6 +25,9 @@ STALL_MIN_S = 3.0
 STALL_FACTOR = 3
 # The records of the slowest and the largest recent batch decay by this factor with each batch.
 EXTREMES_DECAY = 0.98
+# Connections that break within this time break together.
+TOGETHER_S = 0.2
+LOSSES_KEPT = 64
 
 
 class Replica:
@@ -46,9 +48,6 @@ class Replica:
         # True while an operator keeps work away from it; probes continue.
         self.is_drained = False
         self.capabilities: Capabilities | None = None
-        # The reason to eject it unless it passes a probe, and the function that asks for the probe.
-        self.suspicion: str | None = None
-        self.on_suspicion: Callable[[], None] = lambda: None
         # True after it refused work that its capabilities seem to allow, until it has described itself again.
         self.is_doubted = False
         # Why its last description was not accepted; None after one that was.
@@ -75,6 +74,9 @@ class Replica:
         self._progress_s = 0.0
         self._slowest_s = 0.0
         self._largest_tokens = 0.0
+        # Moment of its last complete answer; None before the first.
+        self.answered_s: float | None = None
+        self._losses_s: deque[float] = deque(maxlen=LOSSES_KEPT)
 
     @property
     def slots(self) -> int:
@@ -147,13 +149,25 @@ class Replica:
         self.window.recover(now_s)
         if slots_of(load.inputs, self._small_batch_slots) == 1:
             self.window.record_batch(load.tokens, now_s, self.batches, was_full=was_full)
-        self._progress_s = now_s
         if self.refusals.pauses:
             self.refusals.end_pauses()
+        self.record_answer(now_s)
         self._failures = 0
         self._successes += 1
         self._slowest_s = max(took_s, self._slowest_s * EXTREMES_DECAY)
         self._largest_tokens = max(1.0, load.tokens, self._largest_tokens * EXTREMES_DECAY)
+
+    def record_answer(self, now_s: float) -> None:
+        """Record that it has completed work, of callers or of a check."""
+        self._progress_s = self.answered_s = now_s
+
+    def record_loss(self, now_s: float) -> None:
+        """Record that a connection with one attempt broke."""
+        self._losses_s.append(now_s)
+
+    def lost_several(self, now_s: float) -> bool:
+        """Return whether more than one connection broke at about this moment, as when a server dies."""
+        return sum(abs(lost_s - now_s) <= TOGETHER_S for lost_s in self._losses_s) > 1
 
     def record_refusal(self, now_s: float, sent_s: float) -> None:
         """Shrink the window: the replica answered a batch, sent at `sent_s`, that it is full."""

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.api.server.http_protocol import CONNECTION
 from gateway.events import AttemptFinished, ReplicaChanged
+from gateway.routing.work_check import PLAIN_TEXT
 from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
@@ -171,7 +172,8 @@ async def test_tries_each_replica_once_per_call(boot: Boots) -> None:
     async with boot(servers) as gateway:
         await embed(gateway)
 
-    assert [1, 1] == [len(server.requests) for server in servers.values()]
+    texts = [[body["input"] for _, body in server.requests] for server in servers.values()]
+    assert [[["a"], [PLAIN_TEXT]]] * 2 == texts
 
 
 @pytest.mark.parametrize("path", [OPENAI, "/embed", "/similarity", "/rerank", "/tokenize"])
@@ -285,7 +287,9 @@ async def test_failed_slice_fails_the_call_and_cancels_the_rest(boot: Boots) -> 
     server = FakeTei()
 
     async def hook(path: str, body: dict[str, Any]) -> tuple[int, bytes] | None:
-        return (422, INVALID) if "bad" in body["input"] else await gate(path, body)
+        if "bad" in body["input"]:
+            return 422, INVALID
+        return None if "text 8" in body["input"] or "text 10" in body["input"] else await gate(path, body)
 
     server.hook = hook
     async with boot({"tei-0": server}) as gateway:
@@ -293,6 +297,7 @@ async def test_failed_slice_fails_the_call_and_cancels_the_rest(boot: Boots) -> 
         await until(lambda: gate.waiting == 0)
 
     assert 400 == reply.status_code
+    assert reply.json()["error"]["message"].startswith("input 11: ")
 
 
 class Odd(FakeTei):
@@ -384,7 +389,7 @@ async def test_disconnected_caller_frees_its_slot(boot: Boots) -> None:
 
 async def test_full_lane_is_429_with_retry_after(boot: Boots) -> None:
     gate = Gate()
-    config = narrow("in_flight_batches: 1, queue_tokens: 10")
+    config = narrow("in_flight_batches: 1, queue_tokens: 14")
     async with boot({"tei-0": tei_with_hook(gate)}, config) as gateway:
         calls = [asyncio.create_task(embed(gateway, "b"))]
         await until(lambda: gate.waiting == 1)

@@ -1,11 +1,13 @@
 """Lane: joins waiting calls, computes identical work once, and answers every call despite failures."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from backends.contract import Embed, Reply
 from backends.errors import (
+    AttemptTimedOut,
     BackendError,
     ConnectionLost,
     InvalidWork,
@@ -18,6 +20,7 @@ from gateway.batching.slices import Bounds
 from gateway.batching.tenant_activity import SUSPECT_S
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.latencies import SAMPLES_MIN
+from gateway.routing.work_check import PLAIN_TEXT
 from tests.fakes.hooks import until
 from tests.fakes.replicas import Rig, assert_vectors, reply_to, tokens_of
 
@@ -182,9 +185,10 @@ async def test_isolates_a_bad_input_and_answers_the_rest_of_its_batch(
     for text, result in zip(texts[:-1], results[:-1], strict=True):
         assert not isinstance(result, BaseException), (text, result)
         assert_vectors(result, text)
-    assert isinstance(results[-1], type(error))
+    assert isinstance(results[-1], InvalidWork)
     assert "good" not in str(results[-1])
-    assert sum(len(backend.requests) for backend in rig.backends) - replicas <= 2 * 3 + 2
+    requests = [request for backend in rig.backends for request in backend.requests]
+    assert sum(request.texts != [PLAIN_TEXT] for request in requests) - replicas <= 2 * 3 + 3
     await rig.assert_empty()
 
 
@@ -312,22 +316,125 @@ async def test_answers_a_call_that_arrives_as_identical_work_ends() -> None:
     await rig.assert_empty()
 
 
-async def test_slices_in_flight_at_two_crashes_run_alone_once_then_fail() -> None:
-    rig = Rig(settings=LaneSettings(10**9, 30, holds=True))
+def fails(rig: Rig, fault: Callable[[list[str]], BackendError | None]) -> None:
+    """Make every replica fail the batches for which a function returns an error, and answer all others."""
+
+    async def doing(texts: list[str]) -> Reply:
+        await asyncio.sleep(0)
+        error = fault(texts)
+        if error is not None:
+            raise error
+        return reply_to(texts)
+
+    for backend in rig.backends:
+        backend.handler = doing
+
+
+@pytest.mark.parametrize("holds", [True, False])
+async def test_slices_of_a_broken_batch_go_alone_and_the_cause_is_refused(*, holds: bool) -> None:
+    rig = Rig(settings=LaneSettings(10**9, 30, holds=holds, retry_share=0))
     calls = await held_and_waiting(rig, "good", "bad")
+    fails(rig, lambda texts: ConnectionLost("it broke") if "bad" in texts else None)
     (await rig.sent("first")).succeed()
-    for _ in range(2):
-        (await rig.sent("good", "bad")).fail(ConnectionLost("it died"))
-        await until(lambda: rig.replicas[0].suspicion is not None)
-        rig.pool.transition(rig.replicas[0], ReplicaEvent.LOST, "it died")
-        rig.replicas[0].suspicion = None
-        rig.pool.transition(rig.replicas[0], ReplicaEvent.JOINED, "")
-    (await rig.sent("good")).succeed()
-    (await rig.sent("bad")).fail(ConnectionLost("it died"))
 
     assert_vectors(await calls[1], "good")
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(InvalidWork, match="it broke") as refused:
         await calls[2]
+    assert 0 == refused.value.input_index
+    assert State.UP is rig.replicas[0].state
+    batches = [request.texts for request in rig.replica.requests]
+    assert 1 == sum("good" in texts and "bad" in texts for texts in batches)
+    await rig.assert_empty()
+
+
+async def test_input_that_breaks_the_server_is_refused_when_the_server_is_back() -> None:
+    rig = Rig(settings=LaneSettings(10**9, 30, holds=True))
+    is_down = False
+
+    def fault(texts: list[str]) -> BackendError | None:
+        nonlocal is_down
+        is_down = is_down or "bad" in texts
+        return ConnectionLost("it died") if is_down else None
+
+    fails(rig, fault)
+    call = rig.call("bad")
+    for _ in range(2):
+        await until(lambda: rig.replicas[0].state is State.DOWN)
+        is_down = False
+        rig.pool.transition(rig.replicas[0], ReplicaEvent.JOINED, "")
+    with pytest.raises(InvalidWork, match="it died"):
+        await call
+
+    assert 2 == sum("bad" in request.texts for request in rig.replica.requests)
+    assert_vectors(await rig.call("good"), "good")
+    await rig.assert_empty()
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (None, State.UP),
+        (ReplicaFailed("500"), State.UP),
+        (ReplicaUnavailable("refused"), State.DOWN),
+        (ConnectionLost("reset"), State.DOWN),
+        (AttemptTimedOut("silent"), State.DOWN),
+    ],
+    ids=["answers", "fails", "refuses", "breaks", "hangs"],
+)
+async def test_last_replica_with_a_broken_connection_is_checked_before_it_is_ejected(
+    answer: BackendError | None, state: State
+) -> None:
+    rig = Rig()
+    fails(rig, lambda texts: answer if texts == [PLAIN_TEXT] else ConnectionLost("reset"))
+    call = rig.call("first")
+    await until(lambda: any(request.texts == [PLAIN_TEXT] for request in rig.replica.requests))
+    await until(lambda: not rig.lane._attempts.in_flight)
+
+    assert rig.replicas[0].state is state
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+
+
+@pytest.mark.parametrize("error", [ReplicaFailed("null"), ConnectionLost("reset")])
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_input_that_failed_alone_goes_alone_when_it_is_sent_again(
+    error: BackendError, replicas: int
+) -> None:
+    rig = Rig(replicas)
+    fails(rig, lambda texts: error if "bad" in texts else None)
+    with pytest.raises(InvalidWork):
+        await rig.call("bad")
+    before = sum(len(backend.requests) for backend in rig.backends)
+    calls = [rig.call(text, tenant=f"tenant {index}") for index, text in enumerate(["a", "bad", "b", "c"])]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+
+    assert [False, True, False, False] == [isinstance(result, InvalidWork) for result in results]
+    batches = [request.texts for backend in rig.backends for request in backend.requests]
+    assert all(texts == ["bad"] for texts in batches if "bad" in texts)
+    # Three fine texts, the bad one once more, and a check.
+    assert len(batches) - before <= 5
+    await rig.assert_empty()
+
+
+async def test_replica_that_fails_what_another_computes_is_ejected() -> None:
+    rig = Rig(2)
+
+    async def fails_all_but_plain(texts: list[str]) -> Reply:
+        if texts == [PLAIN_TEXT]:
+            return reply_to(texts)
+        raise ReplicaFailed("500")
+
+    async def works(texts: list[str]) -> Reply:
+        await asyncio.sleep(0.001)
+        return reply_to(texts)
+
+    rig.replica.handler, rig.backends[1].handler = fails_all_but_plain, works
+    for index in range(20):
+        calls = [rig.call(f"text {index} {part}") for part in range(3)]
+        for part, reply in enumerate(await asyncio.gather(*calls)):
+            assert_vectors(reply, f"text {index} {part}")
+
+    assert [State.DOWN, State.UP] == [replica.state for replica in rig.replicas]
     await rig.assert_empty()
 
 

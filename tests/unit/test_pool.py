@@ -14,7 +14,7 @@ from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.load import SMALL_INPUTS, BatchLoad, LoadKind
 from gateway.routing.offers import offers
 from gateway.routing.policies import Policy
-from gateway.routing.pool import Pool, has_room, lacking
+from gateway.routing.pool import Pool, has_room, is_replica_expected, lacking
 from gateway.routing.replica import Replica
 from gateway.routing.window import Window
 
@@ -163,21 +163,23 @@ def test_offer_is_the_union_over_all_replicas_also_those_that_are_down() -> None
     assert {Operation.RERANK} == offered(bench.pool)
 
 
-def test_broken_connection_ejects_a_replica_while_another_is_usable() -> None:
+def test_broken_connection_of_a_replica_that_does_not_work_ejects_it() -> None:
     bench = PoolBench(2).join_all()
     for replica in bench.replicas:
         bench.pool.record_failure(replica, ConnectionLost("reset"), 0, 0)
 
-    assert [State.DOWN, State.UP] == [replica.state for replica in bench.replicas]
-    assert [None, "reset"] == [replica.suspicion for replica in bench.replicas]
+    assert [State.DOWN, State.DOWN] == [replica.state for replica in bench.replicas]
 
 
-def test_last_replica_that_calls_wait_for_is_ejected_at_once() -> None:
+def test_calls_wait_a_moment_for_a_replica_that_broke_its_connections() -> None:
     bench = PoolBench(1).join_all()
-    bench.pool.holds = True
-    bench.pool.record_failure(bench.replicas[0], ConnectionLost("reset"), 0, 0)
-
-    assert State.DOWN is bench.replicas[0].state
+    (replica,) = bench.replicas
+    bench.pool.expect_return(replica)
+    assert not is_replica_expected(bench.pool, holds=False)
+    bench.pool.record_failure(replica, ConnectionLost("reset"), 0, 0)
+    assert is_replica_expected(bench.pool, holds=False)
+    bench.pool.give_up(replica)
+    assert not is_replica_expected(bench.pool, holds=False)
 
 
 def test_unreachable_replica_is_ejected_without_a_probe() -> None:
@@ -185,14 +187,6 @@ def test_unreachable_replica_is_ejected_without_a_probe() -> None:
     bench.pool.record_failure(bench.replicas[0], ReplicaUnavailable("refused"), 0, 0)
 
     assert State.DOWN is bench.replicas[0].state
-
-
-def test_replica_that_is_down_is_not_suspected() -> None:
-    bench = PoolBench(1).join_all()
-    bench.pool.transition(bench.replicas[0], ReplicaEvent.UNREACHED, "refused")
-    bench.pool.record_failure(bench.replicas[0], ConnectionLost("reset"), 0, 0)
-
-    assert bench.replicas[0].suspicion is None
 
 
 def test_work_goes_only_to_replicas_that_offer_it() -> None:

@@ -151,39 +151,12 @@ def test_first_attempts_pay_for_retries_and_hedges() -> None:
     assert FREE_ATTEMPTS + 5 == sum(policy.try_hedge(0.0) for _ in range(99))
 
 
-LOST = ConnectionLost(MESSAGE)
-RETRY = Retry(LOST, same_replica=True)
-FAIL = Fail(LOST, blames_input=False)
-
-
-@pytest.mark.parametrize(
-    ("decision", "losses", "slices", "expected"),
-    [
-        (RETRY, 0, 1, "requeue"),
-        (RETRY, 1, 1, "requeue"),
-        (RETRY, 1, 5, "requeue"),
-        # Two crashes may be the fault of any slice of the batch: each of them runs alone once.
-        (RETRY, 2, 5, "requeue_alone"),
-        (RETRY, 3, 5, "requeue_alone"),
-        (RETRY, 2, 1, "fail"),
-        (RETRY, 3, 1, "fail"),
-        (FAIL, 0, 1, "fail"),
-        (FAIL, 0, 5, "fail"),
-        (FAIL, 2, 5, "fail"),
-    ],
-)
-def test_slice_that_may_crash_replicas_runs_alone_once_then_fails(
-    decision: Retry | Fail, losses: int, slices: int, expected: str
-) -> None:
-    assert expected == action_for(decision, losses, slices)
-
-
 def test_slice_without_permits_runs_alone_then_fails() -> None:
     refused = Retry(PermitsTaken(MASKED_MESSAGE), same_replica=True)
 
-    assert "requeue" == action_for(refused, 0, 1)
-    assert "requeue_alone" == action_for(refused, 0, 4, is_refused=True)
-    assert "fail" == action_for(refused, 0, 1, is_refused=True)
+    assert "requeue" == action_for(refused, 1)
+    assert "requeue_alone" == action_for(refused, 4, is_refused=True)
+    assert "fail" == action_for(refused, 1, is_refused=True)
 
 
 def test_slice_of_several_inputs_is_cut_before_one_input_is_refused() -> None:

@@ -9,11 +9,12 @@ from backends.errors import BackendError, ReplicaFailed
 from backends.tei import open_replica
 from gateway.batching.batch_size import BatchSizer
 from gateway.batching.fair_queue import FairQueue
+from gateway.batching.isolation import ALONE_MAX, IsolatedQueue
 from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.scheduler import LOOK_AHEAD, Dispatch, Rejection, Scheduler, SchedulingPass
 from gateway.batching.slices import Bounds, Slice
 from gateway.batching.tenant_activity import ACTIVE_S, SUSPECT_S, TenantActivity
-from gateway.batching.ticket import Owner, Ticket
+from gateway.batching.ticket import Attempt, Isolation, Owner, Ticket
 from gateway.errors import NoReplica
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.load import BatchLoad
@@ -52,9 +53,10 @@ class Bench:
         self.queue: FairQueue[Ticket] = FairQueue()
         self.activity = TenantActivity(self.queue)
         self.sizer = BatchSizer()
-        self.scheduler = Scheduler(
-            self.queue, self.pool, self.activity, self.sizer, LaneSettings(1000, 30, holds=holds)
-        )
+        self.in_flight: list[Attempt] = []
+        self.isolated = IsolatedQueue(lambda: self.in_flight)
+        settings = LaneSettings(1000, 30, holds=holds)
+        self.scheduler = Scheduler(self.queue, self.pool, self.activity, self.sizer, settings, self.isolated)
         self.bounds = bounds or Bounds()
         self.now_s = 0.0
         self._flows = 0
@@ -70,6 +72,19 @@ class Bench:
         ticket.enqueue(self.queue, self.now_s)
         return ticket
 
+    def add_alone(self, text: str, level: Isolation = Isolation.ALONE, tenant: str = "acme") -> Ticket:
+        """Queue a call of one input that shares no batch."""
+        ticket = self.add(text, tenant)
+        self.queue.remove(ticket.entry)
+        self.isolated.enqueue(ticket, level, self.now_s)
+        return ticket
+
+    def finish(self) -> None:
+        """Complete all batches in flight."""
+        for attempt in self.in_flight:
+            attempt.replica.remove_batch(attempt.load)
+        self.in_flight.clear()
+
     def run(self) -> list[tuple[str, list[str]] | Exception]:
         """Act on every decision of one pass, as a lane does, and return them."""
         scheduling_pass = SchedulingPass()
@@ -80,8 +95,11 @@ class Bench:
             match decision:
                 case Dispatch(tickets, replica):
                     texts = [text_of(ticket) for ticket in tickets]
+                    attempt = Attempt(tickets, tickets[0].piece, replica, self.now_s, is_hedge=False)
                     tenants = tuple({ticket.owner.tenant for ticket in tickets})
-                    replica.add_batch(BatchLoad(len(tickets), 1, tenants), self.now_s)
+                    attempt.load = BatchLoad(len(tickets), 1, tenants)
+                    replica.add_batch(attempt.load, self.now_s)
+                    self.in_flight.append(attempt)
                     decisions.append((replica.name, texts))
                 case Rejection(ticket, error):
                     ticket.resolve(error)
@@ -177,15 +195,56 @@ def test_suspect_tenant_shares_no_batch_for_a_while(later_s: float, *, together:
     assert together is (["mine", "theirs"] == texts)
 
 
-def test_slice_that_runs_alone_shares_no_batch() -> None:
+def test_slices_that_go_alone_share_no_batch_and_take_turns_with_others() -> None:
     bench = Bench()
-    bench.add("a").runs_alone = True
-    bench.add("b")
-    bench.add("c").runs_alone = True
+    for text in "ab":
+        bench.add_alone(text)
+    for text in "cd":
+        bench.add(text)
 
-    assert [("r0", ["a"])] == bench.run()
-    bench.replicas[0].remove_batch(BatchLoad(1, 1, ("acme",)))
-    assert [("r0", ["b"])] == bench.run()
+    sent = []
+    for _ in range(3):
+        ((_, texts),) = bench.run()  # type: ignore[misc]
+        sent.append(texts)
+        bench.finish()
+    assert [["a"], ["c", "d"], ["b"]] == sent
+
+
+def test_slices_that_go_alone_take_half_of_a_window_and_known_ones_a_slot() -> None:
+    bench = Bench(window=6)
+    for text in "abcde":
+        bench.add_alone(text)
+    for text in "fg":
+        bench.add_alone(text, Isolation.KNOWN)
+    for text in "xyz":
+        bench.add(text)
+
+    assert [["a"], ["b"], ["c"], ["x"], ["y"], ["z"]] == [texts for _, texts in bench.run()]  # type: ignore[misc]
+
+    known = Bench(window=6)
+    for text in "fg":
+        known.add_alone(text, Isolation.KNOWN)
+    assert [["f"]] == [texts for _, texts in known.run()]  # type: ignore[misc]
+
+
+def test_few_slices_go_alone_at_a_time_over_the_lane() -> None:
+    bench = Bench(replicas=4, window=8)
+    for index in range(20):
+        bench.add_alone(f"text {index}")
+
+    assert ALONE_MAX == len(bench.run())
+
+
+def test_a_tenant_whose_inputs_break_servers_pauses_and_blocks_nobody() -> None:
+    bench = Bench(window=4)
+    bench.isolated.suspects.add_crash("breaker", 0.0)
+    bench.isolated.suspects.add_crash("breaker", 0.0)
+    bench.add_alone("a", tenant="breaker")
+    bench.add_alone("b", tenant="fine")
+
+    assert [["b"]] == [texts for _, texts in bench.run()]  # type: ignore[misc]
+    bench.now_s = 2.0
+    assert [["a"]] == [texts for _, texts in bench.run()]  # type: ignore[misc]
 
 
 def test_halves_of_a_split_batch_stay_apart() -> None:

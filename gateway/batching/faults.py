@@ -1,0 +1,188 @@
+"""Failures that one input of a batch may cause: an error, a broken connection, or no answer in time.
+
+Rule: what an input may have caused is never repeated with the same neighbours, and costs no retry budget as
+long as the replica works for others.
+
+- A batch of several slices is divided: in halves after an error, into single slices after a broken connection
+  or a timeout. A slice of several inputs fails with `SliceFailed`, and the stage `dispatch` cuts it.
+- One input that fails alone is tried once more, at a different replica if there is one. If it fails again,
+  and the replica completes plain work, the error is the input's.
+- If the replica fails plain work, too, the failure counts against the replica, and retries cost budget.
+- An input whose attempt broke the server is not judged before a replica works again.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from backends.errors import (
+    AttemptTimedOut,
+    BackendError,
+    ConnectionLost,
+    ReplicaFailed,
+    ReplicaUnavailable,
+)
+from gateway.batching.isolation import IsolatedQueue
+from gateway.batching.outcomes import OutcomeHandler
+from gateway.batching.retries import RetryPolicy, Split, masked, timed_out_early
+from gateway.batching.ticket import Attempt, Isolation, Ticket
+from gateway.routing.health import State
+from gateway.routing.pool import Pool, lacking
+from gateway.routing.replica import Replica
+from gateway.routing.work_check import WorkChecks
+
+# Failures alone after which an input is refused.
+FAULTS_MAX = 2
+# Servers that broke under a slice while they broke under others too; the slice fails then.
+LOSSES_MAX = 5
+# How long calls wait for a replica that broke its connections.
+RETURN_S = 3.0
+# Failures of a check that leave open whether there is a server at all.
+UNANSWERED = (ConnectionLost, ReplicaUnavailable, AttemptTimedOut)
+
+
+class SliceFailed(Exception):
+    """Failure of a slice of several inputs, one of which may be at fault: the replica works for others."""
+
+    def __init__(self, error: BackendError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class FaultHandler:
+    """Judge of these failures for one lane. clock: the event loop's."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        isolated: IsolatedQueue,
+        policy: RetryPolicy,
+        outcomes: OutcomeHandler,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._isolated = isolated
+        self._policy = policy
+        self._outcomes = outcomes
+        self._clock = clock
+        self._checks = WorkChecks(clock, policy.attempt_timeout_s)
+
+    async def handle(self, attempt: Attempt, error: BackendError) -> None:
+        """Find out whether the replica works, then divide, retry, refuse or fail the batch."""
+        now_s, replica = self._clock(), attempt.replica
+        if isinstance(error, ConnectionLost):
+            replica.record_loss(now_s)
+        if not any(attempt in ticket.running for ticket in attempt.tickets):
+            # It was handed back already, when its replica stalled.
+            return
+        patience_s = replica.patience_s(self._policy.attempt_timeout_s)
+        is_early = timed_out_early(error, now_s - attempt.started_s, patience_s)
+        if len(attempt.tickets) > 1:
+            await self._divide(attempt, error, is_early=is_early)
+        elif is_early:
+            self._outcomes.apply(attempt, error, now_s)
+        else:
+            await self._judge(attempt, error, now_s)
+
+    async def _divide(self, attempt: Attempt, error: BackendError, *, is_early: bool) -> None:
+        """Divide a batch of several slices, so that none of them meets the same neighbours again."""
+        if isinstance(error, AttemptTimedOut):
+            self._isolate(attempt, error)
+            if not is_early:
+                await self._check(attempt, error, attempt.started_s)
+            return
+        fault = await self._check(attempt, error, attempt.started_s)
+        if isinstance(error, ConnectionLost):
+            self._isolate(attempt, error)
+        elif fault is None:
+            split = Split(masked(error, len(attempt.tickets)), avoid_replica=len(self._pool.usable()) > 1)
+            self._outcomes.split(attempt, split, self._clock())
+        else:
+            self._outcomes.apply(attempt, error, self._clock())
+
+    def _isolate(self, attempt: Attempt, error: BackendError) -> None:
+        """Queue each slice of a batch to go alone, at a different replica if there is one."""
+        now_s, replica = self._clock(), attempt.replica
+        tried = {replica} if self._pool.usable([replica]) else set()
+        for ticket in reversed(attempt.tickets):
+            if attempt not in ticket.running:
+                continue
+            ticket.running.discard(attempt)
+            ticket.half, ticket.tried = attempt, set(tried)
+            ticket.last_error = masked(error, len(attempt.tickets))
+            ticket.losses += isinstance(error, ConnectionLost)
+            if not ticket.is_done:
+                self._isolated.enqueue(ticket, Isolation.ALONE, now_s, first=True)
+        self._pool.subscribers.report_change()
+
+    async def _judge(self, attempt: Attempt, error: BackendError, failed_s: float) -> None:
+        """Decide about a slice that failed alone."""
+        ticket, replica = attempt.tickets[0], attempt.replica
+        avoid = {replica, *ticket.tried, *lacking(self._pool, ticket.piece.work)}
+        has_other = bool(self._pool.usable(avoid))
+        is_last_try = isinstance(error, AttemptTimedOut) and not has_other
+        is_final = ticket.is_indivisible and (ticket.faults + 1 >= FAULTS_MAX or is_last_try)
+        fault = await self._check(attempt, error, failed_s if is_final else attempt.started_s)
+        is_broken = fault is not None and isinstance(error, ConnectionLost)
+        if ticket.is_done or ticket.running != {attempt} or (fault is not None and not is_broken):
+            self._outcomes.apply(attempt, error, self._clock())
+            return
+        ticket.running.discard(attempt)
+        ticket.last_error = error
+        ticket.losses += isinstance(error, ConnectionLost)
+        if is_broken and replica.lost_several(failed_s):
+            # Any of the slices that were in flight there may have broken it.
+            self._try_again(ticket, Isolation.ALONE if ticket.losses == 1 else Isolation.KNOWN, set())
+        elif not ticket.is_indivisible:
+            ticket.settle(SliceFailed(error))
+        else:
+            tried = {replica} if has_other else set()
+            self._blame(ticket, replica, error, tried, is_final=is_final, is_broken=is_broken)
+
+    def _blame(
+        self,
+        ticket: Ticket,
+        replica: Replica,
+        error: BackendError,
+        tried: set[Replica],
+        *,
+        is_final: bool,
+        is_broken: bool,
+    ) -> None:
+        """Count a failure alone against an input: refuse it, or try it once more."""
+        now_s, suspects = self._clock(), self._isolated.suspects
+        ticket.faults += 1
+        ticket.fault = error
+        if isinstance(error, ReplicaFailed | AttemptTimedOut):
+            ticket.failed_at.append(replica)
+        suspects.add(ticket.piece.work, now_s, is_refused=is_final)
+        if is_broken:
+            suspects.add_crash(ticket.owner.tenant, now_s)
+        if is_final:
+            ticket.refusal = self._outcomes.refuse(ticket, error, now_s)
+            if not is_broken:
+                ticket.settle(ticket.refusal)
+                return
+        self._try_again(ticket, Isolation.KNOWN, tried)
+
+    def _try_again(self, ticket: Ticket, level: Isolation, tried: set[Replica]) -> None:
+        if ticket.losses >= LOSSES_MAX and ticket.refusal is None:
+            assert ticket.last_error is not None
+            ticket.settle(ticket.last_error)
+            return
+        ticket.tried = tried
+        self._isolated.enqueue(ticket, level, self._clock(), first=True)
+
+    async def _check(self, attempt: Attempt, error: BackendError, since_s: float) -> BackendError | None:
+        """Return why a replica fails plain work, and count the failure against it; None if it works."""
+        replica = attempt.replica
+        fault = await self._checks.fault_of(replica, since_s)
+        if fault is None:
+            return None
+        now_s = self._clock()
+        if isinstance(error, ConnectionLost) and not isinstance(fault, UNANSWERED):
+            error = ReplicaFailed(fault.message)
+        self._pool.record_failure(replica, error, now_s, attempt.started_s)
+        if isinstance(error, ConnectionLost) and replica.state is State.DOWN:
+            self._pool.expect_return(replica)
+            asyncio.get_running_loop().call_later(RETURN_S, self._pool.give_up, replica)
+        return fault

@@ -1,0 +1,93 @@
+"""Slices that go alone, because one of them made a batch fail or failed before: their queues and their slots.
+
+*Promises.* They share no batch. At most `ALONE_MAX` are in flight over the lane. At a replica they take half
+of its window at most, and slices that are known to fail take one slot. Where the window is one slot they
+alternate with the other slices. They wait in queues of their own, so that they block no others.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from weakref import WeakSet
+
+from gateway.batching.fair_queue import Entry, FairQueue
+from gateway.batching.suspects import Suspects
+from gateway.batching.ticket import Attempt, Isolation, Ticket
+from gateway.routing.replica import Replica
+
+# Slices in flight over the lane that go alone.
+ALONE_MAX = 8
+
+
+class IsolatedQueue:
+    """Queues of the slices of one lane that go alone. in_flight: returns the lane's attempts."""
+
+    def __init__(self, in_flight: Callable[[], Collection[Attempt]] = tuple) -> None:
+        self.suspects = Suspects()
+        self._in_flight = in_flight
+        self.by_level: dict[Isolation, FairQueue[Ticket]] = {
+            Isolation.ALONE: FairQueue(),
+            Isolation.KNOWN: FairQueue(),
+        }
+        # Replicas with one slot whose last batch was one of these slices.
+        self._had_turn: WeakSet[Replica] = WeakSet()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_level.values()))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that wait, as an upper bound."""
+        return sum(queue.tokens for queue in self.by_level.values())
+
+    def tokens_of(self, tenant: str) -> int:
+        """Return the tokens of one tenant that wait."""
+        return sum(queue.tokens_of(tenant) for queue in self.by_level.values())
+
+    def items(self) -> Iterator[Ticket]:
+        """Yield all waiting tickets, in no particular order."""
+        for queue in self.by_level.values():
+            yield from queue.items()
+
+    def enqueue(self, ticket: Ticket, level: Isolation, now_s: float, *, first: bool = False) -> None:
+        """Let a ticket wait until it can be sent alone; one that is known to fail stays known."""
+        ticket.isolation = max(level, ticket.isolation)
+        ticket.enqueue(self.by_level[ticket.isolation], now_s, first=first)
+
+    def remove(self, entry: Entry[Ticket]) -> bool:
+        """Remove an entry out of turn; return False if it is not in these queues."""
+        return any(queue.remove(entry) for queue in self.by_level.values())
+
+    def level_of(self, ticket: Ticket, now_s: float) -> Isolation:
+        """Return the company in which a new slice may be sent."""
+        suspects = self.suspects
+        if suspects.breaks_servers(ticket.owner.tenant, now_s):
+            return Isolation.KNOWN
+        if suspects and suspects.places_in(ticket.piece.work, now_s):
+            return Isolation.KNOWN
+        return Isolation.SHARED
+
+    @property
+    def has_slot(self) -> bool:
+        """True if the lane allows one more slice in flight that goes alone."""
+        return sum(attempt.isolation > 0 for attempt in self._in_flight()) < ALONE_MAX
+
+    def full_replicas(self, level: Isolation, *, others_wait: bool) -> set[Replica]:
+        """Return the replicas that allow no more slices of a level.
+
+        others_wait: slices that share batches wait, too.
+        """
+        full = set(self._had_turn) if others_wait else set()
+        taken: dict[Replica, list[Isolation]] = {}
+        for attempt in self._in_flight():
+            if attempt.isolation:
+                taken.setdefault(attempt.replica, []).append(attempt.isolation)
+        for replica, levels in taken.items():
+            if len(levels) >= max(1, replica.slots // 2) or (level is Isolation.KNOWN and level in levels):
+                full.add(replica)
+        return full
+
+    def record_turn(self, replica: Replica, *, is_isolated: bool) -> None:
+        """Record that a replica was sent a batch, of these slices or of others."""
+        if is_isolated and replica.slots == 1:
+            self._had_turn.add(replica)
+        elif self._had_turn:
+            self._had_turn.discard(replica)
