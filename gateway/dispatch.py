@@ -239,7 +239,10 @@ class _Submission:
     async def _submit_parts(
         self, piece: Slice, error: errors.BackendError | SliceFailed, *, is_suspect: bool
     ) -> list[tuple[Slice, SliceReply]]:
-        """Return the replies to the parts of a slice that failed as a whole. Raises: the error if it is final."""
+        """Return the replies to the parts of a slice that failed as a whole.
+
+        Raises: the error, if no part could succeed.
+        """
         match error:
             case SliceFailed():
                 if isinstance(error.error, errors.AttemptTimedOut):

@@ -24,7 +24,7 @@ from backends.errors import (
 from gateway.batching.isolation import IsolatedQueue
 from gateway.batching.outcomes import OutcomeHandler
 from gateway.batching.retries import RetryPolicy, Split, masked, timed_out_early
-from gateway.batching.ticket import Attempt, Isolation, Ticket
+from gateway.batching.ticket import Attempt, FailedBatch, Isolation, Ticket
 from gateway.routing.health import State
 from gateway.routing.pool import Pool, lacking
 from gateway.routing.replica import Replica
@@ -34,8 +34,9 @@ from gateway.routing.work_check import WorkChecks
 FAULTS_MAX = 2
 # Servers that broke under a slice while they broke under others too; the slice fails then.
 LOSSES_MAX = 5
-# How long calls wait for a replica that broke its connections.
+# How long calls wait for a replica that broke its connections, and how often it is checked meanwhile.
 RETURN_S = 3.0
+LOOK_EVERY_S = 0.25
 # Failures of a check that leave open whether there is a server at all.
 UNANSWERED = (ConnectionLost, ReplicaUnavailable, AttemptTimedOut)
 
@@ -70,7 +71,7 @@ class FaultHandler:
         """Find out whether the replica works, then divide, retry, refuse or fail the batch."""
         now_s, replica = self._clock(), attempt.replica
         if isinstance(error, ConnectionLost):
-            replica.record_loss(now_s)
+            replica.record_loss(attempt.started_s, now_s)
         if not any(attempt in ticket.running for ticket in attempt.tickets):
             # It was handed back already, when its replica stalled.
             return
@@ -88,13 +89,16 @@ class FaultHandler:
         if isinstance(error, AttemptTimedOut):
             self._isolate(attempt, error)
             if not is_early:
-                await self._check(attempt, error, attempt.started_s)
+                await self._check(attempt, error, self._clock())
             return
         fault = await self._check(attempt, error, attempt.started_s)
         if isinstance(error, ConnectionLost):
             self._isolate(attempt, error)
         elif fault is None:
             split = Split(masked(error, len(attempt.tickets)), avoid_replica=len(self._pool.usable()) > 1)
+            batch = FailedBatch(attempt.replica, len(attempt.tickets))
+            for ticket in attempt.tickets:
+                ticket.failed_batch = batch
             self._outcomes.split(attempt, split, self._clock())
         else:
             self._outcomes.apply(attempt, error, self._clock())
@@ -121,7 +125,9 @@ class FaultHandler:
         has_other = bool(self._pool.usable(avoid))
         is_last_try = isinstance(error, AttemptTimedOut) and not has_other
         is_final = ticket.is_indivisible and (ticket.faults + 1 >= FAULTS_MAX or is_last_try)
-        fault = await self._check(attempt, error, failed_s if is_final else attempt.started_s)
+        # What it answered before it failed shows little of a replica that hangs now.
+        is_strict = is_final or isinstance(error, AttemptTimedOut)
+        fault = await self._check(attempt, error, failed_s if is_strict else attempt.started_s)
         is_broken = fault is not None and isinstance(error, ConnectionLost)
         if ticket.is_done or ticket.running != {attempt} or (fault is not None and not is_broken):
             self._outcomes.apply(attempt, error, self._clock())
@@ -129,43 +135,48 @@ class FaultHandler:
         ticket.running.discard(attempt)
         ticket.last_error = error
         ticket.losses += isinstance(error, ConnectionLost)
-        if is_broken and replica.lost_several(failed_s):
+        if is_broken and replica.lost_several(attempt.started_s, failed_s):
             # Any of the slices that were in flight there may have broken it.
             self._try_again(ticket, Isolation.ALONE if ticket.losses == 1 else Isolation.KNOWN, set())
         elif not ticket.is_indivisible:
             ticket.settle(SliceFailed(error))
         else:
             tried = {replica} if has_other else set()
-            self._blame(ticket, replica, error, tried, is_final=is_final, is_broken=is_broken)
+            self._count_fault(ticket, replica, error, is_broken=is_broken)
+            if not is_final:
+                self._try_again(ticket, Isolation.KNOWN, tried)
+            elif is_broken and not await self._works_again(replica, ticket):
+                ticket.settle(error)
+            else:
+                self._refuse(ticket, error)
 
-    def _blame(
-        self,
-        ticket: Ticket,
-        replica: Replica,
-        error: BackendError,
-        tried: set[Replica],
-        *,
-        is_final: bool,
-        is_broken: bool,
-    ) -> None:
-        """Count a failure alone against an input: refuse it, or try it once more."""
+    def _count_fault(self, ticket: Ticket, replica: Replica, error: BackendError, *, is_broken: bool) -> None:
+        """Count a failure alone against an input. is_broken: the replica does not work since."""
         now_s, suspects = self._clock(), self._isolated.suspects
         ticket.faults += 1
         ticket.fault = error
         if isinstance(error, ReplicaFailed | AttemptTimedOut):
             ticket.failed_at.append(replica)
-        suspects.add(ticket.piece.work, now_s, is_refused=is_final)
+        suspects.add(ticket.piece.work, now_s, is_refused=False)
         if is_broken:
             suspects.add_crash(ticket.owner.tenant, now_s)
-        if is_final:
-            ticket.refusal = self._outcomes.refuse(ticket, error, now_s)
-            if not is_broken:
-                ticket.settle(ticket.refusal)
-                return
-        self._try_again(ticket, Isolation.KNOWN, tried)
+
+    async def _works_again(self, replica: Replica, ticket: Ticket) -> bool:
+        """Return whether a replica that an input may have broken completes plain work, which takes a while."""
+        ends_s = ticket.deadline_s if self._pool.holds else self._clock() + RETURN_S
+        while not ticket.is_done and self._clock() < ends_s:
+            if await self._checks.fault_of(replica, self._clock()) is None:
+                return True
+            await asyncio.sleep(LOOK_EVERY_S)
+        return False
+
+    def _refuse(self, ticket: Ticket, error: BackendError) -> None:
+        now_s = self._clock()
+        self._isolated.suspects.add(ticket.piece.work, now_s, is_refused=True)
+        ticket.settle(self._outcomes.refuse(ticket, error, now_s))
 
     def _try_again(self, ticket: Ticket, level: Isolation, tried: set[Replica]) -> None:
-        if ticket.losses >= LOSSES_MAX and ticket.refusal is None:
+        if ticket.losses >= LOSSES_MAX:
             assert ticket.last_error is not None
             ticket.settle(ticket.last_error)
             return

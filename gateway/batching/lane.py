@@ -299,8 +299,6 @@ def _expire(waiter: asyncio.Future[Reply]) -> None:
 
 def _cause_of_wait(ticket: Ticket, pool: Pool) -> GatewayError | BackendError | None:
     """Return why a ticket was not done by its deadline, if the reason is known."""
-    if ticket.refusal is not None:
-        return ticket.refusal
     if isinstance(ticket.fault, AttemptTimedOut):
         return refusal_of(ticket.fault, has_index=ticket.piece.inputs == 1)
     if not ticket.running and not pool.usable():

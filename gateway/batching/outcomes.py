@@ -71,9 +71,10 @@ class OutcomeHandler:
         was_full = not attempt.replica.free_slots(load.kind, load.inputs) or bool(len(self._queue))
         self._pool.record_success(attempt.replica, load, took_s, now_s, was_full=was_full)
         replies = split_reply([ticket.piece for ticket in tickets], reply)
+        for ticket in tickets:
+            if ticket.faults or ticket.failed_batch is not None:
+                self._clear(ticket, attempt.replica, now_s)
         if len(tickets) == 1:
-            if tickets[0].faults:
-                self._clear(tickets[0], attempt.replica, now_s)
             tickets[0].settle(replies[0])
             return
         is_staggered = self._activity.has_others(tickets[0].owner.tenant, now_s)
@@ -119,8 +120,12 @@ class OutcomeHandler:
 
     def _clear(self, ticket: Ticket, replica: Replica, now_s: float) -> None:
         """Clear an input that a replica has computed: where it failed before, the replica is at fault."""
-        self._isolated.suspects.forget(ticket.piece.work)
-        for failed in ticket.failed_at:
+        if ticket.faults:
+            self._isolated.suspects.forget(ticket.piece.work)
+        failed_at, batch = list(ticket.failed_at), ticket.failed_batch
+        if batch is not None and batch.clear_one():
+            failed_at.append(batch.replica)
+        for failed in failed_at:
             if failed is not replica:
                 error = ReplicaFailed("it fails inputs that another replica computes")
                 self._pool.record_failure(failed, error, now_s, now_s)

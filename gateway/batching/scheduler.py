@@ -147,9 +147,6 @@ class Scheduler:
 
     def reason_to_fail(self, ticket: Ticket) -> Exception | None:
         """Return the error of a ticket that no replica will serve, or None if waiting makes sense."""
-        if ticket.refusal is not None and self._pool.usable():
-            # A replica works again, and this slice has broken several.
-            return ticket.refusal
         may_wait = not ticket.owner.may_move
         if self._pool.usable(self._avoided(ticket)) or (may_wait and self._pool.is_joining()):
             return None

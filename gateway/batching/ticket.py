@@ -50,6 +50,21 @@ class Owner(msgspec.Struct, frozen=True):
     copy: CopyPurpose | None = None
 
 
+class FailedBatch:
+    """Batch that a working replica failed. uncleared: its slices that have not been computed since."""
+
+    __slots__ = ("replica", "uncleared")
+
+    def __init__(self, replica: Replica, uncleared: int) -> None:
+        self.replica = replica
+        self.uncleared = uncleared
+
+    def clear_one(self) -> bool:
+        """Count a slice that was computed; return True if all were, so that the replica was at fault."""
+        self.uncleared -= 1
+        return not self.uncleared
+
+
 # Replaces the entry of a ticket without waiters. An entry and its ticket refer to each other while queued.
 # Left as they are, they would have to wait for the cyclic garbage collector, whose runs delay every call.
 EMPTY_ENTRY: Entry[Any] = Entry(None, "", 0)
@@ -60,8 +75,8 @@ class Ticket:
 
     half: identifies half of a batch that was split; the slice shares a batch only with slices of the same
     half. faults: failures alone, at a replica that worked for others. losses: broken connections while it was
-    in flight. failed_at: replicas that failed it alone. fault: the last such failure. refusal: the error of
-    its callers, as soon as a replica works again. traces: of the waiting calls.
+    in flight. failed_at: replicas that failed it alone. failed_batch: the last that it was part of.
+    fault: its last failure alone. traces: of the waiting calls.
     """
 
     def __init__(self, piece: Slice, owner: Owner, deadline_s: float, now_s: float) -> None:
@@ -84,8 +99,8 @@ class Ticket:
         self.isolation = Isolation.SHARED
         self.faults = 0
         self.failed_at: list[Replica] = []
+        self.failed_batch: FailedBatch | None = None
         self.fault: BackendError | None = None
-        self.refusal: BackendError | None = None
         self.half: object = None
         self.last_error: BackendError | None = None
         self.tries = 0

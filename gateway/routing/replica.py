@@ -76,7 +76,8 @@ class Replica:
         self._largest_tokens = 0.0
         # Moment of its last complete answer; None before the first.
         self.answered_s: float | None = None
-        self._losses_s: deque[float] = deque(maxlen=LOSSES_KEPT)
+        # When attempts began whose connections broke, and when these broke.
+        self._losses: deque[tuple[float, float]] = deque(maxlen=LOSSES_KEPT)
 
     @property
     def slots(self) -> int:
@@ -161,13 +162,18 @@ class Replica:
         """Record that it has completed work, of callers or of a check."""
         self._progress_s = self.answered_s = now_s
 
-    def record_loss(self, now_s: float) -> None:
-        """Record that a connection with one attempt broke."""
-        self._losses_s.append(now_s)
+    def record_loss(self, started_s: float, lost_s: float) -> None:
+        """Record that the connection of an attempt broke."""
+        self._losses.append((started_s, lost_s))
 
-    def lost_several(self, now_s: float) -> bool:
-        """Return whether more than one connection broke at about this moment, as when a server dies."""
-        return sum(abs(lost_s - now_s) <= TOGETHER_S for lost_s in self._losses_s) > 1
+    def lost_several(self, started_s: float, lost_s: float) -> bool:
+        """Return whether other connections broke together with that of an attempt, as when a server dies."""
+        together = [
+            other_s
+            for began_s, other_s in self._losses
+            if abs(other_s - lost_s) <= TOGETHER_S and began_s <= lost_s and other_s >= started_s
+        ]
+        return len(together) > 1
 
     def record_refusal(self, now_s: float, sent_s: float) -> None:
         """Shrink the window: the replica answered a batch, sent at `sent_s`, that it is full."""

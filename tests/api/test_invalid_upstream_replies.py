@@ -16,7 +16,7 @@ from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER, respond_with
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.openai import FakeOpenAI
-from tests.fakes.tei import FakeTei, is_canaries
+from tests.fakes.tei import FakeTei, Hook, is_canaries
 from tests.fakes.vllm import FakeVllm
 
 TWO = ["a", "b"]
@@ -129,6 +129,16 @@ async def test_malformed_rows_of_the_native_tei_route_never_become_vectors(
             assert (424, "Backend") == (status, json.loads(body)["error_type"]), name
 
 
+def for_two(reply: bytes) -> Hook:
+    """Return a hook with a reply to two texts; single texts, which it might fit, fail."""
+
+    async def hook(_: str, sent: dict[str, Any]) -> tuple[int, bytes]:
+        texts = sent.get("texts") or sent.get("documents") or ()
+        return (200, reply) if len(texts) == 2 else (500, b"")
+
+    return hook
+
+
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
 async def test_malformed_reply_never_becomes_scores(boot: Boots, tmp_path: Path, kind: str) -> None:
     server = server_of(kind, ranks=True)
@@ -141,7 +151,7 @@ async def test_malformed_reply_never_becomes_scores(boot: Boots, tmp_path: Path,
                 "infinity": {"object": "rerank", "results": wrong, "model": "m", "usage": usage},
                 "vllm": {"object": "list", "data": wrong, "model": "m", "usage": usage},
             }[kind]
-            server.hook = respond_with(200, body_of(wrapped))
+            server.hook = for_two(body_of(wrapped))
             status, body = await ends(gateway, "/rerank", {"query": "q", "texts": TWO})
             assert (424, "Backend") == (status, json.loads(body)["error_type"]), label
 

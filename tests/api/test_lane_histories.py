@@ -120,11 +120,8 @@ class Chance:
             assert call["leaves_after"] is not None
         except (GatewayError, TimeoutError):
             pass
-        except SliceFailed as failure:
-            assert len(texts) > 1
-            self.assert_own(failure.error, texts)
-        except BackendError as error:
-            self.assert_own(error, texts)
+        except (SliceFailed, BackendError) as error:
+            self.assert_own(error.error if isinstance(error, SliceFailed) else error, texts)
         else:
             assert "poison" not in texts
             assert_vectors(reply, *texts)

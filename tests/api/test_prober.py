@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from backends.contract import Capabilities, Reply
-from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
+from backends.contract import Reply
 from gateway.routing import prober
 from gateway.routing.health import State
 from gateway.routing.load import BatchLoad

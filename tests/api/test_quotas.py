@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.admission import UNPAID_MAX
 from gateway.events import QuotaDecided
 from gateway.quotas.ledger import MemoryLedger
 from gateway.tenants.keyring import key_digest
@@ -229,13 +230,39 @@ async def test_refunds_errors_of_an_upstream(boot: Boots, status: int, reply_sta
 async def test_refunds_the_whole_call_if_one_batch_fails(boot: Boots) -> None:
     server = FakeTei()
 
+    is_broken = False
+
+    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
+        nonlocal is_broken
+        is_broken = is_broken or "bad" in sent["input"]
+        return (500, b"") if is_broken else None
+
+    server.hook = hook
+    body = {"input": ["a"] * 11 + ["bad"]}
+
+    assert (0, 0) == await remaining_after(boot, {"tei-0": server}, body, 502)
+
+
+async def test_call_that_fails_through_its_own_input_costs_what_was_computed(boot: Boots) -> None:
+    server = FakeTei()
+
     async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
         return (500, b"") if "bad" in sent["input"] else None
 
     server.hook = hook
     body = {"input": ["a"] * 11 + ["bad"]}
 
-    assert (0, 0) == await remaining_after(boot, {"tei-0": server}, body, 502)
+    # The bad text is found among the last four after eight others and three of its slice were computed.
+    assert (1, 33) == await remaining_after(boot, {"tei-0": server}, body, 400)
+
+
+async def test_a_tenant_whose_calls_break_an_upstream_pays_requests_after_some_failures(boot: Boots) -> None:
+    servers = {"tei-0": tei_with_hook(respond_with(500))}
+    limits = tenants(f"requests_per_minute: {UNPAID_MAX}")
+    async with boot(servers, limits, ledger=MemoryLedger(Clock())) as gateway:
+        statuses = [(await embed(gateway)).status_code for _ in range(2 * UNPAID_MAX + 2)]
+
+    assert [502] * (2 * UNPAID_MAX) + [429] * 2 == statuses
 
 
 async def test_refunds_errors_of_the_gateway(boot: Boots) -> None:
@@ -316,7 +343,15 @@ async def test_models_deadline_charges_what_replicas_computed(boot: Boots) -> No
 async def test_refunds_the_whole_call_if_a_replica_hangs(boot: Boots) -> None:
     """A hung replica is no fault of the caller, even if the replica answered a part of the call."""
     gate, ledger = Gate(), MemoryLedger(Clock())
-    server = tei_that_hangs(gate)
+    is_hung = False
+
+    async def hook(path: str, sent: dict[str, Any]) -> None:
+        nonlocal is_hung
+        is_hung = is_hung or "004" in sent["input"]
+        if is_hung:
+            await gate()
+
+    server = tei_with_hook(hook)
     config = tenants("requests_per_minute: 3, tokens_per_day: 1000").replace(
         "backend: tei,", "backend: tei, attempt_timeout_s: 0.2,"
     )
@@ -327,6 +362,39 @@ async def test_refunds_the_whole_call_if_a_replica_hangs(boot: Boots) -> None:
 
     assert 504 == reply.status_code
     assert [] == [row for row in rows if row.requests or row.tokens or row.inputs]
+
+
+async def test_charges_a_call_whose_own_input_hangs(boot: Boots) -> None:
+    gate, ledger = Gate(), MemoryLedger(Clock())
+    config = tenants("requests_per_minute: 3, tokens_per_day: 1000").replace(
+        "backend: tei,", "backend: tei, attempt_timeout_s: 0.2,"
+    )
+    async with boot({"tei-0": tei_that_hangs(gate)}, config, ledger=ledger) as gateway:
+        reply = await gateway.post(OPENAI, {"input": [f"{n:03}" for n in range(12)]})
+        rows = await ledger.usage("acme", ["2023-11-14"])
+        gate.opened.set()
+
+    assert 400 == reply.status_code
+    assert reply.json()["error"]["message"].startswith("input 4: ")
+    assert [(1, 12)] == [(row.requests, row.inputs) for row in rows]
+    # At most what was reserved: the length of each text and its special tokens.
+    assert 0 < rows[0].tokens <= 84
+
+
+async def test_charges_a_call_that_outlasts_the_deadline_while_its_input_is_sought(boot: Boots) -> None:
+    gate, ledger = Gate(), MemoryLedger(Clock())
+    config = tenants("requests_per_minute: 3, tokens_per_day: 1000").replace(
+        "backend: tei,", "backend: tei, attempt_timeout_s: 0.4,"
+    )
+    config = config.replace("bge: {", "bge: {deadline_s: 0.6, ")
+    async with boot({"tei-0": tei_that_hangs(gate)}, config, ledger=ledger) as gateway:
+        reply = await gateway.post(OPENAI, {"input": [f"{n:03}" for n in range(4, 8)]})
+        rows = await ledger.usage("acme", ["2023-11-14"])
+        gate.opened.set()
+
+    assert 504 == reply.status_code
+    assert [(1, 4)] == [(row.requests, row.inputs) for row in rows]
+    assert 0 < rows[0].tokens <= 28
 
 
 async def test_charges_no_tokens_if_the_caller_hangs_up_before_dispatch(boot: Boots) -> None:
