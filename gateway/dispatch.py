@@ -251,7 +251,8 @@ class _Submission:
             case errors.InvalidWork():
                 if _hides_input(piece, error):
                     return await self._search(piece, is_suspect=is_suspect)
-                raise _named(error, piece, is_suspect=is_suspect) from error
+                is_single = piece.inputs == 1 and (is_suspect or len(self._tokens) > 1)
+                raise _named(error, piece, is_single=is_single) from error
             case errors.RequestTooLarge() | errors.PermitsTaken():
                 if piece.inputs == 1 or is_indivisible(piece.work):
                     raise _refusal_of(piece, error) from error
@@ -301,10 +302,13 @@ class _Submission:
             self._grant.count_unanswered(piece.tokens)
 
 
-def _named(error: errors.InvalidWork, piece: Slice, *, is_suspect: bool) -> errors.InvalidWork:
-    """Return the error of a slice with the input's place in the whole work, if that is known."""
+def _named(error: errors.InvalidWork, piece: Slice, *, is_single: bool) -> errors.InvalidWork:
+    """Return the error of a slice with the input's place in the whole work, if that is known.
+
+    is_single: the slice has one input of several of its call.
+    """
     index = error.input_index
-    if index is None and piece.inputs == 1 and is_suspect:
+    if index is None and is_single and FIELD.match(error.message) is None:
         index = 0
     if index is None:
         return error

@@ -11,16 +11,18 @@ from typing import TypeGuard
 import msgspec
 
 from backends.contract import Reply, operation_of
-from backends.errors import BackendError
+from backends.errors import BackendError, RequestTooLarge
 from backends.tracing import carrier
 from gateway.batching.joining import join_slices
 from gateway.batching.measures import LaneMeasures
 from gateway.batching.retries import MAY_BE_INPUT, RetryPolicy
+from gateway.batching.slices import request_bytes
 from gateway.batching.ticket import Attempt, Ticket
 from gateway.batching.traces import RecordedTrace, SliceTrace
 from gateway.batching.usage import believable, needs_examination
 from gateway.events import AttemptStarted
 from gateway.routing.pool import Pool, lacking
+from gateway.routing.refusals import REFUSED_BYTES_MIN
 from gateway.routing.replica import Replica
 
 # A single input whose attempt takes longer than this share of its like is tried at a second replica too.
@@ -105,7 +107,7 @@ class AttemptRunner:
                 reply = await believable(attempt.piece, reply, attempt.replica, self._pool)
         except BackendError as error:
             attempt.end(error.kind)
-            if isinstance(error, MAY_BE_INPUT):
+            if isinstance(error, MAY_BE_INPUT) or _is_small(attempt, error):
                 await self._callbacks.on_fault(attempt, error)
             else:
                 self._callbacks.on_error(attempt, error, self._clock())
@@ -139,6 +141,13 @@ class AttemptRunner:
         if late_s is not None:
             loop = asyncio.get_running_loop()
             attempt.hedge_timer = loop.call_later(late_s, self.hedge, attempt)
+
+
+def _is_small(attempt: Attempt, error: BackendError) -> bool:
+    """Return whether a single input was refused as too large, and is not."""
+    if not isinstance(error, RequestTooLarge) or attempt.load.inputs > 1:
+        return False
+    return request_bytes(attempt.piece.work) < REFUSED_BYTES_MIN
 
 
 def _fail_on_bug(attempt: Attempt, task: asyncio.Task[None]) -> None:

@@ -1,0 +1,246 @@
+"""Random histories with inputs that fail, break or stop replicas: no other call is hurt, and each is named.
+
+Calls of several tenants run through dispatcher, lane and pool, on one to four replicas. Time is simulated, so
+that an input that hangs costs nothing. `POISON_HISTORIES=2000` runs so many histories.
+"""
+
+import asyncio
+import os
+from random import Random
+
+import numpy as np
+import pytest
+
+from backends.contract import (
+    Capabilities,
+    Embed,
+    EmbedReply,
+    Operation,
+    Reply,
+    Rerank,
+    RerankReply,
+    inputs_of,
+)
+from backends.contract import Work as BackendWork
+from backends.errors import AttemptTimedOut, ConnectionLost, InvalidWork, ReplicaFailed, RequestTooLarge
+from gateway.admission import Grant
+from gateway.batching.lane import Lane
+from gateway.batching.lane_settings import LaneSettings
+from gateway.calls import Call, Deadline
+from gateway.config import schema as config
+from gateway.dispatch import Dispatcher
+from gateway.errors import GatewayError
+from gateway.events import AttemptFinished, Event, ReplicaChanged
+from gateway.prepare import TOKENS_MAX, Preparer
+from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
+from gateway.routing.health import ReplicaEvent, State
+from gateway.routing.pool import Pool
+from gateway.routing.replica import Replica
+from gateway.routing.routes import Route
+from gateway.routing.window import Window
+from gateway.telemetry.timeline import Timeline
+from gateway.tenants.keyring import Tenant
+from gateway.upstreams.batch_bounds import BatchBounds
+from gateway.upstreams.fair_threads import FairThreads
+from gateway.upstreams.upstream import Upstream
+from gateway.vector_spaces.space import VectorSpace
+from tests.fakes.tei import score_of, vector_of
+
+HISTORIES = int(os.environ.get("POISON_HISTORIES", "60"))
+KINDS = ("400", "413", "500", "null", "nan", "width", "lost", "hang")
+WIDTH = len(vector_of("a"))
+ATTEMPT_TIMEOUT_S = 5.0
+DEADLINE_S = 900.0
+# Of a batch.
+WORK_S = 0.01
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """Event loop whose clock jumps to the next timer as soon as nothing else is to be done."""
+
+    _ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self._ahead_s
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self._ahead_s += max(0.0, self._scheduled[0].when() - self.time())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+def kind_of(text: str) -> str | None:
+    """Return what a text does to a replica; None for a fine one."""
+    return text.split()[1] if text.startswith("bad ") else None
+
+
+class PoisonedReplica:
+    """A replica on which some texts have effects."""
+
+    def __init__(self, batch_inputs: int) -> None:
+        self.capabilities = Capabilities(
+            "m",
+            frozenset({Operation.EMBED, Operation.RERANK}),
+            batch_inputs=batch_inputs,
+            reports_input_tokens=True,
+        )
+        self.requests = 0
+
+    async def describe(self, timeout_s: float) -> Capabilities:  # noqa: ARG002
+        return self.capabilities
+
+    async def run(self, work: BackendWork, timeout_s: float) -> Reply:
+        self.requests += 1
+        texts = [str(text) for text in inputs_of(work)]
+        kinds = {kind for text in texts if (kind := kind_of(text)) is not None}
+        await asyncio.sleep(WORK_S)
+        if kinds:
+            await self._fail(min(kinds), timeout_s)
+        counts = tuple(len(text) for text in texts)
+        if isinstance(work, Rerank):
+            scores = np.array([score_of(work.query, text) for text in texts], np.float32)
+            return RerankReply(scores, sum(counts), ())
+        vectors = np.stack([vector_of(text) for text in texts])
+        if "width" in kinds:
+            vectors = vectors[:, :-1]
+        return EmbedReply(vectors, sum(counts), (), counts)
+
+    async def _fail(self, kind: str, timeout_s: float) -> None:
+        match kind:
+            case "400":
+                raise InvalidWork("the server refuses it")
+            case "413":
+                raise RequestTooLarge("the request is too large")
+            case "lost":
+                raise ConnectionLost("the connection broke")
+            case "hang":
+                await asyncio.sleep(timeout_s)
+                raise AttemptTimedOut("no answer in time")
+            case "500" | "null" | "nan":
+                raise ReplicaFailed(f"the server returned {kind}")
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def _no_limits(*_: object) -> int:
+    return TOKENS_MAX
+
+
+class PoisonedWorld:
+    """One upstream behind a dispatcher."""
+
+    def __init__(self, chance: Random) -> None:
+        self.events: list[Event] = []
+        self.backends = [PoisonedReplica(chance.randint(1, 32)) for _ in range(chance.choice((1, 2, 4)))]
+        window = chance.choice((1, 2, 4, 8))
+        replicas = [Replica(str(i), backend, Window(window)) for i, backend in enumerate(self.backends)]
+        self.pool = Pool("up", replicas, "least_tokens", self.events.append, seed=0)
+        settings = config.UpstreamSettings(backend="tei", replicas=("http://up",))
+        clock = asyncio.get_running_loop().time
+        # No retry is free: what isolates an input must cost no budget.
+        lane_settings = LaneSettings(10**9, ATTEMPT_TIMEOUT_S, holds=False, retry_share=0.0)
+        self.lane = Lane(
+            self.pool, lane_settings, self.events.append, clock, BatchBounds(self.pool, settings)
+        )
+        space = VectorSpace("up", settings, None, lambda _: None)
+        self.upstream = Upstream("up", settings, self.pool, {"texts": self.lane}, space)
+        self.preparer = Preparer(FairThreads(), _no_limits)
+        self.dispatcher = Dispatcher(self.preparer)
+        for replica, backend in zip(replicas, self.backends, strict=True):
+            self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.capabilities)
+            replica.width = WIDTH
+
+    async def call(self, index: int, work: Embed | Rerank, tenant: str) -> Reply | GatewayError:
+        """Return the reply to a call, or its error."""
+        at_s = asyncio.get_running_loop().time() + DEADLINE_S
+        route = Route("m", "up", Operation.EMBED, work.truncate, DEADLINE_S)
+        owner, deadline = Tenant(tenant), Deadline(at_s, DEADLINE_S)
+        reservation = Reservation(QuotaRequest(str(index), tenant, (), NOTHING, 10**9, "m"), ())
+        inputs = self.upstream.model_inputs
+        prepared = await self.preparer.prepare(inputs, owner, route, Call(work), deadline)
+        async with Grant(owner, prepared, deadline, reservation, MemoryLedger()) as grant:
+            try:
+                lane = self.upstream.lane_of(grant.prepared.work)
+                return await self.dispatcher.dispatch(grant, lane, inputs, Timeline())
+            except GatewayError as error:
+                return error
+
+
+def random_text(chance: Random, kinds: list[str], bad_share: float) -> str:
+    """Return a fine text, or a bad one, which may have been sent before."""
+    if chance.random() < bad_share:
+        return f"bad {chance.choice(kinds)} {chance.randint(0, 3)}"
+    return f"fine {chance.randint(0, 10**6)}"
+
+
+def random_works(chance: Random) -> list[Embed | Rerank]:
+    """Return the works of a history."""
+    kinds = chance.sample(KINDS, chance.choice((1, 1, 2, 8)))
+    bad_share = chance.choice((0.2, 0.05, 0.02))
+    works: list[Embed | Rerank] = []
+    for _ in range(chance.randint(5, 40)):
+        size = chance.choice((1, 1, 1, 1, 4, 40))
+        texts = tuple(random_text(chance, kinds, bad_share) for _ in range(size))
+        # A reranker's replies have no width.
+        is_rerank = chance.random() < 0.1 and "width" not in {kind_of(text) for text in texts}
+        works.append(Rerank("q", texts) if is_rerank else Embed(texts))
+    return works
+
+
+def assert_right(work: Embed | Rerank, result: Reply | GatewayError) -> None:
+    """Check that a fine call has its own results, and another the error of one of its bad inputs."""
+    texts = [str(text) for text in inputs_of(work)]
+    bad = [index for index, text in enumerate(texts) if kind_of(text) is not None]
+    if isinstance(result, GatewayError):
+        assert bad, result.message
+        assert ("caller", False) == (result.facts.source, result.facts.retryable), result.message
+        if result.input_index is None:
+            # The first two inputs of a slice are bad: what all inputs share may be the cause.
+            assert len(texts) == 1 or any(index + 1 in bad for index in bad), (result.message, bad)
+        else:
+            assert result.input_index in bad
+            assert result.message.startswith(f"input {result.input_index}: ")
+        return
+    assert not bad
+    if isinstance(work, Rerank):
+        assert isinstance(result, RerankReply)
+        np.testing.assert_array_equal(
+            np.array([score_of("q", text) for text in texts], np.float32), result.scores
+        )
+    else:
+        assert isinstance(result, EmbedReply)
+        np.testing.assert_array_equal([vector_of(text) for text in texts], result.vectors)
+
+
+async def run_history(chance: Random) -> None:
+    """Run the calls of a history and check their results and the replicas."""
+    world, works = PoisonedWorld(chance), random_works(chance)
+    is_burst = chance.random() < 0.5
+
+    async def send(index: int, work: Embed | Rerank) -> Reply | GatewayError:
+        if not is_burst:
+            await asyncio.sleep(chance.random() * 0.5)
+        return await world.call(index, work, chance.choice("ab"))
+
+    results = await asyncio.gather(*(send(index, work) for index, work in enumerate(works)))
+    for work, result in zip(works, results, strict=True):
+        assert_right(work, result)
+    assert not [
+        event for event in world.events if isinstance(event, ReplicaChanged) and event.state == "down"
+    ]
+    assert {State.UP} == {replica.state for replica in world.pool.replicas}
+    assert 0 == world.lane.queued_tokens
+    slices = sum(isinstance(event, AttemptFinished) for event in world.events)
+    texts = sum(len(inputs_of(work)) for work in works)
+    assert slices <= 40 + 8 * texts
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_input_hurts_another(part: int) -> None:
+    for seed in range(part, HISTORIES, 4):
+        with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+            try:
+                runner.run(run_history(Random(seed)))
+            except AssertionError as error:
+                raise AssertionError(f"history {seed}") from error
