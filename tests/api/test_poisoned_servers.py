@@ -1,0 +1,211 @@
+"""Servers on real sockets that one text makes refuse, fail, break or hang: only its own caller sees that."""
+
+import argparse
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from gateway.cli.embed.command import embed as embed_files
+from gateway.cli.embed.options import add_embed_options
+from gateway.events import ReplicaChanged
+from gateway.tenants.keyring import key_digest
+from tests.api.test_batches import create, ended, results, upload
+from tests.backends.invalid_replies import body_of, packed
+from tests.conftest import KEY, Running, running_gateway
+from tests.fakes.checkpoint import write_small_files
+from tests.fakes.hooks import RERANKER
+from tests.fakes.hostile_replica import HostileReplica
+from tests.fakes.tei import FakeTei, assert_vectors, vector_of
+
+BAD = "poison"
+KINDS = ("400", "413", "500", "null", "nan", "width", "lost", "hang")
+OPENAI = "/v1/embeddings"
+WORDS = json.dumps({"error": "no such word", "error_type": "Validation"}).encode()
+CONFIG = """
+upstreams:
+  embedder:
+    backend: {backend}
+    replicas: {replicas}
+    tokenizer: {folder}
+    attempt_timeout_s: 0.5
+    in_flight_batches: 2
+models: {{m: {{upstream: embedder}}}}
+tenants:
+  acme: {{keys: ["{acme}"]}}
+  other: {{keys: ["{other}"]}}
+{more}
+"""
+
+
+class Poisoned(FakeTei):
+    """A server on which one text has an effect."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.kind = kind
+        self.hook = self._hook
+
+    async def _hook(self, path: str, body: dict[str, Any]) -> tuple[int, bytes] | None:  # noqa: ARG002
+        texts = body.get("input") or body.get("inputs") or body.get("texts") or ()
+        # Callers come while others are served, so that their texts travel together.
+        await asyncio.sleep(0.005)
+        if not any(BAD in str(text) for text in texts):
+            return None
+        return await self._effect(len(texts))
+
+    async def _effect(self, count: int) -> tuple[int, bytes]:
+        rows = [[float(number) for number in vector_of("a")]] * count
+        match self.kind:
+            case "400" | "413" | "500":
+                return int(self.kind), WORDS
+            case "null":
+                return 200, body_of({"data": [None] * count, "object": "list", "model": "m"})
+            case "nan":
+                return 200, body_of(packed(*[[float("nan")] * 8] * count))
+            case "width":
+                return 200, body_of(packed(*[row[:-1] for row in rows]))
+            case "lost":
+                raise ConnectionResetError
+        await asyncio.sleep(10)
+        return 500, b""
+
+
+@asynccontextmanager
+async def poisoned_gateway(
+    folder: Path, kind: str, replicas: int, *, more: str = "", **options: Any
+) -> AsyncIterator[tuple[Running, list[Poisoned]]]:
+    """Run a gateway in front of such servers."""
+    servers = [Poisoned(kind, **options) for _ in range(replicas)]
+    async with AsyncExitStack() as stack:
+        hosts = [await stack.enter_async_context(HostileReplica(server)) for server in servers]
+        config = CONFIG.format(
+            backend="tei",
+            replicas=json.dumps([host.address for host in hosts]),
+            folder=write_small_files(folder),
+            acme=key_digest(KEY),
+            other=key_digest("other"),
+            more=more,
+        )
+        yield await stack.enter_async_context(running_gateway({}, config, sockets=True)), servers
+
+
+def downs(gateway: Running) -> list[ReplicaChanged]:
+    """Return the changes of replicas that went down."""
+    return [event for event in gateway.events if isinstance(event, ReplicaChanged) and event.state == "down"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_callers_of_two_tenants_are_not_hurt(tmp_path: Path, kind: str, replicas: int) -> None:
+    async with poisoned_gateway(tmp_path, kind, replicas) as (gateway, servers):
+
+        async def call(number: int) -> Any:
+            text = f"{BAD} {number // 40}" if number % 20 == 7 else f"text {number}"
+            key = "other" if number % 3 else KEY
+            return text, await gateway.post(OPENAI, {"input": [text]}, authorization=f"Bearer {key}")
+
+        replies = await asyncio.gather(*(call(number) for number in range(120)))
+
+    for text, reply in replies:
+        if BAD in text:
+            assert (400, "invalid_request_error") == (
+                reply.status_code,
+                reply.json()["error"]["type"],
+            ), reply.text
+        else:
+            assert_vectors(reply, text)
+    assert [] == downs(gateway)
+    sent = [body["input"] for server in servers for _, body in server.requests if "input" in body]
+    assert any(len(texts) > 1 for texts in sent), "no texts were joined"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_names_text_137_of_200(tmp_path: Path, kind: str) -> None:
+    texts = [BAD if number == 137 else f"text {number}" for number in range(200)]
+    async with poisoned_gateway(tmp_path, kind, 2) as (gateway, _):
+        reply = await gateway.post(OPENAI, {"input": texts}, authorization=f"Bearer {KEY}")
+        native = await gateway.post("/embed", {"inputs": texts}, authorization=f"Bearer {KEY}")
+
+    assert 400 == reply.status_code, reply.text
+    assert reply.json()["error"]["message"].startswith("input 137: ")
+    assert 422 == native.status_code
+    assert native.json()["error"].startswith("input 137: ")
+    assert [] == downs(gateway)
+
+
+@pytest.mark.parametrize("kind", ["400", "500", "lost"])
+async def test_names_document_137_of_a_rerank(tmp_path: Path, kind: str) -> None:
+    texts = [BAD if number == 137 else f"text {number}" for number in range(200)]
+    async with poisoned_gateway(tmp_path, kind, 1, model_type=RERANKER) as (gateway, _):
+        body = {"query": "q", "texts": texts}
+        reply = await gateway.post("/rerank", body, authorization=f"Bearer {KEY}")
+
+    assert 422 == reply.status_code, reply.text
+    assert reply.json()["error"].startswith("input 137: ")
+
+
+@pytest.mark.parametrize("kind", ["500", "null", "lost", "hang"])
+async def test_a_batch_ends_with_the_error_of_one_line(tmp_path: Path, kind: str) -> None:
+    texts = {"c0": "alpha", "c1": "beta", "c2": f"this is {BAD}", "c3": "gamma"}
+    lines = [
+        {"custom_id": name, "method": "POST", "url": OPENAI, "body": {"model": "m", "input": text}}
+        for name, text in texts.items()
+    ]
+    more = f"batches: {{dir: {json.dumps(str(tmp_path / 'batches'))}}}"
+    async with poisoned_gateway(tmp_path, kind, 1, more=more) as (gateway, _):
+        gateway.client.headers["authorization"] = f"Bearer {KEY}"
+        content = "".join(json.dumps(line) + "\n" for line in lines)
+        batch = await create(gateway, (await upload(gateway, content))["id"])
+        shown = await ended(gateway, batch["id"])
+        good = await results(gateway, shown["output_file_id"])
+        bad = await results(gateway, shown["error_file_id"])
+
+    assert ("completed", {"total": 4, "completed": 3, "failed": 1}) == (
+        shown["status"],
+        shown["request_counts"],
+    )
+    assert {"c0", "c1", "c3"} == {line["custom_id"] for line in good}
+    assert [("c2", 400)] == [(line["custom_id"], line["response"]["status_code"]) for line in bad]
+
+
+@pytest.mark.parametrize("kind", ["500", "null", "lost"])
+async def test_embed_skips_the_row_that_a_server_fails(tmp_path: Path, kind: str) -> None:
+    rows = [{"text": BAD if number == 137 else f"text {number}"} for number in range(300)]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    async with poisoned_gateway(tmp_path, kind, 2) as (gateway, _):
+        server = uvicorn.Server(
+            uvicorn.Config(gateway.application.asgi, port=0, lifespan="off", log_config=None)
+        )
+        serving = asyncio.create_task(server.serve())
+        async with asyncio.timeout(10):
+            while not server.started:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        parser = argparse.ArgumentParser()
+        add_embed_options(parser)
+        options = parser.parse_args(
+            [
+                str(source),
+                "--to",
+                str(target),
+                "--url",
+                f"http://127.0.0.1:{port}",
+                "--on-bad",
+                "skip",
+                "--json",
+            ]
+        )
+        status = await asyncio.to_thread(embed_files, options, {"GATEWAY_API_KEY": KEY})
+        server.should_exit = True
+        await serving
+
+    assert 0 == status
+    written = [json.loads(line)["text"] for line in target.read_text().splitlines()]
+    assert [row["text"] for row in rows if row["text"] != BAD] == written
