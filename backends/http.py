@@ -48,6 +48,7 @@ COUNTED_BYTES = 64 * 1024
 # Of a reply to a GET: descriptions of a server and its metrics.
 DESCRIPTION_BYTES_MAX = 4 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
+BOM = b"\xef\xbb\xbf"
 # A token each of 256 KiB of text is an object, and 2,048 vectors of 8,192 numbers are the largest batch.
 REPLY_LISTS_MAX = 1_000_000
 REPLY_VALUES_MAX = 20_000_000
@@ -189,7 +190,8 @@ class UpstreamClient:
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise ReplicaFailed("the reply is compressed, which was not asked for")
         body = raw.body if raw.status == 200 else mask_secrets(raw.body[:ERROR_BYTES_MAX], self._secrets)
-        return UpstreamResponse(raw.status, headers, body)
+        # JSON that an editor of Windows or an XML library wrote may begin with a byte order mark.
+        return UpstreamResponse(raw.status, headers, body.removeprefix(BOM))
 
     def _template(self, method: str, path: str, content_type: str | None) -> RequestTemplate:
         """Return the request line and constant headers, built once per method, path and content type."""

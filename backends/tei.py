@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from backends.answers import decode_json, translate_decode_errors, with_answer, words_of_error
 from backends.contract import (
     GRPC_SCHEMES,
     Backend,
@@ -53,7 +54,7 @@ from backends.errors import (
 from backends.http import UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.offers import OfferHistory
 from backends.openai_envelope import REFUSAL_TYPES, REFUSED_INPUT, context_length_in, error_of, refused_input
-from backends.openai_wire import decode_embeddings
+from backends.openai_wire import decode_embeddings, is_without_vectors
 from backends.outputs import check_outputs, merge_replies, single_output, split_outputs
 from backends.replies import (
     check_tokens,
@@ -68,7 +69,6 @@ from backends.replies import (
     status_error,
     term_weights,
     token_matrices,
-    translate_decode_errors,
     truncated_inputs,
 )
 from backends.texts import (
@@ -84,6 +84,7 @@ from backends.texts import (
 
 # TEI's --payload-limit is 2,000,000 by default, and no route reports it. The margin is for the other fields.
 BATCH_BYTES = 1_990_000
+EMBEDDINGS = "/v1/embeddings"
 
 Body = dict[str, Any]
 
@@ -111,8 +112,8 @@ class TeiClassifier(msgspec.Struct, frozen=True):
 class TeiRankItem(msgspec.Struct, frozen=True):
     """One entry of POST /rerank, sorted by score; index is that of the document."""
 
-    index: int
     score: float
+    index: int | None = None
 
 
 class TeiLabelScore(msgspec.Struct, frozen=True):
@@ -211,8 +212,11 @@ def check_supported(work: Work, info: TeiInfo) -> None:
         raise UnsupportedWork(f"this upstream's model does not {operation_of(work)}")
 
 
-def encode(work: Work, info: TeiInfo) -> tuple[str, Body]:
-    """Return path and body of one piece of work; an Encode requests one kind of output."""
+def encode(work: Work, info: TeiInfo, *, base64: bool = True) -> tuple[str, Body]:
+    """Return path and body of one piece of work; an Encode requests one kind of output.
+
+    base64: the server has the OpenAI route, and base64 there.
+    """
     match work:
         case Tokenize():
             body: Body = {"inputs": work.inputs, "add_special_tokens": work.add_special_tokens}
@@ -221,14 +225,14 @@ def encode(work: Work, info: TeiInfo) -> tuple[str, Body]:
             return "/decode", {"ids": work.inputs, "skip_special_tokens": work.skip_special_tokens}
         case EmbedParts():
             raise refused_parts()
-    return _encode_model_work(clip_texts(work, info.max_input_length), info)
+    return _encode_model_work(clip_texts(work, info.max_input_length), info, base64=base64)
 
 
-def _encode_model_work(work: ModelWork, info: TeiInfo) -> tuple[str, Body]:
+def _encode_model_work(work: ModelWork, info: TeiInfo, *, base64: bool) -> tuple[str, Body]:
     cut = _truncation(work.truncate)
     match work:
         case Embed():
-            return _encode_embed(work, info)
+            return _encode_embed(work, info, base64=base64)
         case Encode():
             path = "/embed_sparse" if single_output(work) is Output.SPARSE else "/embed_all"
             return path, {"inputs": work.inputs} | cut | _prompt(work.prompt_name)
@@ -243,11 +247,11 @@ def _encode_model_work(work: ModelWork, info: TeiInfo) -> tuple[str, Body]:
             return "/predict", {"inputs": inputs, "raw_scores": work.raw_scores} | cut
 
 
-def _encode_embed(work: Embed, info: TeiInfo) -> tuple[str, Body]:
+def _encode_embed(work: Embed, info: TeiInfo, *, base64: bool) -> tuple[str, Body]:
     size: Body = {} if work.dimensions is None else {"dimensions": work.dimensions}
     # The OpenAI route offers base64, but it always normalizes, and its truncation is fixed at server start.
-    if work.normalize and not work.prompt_name and _is_cut_alike(work, info):
-        return "/v1/embeddings", {"input": work.inputs, "encoding_format": "base64"} | size
+    if base64 and work.normalize and not work.prompt_name and _is_cut_alike(work, info):
+        return EMBEDDINGS, {"input": work.inputs, "encoding_format": "base64"} | size
     body = {"inputs": work.inputs, "normalize": work.normalize} | _truncation(work.truncate)
     return "/embed", body | _prompt(work.prompt_name) | size
 
@@ -280,11 +284,11 @@ def decode(work: Work, path: str, response: UpstreamResponse, info: TeiInfo) -> 
     with translate_decode_errors():
         match work:
             case Tokenize():
-                lists = msgspec.json.decode(response.body, type=list[list[Token]])
+                lists = decode_json(response.body, list[list[Token]])
                 _check_count(lists, work.inputs)
                 return TokenizeReply(tuple(tuple(tokens) for tokens in lists))
             case Detokenize():
-                texts = msgspec.json.decode(response.body, type=list[str])
+                texts = decode_json(response.body, list[str])
                 _check_count(texts, work.inputs)
                 return DetokenizeReply(tuple(texts))
             case Embed():
@@ -315,8 +319,8 @@ def _decode_native(
     cut = truncated(work, tokens, info)
     match work:
         case Rerank():
-            ranks = msgspec.json.decode(response.body, type=list[TeiRankItem])
-            scores = order_scores([(rank.index, rank.score) for rank in ranks], expected)
+            ranks = decode_json(response.body, list[TeiRankItem])
+            scores = order_scores([(rank.index, rank.score) for rank in ranks], expected, "")
             return RerankReply(scores, tokens, cut)
         case Score():
             return RerankReply(_pair_scores(response, expected), tokens, cut)
@@ -328,7 +332,7 @@ def _decode_native(
 
 
 def _predictions(response: UpstreamResponse) -> list[list[tuple[str, float]]]:
-    lists = msgspec.json.decode(response.body, type=list[list[TeiLabelScore]])
+    lists = decode_json(response.body, list[list[TeiLabelScore]])
     return [[(item.label, item.score) for item in row] for row in lists]
 
 
@@ -342,10 +346,10 @@ def _decode_encode(
     work: Encode, response: UpstreamResponse, info: TeiInfo, empty: EncodeReply
 ) -> EncodeReply:
     if single_output(work) is Output.TOKENS:
-        lists = msgspec.json.decode(response.body, type=list[list[list[float]]])
+        lists = decode_json(response.body, list[list[list[float]]])
         matrices = token_matrices(lists, len(work.inputs), info.max_input_length)
         return msgspec.structs.replace(empty, token_vectors=matrices)
-    weights = msgspec.json.decode(response.body, type=list[list[TeiTermWeight]])
+    weights = decode_json(response.body, list[list[TeiTermWeight]])
     _check_count(weights, work.inputs)
     terms = tuple(term_weights((item.index, item.value) for item in row) for row in weights)
     return msgspec.structs.replace(empty, sparse=terms)
@@ -360,7 +364,7 @@ def truncated(work: ModelWork, tokens: int, info: TeiInfo) -> tuple[int, ...] | 
 
 def _vectors(path: str, response: UpstreamResponse, expected: int) -> tuple[Vectors, int]:
     if path == "/embed":
-        vectors = float32(msgspec.json.decode(response.body, type=list[list[float]]))
+        vectors = float32(decode_json(response.body, list[list[float]]))
         check_vectors(vectors, expected)
         return vectors, _header_tokens(response, expected)
     vectors, tokens = decode_embeddings(response.body, expected)
@@ -383,8 +387,20 @@ def _header_tokens(response: UpstreamResponse, inputs: int) -> int:
     return tokens if tokens >= inputs else 0
 
 
+def refuses_base64(response: UpstreamResponse) -> bool:
+    """Return whether a server refused the encoding, or replied with no vector because it does not know it."""
+    if response.status == 200:
+        return is_without_vectors(response.body)
+    words = words_of_error(response).lower()
+    return response.status in {400, 415, 422} and ("base64" in words or "encoding_format" in words)
+
+
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
+    return with_answer(_failure(response), response)
+
+
+def _failure(response: UpstreamResponse) -> BackendError:
     try:
         body = msgspec.json.decode(response.body, type=TeiErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -413,6 +429,8 @@ class TeiBackend:
     def __init__(self, http: UpstreamClient) -> None:
         self._http = http
         self._info: TeiInfo | None = None
+        # False once the server has refused base64 and given numbers.
+        self._base64 = True
         self._offers = OfferHistory()
 
     async def describe(self, timeout_s: float) -> Capabilities:
@@ -424,9 +442,9 @@ class TeiBackend:
         if response.status != 200:
             raise failure(response)
         try:
-            info = msgspec.json.decode(response.body, type=TeiInfo)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ReplicaFailed("GET /info is not TEI's") from error
+            info = decode_json(response.body, TeiInfo)
+        except ReplicaFailed as error:
+            raise ReplicaFailed("GET /info is not TEI's").with_facts(detail=error.detail) from error
         found = capabilities(info)
         self._offers.accept(found)
         self._info = info
@@ -447,8 +465,14 @@ class TeiBackend:
         return merge_replies([await self._request(part, self._info, remaining_s()) for part in parts])
 
     async def _request(self, work: Work, info: TeiInfo, timeout_s: float) -> Reply:
-        path, body = encode(work, info)
-        response = await self._http.post(path, msgspec.json.encode(body), timeout_s, rows=rows_of(work))
+        path, body = encode(work, info, base64=self._base64)
+        remaining_s = countdown(timeout_s)
+        response = await self._http.post(path, msgspec.json.encode(body), remaining_s(), rows=rows_of(work))
+        if isinstance(work, Embed) and path == EMBEDDINGS and refuses_base64(response):
+            path, body = encode(work, info, base64=False)
+            encoded = msgspec.json.encode(body)
+            response = await self._http.post(path, encoded, remaining_s(), rows=rows_of(work))
+            self._base64 = response.status != 200
         if response.status != 200:
             raise failure(response)
         return decode(work, path, response, info)
