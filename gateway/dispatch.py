@@ -154,6 +154,7 @@ class Dispatcher:
             timeline.trace,
             grant.may_move,
             grant.copy,
+            timeline.attempts,
         )
 
 

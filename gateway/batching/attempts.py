@@ -67,6 +67,8 @@ class AttemptRunner:
         for ticket in tickets:
             ticket.was_sent = True
             ticket.running.add(attempt)
+            for record in ticket.records:
+                record.add(replica.name)
             if not is_hedge:
                 ticket.queued_s += now_s - ticket.waiting_since_s
         if tickets[0].traces:
@@ -102,7 +104,7 @@ class AttemptRunner:
             if needs_examination(attempt.piece, reply, attempt.replica):
                 reply = await believable(attempt.piece, reply, attempt.replica, self._pool)
         except BackendError as error:
-            attempt.end(error.kind)
+            attempt.end_with(error)
             self._callbacks.on_error(attempt, error, self._clock())
         else:
             attempt.end("ok")

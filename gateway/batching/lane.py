@@ -136,6 +136,8 @@ class Lane:
         ticket = self._ticket_for(key, piece, owner, deadline_s)
         if owner.trace is not None:
             ticket.traces.append(owner.trace)
+        if owner.record is not None:
+            ticket.records.append(owner.record)
         waiter = ticket.wait(deadline_s)
         self._schedule_pump()
         # asyncio.timeout costs several times as much, on every call.

@@ -15,6 +15,7 @@ from gateway.batching.traces import AttemptSpans, SliceTrace
 from gateway.events import CopyPurpose
 from gateway.routing.load import BatchLoad, kind_of
 from gateway.routing.replica import Replica
+from gateway.telemetry.attempt_record import AttemptRecord, hide_inputs
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -23,7 +24,8 @@ class Owner(msgspec.Struct, frozen=True):
     flow: identifies the call. queue_tokens: the tenant's own bound. shares_batches: the slice may share a
     batch with other tenants' slices. trace: the call's, if calls are traced. may_move: another upstream can
     serve the call, so that it does not wait for a replica of this one. copy: why it is a copy, for which no
-    caller waits; None for a call. A comparison is dropped unless it can be sent at once.
+    caller waits; None for a call. A comparison is dropped unless it can be sent at once. record: of the
+    attempts of the call.
     """
 
     tenant: str
@@ -35,6 +37,7 @@ class Owner(msgspec.Struct, frozen=True):
     trace: SliceTrace | None = None
     may_move: bool = False
     copy: CopyPurpose | None = None
+    record: AttemptRecord | None = None
 
 
 # Replaces the entry of a ticket without waiters. An entry and its ticket refer to each other while queued.
@@ -71,6 +74,8 @@ class Ticket:
         self.last_error: BackendError | None = None
         self.tries = 0
         self.traces: list[SliceTrace] = []
+        # Of the waiting calls.
+        self.records: list[AttemptRecord] = []
 
     def enqueue(self, queue: "FairQueue[Ticket]", now_s: float, *, first: bool = False) -> None:
         """Wait in the queue; first: at its tenant's head, after an attempt that failed."""
@@ -156,6 +161,16 @@ class Attempt:
         self.outcome, self.is_over = outcome, True
         if self.spans is not None:
             self.spans.end(outcome)
+
+    def end_with(self, error: BackendError) -> None:
+        """Record a failure, as `end`, with the upstream's answer."""
+        hide_inputs(error, self.piece.work)
+        for ticket in self.tickets:
+            for record in ticket.records:
+                record.add_failure(error)
+        if self.spans is not None:
+            self.spans.end(error.kind, error.upstream_status, error.detail)
+        self.end(error.kind)
 
     def is_wanted(self) -> bool:
         """Return whether a caller still waits for its result."""
