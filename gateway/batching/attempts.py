@@ -101,6 +101,7 @@ class AttemptRunner:
         try:
             reply = await attempt.replica.backend.run(attempt.piece.work, self._timeout_s(attempt))
             attempt.replica.check_width(attempt.piece.work, reply)
+            await attempt.replica.check_not_zero(attempt.piece.work, reply)
             if needs_examination(attempt.piece, reply, attempt.replica):
                 reply = await believable(attempt.piece, reply, attempt.replica, self._pool)
         except BackendError as error:

@@ -12,7 +12,7 @@ from gateway.routing.health import USABLE, ReplicaEvent, State, event_of, next_s
 from gateway.routing.load import BatchLoad, LoadKind
 from gateway.routing.offers import ModelOffer, offers
 from gateway.routing.policies import Policy, rank_replicas
-from gateway.routing.replica import Replica, gets_work, shown_state
+from gateway.routing.replica import KeptOut, Replica, gets_work, shown_state
 
 # Replicas that are down are probed, and names without an address resolved, at least this often.
 PROBED_WITHIN_S = 5
@@ -20,6 +20,12 @@ PROBED_WITHIN_S = 5
 DRAINED = "it is drained, by `drained` in the configuration or by an operator"
 
 
+# What callers read; the log and the status have the details.
+KEPT_OUT_REASONS: dict[KeptOut, str] = {
+    "model": "the reachable replicas serve a different model than this one's upstream and are not used",
+    "key": "the upstream of this model refuses the gateway's key; an operator has to correct its `api_key`",
+    "output": "the reachable replicas of this model do not compute as they should and are not used",
+}
 CountTokens = Callable[[ModelWork, str, Capabilities], Awaitable[list[int] | None]]
 
 
@@ -88,8 +94,11 @@ class Pool:
         return any(replica.is_foreign and gets_work(replica) for replica in self.replicas)
 
     def has_rejected(self) -> bool:
-        """Return whether a replica is kept out because of its vectors."""
-        return any(replica.is_foreign and replica.state is State.DOWN for replica in self.replicas)
+        """Return whether a replica responds and is kept out: for its vectors, its model, or its output."""
+        return any(
+            replica.state is State.DOWN and (replica.is_foreign or replica.kept_out is not None)
+            for replica in self.replicas
+        )
 
     def is_joining(self) -> bool:
         """Return whether a replica is still being discovered, or has not had its first attempt to join."""
@@ -163,10 +172,10 @@ class Pool:
         if event is ReplicaEvent.LOST and is_last and replica.state in USABLE and not self.holds:
             # It may be only this connection, and to eject the last replica would refuse every call. Calls
             # that wait for it are better sent when it has passed a probe: an engine that died restarts.
-            replica.suspicion = error.message
+            replica.suspicion = error.explanation
             replica.on_suspicion()
         elif event is not None:
-            self.transition(replica, event, error.message)
+            self.transition(replica, event, error.explanation)
 
     def update_capabilities(self, replica: Replica, capabilities: Capabilities) -> None:
         """Replace the capabilities of a replica that serves the same model."""
@@ -239,8 +248,12 @@ def is_replica_expected(pool: Pool, *, holds: bool) -> bool:
 
 def no_replica_error(pool: Pool) -> NoReplica:
     """Return the error for a call that no replica can serve."""
-    if pool.has_rejected():
+    down = [replica for replica in pool.replicas if replica.state is State.DOWN]
+    kept_out = next((replica.kept_out for replica in down if replica.kept_out is not None), None)
+    if any(replica.is_foreign for replica in down):
         reason = "the reachable replicas of this model return vectors of a different space and are not used"
+    elif kept_out is not None:
+        reason = KEPT_OUT_REASONS[kept_out]
     elif any(shown_state(replica) == "drained" for replica in pool.replicas):
         reason = "the replicas of this model that can be reached are drained"
     else:
@@ -257,7 +270,7 @@ def _combine_capabilities(pool: Pool) -> None:
 
 def _counts(replica: Replica) -> bool:
     """Return whether a replica's capabilities are part of the model's."""
-    is_rejected = replica.is_foreign and replica.state is State.DOWN
+    is_rejected = replica.state is State.DOWN and (replica.is_foreign or replica.kept_out == "model")
     return replica.capabilities is not None and replica.state is not State.GONE and not is_rejected
 
 

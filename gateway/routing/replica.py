@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 from backends.contract import (
     Backend,
@@ -14,12 +15,17 @@ from backends.contract import (
     Work,
 )
 from backends.errors import ReplicaFailed
+from backends.zero_vectors import gives_zeros, zero_row
 from gateway.events import ReplicaState
 from gateway.routing.health import PROBATION_BATCHES, USABLE, State
+from gateway.routing.join_checks import JoinedModel
 from gateway.routing.load import BatchLoad, LoadKind, slots_of
 from gateway.routing.refusals import Refusals
 from gateway.routing.window import Window
 
+# model: it serves another model than its upstream. key: it refuses the gateway's key. output: it does not
+# compute as it should.
+KeptOut: TypeAlias = Literal["model", "key", "output"]
 # A replica that has work and has returned nothing for this long, and for this many times the recent duration
 # of that much work, is probed.
 STALL_MIN_S = 3.0
@@ -33,7 +39,14 @@ class Replica:
 
     The window holds for each kind of batch by itself: texts do not wait until pictures are computed.
     small_batch_slots: slots of the window that a batch of fewer than `load.SMALL_INPUTS` takes.
+    kept_out: why it responds and is not used, except for its vectors; None if it is used or does not respond.
+    joined: the model that it last joined with. gives_zeros: its model gives zeros for a text without a known
+    word; None if that is not known.
     """
+
+    kept_out: KeptOut | None = None
+    joined: JoinedModel | None = None
+    gives_zeros: bool | None = None
 
     def __init__(
         self, name: str, backend: Backend, window: Window | None = None, small_batch_slots: int = 1
@@ -118,6 +131,19 @@ class Replica:
         if width != expected:
             raise ReplicaFailed(f"its vectors have {width} dimensions, and had {self.width} when it joined")
 
+    async def check_not_zero(self, work: Work, reply: Reply) -> None:
+        """Check that no vector has only zeros, unless the model is static; a probe shows it once.
+
+        Raises: ReplicaFailed.
+        """
+        row = zero_row(work, reply)
+        if row is None:
+            return
+        if self.gives_zeros is None:
+            self.gives_zeros = await gives_zeros(self.backend)
+        if not self.gives_zeros:
+            raise ReplicaFailed("the upstream gave a vector of zeros", input_index=row)
+
     def add_batch(self, load: BatchLoad, now_s: float) -> None:
         """Count a batch that is being sent."""
         if not self.batches:
@@ -171,6 +197,7 @@ class Replica:
         self._slowest_s = self._largest_tokens = 0.0
         self.refusals = Refusals()
         self.counts_alike = {}
+        self.gives_zeros = None
         self.window.restart()
 
     def is_silent(self, now_s: float, timeout_s: float) -> bool:

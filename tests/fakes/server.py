@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fakes.tei import Hook, is_canaries, vector_of
+from tests.fakes.tei import Hook, is_probe, vector_of
 
 
 class ErrorReply(Exception):
@@ -64,7 +64,7 @@ class FakeServer:
         self.check_key(path, headers)
         route = self.routes().get(path.removeprefix(self.prefix)) if path.startswith(self.prefix) else None
         parsed = json.loads(body) if body else {}
-        is_call = not is_canaries(parsed.get("input", parsed.get("texts")))
+        is_call = not is_probe(parsed)
         if body and is_call:
             self.requests.append((path, parsed))
         if self.hook is not None and is_call and (answer := await self.hook(path, parsed)) is not None:

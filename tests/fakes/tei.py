@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from backends.canaries import CANARIES
+from backends.canaries import CANARIES, SCORED
 
 DIMENSIONS = 8
 PAYLOAD_LIMIT = 2_000_000
@@ -47,6 +47,12 @@ def vector_of(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
 def is_canaries(texts: Any) -> bool:
     """Return True if the texts are the canaries sent to replicas when they join."""
     return isinstance(texts, list) and bool(texts) and all(text in CANARIES for text in texts)
+
+
+def is_probe(body: dict[str, Any]) -> bool:
+    """Return True for the canaries, and for the pairs that a reranker is sent when it joins."""
+    texts = body.get("inputs", body.get("input", body.get("texts")))
+    return body.get("query", body.get("text_1")) == SCORED.query or is_canaries(texts)
 
 
 def score_of(query: str, text: str) -> float:
@@ -293,22 +299,20 @@ class FakeTei:
             self.too_large += 1
             raise TeiError(413, "Failed to buffer the request body: length limit exceeded", None)
         parsed = _parse(body)
-        texts = parsed.get("inputs", parsed.get("input"))
-        if is_canaries(texts):
-            self.canaries += 1
+        if is_probe(parsed):
+            self.canaries += "query" not in parsed
         else:
             self.requests.append((path, parsed))
         return await self._serve(path, parsed, extra)
 
     async def _serve(self, path: str, parsed: dict[str, Any], extra: dict[str, str]) -> tuple[int, bytes]:
         """Answer a request as its permits allow."""
-        texts = parsed.get("inputs", parsed.get("input"))
         permits = _inputs_in(parsed) if path in COMPUTES else 0
         self._take_permits(permits)
         try:
             if (
                 self.hook is not None
-                and not is_canaries(texts)
+                and not is_probe(parsed)
                 and (answer := await self.hook(path, parsed)) is not None
             ):
                 return answer
