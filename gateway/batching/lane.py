@@ -10,6 +10,7 @@ attempts.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -29,7 +30,7 @@ from gateway.batching.tenant_activity import ACTIVE_S, TenantActivity
 from gateway.batching.ticket import EMPTY_ENTRY, Attempt, Owner, Ticket
 from gateway.errors import LOADING_RETRY_S, GatewayError, ModelLoading, Overloaded
 from gateway.events import AttemptFinished, CopyPurpose, LaneBacklog, Observe
-from gateway.routing.pool import Pool, no_replica_error
+from gateway.routing.pool import Pool, held_s, no_replica_error
 from gateway.routing.replica import Replica
 
 # Identifies equal work of one tenant, which is computed once.
@@ -132,6 +133,7 @@ class Lane:
         received. Raises: BackendError if the last replica tried refused or failed; NoReplica, ModelLoading or
         TimeoutError at the deadline.
         """
+        self._check_held(deadline_s)
         key = (owner.tenant, owner.priority, owner.may_move, owner.copy, piece.work)
         ticket = self._ticket_for(key, piece, owner, deadline_s)
         if owner.trace is not None:
@@ -148,7 +150,7 @@ class Lane:
             was_received = True
             return SliceReply(reply, ticket.queued_s)
         except TimeoutError as error:
-            if (cause := _cause_of_wait(ticket, self._pool)) is not None:
+            if (cause := _cause_of_wait(ticket, self._pool, self._clock())) is not None:
                 raise cause from error
             raise
         finally:
@@ -177,6 +179,12 @@ class Lane:
         if scheduling_pass.skipped_tenants and self._recheck_timer is None:
             # The other tenants may become inactive, and no event would report that.
             self._recheck_timer = asyncio.get_running_loop().call_later(ACTIVE_S, self._recheck)
+
+    def _check_held(self, deadline_s: float) -> None:
+        """Check that a replica takes work before a deadline. Raises: Overloaded."""
+        wait_s = held_s(self._pool, self._clock())
+        if wait_s is not None and self._clock() + wait_s > deadline_s:
+            raise _held_error(wait_s)
 
     def _ticket_for(self, key: WorkKey, piece: Slice, owner: Owner, deadline_s: float) -> Ticket:
         """Return the ticket of equal work of the tenant, or a new one in the queue."""
@@ -247,10 +255,18 @@ def _expire(waiter: asyncio.Future[Reply]) -> None:
         waiter.set_exception(TimeoutError())
 
 
-def _cause_of_wait(ticket: Ticket, pool: Pool) -> GatewayError | None:
+def _held_error(wait_s: float) -> Overloaded:
+    return Overloaded(
+        "the upstream asks for no requests for a while", retry_after_s=max(1, math.ceil(wait_s))
+    )
+
+
+def _cause_of_wait(ticket: Ticket, pool: Pool, now_s: float) -> GatewayError | None:
     """Return why a ticket was not done by its deadline, if the reason is known."""
     if not ticket.running and not pool.usable():
         return no_replica_error(pool)
+    if not ticket.running and (wait_s := held_s(pool, now_s)) is not None:
+        return _held_error(wait_s)
     if _is_model_loading(pool):
         return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
     return None

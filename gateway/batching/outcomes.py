@@ -34,8 +34,11 @@ from gateway.batching.slices import request_bytes
 from gateway.batching.staggered_calls import StaggeredCalls
 from gateway.batching.tenant_activity import TenantActivity
 from gateway.batching.ticket import Attempt, Ticket
-from gateway.routing.pool import Pool, lacking
+from gateway.routing.pool import Pool, held_s, lacking
 from gateway.routing.replica import Replica
+
+# A server that asks for a shorter pause would be asked all the time.
+HOLD_MIN_S = 0.1
 
 logger = logging.getLogger("gateway")
 
@@ -83,6 +86,8 @@ class OutcomeHandler:
             self._learn_size(replica, request_bytes(attempt.piece.work), now_s)
         elif isinstance(error, PermitsTaken):
             self._pause(replica)
+        if error.retry_after_s:
+            self._hold(replica, now_s + max(HOLD_MIN_S, error.retry_after_s))
         patience_s = replica.patience_s(self._policy.attempt_timeout_s)
         is_replicas_own = error.retryable or isinstance(error, UnsupportedWork)
         if is_replicas_own and not timed_out_early(error, took_s, patience_s):
@@ -110,6 +115,16 @@ class OutcomeHandler:
         pause_s = replica.refusals.pause(self._random.random())
         if pause_s is not None:
             asyncio.get_running_loop().call_later(pause_s, self._resume, replica)
+
+    def _hold(self, replica: Replica, until_s: float) -> None:
+        """Give a replica no work for as long as it asked for."""
+        if replica.hold(until_s):
+            asyncio.get_running_loop().call_at(until_s, self._release, replica, until_s)
+
+    def _release(self, replica: Replica, until_s: float) -> None:
+        # The timer of the event loop may be early by its resolution.
+        replica.release(until_s)
+        self._pool.subscribers.report_change()
 
     def _resume(self, replica: Replica) -> None:
         replica.refusals.is_paused = False
@@ -152,11 +167,16 @@ class OutcomeHandler:
                 continue
             refused = is_refused(ticket.refusals, ticket.piece.inputs)
             action = action_for(decision, ticket.losses, len(attempt.tickets), is_refused=refused)
-            if action == "fail":
+            if action == "fail" or self._is_held_past(ticket.deadline_s, now_s):
                 ticket.settle(decision.error)
                 continue
             ticket.runs_alone = action == "requeue_alone"
             ticket.enqueue(self._queue, now_s, first=True)
+
+    def _is_held_past(self, deadline_s: float, now_s: float) -> bool:
+        """Return whether every replica that could be tried asked for a pause that ends after a deadline."""
+        wait_s = held_s(self._pool, now_s)
+        return wait_s is not None and now_s + wait_s > deadline_s
 
     def _record_error(self, ticket: Ticket, replica: Replica, decision: Retry | Fail, now_s: float) -> None:
         if isinstance(decision, Fail) and decision.blames_input and ticket.half is not None:

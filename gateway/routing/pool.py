@@ -224,6 +224,14 @@ def has_room(pool: Pool, inputs: int, kind: LoadKind = "texts") -> bool:
     return any(replica.admits(inputs, "", is_only_tenant=True, kind=kind) for replica in pool.usable())
 
 
+def held_s(pool: Pool, now_s: float) -> float | None:
+    """Return the time until a usable replica may get work, None if one may or none is usable."""
+    usable = pool.usable()
+    if not usable or not all(replica.is_held for replica in usable):
+        return None
+    return max(0.0, min(replica.held_until_s for replica in usable) - now_s)
+
+
 def lacking(pool: Pool, work: Work) -> Collection[Replica]:
     """Return the usable replicas that do not offer the work's operation or outputs."""
     if pool.offer.is_uniform:

@@ -41,9 +41,11 @@ class Replica:
     small_batch_slots: slots of the window that a batch of fewer than `load.SMALL_INPUTS` takes.
     kept_out: why it responds and is not used, except for its vectors; None if it is used or does not respond.
     joined: the model that it last joined with. gives_zeros: its model gives zeros for a text without a known
-    word; None if that is not known.
+    word; None if that is not known. held_until_s: when it may get work again after it asked for a pause.
     """
 
+    is_held = False
+    held_until_s = 0.0
     kept_out: KeptOut | None = None
     joined: JoinedModel | None = None
     gives_zeros: bool | None = None
@@ -118,7 +120,19 @@ class Replica:
         permits = self.capabilities.concurrent_inputs if self.capabilities else None
         # A batch larger than all permits was cut for other replicas. It may try alone, and is then cut again.
         free = permits is None or self.inputs == 0 or self.inputs + inputs <= permits
-        return self.slots_by_kind[kind] < slots and free and not self.refusals.is_paused
+        is_waiting = self.refusals.is_paused or self.is_held
+        return self.slots_by_kind[kind] < slots and free and not is_waiting
+
+    def hold(self, until_s: float) -> bool:
+        """Give it no work until a moment; return False if it has none until a later one already."""
+        if until_s <= self.held_until_s:
+            return False
+        self.is_held, self.held_until_s = True, until_s
+        return True
+
+    def release(self, now_s: float) -> None:
+        """Let it have work again, if its pause is over."""
+        self.is_held = now_s < self.held_until_s
 
     def check_width(self, work: Work, reply: Reply) -> None:
         """Check that vectors are as wide as its canaries were, or as the work requested.

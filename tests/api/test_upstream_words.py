@@ -2,13 +2,20 @@
 
 from typing import Any
 
+import pytest
+
 from gateway.events import CallFinished
 from gateway.telemetry.access_log import call_line
 from tests.conftest import Boots, Running
+from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei, is_canaries
 
 TWO = """
 upstreams: {u: {backend: tei, replicas: ["http://tei-0", "http://tei-1"], policy: round_robin}}
+models: {m: {upstream: u}}
+"""
+OPENAI = """
+upstreams: {u: {backend: openai, model: fake-model, replicas: ["http://tei-0/v1"]}}
 models: {m: {upstream: u}}
 """
 SECRET = "the private text of a tenant that no log may contain"
@@ -74,3 +81,44 @@ async def test_duration_of_attempts_is_known_by_replica(boot: Boots) -> None:
     for number in range(2):
         labels = f'replica="http://tei-{number}",upstream="u"'
         assert f"gateway_attempt_duration_seconds_count{{{labels}}} 1.0" in metrics
+
+
+class PausingOpenAI(FakeOpenAI):
+    """Server that answers calls with 429 and these headers while `is_full`."""
+
+    def __init__(self, headers: dict[str, str]) -> None:
+        super().__init__()
+        self.is_full = False
+        self.pause = [(name.encode(), value.encode()) for name, value in headers.items()]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one ASGI request."""
+        if not self.is_full or scope["method"] == "GET":
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 429, "headers": self.pause})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, "2"),
+        ({"retry-after": "7"}, "7"),
+        ({"retry-after-ms": "6250", "retry-after": "9"}, "7"),
+        (
+            {"retry-after": "Fri, 27 Nov 2026 10:00:20 GMT", "date": "Fri, 27 Nov 2026 10:00:00 GMT"},
+            "20",
+        ),
+        ({"retry-after": "86400"}, "60"),
+    ],
+)
+async def test_pause_that_an_upstream_asks_for_reaches_the_caller(
+    boot: Boots, headers: dict[str, str], expected: str
+) -> None:
+    server = PausingOpenAI(headers)
+    async with boot({"tei-0": server}, OPENAI) as gateway:
+        server.is_full = True
+        reply = await gateway.post("/v1/embeddings", {"input": "a"}, x_timeout_s="5")
+
+    assert (429, expected) == (reply.status_code, reply.headers["retry-after"])
