@@ -143,7 +143,7 @@ class Attempt:
         self.started_s = started_s
         self.is_hedge = is_hedge
         tenants = tuple({ticket.owner.tenant for ticket in tickets})
-        self.load = BatchLoad(piece.inputs, piece.tokens, tenants, kind_of(piece.work))
+        self.load = BatchLoad(piece.inputs, piece.tokens, tenants, kind_of(piece.work), replica.tokens)
         self.task: asyncio.Task[None] | None = None
         self.hedge_timer: asyncio.TimerHandle | None = None
         self.outcome = "cancelled"

@@ -9,13 +9,16 @@ from backends.texts import ModelWork
 from gateway.errors import NoReplica
 from gateway.events import DescriptionRejected, Observe, ReplicaChanged
 from gateway.routing.health import USABLE, ReplicaEvent, State, event_of, next_state
-from gateway.routing.load import BatchLoad, LoadKind
+from gateway.routing.load import LOAD_KINDS, BatchLoad, LoadKind
 from gateway.routing.offers import ModelOffer, offers
+from gateway.routing.pace import TRIAL_EVERY, BatchTimes, is_worth_waiting, slowdowns
 from gateway.routing.policies import Policy, rank_replicas
 from gateway.routing.replica import KeptOut, Replica, gets_work, shown_state
 
 # Replicas that are down are probed, and names without an address resolved, at least this often.
 PROBED_WITHIN_S = 5
+# Weight of the newest batch in the tokens of a typical one.
+TYPICAL_SHARE = 0.1
 # A pool does not know whose list it is: those of the configuration and of operators are one.
 DRAINED = "it is drained, by `drained` in the configuration or by an operator"
 
@@ -82,6 +85,9 @@ class Pool:
         self.observe = observe
         self._undiscovered_urls: set[str] = set()
         self._turn = 0
+        self._batch_times = {kind: BatchTimes() for kind in LOAD_KINDS}
+        # Tokens of a typical batch.
+        self._batch_tokens = 1.0
         self._random = Random(seed)  # noqa: S311 - it spreads load and protects no secret
         self.offer = ModelOffer()
 
@@ -120,12 +126,33 @@ class Pool:
         if len(usable) == 1:
             only = usable[0]
             return only if only.admits(inputs, tenant, is_only_tenant=is_only_tenant, kind=kind) else None
-        loads = [replica.tokens + _waiting_tokens(replica) for replica in usable]
-        for index in rank_replicas(self._policy, loads, self._turn, self._random):
-            if usable[index].admits(inputs, tenant, is_only_tenant=is_only_tenant, kind=kind):
-                self._turn += 1
-                return usable[index]
+        loads: list[float] = [replica.tokens + _waiting_tokens(replica) for replica in usable]
+        slow = slowdowns([replica.paces[kind] for replica in usable])
+        is_weighted = slow is not None and self._policy != "round_robin"
+        if slow is not None and is_weighted:
+            loads = [(load + self._batch_tokens) * factor for load, factor in zip(loads, slow, strict=True)]
+        order = rank_replicas(self._policy, loads, self._turn, self._random)
+        if slow is not None and is_weighted:
+            order.sort(key=lambda i: slow[i] == 1 or usable[i].passed_over < TRIAL_EVERY)
+        # One that asked for a pause has no room for longer than a batch takes.
+        costs = [load for load, replica in zip(loads, usable, strict=True) if not replica.is_waiting]
+        for index in order:
+            replica = usable[index]
+            if not replica.admits(inputs, tenant, is_only_tenant=is_only_tenant, kind=kind):
+                continue
+            is_trial = replica.passed_over >= TRIAL_EVERY
+            if is_weighted and not is_trial and is_worth_waiting(loads[index], costs):
+                # A slot of a faster one is free sooner than this one is done.
+                continue
+            self._turn += 1
+            self._count_choice(replica, usable)
+            return replica
         return None
+
+    def _count_choice(self, chosen: Replica, usable: Collection[Replica]) -> None:
+        for replica in usable:
+            replica.passed_over += 1
+        chosen.passed_over = 0
 
     def expect_discovery(self, url: str) -> None:
         """Count the replicas behind a URL as joining until it has been resolved once."""
@@ -155,6 +182,9 @@ class Pool:
     ) -> None:
         """Record that a replica completed a batch."""
         replica.record_success(load, took_s, now_s, was_full=was_full)
+        slowness = self._batch_times[load.kind].slowness(took_s, load.tokens_before + load.tokens)
+        replica.paces[load.kind].add(slowness)
+        self._batch_tokens += (load.tokens - self._batch_tokens) * TYPICAL_SHARE
         if replica.state is State.PROBATION and replica.is_proven:
             self.transition(replica, ReplicaEvent.PROVEN, "its requests succeed again")
 

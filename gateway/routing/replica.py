@@ -19,7 +19,8 @@ from backends.zero_vectors import gives_zeros, zero_row
 from gateway.events import ReplicaState
 from gateway.routing.health import PROBATION_BATCHES, USABLE, State
 from gateway.routing.join_checks import JoinedModel
-from gateway.routing.load import BatchLoad, LoadKind, slots_of
+from gateway.routing.load import LOAD_KINDS, BatchLoad, LoadKind, slots_of
+from gateway.routing.pace import Pace
 from gateway.routing.refusals import Refusals
 from gateway.routing.window import Window
 
@@ -44,6 +45,8 @@ class Replica:
     word; None if that is not known. held_until_s: when it may get work again after it asked for a pause.
     """
 
+    # Batches that went to others since its last one.
+    passed_over = 0
     is_held = False
     held_until_s = 0.0
     kept_out: KeptOut | None = None
@@ -85,6 +88,7 @@ class Replica:
         self.batches_by_tenant: Counter[tuple[LoadKind, str]] = Counter()
         self.inputs = 0
         self.tokens = 0
+        self.paces: dict[LoadKind, Pace] = {kind: Pace() for kind in LOAD_KINDS}
         self._failures = 0
         self._successes = 0
         self._progress_s = 0.0
@@ -120,8 +124,12 @@ class Replica:
         permits = self.capabilities.concurrent_inputs if self.capabilities else None
         # A batch larger than all permits was cut for other replicas. It may try alone, and is then cut again.
         free = permits is None or self.inputs == 0 or self.inputs + inputs <= permits
-        is_waiting = self.refusals.is_paused or self.is_held
-        return self.slots_by_kind[kind] < slots and free and not is_waiting
+        return self.slots_by_kind[kind] < slots and free and not self.is_waiting
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if it gets no work for a while, because it had no permits or asked for a pause."""
+        return self.refusals.is_paused or self.is_held
 
     def hold(self, until_s: float) -> bool:
         """Give it no work until a moment; return False if it has none until a later one already."""
@@ -209,6 +217,8 @@ class Replica:
         """Forget everything that was learned before the replica rejoined."""
         self._failures = self._successes = 0
         self._slowest_s = self._largest_tokens = 0.0
+        self.paces = {kind: Pace() for kind in LOAD_KINDS}
+        self.passed_over = 0
         self.refusals = Refusals()
         self.counts_alike = {}
         self.gives_zeros = None
