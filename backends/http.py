@@ -56,7 +56,10 @@ REPLY_VALUES_MAX = 20_000_000
 ROW_LISTS_MAX = 16
 ROW_VALUES_MAX = 65_536
 # Of as many numbers with all their digits, and spaces between them. Base64 is shorter.
-ROW_BYTES_MAX = 32 * ROW_VALUES_MAX
+NUMBER_BYTES_MAX = 32
+ROW_BYTES_MAX = NUMBER_BYTES_MAX * ROW_VALUES_MAX
+# Of a reply besides its numbers: names of fields, the usage, an error page.
+REPLY_EXTRA_BYTES = 1024 * 1024
 
 
 def secrets_of(headers: Mapping[str, str]) -> list[bytes]:
@@ -135,7 +138,7 @@ class UpstreamClient:
 
         Raises: ReplicaUnavailable, ConnectionLost, AttemptTimedOut, ReplicaFailed.
         """
-        response = await self._send("GET", path, b"", None, timeout_s)
+        response = await self._send("GET", path, b"", None, timeout_s, DESCRIPTION_BYTES_MAX)
         if self._is_large(response):
             if len(response.body) > DESCRIPTION_BYTES_MAX:
                 raise ReplicaFailed(f"its description is larger than {DESCRIPTION_BYTES_MAX} bytes")
@@ -149,14 +152,16 @@ class UpstreamClient:
         timeout_s: float,
         content_type: str = "application/json",
         rows: int | None = None,
+        width: int | None = None,
     ) -> UpstreamResponse:
         """Send a POST request and return the complete response.
 
         rows: vectors or scores in a valid reply, which bound its size; None if their number is unknown.
+        width: of the vectors, None if it is not known.
 
         Raises: ReplicaUnavailable, ConnectionLost, AttemptTimedOut, ReplicaFailed.
         """
-        response = await self._send("POST", path, body, content_type, timeout_s)
+        response = await self._send("POST", path, body, content_type, timeout_s, reply_bytes_max(rows, width))
         if self._is_large(response):
             _check_values(response.body, rows)
         return response
@@ -165,15 +170,23 @@ class UpstreamClient:
         return response.status == 200 and len(response.body) > COUNTED_BYTES and not self._is_trusted
 
     async def _send(
-        self, method: str, path: str, body: bytes, content_type: str | None, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        content_type: str | None,
+        timeout_s: float,
+        bytes_max: int | None,
     ) -> UpstreamResponse:
+        if self._is_trusted:
+            bytes_max = None
         try:
             async with asyncio.timeout(timeout_s):
                 if self._transport is None:
                     self._transport = self._open()
                 template, trace = self._template(method, path, content_type), carrier.get()
                 extra = () if trace is None else httpx.Headers(trace.headers).raw
-                response = self._response(await self._transport.send(template, extra, body))
+                response = self._response(await self._transport.send(template, extra, body, bytes_max))
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise _translate(error, timeout_s) from error
         if response.status == 200:
@@ -215,6 +228,14 @@ class UpstreamClient:
             await self._transport.aclose()
 
 
+def reply_bytes_max(rows: int | None, width: int | None) -> int | None:
+    """Return the bound on a reply that is read, None for that of all replies. rows, width: as in `post`."""
+    if rows is None:
+        return None
+    row_bytes = ROW_BYTES_MAX if width is None else min(ROW_BYTES_MAX, width * NUMBER_BYTES_MAX)
+    return REPLY_EXTRA_BYTES + row_bytes * (rows + 1)
+
+
 def _check_values(body: bytes, rows: int | None) -> None:
     """Check that a reply can be decoded in little time and memory. rows: as in `UpstreamClient.post`.
 
@@ -248,7 +269,11 @@ class HttpxTransport:
         self._transport = transport
 
     async def send(
-        self, template: RequestTemplate, extra: Sequence[tuple[bytes, bytes]], body: bytes
+        self,
+        template: RequestTemplate,
+        extra: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        reply_bytes_max: int | None = None,  # noqa: ARG002 - httpx reads whole bodies
     ) -> RawResponse:
         """Send a request and return the complete response.
 

@@ -174,7 +174,7 @@ class OpenAIApi:
     async def embed(self, work: Embed, profile: OpenAIProfile, timeout_s: float) -> UpstreamResponse:
         """Send texts to embed and return the response of any status. Raises: BackendError."""
         body = encode(work, profile, self.shape, self._extra)
-        return await self._post(self._embeddings, body, work, timeout_s)
+        return await self._post(self._embeddings, body, work, timeout_s, profile.width)
 
     async def send(
         self, fields: Body, profile: OpenAIProfile, rows: int, timeout_s: float
@@ -186,7 +186,7 @@ class OpenAIApi:
         shape = self.shape
         form = shape.base64 if profile.base64 and shape.base64 is not None else shape.numbers
         body = msgspec.json.encode({**self._extra, **_named(profile), **form, **fields})
-        return await self._http.post(self._embeddings, body, timeout_s, rows=rows)
+        return await self._http.post(self._embeddings, body, timeout_s, rows=rows, width=profile.width)
 
     def may_refuse_base64(self, response: UpstreamResponse, profile: OpenAIProfile) -> bool:
         """Return whether a reply to a request for base64 may be that of a server without it.
@@ -207,5 +207,8 @@ class OpenAIApi:
         body = encode_rerank(work, profile, self.shape, self._extra)
         return await self._post(self._rerank, body, work, timeout_s)
 
-    async def _post(self, path: str, body: Body, work: Work, timeout_s: float) -> UpstreamResponse:
-        return await self._http.post(path, msgspec.json.encode(body), timeout_s, rows=rows_of(work))
+    async def _post(
+        self, path: str, body: Body, work: Work, timeout_s: float, width: int | None = None
+    ) -> UpstreamResponse:
+        encoded = msgspec.json.encode(body)
+        return await self._http.post(path, encoded, timeout_s, rows=rows_of(work), width=width)

@@ -429,6 +429,8 @@ class TeiBackend:
     def __init__(self, http: UpstreamClient) -> None:
         self._http = http
         self._info: TeiInfo | None = None
+        # Of its vectors, which /info does not report; None before the first reply.
+        self._width: int | None = None
         # False once the server has refused base64 and given numbers.
         self._base64 = True
         self._offers = OfferHistory()
@@ -447,6 +449,8 @@ class TeiBackend:
             raise ReplicaFailed("GET /info is not TEI's").with_facts(detail=error.detail) from error
         found = capabilities(info)
         self._offers.accept(found)
+        if info != self._info:
+            self._width = None
         self._info = info
         return found
 
@@ -467,15 +471,22 @@ class TeiBackend:
     async def _request(self, work: Work, info: TeiInfo, timeout_s: float) -> Reply:
         path, body = encode(work, info, base64=self._base64)
         remaining_s = countdown(timeout_s)
-        response = await self._http.post(path, msgspec.json.encode(body), remaining_s(), rows=rows_of(work))
+        response = await self._send(work, path, body, remaining_s())
         if isinstance(work, Embed) and path == EMBEDDINGS and refuses_base64(response):
             path, body = encode(work, info, base64=False)
-            encoded = msgspec.json.encode(body)
-            response = await self._http.post(path, encoded, remaining_s(), rows=rows_of(work))
+            response = await self._send(work, path, body, remaining_s())
             self._base64 = response.status != 200
         if response.status != 200:
             raise failure(response)
-        return decode(work, path, response, info)
+        reply = decode(work, path, response, info)
+        if isinstance(work, Embed) and isinstance(reply, EmbedReply) and work.dimensions is None:
+            self._width = reply.vectors.shape[1]
+        return reply
+
+    async def _send(self, work: Work, path: str, body: Body, timeout_s: float) -> UpstreamResponse:
+        width = self._width if isinstance(work, Embed) else None
+        encoded = msgspec.json.encode(body)
+        return await self._http.post(path, encoded, timeout_s, rows=rows_of(work), width=width)
 
     async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
         """Read te_queue_size, the number of waiting inputs, from GET /metrics.

@@ -317,7 +317,9 @@ class VllmBackend:
     async def _post(
         self, path: str, body: Body, timeout_s: float, rows: int | None = None
     ) -> UpstreamResponse:
-        return restore_status(await self._http.post(path, msgspec.json.encode(body), timeout_s, rows=rows))
+        width = self._profile.width if self._profile is not None and path == EMBEDDINGS else None
+        encoded = msgspec.json.encode(body)
+        return restore_status(await self._http.post(path, encoded, timeout_s, rows=rows, width=width))
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Execute one piece of work, in one request per kind of output.
