@@ -220,11 +220,17 @@ def score_matrix(rows: Sequence[Sequence[float]], expected: int, labels: int) ->
 
 
 def truncated_inputs(
-    work: ModelWork, tokens: int, max_input_tokens: int | None, *, prompt_known: bool = True
+    work: ModelWork,
+    tokens: int,
+    max_input_tokens: int | None,
+    *,
+    prompt_known: bool = True,
+    prompt_tokens: int = 0,
 ) -> tuple[int, ...] | None:
     """Return () if certainly no input was cut, otherwise None; for servers that do not report truncation.
 
-    prompt_known: the inputs contain their prompt already.
+    prompt_known: the inputs contain their prompt already, but for one of at most `prompt_tokens` that the
+    server puts before each.
     """
     if work.truncate is Truncate.ERROR:
         return ()
@@ -234,7 +240,7 @@ def truncated_inputs(
         return None
     # A conversation's length is only known to the server, which renders it.
     whole = 0 < tokens < max_input_tokens or (
-        prompt_known and not is_chat and surely_fits(model_inputs_of(work), max_input_tokens)
+        prompt_known and not is_chat and surely_fits(model_inputs_of(work), max_input_tokens - prompt_tokens)
     )
     return () if whole else None
 

@@ -72,6 +72,7 @@ from backends.replies import (
     truncated_inputs,
 )
 from backends.texts import (
+    SPECIAL_TOKENS,
     ModelWork,
     check_no_instruction,
     check_no_late_chunking,
@@ -90,7 +91,11 @@ Body = dict[str, Any]
 
 
 class TeiInfo(msgspec.Struct, frozen=True):
-    """Fields of GET /info that the adapter uses."""
+    """Fields of GET /info that the adapter uses.
+
+    prompt_tokens: the most that the server's default prompt has, which /info does not report; learned from
+    its counts.
+    """
 
     model_id: str
     model_type: dict[str, Any]
@@ -101,6 +106,7 @@ class TeiInfo(msgspec.Struct, frozen=True):
     model_dtype: str | None = None
     model_sha: str | None = None
     version: str | None = None
+    prompt_tokens: int = msgspec.field(default=0, name="_prompt_tokens")
 
 
 class TeiClassifier(msgspec.Struct, frozen=True):
@@ -262,7 +268,8 @@ def _is_cut_alike(work: Embed, info: TeiInfo) -> bool:
         return True
     if not info.auto_truncate and work.truncate is Truncate.ERROR:
         return True
-    return all(token_upper_bound(text) <= info.max_input_length for text in work.inputs)
+    most = info.max_input_length - info.prompt_tokens
+    return all(token_upper_bound(text) <= most for text in work.inputs)
 
 
 def _truncation(truncate: Truncate) -> Body:
@@ -359,7 +366,33 @@ def truncated(work: ModelWork, tokens: int, info: TeiInfo) -> tuple[int, ...] | 
     """Return () if certainly no input was cut, otherwise None."""
     # Only the server knows the text of a named prompt.
     prompt_known = not isinstance(work, Embed | Encode) or not work.prompt_name
-    return truncated_inputs(work, tokens, info.max_input_length, prompt_known=prompt_known)
+    most, prompt_tokens = info.max_input_length, info.prompt_tokens
+    return truncated_inputs(work, tokens, most, prompt_known=prompt_known, prompt_tokens=prompt_tokens)
+
+
+def of_unknown_prompt(info: TeiInfo) -> TeiInfo:
+    """Return the description of a server whose default prompt is not known: it may have any length."""
+    return msgspec.structs.replace(info, prompt_tokens=info.max_input_length)
+
+
+def with_counts(info: TeiInfo, work: Work, tokens: int) -> TeiInfo:
+    """Return the description with what the tokens of a reply show of the server's default prompt.
+
+    Each input has at least the tokens of the prompt. More tokens than the bytes of the inputs and the prompt
+    known so far show that the server has another prompt now.
+    """
+    if not isinstance(work, Embed | Encode) or work.prompt_name or tokens <= 0:
+        return info
+    inputs, known = len(work.inputs), info.prompt_tokens
+    most = max(0, tokens // inputs - SPECIAL_TOKENS)
+    if most == known or (most > known and tokens <= _most_tokens(work.inputs, known)):
+        return info
+    return msgspec.structs.replace(info, prompt_tokens=most)
+
+
+def _most_tokens(texts: Sequence[str], prompt_tokens: int) -> int:
+    """Return the most tokens that texts with a prompt before each have."""
+    return len(texts) * prompt_tokens + sum(map(token_upper_bound, texts))
 
 
 def _vectors(path: str, response: UpstreamResponse, expected: int) -> tuple[Vectors, int]:
@@ -428,6 +461,8 @@ class TeiBackend:
 
     def __init__(self, http: UpstreamClient) -> None:
         self._http = http
+        # As the server describes itself, and with what its replies show.
+        self._described: TeiInfo | None = None
         self._info: TeiInfo | None = None
         # Of its vectors, which /info does not report; None before the first reply.
         self._width: int | None = None
@@ -444,14 +479,13 @@ class TeiBackend:
         if response.status != 200:
             raise failure(response)
         try:
-            info = decode_json(response.body, TeiInfo)
+            described = decode_json(response.body, TeiInfo)
         except ReplicaFailed as error:
             raise ReplicaFailed("GET /info is not TEI's").with_facts(detail=error.detail) from error
-        found = capabilities(info)
+        found = capabilities(described)
         self._offers.accept(found)
-        if info != self._info:
-            self._width = None
-        self._info = info
+        if described != self._described:
+            self._described, self._info, self._width = described, of_unknown_prompt(described), None
         return found
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
@@ -479,6 +513,10 @@ class TeiBackend:
         if response.status != 200:
             raise failure(response)
         reply = decode(work, path, response, info)
+        learned = with_counts(info, work, reply.tokens)
+        if learned is not info:
+            self._info = learned
+            reply = decode(work, path, response, learned)
         if isinstance(work, Embed) and isinstance(reply, EmbedReply) and work.dimensions is None:
             self._width = reply.vectors.shape[1]
         return reply

@@ -224,7 +224,8 @@ class FakeTei:
     names of its prompts, None for any name. payload_limit: most bytes of a body. in_flight: inputs that hold
     a permit, those of other clients included; most_in_flight: the most of them so far. refused, too_large:
     requests answered with 429 and 413. headers_sent: headers
-    that replace the ones of the server, None to leave one out.
+    that replace the ones of the server, None to leave one out. default_prompt: as --default-prompt; it counts
+    in texts without `prompt_name`.
     """
 
     def __init__(self, **info: Any) -> None:
@@ -241,6 +242,7 @@ class FakeTei:
         self.refused = self.too_large = 0
         self.headers_sent: dict[str, str | None] = {}
         self.dimensions = DIMENSIONS
+        self.default_prompt = ""
         self.info: dict[str, Any] = {
             "model_id": "fake/model",
             "model_sha": None,
@@ -342,7 +344,7 @@ class FakeTei:
         return json.dumps(answer).encode()
 
     def _computed(self, reply: Any, texts: Sequence[Text]) -> Computed:
-        tokens = sum(tokens_of(text, self.info["max_input_length"]) for text in texts)
+        tokens = sum(min(self._tokens_of(text), self.info["max_input_length"]) for text in texts)
         return Computed(reply, sum(map(len, texts)), tokens)
 
     def _embed(self, body: dict[str, Any]) -> Computed:
@@ -482,7 +484,11 @@ class FakeTei:
                 f"`default-prompt-name` is set to `{prompt}` but no prompts were found in the Sentence "
                 "Transformers configuration"
             )
-        self._check_batch(max(map(tokens_of, texts)), len(texts), body)
+        self._check_batch(max(map(self._tokens_of, texts)), len(texts), body)
+
+    def _tokens_of(self, text: Text) -> int:
+        """Count the tokens of a text with the default prompt."""
+        return tokens_of(text) + len(self.default_prompt.split())
 
     def _check_pairs(self, pairs: Sequence[tuple[str, ...]], body: dict[str, Any]) -> None:
         self._check_batch(max(map(_pair_tokens, pairs)), len(pairs), body)
