@@ -18,7 +18,7 @@ from backends.errors import (
     UnsupportedWork,
 )
 from gateway.batching.fair_queue import FairQueue
-from gateway.batching.joining import split_reply
+from gateway.batching.joining import has_own_counts, split_reply
 from gateway.batching.measures import LaneMeasures
 from gateway.batching.retries import (
     Fail,
@@ -72,6 +72,9 @@ class OutcomeHandler:
         if len(tickets) == 1:
             tickets[0].settle(replies[0])
             return
+        if not has_own_counts([ticket.piece for ticket in tickets], reply):
+            for record in [record for ticket in tickets for record in ticket.records]:
+                record.shares_tokens = True
         is_staggered = self._activity.has_others(tickets[0].owner.tenant, now_s)
         for ticket, own_reply in zip(tickets, replies, strict=True):
             if is_staggered:

@@ -16,16 +16,18 @@ class AttemptRecord:
     """Attempts that carried a part of one call.
 
     attempts: their number. replicas: those that were tried, in the order of their first attempt.
-    upstream_status, upstream_words: of the last answer that was no success.
+    upstream_status, upstream_words: of the last answer that was no success. shares_tokens: its tokens are a
+    share of those of an upstream request, by size.
     """
 
-    __slots__ = ("attempts", "replicas", "upstream_status", "upstream_words")
+    __slots__ = ("attempts", "replicas", "shares_tokens", "upstream_status", "upstream_words")
 
     def __init__(self) -> None:
         self.attempts = 0
         self.replicas: tuple[str, ...] = ()
         self.upstream_status: str | None = None
         self.upstream_words: str | None = None
+        self.shares_tokens = False
 
     def add(self, replica: str) -> None:
         """Count an attempt at a replica."""
