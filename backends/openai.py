@@ -64,6 +64,7 @@ def capabilities(profile: OpenAIProfile, counter: TokenCounter | None, shape: Ap
         version=shape.version,
         outputs=frozenset({Output.DENSE} if profile.embeds else ()),
         typed_inputs=bool(types),
+        metered=shape.metered,
         notes=profile.notes if profile.scores is None else (*profile.notes, f"scores: {profile.scores}"),
     )
 

@@ -133,13 +133,13 @@ class Prober:
                 await _probe_work(replica, capabilities)
             await self._check_space(capabilities)
             found = await self._model_of(capabilities)
-        except (ReplicaUnavailable, ConnectionLost) as error:
-            # It may have died of the texts, or it restarts.
-            if not (self._intervals.awaits_first_join and replica.state is State.JOINING):
-                self._report_failed_join(error)
+        except ReplicaFailed as error:
+            self._report_failed_join(error, "output")
             return False
         except BackendError as error:
-            self._report_failed_join(error, "output" if isinstance(error, ReplicaFailed) else None)
+            # An engine may have died of the texts, or is busy.
+            if not (self._intervals.awaits_first_join and replica.state is State.JOINING):
+                self._report_failed_join(error)
             return False
         if (reason := self._reason_to_keep_out(found)) is not None:
             self._keep_out(reason)
@@ -149,8 +149,11 @@ class Prober:
 
     async def _model_of(self, capabilities: Capabilities) -> JoinedModel:
         """Return the model of a replica, with the scores of a reranker. Raises: BackendError."""
+        before = self._replica.joined
         if Operation.RERANK not in capabilities.operations:
             return JoinedModel(capabilities)
+        if capabilities.metered and before is not None and before.capabilities == capabilities:
+            return before
         scores = await read_scores(self._replica.backend, capabilities, PROBE_TIMEOUT_S)
         return JoinedModel(capabilities, scores or None)
 

@@ -61,11 +61,11 @@ def without_quotations(words: str, texts: list[str]) -> str:
     done = start = 0
     while start + QUOTED_CHARACTERS <= len(words):
         piece = words[start : start + QUOTED_CHARACTERS]
-        text = next((text for text in long_texts if piece in text), None)
-        if text is None:
+        quoted = next((text for text in long_texts if piece in text), None)
+        if quoted is None:
             start += QUOTED_CHARACTERS
             continue
-        first, last = _extended(words, start, text, text.index(piece))
+        first, last = _extended(words, start, quoted, quoted.index(piece))
         kept += [words[done : max(done, first)], HIDDEN]
         done = start = last
     return "".join([*kept, words[done:]])

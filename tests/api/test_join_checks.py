@@ -15,6 +15,7 @@ from gateway.routing.prober import ProbeIntervals
 from gateway.upstreams import factory
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import RERANKER
+from tests.fakes.hosted_api import FakeHostedApi
 from tests.fakes.hostile_replica import HostileReplica
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei, vector_of
@@ -283,3 +284,24 @@ async def test_call_that_waits_for_a_model_that_is_refused_does_not_wait_until_i
 
     assert 503 == reply.status_code
     assert "`data`: null" in replica["reason"]
+
+
+async def test_hosted_reranker_is_asked_for_the_scores_of_known_pairs_once(boot: Boots) -> None:
+    server = FakeHostedApi("jina", embeds=False)
+    asked = 0
+    is_down = False
+
+    def count(path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
+        nonlocal asked
+        asked += body.get("query") == SCORED.query
+        return (503, b"") if is_down and body.get("query") != SCORED.query else None
+
+    more = ", api_key: k, model: jina-reranker-v3, task: rerank"
+    async with gateway_over(boot, Odd(server, count), kind="jina", more=more) as gateway:
+        await until_states(gateway, "up")
+        is_down = True
+        await gateway.post("/v1/rerank", {"query": "q", "documents": ["a"], "model": "m"})
+        is_down = False
+        await until_states(gateway, "probation")
+
+    assert 1 == asked

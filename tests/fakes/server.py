@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from backends.canaries import SCORED
 from tests.fakes.tei import Hook, is_probe, vector_of
 
 
@@ -95,5 +96,7 @@ def token_rows(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def logit_of(query: str, text: str) -> float:
-    """Return a logit between -4 and 4, different for each pair."""
+    """Return a logit between -4 and 4, different for each pair; the best for the answer in `SCORED`."""
+    if (query, text) == (SCORED.query, SCORED.documents[0]):
+        return 4.0
     return float(vector_of(f"{query}\n{text}")[0] * 4)

@@ -56,7 +56,9 @@ def is_probe(body: dict[str, Any]) -> bool:
 
 
 def score_of(query: str, text: str) -> float:
-    """Return a score between 0 and 1, different for each pair."""
+    """Return a score between 0 and 1, different for each pair; the best for the answer in `SCORED`."""
+    if (query, text) == (SCORED.query, SCORED.documents[0]):
+        return 1.0
     return hashlib.sha256(f"{query}\n{text}".encode()).digest()[0] / 255
 
 
