@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from backends.contract import Backend, Capabilities, Embed, EmbedReply, Vectors
-from backends.errors import ReplicaFailed, ReplicaOverloaded
+from backends.contract import Backend, Capabilities, Embed, EmbedReply, Rerank, Vectors
+from backends.errors import BackendError, ConnectionLost, InvalidWork, ReplicaFailed, ReplicaOverloaded
 
 # Version of the set of texts. Vectors of different editions cannot be compared.
 EDITION = "1"
@@ -24,6 +24,16 @@ CANARIES = (
     "向量数据库按语义相似度检索文档，而不是按关键词。日本語の文もあります。",
     "Быстрая лиса прыгает через ленивую собаку. مرحبا بالعالم",
     "def add(a: int, b: int) -> int: return a + b # O(1)",
+)
+# A question, its answer, and texts that have nothing to do with it: a reranker puts the answer first.
+SCORED = Rerank(
+    "how many people live in Berlin?",
+    (
+        "Berlin has a population of 3,520,031 registered inhabitants in an area of 891.82 square kilometers.",
+        "New York City is famous for the Metropolitan Museum of Art.",
+        "Stir the soup for ten minutes, then add salt.",
+        "x",
+    ),
 )
 # Inputs of one request if neither replica nor operator sets a bound; some servers accept few.
 REQUEST_INPUTS = 32
@@ -50,6 +60,34 @@ async def embed_in_batches(
         raise ReplicaFailed("its vectors differ in length")
     vectors = np.vstack([reply.vectors for reply in replies])
     return EmbedReply(vectors, sum(reply.tokens for reply in replies), None)
+
+
+async def embed_canaries(
+    backend: Backend, batch_inputs: int | None, timeout_s: float
+) -> tuple[EmbedReply, BackendError | None]:
+    """Embed the canaries; a text that fails while others do not has a row of NaN.
+
+    Returns the reply and the error of a text that failed, if one did. Raises: BackendError, if all fail.
+    """
+    try:
+        return await embed_in_batches(backend, CANARIES, batch_inputs, timeout_s), None
+    except (ReplicaFailed, ConnectionLost) as error:
+        failure: BackendError = error
+    replies: list[EmbedReply | None] = []
+    for text in CANARIES:
+        try:
+            replies.append(await embed_in_batches(backend, (text,), batch_inputs, timeout_s))
+        except (ReplicaFailed, ConnectionLost, InvalidWork) as error:
+            failure = error
+            replies.append(None)
+    found = [reply for reply in replies if reply is not None]
+    if not found:
+        raise failure
+    if len({reply.vectors.shape[1] for reply in found}) > 1:
+        raise ReplicaFailed("its vectors differ in length")
+    unknown = np.full_like(found[0].vectors, np.nan)
+    vectors = np.vstack([unknown if reply is None else reply.vectors for reply in replies])
+    return EmbedReply(vectors, sum(reply.tokens for reply in found), None), failure
 
 
 async def _embed(backend: Backend, batch: tuple[str, ...], timeout_s: float) -> EmbedReply:
@@ -89,10 +127,16 @@ def _batches(texts: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
 def min_cosine(first: Vectors, second: Vectors) -> float:
     """Return the lowest cosine between corresponding rows of two (n, dim) arrays, or 0 if shapes differ.
 
-    Two zero rows have cosine 1; a zero row and a nonzero row have cosine 0.
+    Two zero rows have cosine 1; a zero row and a nonzero row have cosine 0. Rows that are not known, which
+    contain NaN, are not compared; without any other the cosine is 0.
     """
     if first.shape != second.shape:
         return 0.0
+    known = ~(np.isnan(first).any(axis=1) | np.isnan(second).any(axis=1))
+    if not known.all():
+        if not known.any():
+            return 0.0
+        first, second = first[known], second[known]
     return float(row_cosines(first, second).min(initial=1.0))
 
 
@@ -115,6 +159,7 @@ def canary_digest(vectors: Vectors) -> str:
     model changes most of them. Differences are used because many models have one component that is the
     largest in every text.
     """
+    vectors = np.nan_to_num(vectors)
     steps = vectors - np.roll(vectors, 1, axis=0)
     rows = np.arange(len(steps))
     largest = np.abs(steps).argmax(axis=1)

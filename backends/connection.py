@@ -50,14 +50,16 @@ class Connection(asyncio.Protocol):
             self._reusable and self._pending is None and transport is not None and not transport.is_closing()
         )
 
-    async def send(self, head: bytes, body: bytes) -> RawResponse:
+    async def send(self, head: bytes, body: bytes, reply_bytes_max: int | None = None) -> RawResponse:
         """Send a request and wait for the complete response.
+
+        reply_bytes_max: bound on its body, None for that of the connection.
 
         Raises: StaleConnection, SlowHead, InvalidResponse, httpx.ReadError.
         """
         assert self._transport is not None
         self._pending = asyncio.get_running_loop().create_future()
-        self._reader.begin()
+        self._reader.begin(reply_bytes_max)
         try:
             self._transport.writelines((head, body))
             return await self._pending

@@ -47,9 +47,15 @@ class Transport(Protocol):
     """Sender of requests to one origin."""
 
     async def send(
-        self, template: RequestTemplate, extra: Sequence[tuple[bytes, bytes]], body: bytes
+        self,
+        template: RequestTemplate,
+        extra: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        reply_bytes_max: int | None = None,
     ) -> RawResponse:
-        """Send a request and return the complete response. extra: headers of this request only.
+        """Send a request and return the complete response.
+
+        extra: headers of this request only. reply_bytes_max: bound on the body, None for that of all replies.
 
         Raises: the exceptions of httpx's transports.
         """
@@ -147,7 +153,11 @@ class ConnectionPool:
         self._reuse_pause = ReusePause()
 
     async def send(
-        self, template: RequestTemplate, extra: Sequence[tuple[bytes, bytes]], body: bytes
+        self,
+        template: RequestTemplate,
+        extra: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        reply_bytes_max: int | None = None,
     ) -> RawResponse:
         """Send a request and return the complete response.
 
@@ -156,9 +166,9 @@ class ConnectionPool:
         head = _head(template, extra, len(body))
         connection = self._take_idle()
         if connection is None:
-            return await self._exchange(await self._open(), head, body)
+            return await self._exchange(await self._open(), head, body, reply_bytes_max)
         try:
-            return await self._exchange(connection, head, body)
+            return await self._exchange(connection, head, body, reply_bytes_max)
         except StaleConnection:
             if not self._options.resends:
                 raise
@@ -168,7 +178,7 @@ class ConnectionPool:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             # The server may have worked on the request when it went away.
             raise httpx.ReadError("the connection broke, and no other was opened") from error
-        return await self._exchange(connection, head, body)
+        return await self._exchange(connection, head, body, reply_bytes_max)
 
     def drop_idle(self) -> None:
         """Close the idle connections, so that the next request opens a new one."""
@@ -187,10 +197,12 @@ class ConnectionPool:
         # An aborted transport closes in the next iteration of the loop.
         await asyncio.sleep(0)
 
-    async def _exchange(self, connection: Connection, head: bytes, body: bytes) -> RawResponse:
+    async def _exchange(
+        self, connection: Connection, head: bytes, body: bytes, reply_bytes_max: int | None
+    ) -> RawResponse:
         self._busy.add(connection)
         try:
-            return await connection.send(head, body)
+            return await connection.send(head, body, reply_bytes_max)
         finally:
             self._busy.discard(connection)
             self._release(connection)

@@ -370,6 +370,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     truncation_side: the end that is cut if neither request nor configuration name one.
     media_tokens: the most tokens of a picture or recording, where the model has a bound of its own for them.
     loaded: the model is in memory. If it is not, all values come from the checkpoint's small files.
+    metered: each request costs money, so that none is sent that is not needed.
     """
 
     model_id: str
@@ -401,6 +402,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     truncation_side: Truncate = Truncate.RIGHT
     media_tokens: int | None = None
     loaded: bool = True
+    metered: bool = False
 
 
 class TlsFiles(msgspec.Struct, frozen=True):

@@ -11,10 +11,11 @@ BackendError
  ├─ ConnectionLost     the connection broke with work in flight  retry elsewhere
  ├─ AttemptTimedOut    no reply within the attempt's timeout     retry elsewhere
  ├─ ReplicaFailed      an error or an invalid reply              retry elsewhere, once
+ │   └─ CredentialRefused  the gateway's key is refused          retry elsewhere, once
  └─ ModelUnavailable   the checkpoint was not found or not read  source gateway, final
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 # Longest message of an error. Upstreams' words are quoted in logs, in status and to callers.
 MESSAGE_CHARACTERS_MAX = 500
@@ -37,6 +38,10 @@ class BackendError(Exception):
     """Failure of a backend; the message is safe to show to a caller.
 
     input_index: place in the work of the one input at fault, None if it is not known.
+    detail: the upstream's own words, or the place of the value that could not be read. They are for operators
+    only, because they may quote the input of another caller of the same request.
+    upstream_status: HTTP status or gRPC code of the upstream's answer, None without one.
+    retry_after_s: time for which the upstream asks for no requests.
     """
 
     kind: ClassVar[str] = "failed"
@@ -49,6 +54,23 @@ class BackendError(Exception):
         self.input_index = input_index
         # TEI answers empty input with 400 and invalid input with 422.
         self.empty = empty
+        self.detail = ""
+        self.upstream_status: str | None = None
+        self.retry_after_s: float | None = None
+
+    @property
+    def explanation(self) -> str:
+        """Return the message with the detail, for logs and operators."""
+        return printable(f"{self.message}: {self.detail}") if self.detail else self.message
+
+    def with_facts(
+        self, *, detail: str = "", upstream_status: str | None = None, retry_after_s: float | None = None
+    ) -> Self:
+        """Add facts about the upstream's answer, and keep those that are known already; return the error."""
+        self.detail = self.detail or printable(detail)
+        self.upstream_status = self.upstream_status or upstream_status
+        self.retry_after_s = self.retry_after_s if retry_after_s is None else retry_after_s
+        return self
 
 
 class InvalidWork(BackendError):
@@ -136,6 +158,10 @@ class ReplicaFailed(BackendError):
     """Error status of the replica, or a reply that does not answer the work."""
 
     kind = "failed"
+
+
+class CredentialRefused(ReplicaFailed):
+    """Refusal of the key that the gateway sends to the upstream."""
 
 
 class ModelUnavailable(BackendError):

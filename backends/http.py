@@ -48,6 +48,7 @@ COUNTED_BYTES = 64 * 1024
 # Of a reply to a GET: descriptions of a server and its metrics.
 DESCRIPTION_BYTES_MAX = 4 * 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
+BOM = b"\xef\xbb\xbf"
 # A token each of 256 KiB of text is an object, and 2,048 vectors of 8,192 numbers are the largest batch.
 REPLY_LISTS_MAX = 1_000_000
 REPLY_VALUES_MAX = 20_000_000
@@ -55,7 +56,10 @@ REPLY_VALUES_MAX = 20_000_000
 ROW_LISTS_MAX = 16
 ROW_VALUES_MAX = 65_536
 # Of as many numbers with all their digits, and spaces between them. Base64 is shorter.
-ROW_BYTES_MAX = 32 * ROW_VALUES_MAX
+NUMBER_BYTES_MAX = 32
+ROW_BYTES_MAX = NUMBER_BYTES_MAX * ROW_VALUES_MAX
+# Of a reply besides its numbers: names of fields, the usage, an error page.
+REPLY_EXTRA_BYTES = 1024 * 1024
 
 
 def secrets_of(headers: Mapping[str, str]) -> list[bytes]:
@@ -134,7 +138,7 @@ class UpstreamClient:
 
         Raises: ReplicaUnavailable, ConnectionLost, AttemptTimedOut, ReplicaFailed.
         """
-        response = await self._send("GET", path, b"", None, timeout_s)
+        response = await self._send("GET", path, b"", None, timeout_s, DESCRIPTION_BYTES_MAX)
         if self._is_large(response):
             if len(response.body) > DESCRIPTION_BYTES_MAX:
                 raise ReplicaFailed(f"its description is larger than {DESCRIPTION_BYTES_MAX} bytes")
@@ -148,14 +152,16 @@ class UpstreamClient:
         timeout_s: float,
         content_type: str = "application/json",
         rows: int | None = None,
+        width: int | None = None,
     ) -> UpstreamResponse:
         """Send a POST request and return the complete response.
 
         rows: vectors or scores in a valid reply, which bound its size; None if their number is unknown.
+        width: of the vectors, None if it is not known.
 
         Raises: ReplicaUnavailable, ConnectionLost, AttemptTimedOut, ReplicaFailed.
         """
-        response = await self._send("POST", path, body, content_type, timeout_s)
+        response = await self._send("POST", path, body, content_type, timeout_s, reply_bytes_max(rows, width))
         if self._is_large(response):
             _check_values(response.body, rows)
         return response
@@ -164,15 +170,23 @@ class UpstreamClient:
         return response.status == 200 and len(response.body) > COUNTED_BYTES and not self._is_trusted
 
     async def _send(
-        self, method: str, path: str, body: bytes, content_type: str | None, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        content_type: str | None,
+        timeout_s: float,
+        bytes_max: int | None,
     ) -> UpstreamResponse:
+        if self._is_trusted:
+            bytes_max = None
         try:
             async with asyncio.timeout(timeout_s):
                 if self._transport is None:
                     self._transport = self._open()
                 template, trace = self._template(method, path, content_type), carrier.get()
                 extra = () if trace is None else httpx.Headers(trace.headers).raw
-                response = self._response(await self._transport.send(template, extra, body))
+                response = self._response(await self._transport.send(template, extra, body, bytes_max))
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             raise _translate(error, timeout_s) from error
         if response.status == 200:
@@ -189,7 +203,8 @@ class UpstreamClient:
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise ReplicaFailed("the reply is compressed, which was not asked for")
         body = raw.body if raw.status == 200 else mask_secrets(raw.body[:ERROR_BYTES_MAX], self._secrets)
-        return UpstreamResponse(raw.status, headers, body)
+        # JSON that an editor of Windows or an XML library wrote may begin with a byte order mark.
+        return UpstreamResponse(raw.status, headers, body.removeprefix(BOM))
 
     def _template(self, method: str, path: str, content_type: str | None) -> RequestTemplate:
         """Return the request line and constant headers, built once per method, path and content type."""
@@ -211,6 +226,14 @@ class UpstreamClient:
         """Close the connection pool."""
         if self._transport is not None:
             await self._transport.aclose()
+
+
+def reply_bytes_max(rows: int | None, width: int | None) -> int | None:
+    """Return the bound on a reply that is read, None for that of all replies. rows, width: as in `post`."""
+    if rows is None:
+        return None
+    row_bytes = ROW_BYTES_MAX if width is None else min(ROW_BYTES_MAX, width * NUMBER_BYTES_MAX)
+    return REPLY_EXTRA_BYTES + row_bytes * (rows + 1)
 
 
 def _check_values(body: bytes, rows: int | None) -> None:
@@ -246,7 +269,11 @@ class HttpxTransport:
         self._transport = transport
 
     async def send(
-        self, template: RequestTemplate, extra: Sequence[tuple[bytes, bytes]], body: bytes
+        self,
+        template: RequestTemplate,
+        extra: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        reply_bytes_max: int | None = None,  # noqa: ARG002 - httpx reads whole bodies
     ) -> RawResponse:
         """Send a request and return the complete response.
 

@@ -303,7 +303,10 @@ class InfinityBackend:
         self, work: Embed | Encode | Rerank | Classify, model: str, timeout_s: float
     ) -> UpstreamResponse:
         path, body = encode(work, model)
-        response = await self._http.post(path, msgspec.json.encode(body), timeout_s, rows=rows_of(work))
+        known = self._capabilities if isinstance(work, Embed) and self._model == model else None
+        width = known.dimensions if known is not None else None
+        encoded = msgspec.json.encode(body)
+        response = await self._http.post(path, encoded, timeout_s, rows=rows_of(work), width=width)
         if response.status != 200:
             raise failure(response)
         return response

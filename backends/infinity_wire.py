@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from backends.answers import decode_json, in_order, translate_decode_errors, with_answer
 from backends.contract import (
     Audio,
     Classify,
@@ -42,7 +43,6 @@ from backends.replies import (
     order_scores,
     status_error,
     token_matrices,
-    translate_decode_errors,
 )
 from backends.tokens import TokenCount
 
@@ -75,8 +75,8 @@ class InfinityServedModels(msgspec.Struct, frozen=True):
 class InfinityRankItem(msgspec.Struct, frozen=True):
     """One entry of POST /rerank, sorted by score; index is that of the document."""
 
-    index: int
     relevance_score: float
+    index: int | None = None
 
 
 class InfinityRanks(msgspec.Struct, frozen=True):
@@ -101,8 +101,8 @@ class InfinityLabelScores(msgspec.Struct, frozen=True):
 class TokenVectorsItem(msgspec.Struct, frozen=True):
     """Token vectors of one input."""
 
-    index: int
     embedding: list[list[float]]
+    index: int | None = None
 
 
 class TokenVectorsResponse(msgspec.Struct, frozen=True):
@@ -117,9 +117,9 @@ def decode_models(response: UpstreamResponse) -> list[InfinityServedModel]:
     Raises: ReplicaFailed, if the body is not Infinity's.
     """
     try:
-        return msgspec.json.decode(response.body, type=InfinityServedModels).data
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ReplicaFailed("GET /models is not Infinity's") from error
+        return decode_json(response.body, InfinityServedModels).data
+    except ReplicaFailed as error:
+        raise ReplicaFailed("GET /models is not Infinity's").with_facts(detail=error.detail) from error
 
 
 def encode(work: Embed | Encode | Rerank | Classify, model: str) -> tuple[str, Body]:
@@ -195,8 +195,7 @@ def decode_scores(response: UpstreamResponse, expected: int) -> Vectors:
 
     Raises: ReplicaFailed.
     """
-    with translate_decode_errors():
-        ranks = msgspec.json.decode(response.body, type=InfinityRanks).results
+    ranks = decode_json(response.body, InfinityRanks).results
     return order_scores([(rank.index, rank.relevance_score) for rank in ranks], expected)
 
 
@@ -205,13 +204,10 @@ def decode_matrices(response: UpstreamResponse, expected: int) -> tuple[Vectors,
 
     Raises: ReplicaFailed.
     """
+    items = decode_json(response.body, TokenVectorsResponse).data
+    places = in_order([item.index for item in items], "data", listed=True)
     with translate_decode_errors():
-        items = sorted(
-            msgspec.json.decode(response.body, type=TokenVectorsResponse).data, key=lambda item: item.index
-        )
-        if [item.index for item in items] != list(range(len(items))):
-            raise ReplicaFailed("the upstream's indices are not 0 to n - 1")
-        return token_matrices([item.embedding for item in items], expected, None)
+        return token_matrices([items[place].embedding for place in places], expected, None)
 
 
 def decode_predictions(response: UpstreamResponse) -> list[list[tuple[str, float]]]:
@@ -219,8 +215,7 @@ def decode_predictions(response: UpstreamResponse) -> list[list[tuple[str, float
 
     Raises: ReplicaFailed.
     """
-    with translate_decode_errors():
-        lists = msgspec.json.decode(response.body, type=InfinityLabelScores).data
+    lists = decode_json(response.body, InfinityLabelScores).data
     return [[(item.label, item.score) for item in row] for row in lists]
 
 
@@ -231,6 +226,10 @@ REASON_MAX = 200
 
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
+    return with_answer(_failure(response), response)
+
+
+def _failure(response: UpstreamResponse) -> BackendError:
     match response.status:
         case 422:
             # The adapter has limited the inputs; too many of them is a conflict between the two

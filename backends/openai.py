@@ -33,7 +33,7 @@ from backends.errors import (
 )
 from backends.http import IDLE_S, SHORT_IDLE_S, UpstreamClient, countdown, open_client
 from backends.offers import check_numbers
-from backends.openai_api import OpenAIApi, OpenAIProfile, decode, failure
+from backends.openai_api import OpenAIApi, OpenAIProfile, decode, failure, without_base64
 from backends.openai_media import embed_media
 from backends.openai_probe import ModelProbe
 from backends.replies import check_reported_cuts
@@ -64,6 +64,7 @@ def capabilities(profile: OpenAIProfile, counter: TokenCounter | None, shape: Ap
         version=shape.version,
         outputs=frozenset({Output.DENSE} if profile.embeds else ()),
         typed_inputs=bool(types),
+        metered=shape.metered,
         notes=profile.notes if profile.scores is None else (*profile.notes, f"scores: {profile.scores}"),
     )
 
@@ -153,6 +154,12 @@ class OpenAIBackend:
         remaining_s = countdown(timeout_s)
         count = await self._count(work, self._api.shape.truncation, remaining_s())
         response = await self._api.embed(work, profile, remaining_s())
+        if self._api.may_refuse_base64(response, profile):
+            plain = without_base64(profile)
+            second = await self._api.embed(work, plain, remaining_s())
+            if second.status == 200:
+                response = second
+                self._profile = self._probe.known = plain
         if response.status != 200:
             raise failure(response)
         check_reported_cuts(work, response)

@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 
+from backends.answers import with_answer
 from backends.api_shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fields, path_of, shape_of
 from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, ScoreKind, Work
 from backends.errors import BackendError, ReplicaFailed, UnsupportedWork, input_too_long
 from backends.http import UpstreamClient, UpstreamResponse
 from backends.openai_envelope import context_length_in, error_of, refused_input
-from backends.openai_wire import decode_embeddings, decode_typed_embeddings
+from backends.openai_wire import decode_embeddings, decode_typed_embeddings, is_without_vectors
 from backends.replies import (
     check_dimensions,
     check_tokens,
@@ -37,6 +38,9 @@ TOO_LONG = (
     "too long",
     "too many tokens",
 )
+NUMBERS_NOTE = "numbers, not base64"
+# Statuses of a server that does not know an encoding.
+UNKNOWN_ENCODING = frozenset({400, 415, 422})
 Body = dict[str, Any]
 
 
@@ -56,6 +60,12 @@ class OpenAIProfile(msgspec.Struct, frozen=True):
     embeds: bool = True
     images: bool = False
     scores: ScoreKind | None = None
+
+
+def without_base64(profile: OpenAIProfile) -> OpenAIProfile:
+    """Return the profile of a server that is asked for numbers."""
+    notes = tuple(note for note in profile.notes if note != NUMBERS_NOTE)
+    return msgspec.structs.replace(profile, base64=False, notes=(NUMBERS_NOTE, *notes))
 
 
 def encode(work: Embed, profile: OpenAIProfile, shape: ApiShape = OPENAI, extra: Fields = NO_FIELDS) -> Body:
@@ -127,6 +137,10 @@ def decode(
 
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
+    return with_answer(_failure(response), response)
+
+
+def _failure(response: UpstreamResponse) -> BackendError:
     error = error_of(response)
     message = error.message.lower()
     match response.status:
@@ -160,7 +174,7 @@ class OpenAIApi:
     async def embed(self, work: Embed, profile: OpenAIProfile, timeout_s: float) -> UpstreamResponse:
         """Send texts to embed and return the response of any status. Raises: BackendError."""
         body = encode(work, profile, self.shape, self._extra)
-        return await self._post(self._embeddings, body, work, timeout_s)
+        return await self._post(self._embeddings, body, work, timeout_s, profile.width)
 
     async def send(
         self, fields: Body, profile: OpenAIProfile, rows: int, timeout_s: float
@@ -172,7 +186,19 @@ class OpenAIApi:
         shape = self.shape
         form = shape.base64 if profile.base64 and shape.base64 is not None else shape.numbers
         body = msgspec.json.encode({**self._extra, **_named(profile), **form, **fields})
-        return await self._http.post(self._embeddings, body, timeout_s, rows=rows)
+        return await self._http.post(self._embeddings, body, timeout_s, rows=rows, width=profile.width)
+
+    def may_refuse_base64(self, response: UpstreamResponse, profile: OpenAIProfile) -> bool:
+        """Return whether a reply to a request for base64 may be that of a server without it.
+
+        Servers say so in many ways, or reply with no vector. Only the refusal of a long input is another one.
+        """
+        if not profile.base64 or self.shape.base64 is None:
+            return False
+        if response.status == 200:
+            return is_without_vectors(response.body)
+        message = error_of(response).message.lower()
+        return response.status in UNKNOWN_ENCODING and not any(phrase in message for phrase in TOO_LONG)
 
     async def rerank(self, work: Rerank, profile: OpenAIProfile, timeout_s: float) -> UpstreamResponse:
         """Send documents to score and return the response of any status. Raises: BackendError."""
@@ -181,5 +207,8 @@ class OpenAIApi:
         body = encode_rerank(work, profile, self.shape, self._extra)
         return await self._post(self._rerank, body, work, timeout_s)
 
-    async def _post(self, path: str, body: Body, work: Work, timeout_s: float) -> UpstreamResponse:
-        return await self._http.post(path, msgspec.json.encode(body), timeout_s, rows=rows_of(work))
+    async def _post(
+        self, path: str, body: Body, work: Work, timeout_s: float, width: int | None = None
+    ) -> UpstreamResponse:
+        encoded = msgspec.json.encode(body)
+        return await self._http.post(path, encoded, timeout_s, rows=rows_of(work), width=width)

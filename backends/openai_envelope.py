@@ -5,16 +5,19 @@ without prompt_tokens, an error code that is a number or a word.
 """
 
 import re
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
+from backends.answers import unreadable_value
 from backends.errors import InvalidWork
 from backends.http import UpstreamResponse
 
 # OpenAI's and vLLM's sentence. A number reveals nothing of another tenant's text in a shared request.
 CONTEXT_LENGTH = re.compile(r"context length (?:is|of) (?:only )?(\d{1,9})\b", re.IGNORECASE)
 
+# At most 15 digits: a count beyond them is as invalid as none.
+WHOLE_NUMBER = re.compile(r"-?\d{1,15}(?:\.0{1,6})?")
 REFUSED_INPUT = "the upstream refused the input"
 # The range of a field, in this gateway's and other servers' words. It has no word of an input.
 NUMBER = r"-?\d{1,9}(?:\.\d{1,9})?"
@@ -31,29 +34,45 @@ UNTELLING = frozenset({"BadRequestError", "invalid_request_error", "invalid_inpu
 REFUSAL_TYPES = frozenset({"BadRequestError", "invalid_request_error"})
 
 
+# Counts of servers in languages without whole numbers, or with 64-bit numbers as strings (protobuf's JSON).
+Count: TypeAlias = int | float | str | None
+
+
+def whole_number(value: Count, path: str) -> int | None:
+    """Return a count written as 7, 7.0 or "7". Raises: ReplicaFailed, if it is no whole number."""
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and WHOLE_NUMBER.fullmatch(value):
+        return int(value.partition(".")[0])
+    raise unreadable_value(path, value)
+
+
 class TokenUsage(msgspec.Struct, frozen=True):
     """Token counts with special tokens; older rerank routes report the total only."""
 
-    prompt_tokens: int | None = None
-    total_tokens: int | None = None
+    prompt_tokens: Count = None
+    total_tokens: Count = None
 
     @property
     def tokens(self) -> int | None:
-        """Prompt tokens, or the total if they are missing."""
-        return self.total_tokens if self.prompt_tokens is None else self.prompt_tokens
+        """Prompt tokens, or the total if they are missing. Raises: ReplicaFailed."""
+        prompt = whole_number(self.prompt_tokens, "usage.prompt_tokens")
+        return whole_number(self.total_tokens, "usage.total_tokens") if prompt is None else prompt
 
 
 class CountedTokens(msgspec.Struct, frozen=True):
-    """Token counts in Cohere's form, whole numbers written as 3 or 3.0; LiteLLM reports the total there."""
+    """Token counts in Cohere's form; LiteLLM reports the total there."""
 
-    input_tokens: int | float | None = None
-    total_tokens: int | float | None = None
+    input_tokens: Count = None
+    total_tokens: Count = None
 
     @property
     def count(self) -> int | None:
-        """Tokens of the inputs, or the total; None if neither is reported."""
-        tokens = self.total_tokens if self.input_tokens is None else self.input_tokens
-        return None if tokens is None else int(tokens)
+        """Tokens of the inputs, or the total; None if neither is reported. Raises: ReplicaFailed."""
+        tokens = whole_number(self.input_tokens, "meta.tokens.input_tokens")
+        return whole_number(self.total_tokens, "meta.tokens.total_tokens") if tokens is None else tokens
 
 
 class ApiMeta(msgspec.Struct, frozen=True):

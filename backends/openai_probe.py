@@ -8,9 +8,15 @@ import msgspec
 
 from backends.contract import Embed, ReplicaSpec
 from backends.counting import TokenCounter
-from backends.errors import AttemptTimedOut, BackendError, ReplicaFailed, ReplicaOverloaded
+from backends.errors import (
+    AttemptTimedOut,
+    BackendError,
+    ConnectionLost,
+    ReplicaFailed,
+    ReplicaOverloaded,
+)
 from backends.http import UpstreamResponse, countdown
-from backends.openai_api import OpenAIApi, OpenAIProfile, failure
+from backends.openai_api import OpenAIApi, OpenAIProfile, failure, without_base64
 from backends.openai_media import PROBE as IMAGE_PROBE
 from backends.openai_media import media_requests
 from backends.openai_wire import choose_model, decode_embeddings, decode_models, decode_typed_embeddings
@@ -21,6 +27,9 @@ from backends.rerank_wire import decode_scores, scale_of
 PROBE = Embed(("a",))
 # Statuses of a route that does not exist, or exists for a different kind of model.
 NOT_OFFERED = frozenset({400, 404, 405, 422, 500, 501})
+
+
+BREAKS_ON_IMAGES = "no images: the connection broke at a picture"
 
 
 class OperationNotOffered(ReplicaFailed):
@@ -35,6 +44,8 @@ class ModelProbe:
         self._api = api
         self._configured_model = spec.model
         self._task = spec.api.task
+        # The model whose server broke the connection at a picture, in a tuple because it may have no name.
+        self._breaks_on_images: tuple[str | None] | None = None
         self._may_rerank = api.shape.rerank is not None and spec.api.task != "embed"
 
     async def profile(self, counter: TokenCounter | None, timeout_s: float) -> OpenAIProfile:
@@ -106,6 +117,8 @@ class ModelProbe:
             return await self._detect(profile, timeout_s, counted=counted)
         if not self._is_repeated(known):
             return known
+        if not known.base64:
+            profile = without_base64(profile)
         probed = await self._probe_embedding(profile, timeout_s, counted=counted)
         return msgspec.structs.replace(probed, scores=known.scores)
 
@@ -141,8 +154,8 @@ class ModelProbe:
         """
         remaining_s, shape = countdown(timeout_s), self._api.shape
         response = await self._api.embed(PROBE, profile, remaining_s())
-        if response.status in {400, 422} and shape.base64 is not None:
-            profile = msgspec.structs.replace(profile, base64=False, notes=("numbers, not base64",))
+        if self._api.may_refuse_base64(response, profile):
+            profile = without_base64(profile)
             response = await self._api.embed(PROBE, profile, remaining_s())
         _check_probe(response, "embeddings")
         decode_body = decode_typed_embeddings if shape.typed_reply else decode_embeddings
@@ -159,8 +172,15 @@ class ModelProbe:
         """
         if self._api.shape.media is None:
             return profile
+        if self._breaks_on_images == (profile.model,):
+            return msgspec.structs.replace(profile, notes=(*profile.notes, BREAKS_ON_IMAGES))
         (request,) = media_requests(IMAGE_PROBE, self._api.shape)
-        response = await self._api.send(request.fields, profile, 1, timeout_s)
+        try:
+            response = await self._api.send(request.fields, profile, 1, timeout_s)
+        except ConnectionLost:
+            # A server that ends at a picture would otherwise never join. It is not asked for one again.
+            self._breaks_on_images = (profile.model,)
+            return msgspec.structs.replace(profile, notes=(*profile.notes, BREAKS_ON_IMAGES))
         if response.status in NOT_OFFERED:
             return profile
         if response.status != 200:
@@ -202,6 +222,7 @@ def _check_probe(response: UpstreamResponse, endpoint: str) -> None:
     message = (
         error.message if error.retryable else f"its {endpoint} endpoint returns status {response.status}"
     )
-    if response.status in NOT_OFFERED:
-        raise OperationNotOffered(message)
-    raise error if error.retryable else ReplicaFailed(message)
+    kind = OperationNotOffered if response.status in NOT_OFFERED else ReplicaFailed
+    if kind is ReplicaFailed and error.retryable:
+        raise error
+    raise kind(message).with_facts(detail=error.detail, upstream_status=error.upstream_status)

@@ -10,14 +10,17 @@ import msgspec
 import numpy as np
 import pybase64
 
+from backends.answers import decode_json, in_order, unreadable_value
 from backends.contract import Vectors
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
 from backends.openai_envelope import ApiMeta, TokenUsage
-from backends.replies import check_vectors, float32, translate_decode_errors
+from backends.replies import check_vectors, float32
 
 # Most model names in an error message; a hosted server lists hundreds.
 NAMES_SHOWN = 5
+# A list without a vector is shorter, with all other fields of a reply.
+EMPTY_BYTES_MAX = 4096
 
 
 class UnequalWidths(ReplicaFailed):
@@ -27,8 +30,8 @@ class UnequalWidths(ReplicaFailed):
 class UpstreamEmbedding(msgspec.Struct, frozen=True):
     """One vector, as numbers or as base64 of little-endian float32."""
 
-    index: int
     embedding: str | list[float]
+    index: int | None = None
 
 
 class UpstreamEmbeddings(msgspec.Struct, frozen=True):
@@ -69,14 +72,23 @@ def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
 
     Raises: ReplicaFailed, if the body does not contain `expected` vectors.
     """
-    with translate_decode_errors():
-        reply = msgspec.json.decode(body, type=UpstreamEmbeddings)
-        items = sorted(reply.data, key=lambda item: item.index)
-        if [item.index for item in items] != list(range(len(items))):
-            raise ReplicaFailed("the upstream's indices are not 0 to n - 1")
-        vectors = _rows([item.embedding for item in items])
+    reply = decode_json(body, UpstreamEmbeddings)
+    if len(reply.data) != expected:
+        raise ReplicaFailed(f"asked for {expected} vectors, got {len(reply.data)}")
+    places = in_order([item.index for item in reply.data], "data", listed=True)
+    vectors = _rows([reply.data[place].embedding for place in places], [f"data[{place}]" for place in places])
     check_vectors(vectors, expected)
     return vectors, reply.usage.tokens if reply.usage else None
+
+
+def is_without_vectors(body: bytes) -> bool:
+    """Return whether a body is a list without any vector, as of a server that does not know base64."""
+    if len(body) > EMPTY_BYTES_MAX:
+        return False
+    try:
+        return not msgspec.json.decode(body, type=UpstreamEmbeddings).data
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return False
 
 
 def decode_typed_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
@@ -84,25 +96,36 @@ def decode_typed_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | 
 
     Raises: ReplicaFailed, if the body does not contain `expected` vectors.
     """
-    with translate_decode_errors():
-        reply = msgspec.json.decode(body, type=CohereEmbeddings)
-        vectors = _rows(reply.embeddings.vectors)
+    reply = decode_json(body, CohereEmbeddings)
+    vectors = _rows(reply.embeddings.vectors, [])
     check_vectors(vectors, expected)
     return vectors, reply.meta.token_count if reply.meta else None
 
 
-def _rows(embeddings: Sequence[str | list[float]]) -> Vectors:
-    rows = [_row(embedding) for embedding in embeddings]
+def _rows(embeddings: Sequence[str | list[float]], paths: Sequence[str]) -> Vectors:
+    """Return the rows as one array. paths: of those that may be base64."""
+    rows = [
+        _row(embedding) if isinstance(embedding, list) else _unpacked(embedding, index, paths)
+        for index, embedding in enumerate(embeddings)
+    ]
     # Checked here, because numpy would convert unequal rows to an array of objects.
     if len({row.shape for row in rows}) > 1:
-        raise UnequalWidths("the upstream's vectors differ in width")
+        index = next(index for index, row in enumerate(rows) if row.shape != rows[0].shape)
+        raise UnequalWidths("the upstream's vectors differ in width").with_facts(
+            detail=f"vector 0 has {rows[0].size} numbers, vector {index} has {rows[index].size}"
+        )
     return np.array(rows, dtype=np.float32)
 
 
-def _row(embedding: str | list[float]) -> Vectors:
-    if isinstance(embedding, str):
-        return np.frombuffer(pybase64.b64decode(embedding, validate=True), dtype="<f4")
+def _row(embedding: list[float]) -> Vectors:
     return float32(embedding)
+
+
+def _unpacked(embedding: str, index: int, paths: Sequence[str]) -> Vectors:
+    try:
+        return np.frombuffer(pybase64.b64decode(embedding, validate=True), dtype="<f4")
+    except ValueError as error:
+        raise unreadable_value(f"{paths[index]}.embedding", embedding, index) from error
 
 
 def decode_models(response: UpstreamResponse) -> list[UpstreamModel]:
@@ -111,9 +134,11 @@ def decode_models(response: UpstreamResponse) -> list[UpstreamModel]:
     Raises: ReplicaFailed.
     """
     try:
-        return msgspec.json.decode(response.body, type=UpstreamModels).data
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ReplicaFailed("the upstream's list of models could not be read") from error
+        return decode_json(response.body, UpstreamModels).data
+    except ReplicaFailed as error:
+        raise ReplicaFailed("the upstream's list of models could not be read").with_facts(
+            detail=error.detail
+        ) from error
 
 
 def choose_model(models: Sequence[str], configured: str | None) -> str:

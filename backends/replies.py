@@ -4,12 +4,11 @@ Rule: an implausible value raises ReplicaFailed; it never becomes a vector.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 
-import msgspec
 import numpy as np
 
+from backends.answers import in_order, with_answer
 from backends.contract import (
     NUMBER_MAX,
     Embed,
@@ -23,6 +22,7 @@ from backends.contract import (
 )
 from backends.errors import (
     BackendError,
+    CredentialRefused,
     InvalidWork,
     ReplicaFailed,
     ReplicaOverloaded,
@@ -37,18 +37,9 @@ from backends.vectors import shape_vectors
 
 # Indices of the inputs that another gateway cut; absent if it cut none.
 CUTS_HEADER = "x-truncated-inputs"
+REFUSED_CREDENTIAL = "the upstream refused the gateway's credential"
 # No vocabulary is larger, and ids are stored as int32.
 TERMS_MAX = 2**31
-
-
-@contextmanager
-def translate_decode_errors() -> Iterator[None]:
-    """Convert errors in decoding a body to ReplicaFailed."""
-    try:
-        yield
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        # ValueError: invalid base64, rows of unequal length, a length that is not a multiple of 4.
-        raise ReplicaFailed("the upstream's answer could not be read") from error
 
 
 def rows_of(work: Work) -> int | None:
@@ -57,11 +48,15 @@ def rows_of(work: Work) -> int | None:
 
 
 def status_error(response: UpstreamResponse) -> BackendError:
-    """Return the error of a status that means the same on every wire."""
+    """Return the error of a status that means the same on every wire, with the facts of the answer."""
+    return with_answer(_status_error(response), response)
+
+
+def _status_error(response: UpstreamResponse) -> BackendError:
     request = f"{response.request} " if response.request else ""
     match response.status:
         case 401 | 403:
-            return ReplicaFailed("the upstream refused the gateway's credential")
+            return CredentialRefused(REFUSED_CREDENTIAL)
         case 413:
             return RequestTooLarge("the upstream refused the size of the request")
         case 429:
@@ -91,7 +86,10 @@ def check_vectors(vectors: Vectors, expected: int) -> None:
     if vectors.ndim != 2 or vectors.shape[0] != expected or vectors.shape[1] == 0:
         raise ReplicaFailed(f"asked for {expected} vectors, got an array of shape {vectors.shape}")
     if not np.isfinite(vectors).all():
-        raise ReplicaFailed("the upstream's vectors contain numbers that are not finite")
+        row, column = np.argwhere(~np.isfinite(vectors))[0].tolist()
+        raise ReplicaFailed(
+            "the upstream's vectors contain numbers that are not finite", input_index=row
+        ).with_facts(detail=f"number {column} of vector {row}: {vectors[row, column]}")
 
 
 def check_tokens(tokens: int, inputs: int, max_input_tokens: int | None) -> None:
@@ -123,17 +121,21 @@ def fit_vectors(vectors: Vectors, work: Embed) -> Vectors:
     return shape_vectors(vectors, dimensions=work.dimensions, normalize=work.normalize)
 
 
-def order_scores(ranks: Sequence[tuple[int, float]], expected: int) -> Vectors:
+def order_scores(ranks: Sequence[tuple[int | None, float]], expected: int, path: str = "results") -> Vectors:
     """Sort (index, score) entries into document order and return the scores, (expected,) float32.
 
-    Raises: ReplicaFailed, unless there is one finite score per document.
+    path: of the entries in the answer, which are sorted by score. Raises: ReplicaFailed, unless there is one
+    finite score per document.
     """
-    ordered = sorted(ranks)
-    if [index for index, _ in ordered] != list(range(expected)):
-        raise ReplicaFailed(f"asked for {expected} scores, got other indices")
-    scores = float32([score for _, score in ordered])
+    if len(ranks) != expected:
+        raise ReplicaFailed(f"asked for {expected} scores, got {len(ranks)}")
+    places = in_order([index for index, _ in ranks], path, listed=False)
+    scores = float32([ranks[place][1] for place in places])
     if not np.isfinite(scores).all():
-        raise ReplicaFailed("the upstream's scores contain numbers that are not finite")
+        at = int(np.flatnonzero(~np.isfinite(scores))[0])
+        raise ReplicaFailed(
+            "the upstream's scores contain numbers that are not finite", input_index=at
+        ).with_facts(detail=f"the score of document {at}: {scores[at]}")
     return scores
 
 
@@ -218,11 +220,17 @@ def score_matrix(rows: Sequence[Sequence[float]], expected: int, labels: int) ->
 
 
 def truncated_inputs(
-    work: ModelWork, tokens: int, max_input_tokens: int | None, *, prompt_known: bool = True
+    work: ModelWork,
+    tokens: int,
+    max_input_tokens: int | None,
+    *,
+    prompt_known: bool = True,
+    prompt_tokens: int = 0,
 ) -> tuple[int, ...] | None:
     """Return () if certainly no input was cut, otherwise None; for servers that do not report truncation.
 
-    prompt_known: the inputs contain their prompt already.
+    prompt_known: the inputs contain their prompt already, but for one of at most `prompt_tokens` that the
+    server puts before each.
     """
     if work.truncate is Truncate.ERROR:
         return ()
@@ -232,7 +240,7 @@ def truncated_inputs(
         return None
     # A conversation's length is only known to the server, which renders it.
     whole = 0 < tokens < max_input_tokens or (
-        prompt_known and not is_chat and surely_fits(model_inputs_of(work), max_input_tokens)
+        prompt_known and not is_chat and surely_fits(model_inputs_of(work), max_input_tokens - prompt_tokens)
     )
     return () if whole else None
 

@@ -7,11 +7,12 @@ cut into several requests: no request has `top_n` or `top_k`.
 import msgspec
 import numpy as np
 
+from backends.answers import decode_json
 from backends.contract import Rerank, RerankReply, ScoreKind, Vectors
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
 from backends.openai_envelope import ApiMeta, TokenUsage
-from backends.replies import check_tokens, order_scores, translate_decode_errors, truncated_inputs
+from backends.replies import check_tokens, order_scores, truncated_inputs
 from backends.tokens import TokenCount
 from backends.vectors import sigmoid
 
@@ -24,8 +25,8 @@ SCORE_MAX = 1.01
 class UpstreamScore(msgspec.Struct, frozen=True):
     """Score of one document."""
 
-    index: int
     relevance_score: float
+    index: int | None = None
 
 
 class UpstreamScores(msgspec.Struct, frozen=True):
@@ -48,13 +49,12 @@ def decode_scores(response: UpstreamResponse, expected: int) -> tuple[Vectors, i
 
     Raises: ReplicaFailed, if the body does not contain `expected` scores.
     """
-    with translate_decode_errors():
-        reply = msgspec.json.decode(response.body, type=UpstreamScores)
-    entries = reply.data if reply.results is None else reply.results
+    reply = decode_json(response.body, UpstreamScores)
+    path, entries = ("data", reply.data) if reply.results is None else ("results", reply.results)
     if entries is None:
         raise ReplicaFailed("the upstream's answer to a rerank has neither `results` nor `data`")
     ranks = [(entry.index, entry.relevance_score) for entry in entries]
-    return order_scores(ranks, expected), reply.tokens
+    return order_scores(ranks, expected, path), reply.tokens
 
 
 def scale_of(scores: Vectors) -> ScoreKind:

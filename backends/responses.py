@@ -37,11 +37,11 @@ class ResponseReader:
 
     has_begun: a byte of the response has been read. in_head: its head has begun and is not complete.
     keeps_alive: the server keeps the connection open after it. has_excess: more data followed it.
-    body_bytes_max: bound on one body.
+    body_bytes_max: bound on any body; a request may set a lower one.
     """
 
     def __init__(self, body_bytes_max: int = REPLY_LIMIT_BYTES) -> None:
-        self._body_bytes_max = body_bytes_max
+        self._body_bytes_max = self._bytes_max = body_bytes_max
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._response: RawResponse | None = None
         self._failure: InvalidResponse | None = None
@@ -54,8 +54,9 @@ class ResponseReader:
         """True if the head of a 408 was read: the server has waited for a request in vain."""
         return self.status == REQUEST_TIMEOUT
 
-    def begin(self) -> None:
-        """Expect the response of a new request."""
+    def begin(self, body_bytes_max: int | None = None) -> None:
+        """Expect the response of a new request. body_bytes_max: bound on its body, None for that of all."""
+        self._bytes_max = min(self._body_bytes_max, body_bytes_max or self._body_bytes_max)
         self.has_begun = self.has_excess = False
         self.status = self._informational = 0
 
@@ -146,8 +147,8 @@ class ResponseReader:
         """Store a part of the body, within the limit of the reply."""
         self._body_bytes += len(piece)
         self._framing_bytes = 0
-        if self._body_bytes > self._body_bytes_max:
-            self._refuse("the reply is too large")
+        if self._body_bytes > self._bytes_max:
+            self._refuse(f"the reply is too large: more than {self._bytes_max} bytes")
         self._chunks.append(piece)
 
     def on_message_complete(self) -> None:

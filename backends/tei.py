@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from backends.answers import decode_json, translate_decode_errors, with_answer, words_of_error
 from backends.contract import (
     GRPC_SCHEMES,
     Backend,
@@ -53,7 +54,7 @@ from backends.errors import (
 from backends.http import UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.offers import OfferHistory
 from backends.openai_envelope import REFUSAL_TYPES, REFUSED_INPUT, context_length_in, error_of, refused_input
-from backends.openai_wire import decode_embeddings
+from backends.openai_wire import decode_embeddings, is_without_vectors
 from backends.outputs import check_outputs, merge_replies, single_output, split_outputs
 from backends.replies import (
     check_tokens,
@@ -68,10 +69,10 @@ from backends.replies import (
     status_error,
     term_weights,
     token_matrices,
-    translate_decode_errors,
     truncated_inputs,
 )
 from backends.texts import (
+    SPECIAL_TOKENS,
     ModelWork,
     check_no_instruction,
     check_no_late_chunking,
@@ -84,12 +85,17 @@ from backends.texts import (
 
 # TEI's --payload-limit is 2,000,000 by default, and no route reports it. The margin is for the other fields.
 BATCH_BYTES = 1_990_000
+EMBEDDINGS = "/v1/embeddings"
 
 Body = dict[str, Any]
 
 
 class TeiInfo(msgspec.Struct, frozen=True):
-    """Fields of GET /info that the adapter uses."""
+    """Fields of GET /info that the adapter uses.
+
+    prompt_tokens: the most that the server's default prompt has, which /info does not report; learned from
+    its counts.
+    """
 
     model_id: str
     model_type: dict[str, Any]
@@ -100,6 +106,7 @@ class TeiInfo(msgspec.Struct, frozen=True):
     model_dtype: str | None = None
     model_sha: str | None = None
     version: str | None = None
+    prompt_tokens: int = msgspec.field(default=0, name="_prompt_tokens")
 
 
 class TeiClassifier(msgspec.Struct, frozen=True):
@@ -111,8 +118,8 @@ class TeiClassifier(msgspec.Struct, frozen=True):
 class TeiRankItem(msgspec.Struct, frozen=True):
     """One entry of POST /rerank, sorted by score; index is that of the document."""
 
-    index: int
     score: float
+    index: int | None = None
 
 
 class TeiLabelScore(msgspec.Struct, frozen=True):
@@ -211,8 +218,11 @@ def check_supported(work: Work, info: TeiInfo) -> None:
         raise UnsupportedWork(f"this upstream's model does not {operation_of(work)}")
 
 
-def encode(work: Work, info: TeiInfo) -> tuple[str, Body]:
-    """Return path and body of one piece of work; an Encode requests one kind of output."""
+def encode(work: Work, info: TeiInfo, *, base64: bool = True) -> tuple[str, Body]:
+    """Return path and body of one piece of work; an Encode requests one kind of output.
+
+    base64: the server has the OpenAI route, and base64 there.
+    """
     match work:
         case Tokenize():
             body: Body = {"inputs": work.inputs, "add_special_tokens": work.add_special_tokens}
@@ -221,14 +231,14 @@ def encode(work: Work, info: TeiInfo) -> tuple[str, Body]:
             return "/decode", {"ids": work.inputs, "skip_special_tokens": work.skip_special_tokens}
         case EmbedParts():
             raise refused_parts()
-    return _encode_model_work(clip_texts(work, info.max_input_length), info)
+    return _encode_model_work(clip_texts(work, info.max_input_length), info, base64=base64)
 
 
-def _encode_model_work(work: ModelWork, info: TeiInfo) -> tuple[str, Body]:
+def _encode_model_work(work: ModelWork, info: TeiInfo, *, base64: bool) -> tuple[str, Body]:
     cut = _truncation(work.truncate)
     match work:
         case Embed():
-            return _encode_embed(work, info)
+            return _encode_embed(work, info, base64=base64)
         case Encode():
             path = "/embed_sparse" if single_output(work) is Output.SPARSE else "/embed_all"
             return path, {"inputs": work.inputs} | cut | _prompt(work.prompt_name)
@@ -243,11 +253,11 @@ def _encode_model_work(work: ModelWork, info: TeiInfo) -> tuple[str, Body]:
             return "/predict", {"inputs": inputs, "raw_scores": work.raw_scores} | cut
 
 
-def _encode_embed(work: Embed, info: TeiInfo) -> tuple[str, Body]:
+def _encode_embed(work: Embed, info: TeiInfo, *, base64: bool) -> tuple[str, Body]:
     size: Body = {} if work.dimensions is None else {"dimensions": work.dimensions}
     # The OpenAI route offers base64, but it always normalizes, and its truncation is fixed at server start.
-    if work.normalize and not work.prompt_name and _is_cut_alike(work, info):
-        return "/v1/embeddings", {"input": work.inputs, "encoding_format": "base64"} | size
+    if base64 and work.normalize and not work.prompt_name and _is_cut_alike(work, info):
+        return EMBEDDINGS, {"input": work.inputs, "encoding_format": "base64"} | size
     body = {"inputs": work.inputs, "normalize": work.normalize} | _truncation(work.truncate)
     return "/embed", body | _prompt(work.prompt_name) | size
 
@@ -258,7 +268,8 @@ def _is_cut_alike(work: Embed, info: TeiInfo) -> bool:
         return True
     if not info.auto_truncate and work.truncate is Truncate.ERROR:
         return True
-    return all(token_upper_bound(text) <= info.max_input_length for text in work.inputs)
+    most = info.max_input_length - info.prompt_tokens
+    return all(token_upper_bound(text) <= most for text in work.inputs)
 
 
 def _truncation(truncate: Truncate) -> Body:
@@ -280,11 +291,11 @@ def decode(work: Work, path: str, response: UpstreamResponse, info: TeiInfo) -> 
     with translate_decode_errors():
         match work:
             case Tokenize():
-                lists = msgspec.json.decode(response.body, type=list[list[Token]])
+                lists = decode_json(response.body, list[list[Token]])
                 _check_count(lists, work.inputs)
                 return TokenizeReply(tuple(tuple(tokens) for tokens in lists))
             case Detokenize():
-                texts = msgspec.json.decode(response.body, type=list[str])
+                texts = decode_json(response.body, list[str])
                 _check_count(texts, work.inputs)
                 return DetokenizeReply(tuple(texts))
             case Embed():
@@ -315,8 +326,8 @@ def _decode_native(
     cut = truncated(work, tokens, info)
     match work:
         case Rerank():
-            ranks = msgspec.json.decode(response.body, type=list[TeiRankItem])
-            scores = order_scores([(rank.index, rank.score) for rank in ranks], expected)
+            ranks = decode_json(response.body, list[TeiRankItem])
+            scores = order_scores([(rank.index, rank.score) for rank in ranks], expected, "")
             return RerankReply(scores, tokens, cut)
         case Score():
             return RerankReply(_pair_scores(response, expected), tokens, cut)
@@ -328,7 +339,7 @@ def _decode_native(
 
 
 def _predictions(response: UpstreamResponse) -> list[list[tuple[str, float]]]:
-    lists = msgspec.json.decode(response.body, type=list[list[TeiLabelScore]])
+    lists = decode_json(response.body, list[list[TeiLabelScore]])
     return [[(item.label, item.score) for item in row] for row in lists]
 
 
@@ -342,10 +353,10 @@ def _decode_encode(
     work: Encode, response: UpstreamResponse, info: TeiInfo, empty: EncodeReply
 ) -> EncodeReply:
     if single_output(work) is Output.TOKENS:
-        lists = msgspec.json.decode(response.body, type=list[list[list[float]]])
+        lists = decode_json(response.body, list[list[list[float]]])
         matrices = token_matrices(lists, len(work.inputs), info.max_input_length)
         return msgspec.structs.replace(empty, token_vectors=matrices)
-    weights = msgspec.json.decode(response.body, type=list[list[TeiTermWeight]])
+    weights = decode_json(response.body, list[list[TeiTermWeight]])
     _check_count(weights, work.inputs)
     terms = tuple(term_weights((item.index, item.value) for item in row) for row in weights)
     return msgspec.structs.replace(empty, sparse=terms)
@@ -355,12 +366,38 @@ def truncated(work: ModelWork, tokens: int, info: TeiInfo) -> tuple[int, ...] | 
     """Return () if certainly no input was cut, otherwise None."""
     # Only the server knows the text of a named prompt.
     prompt_known = not isinstance(work, Embed | Encode) or not work.prompt_name
-    return truncated_inputs(work, tokens, info.max_input_length, prompt_known=prompt_known)
+    most, prompt_tokens = info.max_input_length, info.prompt_tokens
+    return truncated_inputs(work, tokens, most, prompt_known=prompt_known, prompt_tokens=prompt_tokens)
+
+
+def of_unknown_prompt(info: TeiInfo) -> TeiInfo:
+    """Return the description of a server whose default prompt is not known: it may have any length."""
+    return msgspec.structs.replace(info, prompt_tokens=info.max_input_length)
+
+
+def with_counts(info: TeiInfo, work: Work, tokens: int) -> TeiInfo:
+    """Return the description with what the tokens of a reply show of the server's default prompt.
+
+    Each input has at least the tokens of the prompt. More tokens than the bytes of the inputs and the prompt
+    known so far show that the server has another prompt now.
+    """
+    if not isinstance(work, Embed | Encode) or work.prompt_name or tokens <= 0:
+        return info
+    inputs, known = len(work.inputs), info.prompt_tokens
+    most = max(0, tokens // inputs - SPECIAL_TOKENS)
+    if most == known or (most > known and tokens <= _most_tokens(work.inputs, known)):
+        return info
+    return msgspec.structs.replace(info, prompt_tokens=most)
+
+
+def _most_tokens(texts: Sequence[str], prompt_tokens: int) -> int:
+    """Return the most tokens that texts with a prompt before each have."""
+    return len(texts) * prompt_tokens + sum(map(token_upper_bound, texts))
 
 
 def _vectors(path: str, response: UpstreamResponse, expected: int) -> tuple[Vectors, int]:
     if path == "/embed":
-        vectors = float32(msgspec.json.decode(response.body, type=list[list[float]]))
+        vectors = float32(decode_json(response.body, list[list[float]]))
         check_vectors(vectors, expected)
         return vectors, _header_tokens(response, expected)
     vectors, tokens = decode_embeddings(response.body, expected)
@@ -383,8 +420,20 @@ def _header_tokens(response: UpstreamResponse, inputs: int) -> int:
     return tokens if tokens >= inputs else 0
 
 
+def refuses_base64(response: UpstreamResponse) -> bool:
+    """Return whether a server refused the encoding, or replied with no vector because it does not know it."""
+    if response.status == 200:
+        return is_without_vectors(response.body)
+    words = words_of_error(response).lower()
+    return response.status in {400, 415, 422} and ("base64" in words or "encoding_format" in words)
+
+
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
+    return with_answer(_failure(response), response)
+
+
+def _failure(response: UpstreamResponse) -> BackendError:
     try:
         body = msgspec.json.decode(response.body, type=TeiErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -412,7 +461,13 @@ class TeiBackend:
 
     def __init__(self, http: UpstreamClient) -> None:
         self._http = http
+        # As the server describes itself, and with what its replies show.
+        self._described: TeiInfo | None = None
         self._info: TeiInfo | None = None
+        # Of its vectors, which /info does not report; None before the first reply.
+        self._width: int | None = None
+        # False once the server has refused base64 and given numbers.
+        self._base64 = True
         self._offers = OfferHistory()
 
     async def describe(self, timeout_s: float) -> Capabilities:
@@ -424,12 +479,13 @@ class TeiBackend:
         if response.status != 200:
             raise failure(response)
         try:
-            info = msgspec.json.decode(response.body, type=TeiInfo)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ReplicaFailed("GET /info is not TEI's") from error
-        found = capabilities(info)
+            described = decode_json(response.body, TeiInfo)
+        except ReplicaFailed as error:
+            raise ReplicaFailed("GET /info is not TEI's").with_facts(detail=error.detail) from error
+        found = capabilities(described)
         self._offers.accept(found)
-        self._info = info
+        if described != self._described:
+            self._described, self._info, self._width = described, of_unknown_prompt(described), None
         return found
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
@@ -447,11 +503,28 @@ class TeiBackend:
         return merge_replies([await self._request(part, self._info, remaining_s()) for part in parts])
 
     async def _request(self, work: Work, info: TeiInfo, timeout_s: float) -> Reply:
-        path, body = encode(work, info)
-        response = await self._http.post(path, msgspec.json.encode(body), timeout_s, rows=rows_of(work))
+        path, body = encode(work, info, base64=self._base64)
+        remaining_s = countdown(timeout_s)
+        response = await self._send(work, path, body, remaining_s())
+        if isinstance(work, Embed) and path == EMBEDDINGS and refuses_base64(response):
+            path, body = encode(work, info, base64=False)
+            response = await self._send(work, path, body, remaining_s())
+            self._base64 = response.status != 200
         if response.status != 200:
             raise failure(response)
-        return decode(work, path, response, info)
+        reply = decode(work, path, response, info)
+        learned = with_counts(info, work, reply.tokens)
+        if learned is not info:
+            self._info = learned
+            reply = decode(work, path, response, learned)
+        if isinstance(work, Embed) and isinstance(reply, EmbedReply) and work.dimensions is None:
+            self._width = reply.vectors.shape[1]
+        return reply
+
+    async def _send(self, work: Work, path: str, body: Body, timeout_s: float) -> UpstreamResponse:
+        width = self._width if isinstance(work, Embed) else None
+        encoded = msgspec.json.encode(body)
+        return await self._http.post(path, encoded, timeout_s, rows=rows_of(work), width=width)
 
     async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
         """Read te_queue_size, the number of waiting inputs, from GET /metrics.

@@ -13,7 +13,7 @@ from backends.http import countdown
 from backends.offers import OfferHistory
 from backends.outputs import merge_replies, split_outputs
 from backends.replies import order_labels
-from backends.tei import TeiInfo, check_supported
+from backends.tei import TeiInfo, check_supported, of_unknown_prompt, with_counts
 from backends.tei_grpc_wire import (
     HEALTH,
     INFO,
@@ -50,6 +50,8 @@ class TeiGrpcBackend:
         self._client = client
         self._tokenizer = tokenizer
         self._info: TeiInfo | None = None
+        # The description that `_info` was made of, without what replies show.
+        self._source: TeiInfo | None = None
         # The reply to Info, and the description made of it and of the probes.
         self._described: tuple[bytes, TeiInfo] | None = None
         self._offers = OfferHistory()
@@ -71,7 +73,8 @@ class TeiGrpcBackend:
         info = self._described[1]
         found = capabilities_of(info)
         self._offers.accept(found)
-        self._info = info
+        if self._info is None or self._source is not info:
+            self._source, self._info = info, of_unknown_prompt(info)
         return found
 
     async def _check_health(self, service: str, timeout_s: float) -> None:
@@ -145,7 +148,12 @@ class TeiGrpcBackend:
                 # The model may have been exchanged for another of the same name.
                 self._described = None
             raise failure(error.status) from error
-        return decode(work, exchange, replies, info)
+        reply = decode(work, exchange, replies, info)
+        learned = with_counts(info, work, reply.tokens)
+        if learned is not info:
+            self._info = learned
+            reply = decode(work, exchange, replies, learned)
+        return reply
 
     async def aclose(self) -> None:
         """Close the connection to the server."""

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
+from backends.answers import UNREADABLE
 from backends.contract import (
     Capabilities,
     Classify,
@@ -42,6 +43,7 @@ from backends.contract import (
 )
 from backends.errors import (
     BackendError,
+    CredentialRefused,
     InvalidWork,
     PermitsTaken,
     ReplicaFailed,
@@ -54,6 +56,7 @@ from backends.http import COUNTED_BYTES, REPLY_LISTS_MAX, ROW_LISTS_MAX, ROW_VAL
 from backends.outputs import single_output
 from backends.protobuf_vectors import read_matrix, read_vector
 from backends.replies import (
+    REFUSED_CREDENTIAL,
     check_tokens,
     check_vectors,
     label_scores,
@@ -188,7 +191,7 @@ def translate_message_errors() -> Iterator[None]:
     try:
         yield
     except (DecodeError, ValueError) as error:
-        raise ReplicaFailed("the upstream's answer could not be read") from error
+        raise ReplicaFailed(UNREADABLE).with_facts(detail=str(error)) from error
 
 
 def decode(work: Work, exchange: Exchange, replies: Sequence[bytes], info: TeiInfo) -> Reply:
@@ -402,6 +405,10 @@ def capabilities_of(info: TeiInfo) -> Capabilities:
 
 def failure(status: RpcStatus) -> BackendError:
     """Convert a status other than OK to an error."""
+    return _failure(status).with_facts(detail=status.details, upstream_status=status.code)
+
+
+def _failure(status: RpcStatus) -> BackendError:
     details = status.details
     match status.code:
         case "INVALID_ARGUMENT":
@@ -418,7 +425,7 @@ def failure(status: RpcStatus) -> BackendError:
         case "UNAVAILABLE":
             return ReplicaUnavailable("the upstream reports that it is not ready")
         case "UNAUTHENTICATED" | "PERMISSION_DENIED":
-            return ReplicaFailed("the upstream refused the gateway's credential")
+            return CredentialRefused(REFUSED_CREDENTIAL)
         case "UNIMPLEMENTED" | "NOT_FOUND":
             return ReplicaFailed(
                 f"the upstream answered {status.method} with {status.code}: check `replicas` and `model`"

@@ -11,6 +11,7 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 
+from backends.answers import decode_json
 from backends.contract import (
     Capabilities,
     Chat,
@@ -62,7 +63,6 @@ from backends.replies import (
     read_gauge,
     rows_of,
     term_weights,
-    translate_decode_errors,
     truncated_inputs,
 )
 from backends.texts import (
@@ -308,16 +308,18 @@ class VllmBackend:
     async def _version(self, model: str, timeout_s: float) -> str:
         """Return the server's release; the last known one of the same model if it does not report it now."""
         response = await self._http.get("/version", timeout_s)
-        with suppress(ReplicaFailed), translate_decode_errors():
+        with suppress(ReplicaFailed):
             if response.status == 200:
-                return msgspec.json.decode(response.body, type=VersionResponse).version
+                return decode_json(response.body, VersionResponse).version
         earlier = self._profile
         return earlier.version if earlier is not None and earlier.model == model else ""
 
     async def _post(
         self, path: str, body: Body, timeout_s: float, rows: int | None = None
     ) -> UpstreamResponse:
-        return restore_status(await self._http.post(path, msgspec.json.encode(body), timeout_s, rows=rows))
+        width = self._profile.width if self._profile is not None and path == EMBEDDINGS else None
+        encoded = msgspec.json.encode(body)
+        return restore_status(await self._http.post(path, encoded, timeout_s, rows=rows, width=width))
 
     async def run(self, work: Work, timeout_s: float) -> Reply:
         """Execute one piece of work, in one request per kind of output.

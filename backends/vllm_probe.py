@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import Audio, Capabilities, Image, Operation, Output, Vectors
-from backends.errors import ReplicaFailed
+from backends.errors import ConnectionLost, ReplicaFailed
 from backends.http import UpstreamResponse
 from backends.media_wire import content_of, probe_image, probe_recording
 from backends.openai_wire import UnequalWidths, decode_embeddings
@@ -237,7 +237,11 @@ async def _probe_vectors(profile: VllmProfile, vectors: Vectors, send: SendReque
 async def _takes(send: SendRequest, path: str, part: Image | Audio) -> bool:
     """Return whether a message with a part gets vectors. Any refusal is a no: texts work without it."""
     form = BASE64 if path == EMBEDDINGS else {"task": "token_embed"}
-    response = await send(path, {"messages": [{"role": "user", "content": content_of([part])}]} | form)
+    try:
+        response = await send(path, {"messages": [{"role": "user", "content": content_of([part])}]} | form)
+    except (ConnectionLost, ReplicaFailed):
+        # A server that breaks at a picture still reads texts.
+        return False
     return response.status == 200
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from backends.answers import decode_json, in_order, translate_decode_errors, with_answer
 from backends.contract import Token, Vectors
 from backends.errors import (
     BackendError,
@@ -17,7 +18,7 @@ from backends.errors import (
 )
 from backends.http import UpstreamResponse
 from backends.openai_envelope import REFUSAL_TYPES, TokenUsage, context_length_in, error_of, refused_input
-from backends.replies import order_scores, score_matrix, status_error, token_matrices, translate_decode_errors
+from backends.replies import order_scores, score_matrix, status_error, token_matrices
 
 EMBEDDINGS, SCORE, POOLING, CLASSIFY = "/v1/embeddings", "/v1/score", "/pooling", "/classify"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -29,8 +30,8 @@ Body = dict[str, Any]
 class PairScoreItem(msgspec.Struct, frozen=True):
     """One score; index is that of the document."""
 
-    index: int
     score: float
+    index: int | None = None
 
 
 class ScoreResponse(msgspec.Struct, frozen=True):
@@ -43,8 +44,8 @@ class ScoreResponse(msgspec.Struct, frozen=True):
 class ClassScoresItem(msgspec.Struct, frozen=True):
     """Class scores of one input by class id; the wire names only the most likely class."""
 
-    index: int
     probs: list[float]
+    index: int | None = None
 
 
 class ClassifyResponse(msgspec.Struct, frozen=True):
@@ -57,8 +58,8 @@ class ClassifyResponse(msgspec.Struct, frozen=True):
 class TokenEmbedItem(msgspec.Struct, frozen=True):
     """Token vectors of one input."""
 
-    index: int
     data: list[list[float]]
+    index: int | None = None
 
 
 class TokenEmbedResponse(msgspec.Struct, frozen=True):
@@ -110,9 +111,9 @@ def decode_scores(response: UpstreamResponse, expected: int) -> tuple[Vectors, i
 
     Raises: ReplicaFailed.
     """
-    with translate_decode_errors():
-        reply = msgspec.json.decode(response.body, type=ScoreResponse)
-    return order_scores([(item.index, item.score) for item in reply.data], expected), reply.usage.tokens
+    reply = decode_json(response.body, ScoreResponse)
+    ranks = [(item.index, item.score) for item in reply.data]
+    return order_scores(ranks, expected, "data"), reply.usage.tokens
 
 
 def decode_classes(
@@ -124,8 +125,7 @@ def decode_classes(
 
     Raises: ReplicaFailed.
     """
-    with translate_decode_errors():
-        reply = msgspec.json.decode(response.body, type=ClassifyResponse)
+    reply = decode_json(response.body, ClassifyResponse)
     rows = [item.probs for item in _in_order(reply.data)]
     count = labels if labels is not None else len(rows[0]) if rows else 0
     return score_matrix(rows, expected, count), reply.usage.tokens
@@ -138,18 +138,15 @@ def decode_token_vectors(
 
     Raises: ReplicaFailed.
     """
+    reply = decode_json(response.body, TokenEmbedResponse)
+    lists = [item.data for item in _in_order(reply.data)]
     with translate_decode_errors():
-        reply = msgspec.json.decode(response.body, type=TokenEmbedResponse)
-        lists = [item.data for item in _in_order(reply.data)]
         return token_matrices(lists, expected, max_tokens), reply.usage.tokens
 
 
 def _in_order(items: Sequence[Any]) -> list[Any]:
     """Sort the items of a reply by index and check that each input has one."""
-    ordered = sorted(items, key=lambda item: item.index)
-    if [item.index for item in ordered] != list(range(len(ordered))):
-        raise ReplicaFailed("the upstream's indices are not 0 to n - 1")
-    return ordered
+    return [items[place] for place in in_order([item.index for item in items], "data", listed=True)]
 
 
 def tokenize_body(text: str, *, special: bool) -> Body:
@@ -162,8 +159,7 @@ def decode_tokenize(response: UpstreamResponse) -> TokenizedText:
 
     Raises: ReplicaFailed.
     """
-    with translate_decode_errors():
-        return msgspec.json.decode(response.body, type=TokenizedText)
+    return decode_json(response.body, TokenizedText)
 
 
 def decode_detokenize(response: UpstreamResponse) -> str:
@@ -171,8 +167,7 @@ def decode_detokenize(response: UpstreamResponse) -> str:
 
     Raises: ReplicaFailed.
     """
-    with translate_decode_errors():
-        return msgspec.json.decode(response.body, type=DetokenizedText).prompt
+    return decode_json(response.body, DetokenizedText).prompt
 
 
 def tokens_of(reply: TokenizedText, specials: tuple[int, int]) -> tuple[Token, ...]:
@@ -193,6 +188,10 @@ def tokens_of(reply: TokenizedText, specials: tuple[int, int]) -> tuple[Token, .
 
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
+    return with_answer(_failure(response), response)
+
+
+def _failure(response: UpstreamResponse) -> BackendError:
     error = error_of(response)
     match response.status:
         case 400 if "maximum context length" in error.message or "maximum model length" in error.message:

@@ -4,6 +4,7 @@ The one place where a BackendError becomes a GatewayError.
 """
 
 import asyncio
+import math
 import re
 from collections.abc import Sequence
 from itertools import count
@@ -114,7 +115,7 @@ class Dispatcher:
     async def _compute(self, grant: Grant, lane: Lane, part: WorkPart, timeline: Timeline) -> Reply:
         """Return the reply of replicas to a part of a call. Raises: BackendError, GatewayError."""
         slices = cut(part.work, part.tokens, lane.bounds(), exact=part.is_exact)
-        slices = lane.separated(slices, part.tokens)
+        slices = list(lane.separated(slices, part.tokens))
         owner = self._owner(grant, timeline)
         lane.check_room(sum(piece.tokens for piece in slices), owner)
         try:
@@ -165,6 +166,7 @@ class Dispatcher:
             timeline.trace,
             grant.may_move,
             grant.copy,
+            timeline.attempts,
         )
 
 
@@ -368,6 +370,11 @@ def _place_of(error: errors.BackendError, prepared: PreparedWork) -> str:
     return place_of_input(work, index) if prepared.by_cosine else f"input {index}: "
 
 
+def _retry_after_s(error: errors.BackendError) -> int | None:
+    """Return the whole seconds for which an upstream asks for no requests, None if it does not."""
+    return None if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s))
+
+
 def translated(error: errors.BackendError, place: str = "") -> GatewayError:
     """Return the caller's error for a failure of a backend. place: of the input at fault."""
     match error:
@@ -379,11 +386,11 @@ def translated(error: errors.BackendError, place: str = "") -> GatewayError:
         case errors.UnsupportedWork():
             return OperationUnsupported(error.message)
         case errors.ReplicaOverloaded():
-            return Overloaded(error.message, retry_after_s=OVERLOADED_RETRY_S)
+            return Overloaded(error.message, retry_after_s=_retry_after_s(error) or OVERLOADED_RETRY_S)
         case errors.ModelNotLoaded():
             return ModelLoading(error.message, retry_after_s=LOADING_RETRY_S)
         case errors.ReplicaUnavailable():
-            return NoReplica(error.message)
+            return NoReplica(error.message, retry_after_s=_retry_after_s(error))
         case errors.AttemptTimedOut():
             return ReplicaTimedOut(error.message)
     return UpstreamFailed(error.message)

@@ -22,7 +22,8 @@ class CallFinished(msgspec.Struct, frozen=True):
     per stage, as in `server-timing`. trace_id: 32 hex digits, None where calls are not traced. key_id: id
     of the API key, None if none was accepted. address: of the client. path: as sent, cut and escaped,
     only if no handler serves it. reason: class of the cause of a refusal, None if its kind has only one.
-    is_bulk: it yielded to interactive calls.
+    is_bulk: it yielded to interactive calls. replicas, attempts, upstream_status, upstream_words: as in
+    `AttemptRecord`.
     """
 
     request_id: str
@@ -43,6 +44,10 @@ class CallFinished(msgspec.Struct, frozen=True):
     path: str | None = None
     reason: str | None = None
     is_bulk: bool = False
+    replicas: tuple[str, ...] = ()
+    attempts: int = 0
+    upstream_status: str | None = None
+    upstream_words: str | None = None
 
 
 class AttemptStarted(msgspec.Struct, frozen=True):

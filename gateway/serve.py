@@ -59,6 +59,7 @@ class Served(msgspec.Struct, frozen=True):
     fingerprint: id of the vector space of the reply's vectors; None for a reply without vectors.
     is_cut: whether texts have no more tokens than the call allows; False if they could not be cut.
     cache: what the cache had, None if the model has none or it was bypassed. has_cache: the model has one.
+    shares_tokens: as in `AttemptRecord`.
     """
 
     reply: Reply
@@ -70,6 +71,7 @@ class Served(msgspec.Struct, frozen=True):
     is_cut: bool = True
     cache: CacheUse | None = None
     has_cache: bool = False
+    shares_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,8 @@ class Gateway:
                     await grant.confirm()
                     timeline.lap("quota")
             fingerprint = upstream.fingerprint if _has_vectors(reply) else None
-        return self._served(grant, route, reply, fingerprint, cache)
+        served = self._served(grant, route, reply, fingerprint, cache)
+        return _with_usage(served, timeline)
 
     async def _serve_group(
         self, serving: Serving, call: Call, caller: Caller, route: Route, timeline: Timeline
@@ -207,7 +210,8 @@ class Gateway:
         self.copies.offer(group, ServedCall(call, served_by, reply), partial(self._send_copy, route, tenant))
         route = msgspec.structs.replace(route, upstream=served_by)
         fingerprint = group.space.id if _has_vectors(reply) else None
-        return self._served(grant, route, reply, fingerprint, caches[served_by])
+        served = self._served(grant, route, reply, fingerprint, caches[served_by])
+        return _with_usage(served, timeline)
 
     async def _send_copy(
         self, route: Route, tenant: Tenant, copied: CopiedCall, upstream: str
@@ -269,6 +273,11 @@ class Gateway:
 
 def _has_vectors(reply: Reply) -> bool:
     return isinstance(reply, EmbedReply) or (isinstance(reply, EncodeReply) and reply.dense is not None)
+
+
+def _with_usage(served: Served, timeline: Timeline) -> Served:
+    """Return a reply with the note that its tokens are a share, if they are."""
+    return msgspec.structs.replace(served, shares_tokens=True) if timeline.attempts.shares_tokens else served
 
 
 def _with_cut(reply: Reply, indices: tuple[int, ...]) -> Reply:

@@ -71,6 +71,8 @@ class AttemptRunner:
         for ticket in tickets:
             ticket.was_sent = True
             ticket.running.add(attempt)
+            for record in ticket.records:
+                record.add(replica.name)
             if not is_hedge:
                 ticket.queued_s += now_s - ticket.waiting_since_s
         if tickets[0].traces:
@@ -103,10 +105,11 @@ class AttemptRunner:
         try:
             reply = await attempt.replica.backend.run(attempt.piece.work, self._timeout_s(attempt))
             attempt.replica.check_width(attempt.piece.work, reply)
+            await attempt.replica.check_not_zero(attempt.piece.work, reply)
             if needs_examination(attempt.piece, reply, attempt.replica):
                 reply = await believable(attempt.piece, reply, attempt.replica, self._pool)
         except BackendError as error:
-            attempt.end(error.kind)
+            attempt.end_with(error)
             if isinstance(error, MAY_BE_INPUT) or _is_small(attempt, error):
                 await self._callbacks.on_fault(attempt, error)
             else:

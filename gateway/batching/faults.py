@@ -162,7 +162,7 @@ class FaultHandler:
             suspects.add_crash(ticket.owner.tenant, now_s)
 
     async def _works_again(self, replica: Replica, ticket: Ticket) -> bool:
-        """Return whether a replica that an input may have broken completes plain work, which takes a while."""
+        """Return whether a replica that an input may have broken completes plain work."""
         ends_s = ticket.deadline_s if self._pool.holds else self._clock() + RETURN_S
         while not ticket.is_done and self._clock() < ends_s:
             if await self._checks.fault_of(replica, self._clock()) is None:

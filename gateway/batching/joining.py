@@ -87,6 +87,18 @@ def split_reply(pieces: Sequence[Slice], reply: Reply) -> list[Reply]:
     return replies
 
 
+def has_own_counts(pieces: Sequence[Slice], reply: Reply) -> bool:
+    """Return whether the tokens of each slice are known; otherwise their sum is divided by size."""
+    if len(pieces) == 1 or not isinstance(reply, EmbedReply):
+        return True
+    return reply.input_tokens is not None or are_counted_here(pieces, reply)
+
+
+def are_counted_here(pieces: Sequence[Slice], reply: Reply) -> bool:
+    """Return whether the gateway counted the slices as the replica counted their batch."""
+    return all(piece.exact for piece in pieces) and reply.tokens == sum(piece.tokens for piece in pieces)
+
+
 def _with_own_count(reply: Reply, inputs: int) -> Reply:
     """Return a reply to one input with the tokens of that input, which are all that its batch has."""
     if inputs != 1 or not isinstance(reply, EmbedReply) or reply.input_tokens is not None:
@@ -102,7 +114,7 @@ def _token_shares(pieces: Sequence[Slice], reply: EmbedReply) -> list[int]:
     if reply.input_tokens is not None:
         counts = iter(reply.input_tokens)
         return [sum(next(counts) for _ in range(piece.inputs)) for piece in pieces]
-    if all(piece.exact for piece in pieces) and reply.tokens == sum(piece.tokens for piece in pieces):
+    if are_counted_here(pieces, reply):
         return [piece.tokens for piece in pieces]
     # At least one each, so that slices without tokens can share the replica's count.
     weights = [max(1, piece.tokens) for piece in pieces]

@@ -13,6 +13,7 @@ attempts.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -36,7 +37,7 @@ from gateway.batching.tenant_activity import ACTIVE_S, TenantActivity
 from gateway.batching.ticket import EMPTY_ENTRY, Attempt, Isolation, Owner, Ticket
 from gateway.errors import LOADING_RETRY_S, GatewayError, ModelLoading, Overloaded
 from gateway.events import AttemptFinished, CopyPurpose, LaneBacklog, Observe
-from gateway.routing.pool import Pool, no_replica_error
+from gateway.routing.pool import Pool, held_s, no_replica_error
 from gateway.routing.replica import Replica
 
 # A tenant of weight 1 may have so many times the tokens in the queue that stay free.
@@ -157,10 +158,13 @@ class Lane:
         the last replica tried refused or failed; SliceFailed if one of several inputs may be at fault;
         NoReplica, ModelLoading or TimeoutError at the deadline.
         """
+        self._check_held(deadline_s)
         key = (owner.tenant, owner.priority, owner.may_move, owner.copy, piece.work)
         ticket = self._ticket_for(key, piece, owner, deadline_s, is_suspect=is_suspect)
         if owner.trace is not None:
             ticket.traces.append(owner.trace)
+        if owner.record is not None:
+            ticket.records.append(owner.record)
         waiter = ticket.wait(deadline_s)
         self._schedule_pump()
         # asyncio.timeout costs several times as much, on every call.
@@ -171,7 +175,7 @@ class Lane:
             was_received = True
             return SliceReply(reply, ticket.queued_s)
         except TimeoutError as error:
-            if (cause := _cause_of_wait(ticket, self._pool)) is not None:
+            if (cause := _cause_of_wait(ticket, self._pool, self._clock())) is not None:
                 raise cause from error
             raise
         finally:
@@ -218,6 +222,12 @@ class Lane:
             own = tokens[piece.start : piece.start + piece.inputs]
             parts += separated(piece, own, suspects.places_in(piece.work, now_s))
         return parts
+
+    def _check_held(self, deadline_s: float) -> None:
+        """Check that a replica takes work before a deadline. Raises: Overloaded."""
+        wait_s = held_s(self._pool, self._clock())
+        if wait_s is not None and self._clock() + wait_s > deadline_s:
+            raise _held_error(wait_s)
 
     def _ticket_for(
         self, key: WorkKey, piece: Slice, owner: Owner, deadline_s: float, *, is_suspect: bool
@@ -297,12 +307,20 @@ def _expire(waiter: asyncio.Future[Reply]) -> None:
         waiter.set_exception(TimeoutError())
 
 
-def _cause_of_wait(ticket: Ticket, pool: Pool) -> GatewayError | BackendError | None:
+def _held_error(wait_s: float) -> Overloaded:
+    return Overloaded(
+        "the upstream asks for no requests for a while", retry_after_s=max(1, math.ceil(wait_s))
+    )
+
+
+def _cause_of_wait(ticket: Ticket, pool: Pool, now_s: float) -> GatewayError | BackendError | None:
     """Return why a ticket was not done by its deadline, if the reason is known."""
     if isinstance(ticket.fault, AttemptTimedOut):
         return refusal_of(ticket.fault, has_index=ticket.piece.inputs == 1)
     if not ticket.running and not pool.usable():
         return no_replica_error(pool)
+    if not ticket.running and (wait_s := held_s(pool, now_s)) is not None:
+        return _held_error(wait_s)
     if _is_model_loading(pool):
         return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
     return None

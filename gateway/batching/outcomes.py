@@ -21,7 +21,7 @@ from backends.errors import (
 )
 from gateway.batching.fair_queue import FairQueue
 from gateway.batching.isolation import IsolatedQueue
-from gateway.batching.joining import split_reply
+from gateway.batching.joining import has_own_counts, split_reply
 from gateway.batching.measures import LaneMeasures
 from gateway.batching.retries import (
     Fail,
@@ -37,8 +37,11 @@ from gateway.batching.slices import request_bytes
 from gateway.batching.staggered_calls import StaggeredCalls
 from gateway.batching.tenant_activity import TenantActivity
 from gateway.batching.ticket import Attempt, Isolation, Ticket
-from gateway.routing.pool import Pool, lacking
+from gateway.routing.pool import Pool, held_s, lacking
 from gateway.routing.replica import Replica
+
+# A server that asks for a shorter pause would be asked all the time.
+HOLD_MIN_S = 0.1
 
 logger = logging.getLogger("gateway")
 
@@ -77,6 +80,9 @@ class OutcomeHandler:
         if len(tickets) == 1:
             tickets[0].settle(replies[0])
             return
+        if not has_own_counts([ticket.piece for ticket in tickets], reply):
+            for record in [record for ticket in tickets for record in ticket.records]:
+                record.shares_tokens = True
         is_staggered = self._activity.has_others(tickets[0].owner.tenant, now_s)
         for ticket, own_reply in zip(tickets, replies, strict=True):
             if is_staggered:
@@ -91,6 +97,8 @@ class OutcomeHandler:
             self._learn_size(replica, request_bytes(attempt.piece.work), now_s)
         elif isinstance(error, PermitsTaken):
             self._pause(replica)
+        if error.retry_after_s:
+            self._hold(replica, now_s + max(HOLD_MIN_S, error.retry_after_s))
         if error.retryable or isinstance(error, UnsupportedWork):
             self._pool.record_failure(replica, error, now_s, attempt.started_s)
         if isinstance(error, InvalidWork) and error.input_index is not None and len(attempt.tickets) > 1:
@@ -145,6 +153,16 @@ class OutcomeHandler:
         if pause_s is not None:
             asyncio.get_running_loop().call_later(pause_s, self._resume, replica)
 
+    def _hold(self, replica: Replica, until_s: float) -> None:
+        """Give a replica no work for as long as it asked for."""
+        if replica.hold(until_s):
+            asyncio.get_running_loop().call_at(until_s, self._release, replica, until_s)
+
+    def _release(self, replica: Replica, until_s: float) -> None:
+        # The timer of the event loop may be early by its resolution.
+        replica.release(until_s)
+        self._pool.subscribers.report_change()
+
     def _resume(self, replica: Replica) -> None:
         replica.refusals.is_paused = False
         self._pool.subscribers.report_change()
@@ -187,12 +205,17 @@ class OutcomeHandler:
                 continue
             refused = is_refused(ticket.refusals, ticket.piece.inputs)
             action = action_for(decision, len(attempt.tickets), is_refused=refused)
-            if action == "fail":
+            if action == "fail" or self._is_held_past(ticket.deadline_s, now_s):
                 ticket.settle(decision.error)
             elif action == "requeue_alone" or ticket.isolation:
                 self._isolated.enqueue(ticket, Isolation.ALONE, now_s, first=True)
             else:
                 ticket.enqueue(self._queue, now_s, first=True)
+
+    def _is_held_past(self, deadline_s: float, now_s: float) -> bool:
+        """Return whether every replica that could be tried asked for a pause that ends after a deadline."""
+        wait_s = held_s(self._pool, now_s)
+        return wait_s is not None and now_s + wait_s > deadline_s
 
     def _record_error(self, ticket: Ticket, replica: Replica, decision: Retry | Fail, now_s: float) -> None:
         if isinstance(decision, Fail) and decision.blames_input and ticket.half is not None:

@@ -25,6 +25,7 @@ from backends.errors import (
     ModelNotLoaded,
     PermitsTaken,
     ReplicaFailed,
+    ReplicaOverloaded,
     ReplicaUnavailable,
     UnsupportedWork,
 )
@@ -116,9 +117,11 @@ class RetryPolicy:
     def replica_returns(self, error: BackendError) -> bool:
         """Return whether the replica is expected back, so that its work waits for it.
 
-        An engine that died restarts on the same socket and loads its model. Permits are free again soon.
+        An engine that died restarts on the same socket and loads its model. Permits are free again soon. A
+        server that asked for a pause gets no work during it.
         """
-        return isinstance(error, self._returning_errors)
+        asks_for_pause = isinstance(error, ReplicaOverloaded) and bool(error.retry_after_s)
+        return asks_for_pause or isinstance(error, self._returning_errors)
 
     def timeout_s(self, untried_replicas: int, time_left_s: Callable[[], float]) -> float:
         """Return the timeout of an attempt.
@@ -186,4 +189,8 @@ def masked(error: BackendError, slices: int) -> BackendError:
 
     A message about a joined batch may quote another caller's input.
     """
-    return error if slices == 1 else type(error)(MASKED_MESSAGE)
+    if slices == 1:
+        return error
+    return type(error)(MASKED_MESSAGE).with_facts(
+        upstream_status=error.upstream_status, retry_after_s=error.retry_after_s
+    )

@@ -16,6 +16,7 @@ from gateway.batching.traces import AttemptSpans, SliceTrace
 from gateway.events import CopyPurpose
 from gateway.routing.load import BatchLoad, kind_of
 from gateway.routing.replica import Replica
+from gateway.telemetry.attempt_record import AttemptRecord, hide_inputs
 
 
 class Isolation(IntEnum):
@@ -36,7 +37,8 @@ class Owner(msgspec.Struct, frozen=True):
     flow: identifies the call. queue_tokens: the tenant's own bound. shares_batches: the slice may share a
     batch with other tenants' slices. trace: the call's, if calls are traced. may_move: another upstream can
     serve the call, so that it does not wait for a replica of this one. copy: why it is a copy, for which no
-    caller waits; None for a call. A comparison is dropped unless it can be sent at once.
+    caller waits; None for a call. A comparison is dropped unless it can be sent at once. record: of the
+    attempts of the call.
     """
 
     tenant: str
@@ -48,6 +50,7 @@ class Owner(msgspec.Struct, frozen=True):
     trace: SliceTrace | None = None
     may_move: bool = False
     copy: CopyPurpose | None = None
+    record: AttemptRecord | None = None
 
 
 class FailedBatch:
@@ -105,6 +108,8 @@ class Ticket:
         self.last_error: BackendError | None = None
         self.tries = 0
         self.traces: list[SliceTrace] = []
+        # Of the waiting calls.
+        self.records: list[AttemptRecord] = []
 
     def enqueue(self, queue: "FairQueue[Ticket]", now_s: float, *, first: bool = False) -> None:
         """Wait in a queue; first: at its tenant's head, after an attempt that failed."""
@@ -178,7 +183,7 @@ class Attempt:
         self.is_hedge = is_hedge
         self.isolation = tickets[0].isolation
         tenants = tuple({ticket.owner.tenant for ticket in tickets})
-        self.load = BatchLoad(piece.inputs, piece.tokens, tenants, kind_of(piece.work))
+        self.load = BatchLoad(piece.inputs, piece.tokens, tenants, kind_of(piece.work), replica.tokens)
         self.task: asyncio.Task[None] | None = None
         self.hedge_timer: asyncio.TimerHandle | None = None
         self.outcome = "cancelled"
@@ -196,6 +201,16 @@ class Attempt:
         self.outcome, self.is_over = outcome, True
         if self.spans is not None:
             self.spans.end(outcome)
+
+    def end_with(self, error: BackendError) -> None:
+        """Record a failure, as `end`, with the upstream's answer."""
+        hide_inputs(error, self.piece.work)
+        for ticket in self.tickets:
+            for record in ticket.records:
+                record.add_failure(error)
+        if self.spans is not None:
+            self.spans.end(error.kind, error.upstream_status, error.detail)
+        self.end(error.kind)
 
     def is_wanted(self) -> bool:
         """Return whether a caller still waits for its result."""

@@ -16,8 +16,11 @@ class AttemptSpans(Protocol):
 
     carrier: Carrier
 
-    def end(self, outcome: str) -> None:
-        """End the spans. outcome: "ok" or the error's kind; only the first call counts."""
+    def end(self, outcome: str, status: str | None = None, words: str = "") -> None:
+        """End the spans. outcome: "ok" or the error's kind; only the first call counts.
+
+        status, words: of the upstream's answer to an attempt that failed.
+        """
 
 
 class SliceTrace(Protocol):

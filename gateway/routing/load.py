@@ -1,7 +1,7 @@
 """Load of one batch on a replica. Pure."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -11,15 +11,20 @@ from backends.contract import EmbedParts, Work
 SMALL_INPUTS = 32
 # What a batch has: texts only, or also pictures or recordings, which take far longer.
 LoadKind = Literal["texts", "media"]
+LOAD_KINDS: tuple[LoadKind, ...] = get_args(LoadKind)
 
 
 class BatchLoad(msgspec.Struct, frozen=True):
-    """Load that one batch puts on a replica, and the tenants whose inputs it contains."""
+    """Load that one batch puts on a replica, and the tenants whose inputs it contains.
+
+    tokens_before: those in flight to the replica when the batch was sent.
+    """
 
     inputs: int
     tokens: int
     tenants: Sequence[str]
     kind: LoadKind = "texts"
+    tokens_before: int = 0
 
 
 def kind_of(work: Work) -> LoadKind:

@@ -9,10 +9,11 @@ from typing import Literal
 Policy = Literal["round_robin", "least_tokens", "two_choices"]
 
 
-def rank_replicas(policy: Policy, loads: Sequence[int], turn: int, random: Random) -> list[int]:
+def rank_replicas(policy: Policy, loads: Sequence[float], turn: int, random: Random) -> list[int]:
     """Return the indices of equal replicas, best first.
 
-    loads: tokens in flight at each replica. turn: how many replicas have been picked so far.
+    loads: tokens in flight at each replica, weighted by its slowness. turn: how many replicas have been
+    picked so far.
     """
     match policy:
         case "round_robin":
@@ -23,7 +24,7 @@ def rank_replicas(policy: Policy, loads: Sequence[int], turn: int, random: Rando
             return _two_choices(loads, random)
 
 
-def _two_choices(loads: Sequence[int], random: Random) -> list[int]:
+def _two_choices(loads: Sequence[float], random: Random) -> list[int]:
     """Put the better of two random replicas first: nearly least loaded, without a herd on one replica."""
     shuffled = random.sample(range(len(loads)), len(loads))
     return sorted(shuffled[:2], key=lambda i: loads[i]) + shuffled[2:]

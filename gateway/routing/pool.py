@@ -9,17 +9,26 @@ from backends.texts import ModelWork
 from gateway.errors import NoReplica
 from gateway.events import DescriptionRejected, Observe, ReplicaChanged
 from gateway.routing.health import ReplicaEvent, State, event_of, next_state
-from gateway.routing.load import BatchLoad, LoadKind
+from gateway.routing.load import LOAD_KINDS, BatchLoad, LoadKind
 from gateway.routing.offers import ModelOffer, offers
+from gateway.routing.pace import TRIAL_EVERY, BatchTimes, is_worth_waiting, slowdowns
 from gateway.routing.policies import Policy, rank_replicas
-from gateway.routing.replica import Replica, gets_work, shown_state
+from gateway.routing.replica import KeptOut, Replica, gets_work, shown_state
 
 # Replicas that are down are probed, and names without an address resolved, at least this often.
 PROBED_WITHIN_S = 5
+# Weight of the newest batch in the tokens of a typical one.
+TYPICAL_SHARE = 0.1
 # A pool does not know whose list it is: those of the configuration and of operators are one.
 DRAINED = "it is drained, by `drained` in the configuration or by an operator"
 
 
+# What callers read; the log and the status have the details.
+KEPT_OUT_REASONS: dict[KeptOut, str] = {
+    "model": "the reachable replicas serve a different model than this one's upstream and are not used",
+    "key": "the upstream of this model refuses the gateway's key; an operator has to correct its `api_key`",
+    "output": "the reachable replicas of this model do not compute as they should and are not used",
+}
 CountTokens = Callable[[ModelWork, str, Capabilities], Awaitable[list[int] | None]]
 
 
@@ -76,6 +85,9 @@ class Pool:
         self.observe = observe
         self._undiscovered_urls: set[str] = set()
         self._turn = 0
+        self._batch_times = {kind: BatchTimes() for kind in LOAD_KINDS}
+        # Tokens of a typical batch.
+        self._batch_tokens = 1.0
         self._random = Random(seed)  # noqa: S311 - it spreads load and protects no secret
         self.offer = ModelOffer()
         # Replicas that broke connections a moment ago and may be restarting: calls wait for them.
@@ -90,8 +102,11 @@ class Pool:
         return any(replica.is_foreign and gets_work(replica) for replica in self.replicas)
 
     def has_rejected(self) -> bool:
-        """Return whether a replica is kept out because of its vectors."""
-        return any(replica.is_foreign and replica.state is State.DOWN for replica in self.replicas)
+        """Return whether a replica responds and is kept out: for its vectors, its model, or its output."""
+        return any(
+            replica.state is State.DOWN and (replica.is_foreign or replica.kept_out is not None)
+            for replica in self.replicas
+        )
 
     def is_joining(self) -> bool:
         """Return whether a replica is still being discovered, or has not had its first attempt to join."""
@@ -127,12 +142,33 @@ class Pool:
         if len(usable) == 1:
             only = usable[0]
             return only if only.admits(inputs, tenant, is_only_tenant=is_only_tenant, kind=kind) else None
-        loads = [replica.tokens + _waiting_tokens(replica) for replica in usable]
-        for index in rank_replicas(self._policy, loads, self._turn, self._random):
-            if usable[index].admits(inputs, tenant, is_only_tenant=is_only_tenant, kind=kind):
-                self._turn += 1
-                return usable[index]
+        loads: list[float] = [replica.tokens + _waiting_tokens(replica) for replica in usable]
+        slow = slowdowns([replica.paces[kind] for replica in usable])
+        is_weighted = slow is not None and self._policy != "round_robin"
+        if slow is not None and is_weighted:
+            loads = [(load + self._batch_tokens) * factor for load, factor in zip(loads, slow, strict=True)]
+        order = rank_replicas(self._policy, loads, self._turn, self._random)
+        if slow is not None and is_weighted:
+            order.sort(key=lambda i: slow[i] == 1 or usable[i].passed_over < TRIAL_EVERY)
+        # One that asked for a pause has no room for longer than a batch takes.
+        costs = [load for load, replica in zip(loads, usable, strict=True) if not replica.is_waiting]
+        for index in order:
+            replica = usable[index]
+            if not replica.admits(inputs, tenant, is_only_tenant=is_only_tenant, kind=kind):
+                continue
+            is_trial = replica.passed_over >= TRIAL_EVERY
+            if is_weighted and not is_trial and is_worth_waiting(loads[index], costs):
+                # A slot of a faster one is free sooner than this one is done.
+                continue
+            self._turn += 1
+            self._count_choice(replica, usable)
+            return replica
         return None
+
+    def _count_choice(self, chosen: Replica, usable: Collection[Replica]) -> None:
+        for replica in usable:
+            replica.passed_over += 1
+        chosen.passed_over = 0
 
     def expect_discovery(self, url: str) -> None:
         """Count the replicas behind a URL as joining until it has been resolved once."""
@@ -162,6 +198,9 @@ class Pool:
     ) -> None:
         """Record that a replica completed a batch."""
         replica.record_success(load, took_s, now_s, was_full=was_full)
+        slowness = self._batch_times[load.kind].slowness(took_s, load.tokens_before + load.tokens)
+        replica.paces[load.kind].add(slowness)
+        self._batch_tokens += (load.tokens - self._batch_tokens) * TYPICAL_SHARE
         if replica.state is State.PROBATION and replica.is_proven:
             self.transition(replica, ReplicaEvent.PROVEN, "its requests succeed again")
 
@@ -180,7 +219,7 @@ class Pool:
         is_last = not self.usable([replica])
         event = event_of(error, replica.record_failure(), is_last=is_last)
         if event is not None:
-            self.transition(replica, event, error.message)
+            self.transition(replica, event, error.explanation)
 
     def update_capabilities(self, replica: Replica, capabilities: Capabilities) -> None:
         """Replace the capabilities of a replica that serves the same model."""
@@ -229,6 +268,14 @@ def has_room(pool: Pool, inputs: int, kind: LoadKind = "texts") -> bool:
     return any(replica.admits(inputs, "", is_only_tenant=True, kind=kind) for replica in pool.usable())
 
 
+def held_s(pool: Pool, now_s: float) -> float | None:
+    """Return the time until a usable replica may get work, None if one may or none is usable."""
+    usable = pool.usable()
+    if not usable or not all(replica.is_held for replica in usable):
+        return None
+    return max(0.0, min(replica.held_until_s for replica in usable) - now_s)
+
+
 def lacking(pool: Pool, work: Work) -> Collection[Replica]:
     """Return the usable replicas that do not offer the work's operation or outputs."""
     if pool.offer.is_uniform:
@@ -253,8 +300,12 @@ def is_replica_expected(pool: Pool, *, holds: bool) -> bool:
 
 def no_replica_error(pool: Pool) -> NoReplica:
     """Return the error for a call that no replica can serve."""
-    if pool.has_rejected():
+    down = [replica for replica in pool.replicas if replica.state is State.DOWN]
+    kept_out = next((replica.kept_out for replica in down if replica.kept_out is not None), None)
+    if any(replica.is_foreign for replica in down):
         reason = "the reachable replicas of this model return vectors of a different space and are not used"
+    elif kept_out is not None:
+        reason = KEPT_OUT_REASONS[kept_out]
     elif any(shown_state(replica) == "drained" for replica in pool.replicas):
         reason = "the replicas of this model that can be reached are drained"
     else:
@@ -271,7 +322,7 @@ def _combine_capabilities(pool: Pool) -> None:
 
 def _counts(replica: Replica) -> bool:
     """Return whether a replica's capabilities are part of the model's."""
-    is_rejected = replica.is_foreign and replica.state is State.DOWN
+    is_rejected = replica.state is State.DOWN and (replica.is_foreign or replica.kept_out == "model")
     return replica.capabilities is not None and replica.state is not State.GONE and not is_rejected
 
 

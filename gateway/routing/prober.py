@@ -16,6 +16,7 @@ from backends.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
+    CredentialRefused,
     InvalidWork,
     ReplicaFailed,
     ReplicaOverloaded,
@@ -23,8 +24,9 @@ from backends.errors import (
     UnsupportedWork,
 )
 from gateway.routing.health import USABLE, ReplicaEvent, State
+from gateway.routing.join_checks import JoinedModel, other_model, read_scores
 from gateway.routing.pool import Pool, reject_description
-from gateway.routing.replica import Replica
+from gateway.routing.replica import KeptOut, Replica
 from gateway.routing.space_check import SpaceCheck
 
 PROBE_TIMEOUT_S = 5.0
@@ -93,36 +95,104 @@ class Prober:
                 self._idle_since_s = self._clock()
                 continue
             await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, self._intervals.max_s)
+            # One that is kept out has computed for the checks, and is asked again less often.
+            max_s = REMOTE_PROBES.max_s if self._replica.kept_out else self._intervals.max_s
+            wait_s = min(wait_s * 2, max_s)
 
     async def _try_join(self) -> bool:
         """Return whether the replica has joined."""
         pool, replica = self._pool, self._replica
         try:
             capabilities = await replica.backend.describe(PROBE_TIMEOUT_S)
-            # Work would load a model that no caller has asked for.
-            if capabilities.loaded:
-                if replica.state is State.DOWN:
-                    # It has failed before, and a description alone does not show that it works.
-                    await _probe_work(replica, capabilities)
-                await self._check_space(capabilities)
         except BackendError as error:
             # An engine that is still loading has not failed to join: it has not started yet.
             if not (self._intervals.awaits_first_join and replica.state is State.JOINING):
                 self._report_failed_join(error)
             return False
+        # Work would load a model that no caller has asked for.
+        if capabilities.loaded and not await self._passes_checks(capabilities):
+            return False
         if self._space is not None and self._is_rejected(self._space):
             pool.transition(replica, ReplicaEvent.FOREIGN, self._space.mismatch_reason(replica.name))
             return False
-        pool.transition(replica, ReplicaEvent.JOINED, _summary(capabilities), capabilities)
+        replica.kept_out = None
+        pool.transition(replica, ReplicaEvent.JOINED, self._summary(capabilities), capabilities)
         return True
 
-    def _report_failed_join(self, error: BackendError) -> None:
+    async def _passes_checks(self, capabilities: Capabilities) -> bool:
+        """Return whether a replica computes, and serves its upstream's model; else keep it out."""
+        replica = self._replica
+        try:
+            if replica.state is State.DOWN:
+                # It has failed before, and a description alone does not show that it works.
+                await _probe_work(replica, capabilities)
+            await self._check_space(capabilities)
+            found = await self._model_of(capabilities)
+        except ReplicaFailed as error:
+            self._report_failed_join(error, "output")
+            return False
+        except BackendError as error:
+            # An engine may have died of the texts, or is busy.
+            if not (self._intervals.awaits_first_join and replica.state is State.JOINING):
+                self._report_failed_join(error)
+            return False
+        if (reason := self._reason_to_keep_out(found)) is not None:
+            self._keep_out(reason)
+            return False
+        replica.joined = found
+        return True
+
+    async def _model_of(self, capabilities: Capabilities) -> JoinedModel:
+        """Return the model of a replica, with the scores of a reranker. Raises: BackendError."""
+        before = self._replica.joined
+        if Operation.RERANK not in capabilities.operations:
+            return JoinedModel(capabilities)
+        if capabilities.metered and before is not None and before.capabilities == capabilities:
+            return before
+        scores = await read_scores(self._replica.backend, capabilities, PROBE_TIMEOUT_S)
+        return JoinedModel(capabilities, scores or None)
+
+    def _reason_to_keep_out(self, found: JoinedModel) -> str | None:
+        """Return why a replica does not serve the model of its upstream, None if it does.
+
+        The replica that is listed first decides. One that has changed its model is compared with all.
+        """
+        replicas, own = self._pool.replicas, self._replica
+        has_changed = own.joined is not None and other_model(own.joined, found) is not None
+        others = replicas if has_changed else replicas[: replicas.index(own)]
+        references = [
+            other.joined
+            for other in others
+            if other is not own
+            and other.joined is not None
+            and other.kept_out is None
+            and other.state is not State.GONE
+            and (not has_changed or other.state in USABLE)
+        ]
+        return next(filter(None, (other_model(reference, found) for reference in references)), None)
+
+    def _keep_out(self, reason: str) -> None:
+        replica = self._replica
+        if replica.state is State.DOWN:
+            reject_description(self._pool, replica, reason)
+        replica.kept_out = "model"
+        self._pool.transition(replica, ReplicaEvent.FOREIGN, reason)
+
+    def _summary(self, capabilities: Capabilities) -> str:
+        """Describe the replica on one line, with the note of its check."""
+        note = self._space.note_of(self._replica.name) if self._space is not None else None
+        summary = _summary(capabilities)
+        return f"{summary}; {note}" if note else summary
+
+    def _report_failed_join(self, error: BackendError, kept_out: KeptOut | None = None) -> None:
         pool, replica = self._pool, self._replica
         if replica.state is State.DOWN and isinstance(error, ReplicaFailed):
             # It responds again, and the line of its ejection does not contain the present fault.
-            reject_description(pool, replica, error.message)
-        pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.message)
+            reject_description(pool, replica, error.explanation)
+        replica.kept_out = "key" if isinstance(error, CredentialRefused) else kept_out
+        pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.explanation)
+        # Calls that wait for a replica learn that none is expected.
+        pool.subscribers.report_change()
 
     async def _check_usable(self) -> None:
         """Probe a usable replica that is suspiciously silent, or that has been idle."""
@@ -147,7 +217,7 @@ class Prober:
         try:
             await _probe_work(self._replica, capabilities)
         except BackendError as error:
-            reason = f"work is out and nothing comes back: {error.message}"
+            reason = f"work is out and nothing comes back: {error.explanation}"
             self._pool.transition(self._replica, ReplicaEvent.STALLED, reason)
 
     async def _describe_again(self) -> None:
@@ -157,13 +227,13 @@ class Prober:
         try:
             await self._update(await replica.backend.describe(PROBE_TIMEOUT_S))
         except (ReplicaUnavailable, ConnectionLost, AttemptTimedOut) as error:
-            pool.transition(replica, ReplicaEvent.UNREACHED, error.message)
+            pool.transition(replica, ReplicaEvent.UNREACHED, error.explanation)
         except ReplicaOverloaded:
             # It is busy with other clients' work.
             return
         except BackendError as error:
             # It responds. Its description from when it joined is still valid.
-            reject_description(pool, replica, error.message)
+            reject_description(pool, replica, error.explanation)
 
     async def _update(self, capabilities: Capabilities) -> None:
         """Use a new description of a usable replica; one of a different model joins from scratch.
@@ -178,9 +248,14 @@ class Prober:
             pool.update_capabilities(replica, capabilities)
             return
         await self._check_space(capabilities)
+        found = await self._model_of(capabilities)
         if self._space is not None and self._is_rejected(self._space):
             pool.transition(replica, ReplicaEvent.FOREIGN, self._space.mismatch_reason(replica.name))
             return
+        if (reason := self._reason_to_keep_out(found)) is not None:
+            self._keep_out(reason)
+            return
+        replica.joined = found
         pool.transition(replica, ReplicaEvent.CHANGED, f"now {_summary(capabilities)}", capabilities)
 
     async def _check_space(self, capabilities: Capabilities) -> None:
@@ -191,8 +266,16 @@ class Prober:
             replica.width = space.dimensions_of(replica.name)
 
     def _eject_if_foreign(self) -> None:
-        """Eject a usable replica with foreign vectors; the space that it is compared with may change too."""
+        """Eject a usable replica of another model, or with foreign vectors.
+
+        The replicas and the space that it is compared with may change too.
+        """
         replica, space = self._replica, self._space
+        if replica.state in USABLE and replica.joined is not None:
+            reason = self._reason_to_keep_out(replica.joined)
+            if reason is not None:
+                self._keep_out(reason)
+                return
         if space is None:
             return
         replica.is_foreign = space.is_foreign(replica.name)

@@ -1,6 +1,7 @@
 """One replica of an upstream: its state, the batches in flight to it, and its measurements."""
 
 from collections import Counter, deque
+from typing import Literal, TypeAlias
 
 from backends.contract import (
     Backend,
@@ -13,12 +14,18 @@ from backends.contract import (
     Work,
 )
 from backends.errors import ReplicaFailed
+from backends.zero_vectors import gives_zeros, zero_row
 from gateway.events import ReplicaState
 from gateway.routing.health import PROBATION_BATCHES, USABLE, State
-from gateway.routing.load import BatchLoad, LoadKind, slots_of
+from gateway.routing.join_checks import JoinedModel
+from gateway.routing.load import LOAD_KINDS, BatchLoad, LoadKind, slots_of
+from gateway.routing.pace import Pace
 from gateway.routing.refusals import Refusals
 from gateway.routing.window import Window
 
+# model: it serves another model than its upstream. key: it refuses the gateway's key. output: it does not
+# compute as it should.
+KeptOut: TypeAlias = Literal["model", "key", "output"]
 # A replica that has work and has returned nothing for this long, and for this many times the recent duration
 # of that much work, is probed.
 STALL_MIN_S = 3.0
@@ -35,7 +42,18 @@ class Replica:
 
     The window holds for each kind of batch by itself: texts do not wait until pictures are computed.
     small_batch_slots: slots of the window that a batch of fewer than `load.SMALL_INPUTS` takes.
+    kept_out: why it responds and is not used, except for its vectors; None if it is used or does not respond.
+    joined: the model that it last joined with. gives_zeros: its model gives zeros for a text without a known
+    word; None if that is not known. held_until_s: when it may get work again after it asked for a pause.
     """
+
+    # Batches that went to others since its last one.
+    passed_over = 0
+    is_held = False
+    held_until_s = 0.0
+    kept_out: KeptOut | None = None
+    joined: JoinedModel | None = None
+    gives_zeros: bool | None = None
 
     def __init__(
         self, name: str, backend: Backend, window: Window | None = None, small_batch_slots: int = 1
@@ -69,6 +87,7 @@ class Replica:
         self.batches_by_tenant: Counter[tuple[LoadKind, str]] = Counter()
         self.inputs = 0
         self.tokens = 0
+        self.paces: dict[LoadKind, Pace] = {kind: Pace() for kind in LOAD_KINDS}
         self._failures = 0
         self._successes = 0
         self._progress_s = 0.0
@@ -108,7 +127,23 @@ class Replica:
         permits = self.capabilities.concurrent_inputs if self.capabilities else None
         # A batch larger than all permits was cut for other replicas. It may try alone, and is then cut again.
         free = permits is None or self.inputs == 0 or self.inputs + inputs <= permits
-        return self.slots_by_kind[kind] < slots and free and not self.refusals.is_paused
+        return self.slots_by_kind[kind] < slots and free and not self.is_waiting
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if it gets no work for a while, because it had no permits or asked for a pause."""
+        return self.refusals.is_paused or self.is_held
+
+    def hold(self, until_s: float) -> bool:
+        """Give it no work until a moment; return False if it has none until a later one already."""
+        if until_s <= self.held_until_s:
+            return False
+        self.is_held, self.held_until_s = True, until_s
+        return True
+
+    def release(self, now_s: float) -> None:
+        """Let it have work again, if its pause is over."""
+        self.is_held = now_s < self.held_until_s
 
     def check_width(self, work: Work, reply: Reply) -> None:
         """Check that vectors are as wide as its canaries were, or as the work requested.
@@ -120,6 +155,19 @@ class Replica:
         width, expected = reply.vectors.shape[1], work.dimensions or self.width
         if width != expected:
             raise ReplicaFailed(f"its vectors have {width} dimensions, and had {self.width} when it joined")
+
+    async def check_not_zero(self, work: Work, reply: Reply) -> None:
+        """Check that no vector has only zeros, unless the model is static; a probe shows it once.
+
+        Raises: ReplicaFailed.
+        """
+        row = zero_row(work, reply)
+        if row is None:
+            return
+        if self.gives_zeros is None:
+            self.gives_zeros = await gives_zeros(self.backend)
+        if not self.gives_zeros:
+            raise ReplicaFailed("the upstream gave a vector of zeros", input_index=row)
 
     def add_batch(self, load: BatchLoad, now_s: float) -> None:
         """Count a batch that is being sent."""
@@ -189,8 +237,11 @@ class Replica:
         """Forget everything that was learned before the replica rejoined."""
         self._failures = self._successes = 0
         self._slowest_s = self._largest_tokens = 0.0
+        self.paces = {kind: Pace() for kind in LOAD_KINDS}
+        self.passed_over = 0
         self.refusals = Refusals()
         self.counts_alike = {}
+        self.gives_zeros = None
         self.window.restart()
 
     def is_silent(self, now_s: float, timeout_s: float) -> bool:

@@ -27,5 +27,8 @@ class SpaceCheck(Protocol):
     def dimensions_of(self, replica: str, /) -> int | None:
         """Return the dimensions of a replica's vectors at its last check, or None without one."""
 
+    def note_of(self, replica: str, /) -> str | None:
+        """Return what operators have to know of a replica's last check, None if there is nothing."""
+
     def mismatch_reason(self, replica: str, /) -> str:
         """Return the reason, for the operator, that a replica is foreign."""

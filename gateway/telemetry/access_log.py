@@ -243,8 +243,28 @@ def call_line(event: CallFinished) -> str:
     return (
         f"{event.method} {event.route} {event.status}{outcome}  {event.duration_s * 1000:.1f} ms"
         f"{path}  tenant={event.tenant or '-'}{key}  model={event.model or '-'}"
-        f"  inputs={event.inputs}  tokens={event.tokens}{address}  id={event.request_id}{trace}"
+        f"  inputs={event.inputs}  tokens={event.tokens}{_attempts_text(event)}{address}"
+        f"  id={event.request_id}{trace}"
     )
+
+
+def _attempts_text(event: CallFinished) -> str:
+    """Return the replicas of a call and the upstream's last answer that was no success, for its line."""
+    if not event.attempts:
+        return ""
+    text = f"  replicas={','.join(event.replicas)}"
+    if event.attempts > 1:
+        text += f"  attempts={event.attempts}"
+    if event.upstream_status is not None:
+        text += f"  upstream_status={event.upstream_status}"
+    if event.upstream_words is not None:
+        text += f"  upstream_words={json_text(event.upstream_words)}"
+    return text
+
+
+def json_text(words: str) -> str:
+    """Return words as a JSON string, so that quotation marks in them do not end them."""
+    return msgspec.json.encode(words).decode()
 
 
 # Most requests come from a few addresses.
@@ -275,6 +295,10 @@ class CallFields(msgspec.Struct, omit_defaults=True):
     operation: str | None = None
     inputs: int | None = None
     tokens: int | None = None
+    replicas: tuple[str, ...] | None = None
+    attempts: int | None = None
+    upstream_status: str | None = None
+    upstream_words: str | None = None
     duration_ms: float | None = None
     parse_ms: float | None = None
     fetch_ms: float | None = None
@@ -308,6 +332,10 @@ def call_fields(event: CallFinished, time: str | None = None, level: str | None 
         event.operation,
         event.inputs,
         event.tokens,
+        event.replicas or None,
+        event.attempts or None,
+        event.upstream_status,
+        event.upstream_words,
         round(event.duration_s * 1000, 2),
     )
     for stage, seconds in event.stages.items():

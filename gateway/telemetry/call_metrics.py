@@ -29,7 +29,7 @@ class CallMetrics:
         duration = create.seconds("call_duration", "From a call's first byte to its answer's last.", "route")
         bulk_duration = create.seconds("bulk_duration", "Calls of class bulk, as call_duration.", "route")
         stage_duration = create.seconds(
-            "stage_duration", "Time of calls by stage, as in server-timing.", "stage", STAGE_BUCKETS_S
+            "stage_duration", "Time of calls by stage, as in server-timing.", "stage", buckets=STAGE_BUCKETS_S
         )
         model_duration = create.seconds("model_duration", "Calls by model, as call_duration.", "model")
         tenant_duration = create.seconds("tenant_duration", "Calls by tenant, as call_duration.", "tenant")
@@ -122,13 +122,15 @@ class AttemptMetrics:
         attempts = create.counter(
             "attempts", "Attempts of a batch at a replica.", ("upstream", "replica", "outcome")
         )
-        duration = create.seconds("attempt_duration", "One attempt at one replica.", "upstream")
+        duration = create.seconds("attempt_duration", "One attempt at one replica.", "upstream", "replica")
         inputs = create.sizes("batch_inputs", "Inputs in one upstream request.")
         calls = create.sizes("batch_calls", "Slices of calls in one upstream request.")
         self._hedges = create.counter("hedges", "Second attempts, for a batch that was late.", ("upstream",))
         self._attempts = Children[tuple[str, str, str], Counter](lambda key: attempts.labels(*key))
-        self._batches = Children[str, tuple[BatchedHistogram, BatchedHistogram, BatchedHistogram]](
-            lambda key: (duration.labels(key), inputs.labels(key), calls.labels(key))
+        # A replica is one of the configuration, or the number of an address that a name resolves to.
+        self._durations = Children[tuple[str, str], BatchedHistogram](lambda key: duration.labels(*key))
+        self._batches = Children[str, tuple[BatchedHistogram, BatchedHistogram]](
+            lambda key: (inputs.labels(key), calls.labels(key))
         )
 
     def count(self, attempts: Sequence[AttemptFinished]) -> None:
@@ -136,9 +138,11 @@ class AttemptMetrics:
         keys = ((attempt.upstream, attempt.replica, attempt.outcome) for attempt in attempts)
         for key, count in Tally(keys).items():
             self._attempts[key].inc(count)
+        seconds = (((attempt.upstream, attempt.replica), attempt.duration_s) for attempt in attempts)
+        for places, durations in grouped(seconds).items():
+            self._durations[places].observe_many(durations)
         for upstream, of_upstream in grouped((attempt.upstream, attempt) for attempt in attempts).items():
-            duration, inputs, calls = self._batches[upstream]
-            duration.observe_many([attempt.duration_s for attempt in of_upstream])
+            inputs, calls = self._batches[upstream]
             inputs.observe_many([attempt.inputs for attempt in of_upstream])
             calls.observe_many([attempt.calls for attempt in of_upstream])
             if hedges := sum(attempt.hedge for attempt in of_upstream):

@@ -68,11 +68,11 @@ class MetricFactory:
         )
 
     def seconds(
-        self, name: str, documentation: str, label: str, buckets: Sequence[float] = DURATION_BUCKETS_S
+        self, name: str, documentation: str, *labels: str, buckets: Sequence[float] = DURATION_BUCKETS_S
     ) -> BatchedHistogram:
-        """Create a histogram of durations with one label; `_seconds` is added to its name."""
+        """Create a histogram of durations; `_seconds` is added to its name."""
         return BatchedHistogram(
-            f"gateway_{name}_seconds", documentation, [label], buckets=buckets, registry=self._registry
+            f"gateway_{name}_seconds", documentation, labels, buckets=buckets, registry=self._registry
         )
 
     def cosines(

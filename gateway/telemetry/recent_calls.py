@@ -39,6 +39,10 @@ class RecentCall(msgspec.Struct, frozen=True):
     inputs: int
     tokens: int
     stages: Mapping[Stage, float]
+    replicas: tuple[str, ...] = ()
+    attempts: int = 0
+    upstream_status: str | None = None
+    upstream_words: str | None = None
 
 
 class RecentCalls:
@@ -107,6 +111,10 @@ def _recent(at_s: float, event: CallFinished) -> RecentCall:
         event.inputs,
         event.tokens,
         event.stages,
+        event.replicas,
+        event.attempts,
+        event.upstream_status,
+        event.upstream_words,
     )
 
 

@@ -4,6 +4,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gateway.events import Stage
+from gateway.telemetry.attempt_record import AttemptRecord
 
 if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 class Timeline:
     """Laps of one call on the monotonic clock, in seconds, and the labels that its stages found out.
 
-    started_s: on time.perf_counter. trace: the call's trace, None if calls are not traced.
+    started_s: on time.perf_counter. trace: the call's trace, None if calls are not traced. attempts: of its
+    slices at replicas.
     """
 
     def __init__(self, started_s: float | None = None) -> None:
@@ -24,6 +26,7 @@ class Timeline:
         self.operation: str | None = None
         self.is_bulk = False
         self.trace: CallTrace | None = None
+        self.attempts = AttemptRecord()
 
     def lap(self, stage: Stage) -> None:
         """Attribute the time since the last lap to this stage."""

@@ -180,14 +180,21 @@ class AttemptTrace:
         _W3C.inject(headers, self._first)
         self.carrier = Carrier(headers)
 
-    def end(self, outcome: str) -> None:
-        """End the spans; a second call has no effect. outcome: "ok", or the kind of the error."""
+    def end(self, outcome: str, status: str | None = None, words: str = "") -> None:
+        """End the spans; a second call has no effect.
+
+        outcome: "ok", or the kind of the error. status, words: of the upstream's answer to it.
+        """
         if self._spans and self.carrier.phases is not None:
             self._add_phases(self.carrier.phases)
         for span in self._spans:
             if outcome != "ok":
                 span.set_attribute("error.type", outcome)
                 span.set_status(StatusCode.ERROR)
+            if status is not None:
+                span.set_attribute("gateway.upstream.status", status)
+            if words:
+                span.set_attribute("gateway.upstream.words", words)
             span.end()
         self._spans = []
 
@@ -239,9 +246,9 @@ def _attempt_span(call: RecordedCall, started: AttemptStarted, links: Sequence[L
     )
 
 
-def _attributes(call: CallFinished) -> Mapping[str, str | int]:
+def _attributes(call: CallFinished) -> Mapping[str, str | int | tuple[str, ...]]:
     """Return the attributes of a call's span; unknown values are left out."""
-    attributes: dict[str, str | int | None] = {
+    attributes: dict[str, str | int | tuple[str, ...] | None] = {
         "http.request.method": call.method,
         "http.route": call.route,
         "http.response.status_code": call.status,
@@ -253,6 +260,10 @@ def _attributes(call: CallFinished) -> Mapping[str, str | int]:
         "gateway.key_id": call.key_id,
         "gateway.inputs": call.inputs,
         "gateway.request_id": call.request_id,
+        "gateway.replicas": call.replicas or None,
+        "gateway.attempts": call.attempts or None,
+        "gateway.upstream.status": call.upstream_status,
+        "gateway.upstream.words": call.upstream_words,
     }
     return {name: value for name, value in attributes.items() if value is not None}
 

@@ -49,6 +49,7 @@ NEUTRAL_CAPABILITIES = frozenset(
         "reports_input_tokens",
         "notes",
         "loaded",
+        "metered",
     }
 )
 

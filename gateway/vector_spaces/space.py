@@ -9,9 +9,12 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from backends.canaries import CANARIES, embed_in_batches, max_inputs_per_request
-from backends.contract import Backend, Capabilities, Operation
-from backends.errors import InvalidWork, UnsupportedWork
+import numpy as np
+
+from backends.canaries import CANARIES, embed_canaries, max_inputs_per_request
+from backends.contract import Backend, Capabilities, Operation, Vectors
+from backends.errors import InvalidWork, ReplicaFailed, UnsupportedWork
+from backends.zero_vectors import gives_zeros
 from gateway.config.schema import UpstreamSettings
 from gateway.events import Observe, SpaceChecked, SpaceOutcome
 from gateway.store.errors import StoreUnavailable
@@ -53,6 +56,8 @@ class VectorSpace:
         # Per replica: its fingerprint and the outcome of the last check.
         self._fingerprints: dict[str, Fingerprint] = {}
         self._outcomes: dict[str, SpaceOutcome] = {}
+        # Per replica: the reference texts that failed while others did not.
+        self._notes: dict[str, str] = {}
         self._store_is_down = False
 
     @property
@@ -73,6 +78,10 @@ class VectorSpace:
         """Return the length of a replica's vectors in the last check; None if it embeds no canary."""
         fingerprint = self._fingerprints.get(replica)
         return None if fingerprint is None else fingerprint.dimensions
+
+    def note_of(self, replica: str) -> str | None:
+        """Return what operators have to know of a replica's last check, None if there is nothing."""
+        return self._notes.get(replica)
 
     def mismatch_reason(self, replica: str) -> str:
         """Describe for operators why a replica is foreign."""
@@ -97,11 +106,11 @@ class VectorSpace:
         if Operation.EMBED not in capabilities.operations:
             return True
         try:
-            fingerprint = await self._embed_canaries(backend, capabilities)
+            fingerprint = await self._embed_canaries(replica, backend, capabilities)
             reference = await self._claim(fingerprint)
             if not matches(reference, fingerprint, self._settings.min_cosine):
                 # One mismatch may be a glitch; the second is a different model.
-                fingerprint = await self._embed_canaries(backend, capabilities)
+                fingerprint = await self._embed_canaries(replica, backend, capabilities)
         except (InvalidWork, UnsupportedWork) as error:
             self._fingerprints.pop(replica, None)
             self._report(replica, "unchecked", None, error.message)
@@ -129,9 +138,18 @@ class VectorSpace:
         if reference is not None:
             self._adopt(reference)
 
-    async def _embed_canaries(self, backend: Backend, capabilities: Capabilities) -> Fingerprint:
+    async def _embed_canaries(
+        self, replica: str, backend: Backend, capabilities: Capabilities
+    ) -> Fingerprint:
         inputs_max = max_inputs_per_request(capabilities, self._batch_inputs)
-        reply = await embed_in_batches(backend, CANARIES, inputs_max, self._timeout_s)
+        reply, failure = await embed_canaries(backend, inputs_max, self._timeout_s)
+        await _check_not_zero(backend, reply.vectors)
+        self._notes.pop(replica, None)
+        if failure is not None:
+            failed = int(np.isnan(reply.vectors).any(axis=1).sum())
+            self._notes[replica] = (
+                f"{failed} of {len(CANARIES)} reference texts fail there: {failure.explanation}"
+            )
         return fingerprint_of(reply.vectors, self._kind, capabilities)
 
     async def _claim(self, fingerprint: Fingerprint) -> Fingerprint:
@@ -174,3 +192,14 @@ class VectorSpace:
         changed = self._outcomes.get(replica) != outcome
         self._outcomes[replica] = outcome
         self._observe(SpaceChecked(self.upstream, replica, outcome, cosine, reason, changed))
+
+
+async def _check_not_zero(backend: Backend, vectors: Vectors) -> None:
+    """Check that a replica gives no vector of zeros, unless its model is static. Raises: ReplicaFailed."""
+    zeros = ~vectors.any(axis=1)
+    if not zeros.any():
+        return
+    if zeros.all():
+        raise ReplicaFailed("it gives vectors of zeros for all reference texts")
+    if not await gives_zeros(backend):
+        raise ReplicaFailed(f"it gives a vector of zeros for {CANARIES[int(np.flatnonzero(zeros)[0])]!r}")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.canaries import SCORED
 from backends.contract import Capabilities, Operation, Reply, Rerank, RerankReply, Score, ScoreKind, Work
 from gateway.cache.call_cache import NO_SCORES_IDENTITY
 from gateway.cache.keys import pairs_of
@@ -33,7 +34,7 @@ tenants:
 
 
 class FakeReranker:
-    """Reranker whose scores depend on the pair and the instruction. pairs: all that it has scored."""
+    """Reranker whose scores depend on the pair and the instruction. pairs: scored since it joined."""
 
     def __init__(self, checkpoint: Path | None) -> None:
         self.pairs: list[tuple[str, str]] = []
@@ -55,7 +56,8 @@ class FakeReranker:
         """Return a score for each pair; a text has a token for each word."""
         assert isinstance(work, Rerank | Score)
         pairs = pairs_of(work)
-        self.pairs += pairs
+        if work != SCORED:
+            self.pairs += pairs
         scores = [vector_of(f"{query}|{document}|{work.instruction}")[0] for query, document in pairs]
         tokens = sum(len(query.split()) + len(document.split()) + 3 for query, document in pairs)
         return RerankReply(np.array(scores, np.float32), tokens)

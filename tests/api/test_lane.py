@@ -18,6 +18,7 @@ from backends.errors import (
 from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds
 from gateway.batching.tenant_activity import SUSPECT_S
+from gateway.errors import Overloaded
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.latencies import SAMPLES_MIN
 from gateway.routing.work_check import PLAIN_TEXT
@@ -645,3 +646,57 @@ async def test_caller_that_leaves_at_its_turn_frees_its_slot() -> None:
     await asyncio.gather(first, second, return_exceptions=True)
 
     await rig.assert_empty()
+
+
+async def test_replica_that_asks_for_a_pause_gets_no_work_until_then() -> None:
+    rig = Rig(2)
+    first = rig.call("first")
+    refusal = ReplicaOverloaded("full").with_facts(upstream_status="429", retry_after_s=0.05)
+    asked_s = rig.clock()
+    (await rig.sent("first")).fail(refusal)
+    (await rig.sent("first", to=1)).succeed()
+    assert_vectors(await first, "first")
+    assert rig.replicas[0].is_held
+    for number in range(4):
+        call = rig.call(f"more {number}")
+        (await rig.sent(f"more {number}", to=1)).succeed()
+        await call
+    assert 1 == len(rig.backends[0].requests)
+
+    await until(lambda: not rig.replicas[0].is_held)
+    assert rig.clock() >= asked_s + 0.05
+    for index in range(2):
+        rig.backends[index].handler = answer_at_once
+    for number in range(4):
+        await rig.call(f"later {number}")
+    assert len(rig.backends[0].requests) > 1
+
+
+async def test_call_waits_for_the_end_of_a_pause_before_its_deadline() -> None:
+    rig = Rig(1)
+    call = rig.call("a")
+    (await rig.sent("a")).fail(ReplicaOverloaded("full").with_facts(retry_after_s=0.02))
+    await until(lambda: len(rig.backends[0].requests) == 2)
+    rig.backends[0].pending[0].succeed()
+
+    assert_vectors(await call, "a")
+
+
+async def test_call_that_would_wait_past_its_deadline_is_told_how_long() -> None:
+    rig = Rig(1)
+    first = rig.call("first", within_s=20)
+    (await rig.sent("first")).fail(ReplicaOverloaded("full").with_facts(retry_after_s=30.0))
+
+    with pytest.raises(ReplicaOverloaded) as waited:
+        await first
+    with pytest.raises(Overloaded) as refused:
+        await rig.call("second", within_s=5)
+
+    assert 30 == waited.value.retry_after_s
+    assert 30 == refused.value.retry_after_s
+    assert 1 == len(rig.backends[0].requests)
+
+
+async def answer_at_once(texts: list[str]) -> Reply:
+    """Answer without the test's help."""
+    return reply_to(texts)

@@ -312,7 +312,7 @@ class BrokenTei(FakeTei):
 async def test_replica_that_fails_to_embed_does_not_join(boot: Boots) -> None:
     async with boot({"tei-0": BrokenTei()}, ONE % "") as gateway:
         assert [("0", "down")] == states(gateway)
-        assert ("unavailable", None) == await state_of(gateway)
+        assert ("refused", None) == await state_of(gateway)
 
 
 async def test_records_metrics_and_log_lines(boot: Boots, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ from backends.contract import (
 )
 from backends.errors import (
     BackendError,
+    CredentialRefused,
     InvalidWork,
     ModelUnavailable,
     ReplicaFailed,
@@ -279,7 +280,7 @@ UNREADABLE_SOUND = (
     [
         (429, {"error": {"message": "model m is currently overloaded", "code": 429}}, ReplicaOverloaded),
         (503, b"", ReplicaUnavailable),
-        (401, {"detail": "Unauthorized"}, ReplicaFailed),
+        (401, {"detail": "Unauthorized"}, CredentialRefused),
         (422, {"detail": [{"type": "too_long", "loc": ["body", "input"], "msg": "x"}]}, ReplicaFailed),
         (400, {"error": {"message": "ModelNotDeployedError: no", "code": 400}}, ReplicaFailed),
         (400, {"error": {"message": "Invalid model: m", "code": 400}}, ReplicaFailed),

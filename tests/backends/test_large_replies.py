@@ -1,5 +1,6 @@
 """Replies that would take long to decode are refused before that."""
 
+import asyncio
 import tracemalloc
 from typing import Any
 
@@ -7,11 +8,19 @@ import httpx
 import pytest
 
 from backends.contract import BackendKind, Embed, ReplicaSpec, Work
-from backends.errors import BackendError, ReplicaFailed
-from backends.http import DESCRIPTION_BYTES_MAX, REPLY_LISTS_MAX, REPLY_VALUES_MAX, UpstreamClient
+from backends.errors import BackendError, ConnectionLost, ReplicaFailed
+from backends.http import (
+    DESCRIPTION_BYTES_MAX,
+    REPLY_LISTS_MAX,
+    REPLY_VALUES_MAX,
+    ROW_BYTES_MAX,
+    UpstreamClient,
+    reply_bytes_max,
+)
 from tests.conftest import remote_backend
+from tests.fakes.http_servers import HEAD, listening
 from tests.fakes.openai import FakeOpenAI
-from tests.fakes.tei import FakeTei
+from tests.fakes.tei import DIMENSIONS, FakeTei
 from tests.fakes.vllm import FakeVllm
 
 LISTS = b"[" + b"[]," * REPLY_LISTS_MAX + b"[]]"
@@ -116,3 +125,74 @@ async def test_huge_error_is_cut(kind: BackendKind) -> None:
     tracemalloc.stop()
 
     assert peak_bytes < 20_000_000
+
+
+class EndlessReply:
+    """Server on a socket that sends a vector without an end. sent: bytes that it has got rid of."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    async def __call__(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer until the client closes the connection."""
+        writer.write(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        piece = b"0.1," * 16384
+        while True:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+            self.sent += len(piece)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "bytes_max"),
+    [
+        (1, 384, 2**20 + 2 * 384 * 32),
+        (32, 1024, 2**20 + 33 * 1024 * 32),
+        (1, None, 2**20 + 2 * ROW_BYTES_MAX),
+    ],
+)
+async def test_reply_is_refused_as_soon_as_it_is_larger_than_its_inputs_allow(
+    rows: int, width: int | None, bytes_max: int
+) -> None:
+    server = EndlessReply()
+    async with listening(server) as client:
+        with pytest.raises(ReplicaFailed, match=f"more than {bytes_max} bytes"):
+            await client.post("/embed", b"{}", 30.0, rows=rows, width=width)
+
+    # What is on its way in buffers is not counted exactly.
+    assert server.sent < bytes_max + 16 * 2**20
+
+
+async def test_bound_of_one_reply_does_not_hold_for_the_next_on_its_connection() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for size in (10, 3 * 2**20):
+            if size > 10:
+                await reader.readuntil(b"\r\n\r\n")
+            writer.write(HEAD + b"content-length: %d\r\n\r\n%b" % (size, b" " * size))
+            await writer.drain()
+        await reader.read()
+
+    async with listening(answer) as client:
+        await client.post("/embed", b"", 30.0, rows=1, width=8)
+        assert 3 * 2**20 == len((await client.post("/embed", b"", 30.0)).body)
+
+
+@pytest.mark.parametrize(
+    ("kind", "server"), [("tei", FakeTei()), ("openai", FakeOpenAI()), ("vllm", FakeVllm())]
+)
+async def test_adapters_bound_replies_by_the_width_of_their_vectors(kind: BackendKind, server: Any) -> None:
+    joining = httpx.ASGITransport(server)
+    backend = remote_backend(kind, ReplicaSpec("http://up"), joining)
+    await backend.describe(30.0)
+    await backend.run(Embed(("a",)), 30.0)
+    bounds: list[int | None] = []
+
+    async def send(*arguments: Any) -> Any:
+        bounds.append(arguments[3])
+        raise httpx.ReadError("enough")
+
+    backend._http._transport.send = send  # type: ignore[attr-defined]
+    with pytest.raises(ConnectionLost):
+        await backend.run(Embed(("a", "b")), 30.0)
+
+    assert [reply_bytes_max(2, DIMENSIONS)] == bounds

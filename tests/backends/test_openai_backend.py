@@ -29,6 +29,7 @@ from backends.contract import (
 from backends.errors import (
     BackendError,
     ConnectionLost,
+    CredentialRefused,
     InvalidWork,
     ReplicaFailed,
     ReplicaOverloaded,
@@ -238,8 +239,8 @@ def envelope(message: str, code: str | None = None, kind: str = "invalid_request
         (404, envelope("no secret", "model_not_found"), ReplicaFailed),
         (400, envelope("no secret", "model_not_found"), ReplicaFailed),
         (404, b"404 page not found", ReplicaFailed),
-        (401, envelope("Incorrect API key: secret", "invalid_api_key"), ReplicaFailed),
-        (403, b"", ReplicaFailed),
+        (401, envelope("Incorrect API key: secret", "invalid_api_key"), CredentialRefused),
+        (403, b"", CredentialRefused),
         (429, envelope("slow down", "rate_limit_exceeded", "tokens"), ReplicaOverloaded),
         (429, envelope("no money", "insufficient_quota", "insufficient_quota"), ReplicaFailed),
         (503, b"Loading model", ReplicaUnavailable),
@@ -511,3 +512,86 @@ async def test_busy_server_that_may_rerank_names_the_setting() -> None:
         await backend_of(server, api=RERANKS).describe(5.0)
     with pytest.raises(ReplicaOverloaded, match=r"overloaded$"):
         await backend_of(server, api=ApiSettings(rerank="rerank", task="rerank")).describe(5.0)
+
+
+async def reply_to_base64_without_vectors(path: str, body: dict[str, Any]) -> tuple[int, bytes] | None:
+    """Reply as servers do that do not know base64, and let requests for numbers pass."""
+    is_base64 = path.endswith("/embeddings") and body.get("encoding_format") == "base64"
+    return (200, b'{"object":"list","data":[],"model":"m"}') if is_base64 else None
+
+
+def forms_of(server: FakeOpenAI) -> list[str]:
+    """Return the encoding of each request for embeddings."""
+    return [body.get("encoding_format", "float") for path, body in server.requests if "embed" in path]
+
+
+async def test_server_without_vectors_for_base64_is_asked_for_numbers() -> None:
+    server = FakeOpenAI()
+    server.hook = reply_to_base64_without_vectors
+    backend = await joined(server)
+
+    reply = await backend.run(Embed(("w", "w w")), 5.0)
+
+    assert isinstance(reply, EmbedReply)
+    assert np.allclose(np.stack([vector_of("w"), vector_of("w w")]), reply.vectors)
+    assert ["base64", "float", "float"] == forms_of(server)
+
+
+@pytest.mark.parametrize(
+    "refusal", [(400, b'{"error": {"message": "no"}}'), (422, b""), (200, b'{"data":[]}')]
+)
+async def test_base64_refused_after_joining_is_asked_as_numbers_and_remembered(
+    refusal: tuple[int, bytes],
+) -> None:
+    server = FakeOpenAI()
+    backend = await joined(server)
+
+    async def refuse(_path: str, body: dict[str, Any]) -> tuple[int, bytes] | None:
+        return refusal if body.get("encoding_format") == "base64" else None
+
+    server.hook = refuse
+    server.requests.clear()
+    for _ in range(2):
+        reply = await backend.run(Embed(("w",)), 5.0)
+        assert isinstance(reply, EmbedReply)
+        assert np.allclose(vector_of("w"), reply.vectors[0])
+    found = await backend.describe(5.0)
+
+    assert ["base64", "float", "float", "float"] == forms_of(server)
+    assert "numbers, not base64" in found.notes
+
+
+async def test_refusal_of_an_input_in_both_encodings_is_the_input_s_and_not_remembered() -> None:
+    server = FakeOpenAI()
+    backend = await joined(server)
+    server.hook = respond_with(400, b'{"error": {"message": "no"}}')
+    with pytest.raises(InvalidWork):
+        await backend.run(Embed(("w",)), 5.0)
+    server.hook = None
+    server.requests.clear()
+
+    await backend.run(Embed(("w",)), 5.0)
+
+    assert ["base64"] == forms_of(server)
+
+
+async def test_server_that_breaks_at_a_picture_joins_without_pictures() -> None:
+    server = FakeHostedApi("jina", images=True)
+    broken = 0
+
+    async def break_at_pictures(_path: str, body: dict[str, Any]) -> None:
+        nonlocal broken
+        if "image" in str(body.get("input")):
+            broken += 1
+            raise httpx.ReadError("reset")
+
+    server.hook = break_at_pictures
+    backend = backend_of(server, "jina-embeddings-v4", address="http://api/v1", api=ApiSettings("jina"))
+
+    found = await backend.describe(5.0)
+    again = await backend.describe(5.0)
+
+    assert {Operation.EMBED} <= found.operations
+    assert Operation.EMBED_IMAGE not in found.operations | again.operations
+    assert any("picture" in note for note in found.notes)
+    assert 1 == broken

@@ -23,6 +23,7 @@ from backends.contract import (
 )
 from backends.errors import (
     BackendError,
+    CredentialRefused,
     InvalidWork,
     PermitsTaken,
     ReplicaFailed,
@@ -182,9 +183,9 @@ def test_derives_operations_from_the_model_type(
         (400, b"Failed to parse the request body as JSON", ReplicaFailed),
         (422, b"Failed to deserialize the JSON body", ReplicaFailed),
         (415, b"Expected request with `Content-Type: application/json`", ReplicaFailed),
-        (401, b"", ReplicaFailed),
-        (403, b"", ReplicaFailed),
-        (401, {"error": "no key", "error_type": "Validation"}, ReplicaFailed),
+        (401, b"", CredentialRefused),
+        (403, b"", CredentialRefused),
+        (401, {"error": "no key", "error_type": "Validation"}, CredentialRefused),
         (404, b"", ReplicaFailed),
         (405, b"", ReplicaFailed),
         (
@@ -444,3 +445,26 @@ async def test_html_reply_fails() -> None:
     backend = await joined(tei_with_hook(respond_with(200, b"<html>welcome</html>")))
     with pytest.raises(ReplicaFailed):
         await backend.run(Embed(("a",)), 1.0)
+
+
+@pytest.mark.parametrize(
+    "refusal", [(400, b'{"message": "unknown encoding_format"}'), (200, b'{"data":[],"object":"list"}')]
+)
+async def test_server_without_base64_is_asked_at_the_native_route_and_remembered(
+    refusal: tuple[int, bytes],
+) -> None:
+    server = FakeTei()
+
+    async def refuse(path: str, _body: dict[str, Any]) -> tuple[int, bytes] | None:
+        return refusal if path == "/v1/embeddings" else None
+
+    server.hook = refuse
+    backend = TeiBackend(UpstreamClient("http://tei", transport=httpx.ASGITransport(server)))
+    await backend.describe(5.0)
+    for _ in range(2):
+        reply = await backend.run(Embed(("w",)), 5.0)
+        assert isinstance(reply, EmbedReply)
+        assert np.allclose(vector_of("w"), reply.vectors[0])
+
+    paths = [path for path, _ in server.requests if "embed" in path]
+    assert ["/v1/embeddings", "/embed", "/embed"] == paths

@@ -24,6 +24,7 @@ from backends.contract import (
 )
 from backends.errors import (
     BackendError,
+    CredentialRefused,
     InvalidWork,
     ReplicaFailed,
     ReplicaOverloaded,
@@ -289,7 +290,7 @@ def envelope(status: int, kind: str, message: str) -> dict[str, Any]:
         (400, envelope(400, "BadRequestError", "The decoder prompt cannot be empty"), InvalidWork),
         (400, envelope(400, "Bad Request", "1 validation error: secret"), ReplicaFailed),
         (400, b"Invalid HTTP request received.", ReplicaFailed),
-        (401, {"error": "Unauthorized"}, ReplicaFailed),
+        (401, {"error": "Unauthorized"}, CredentialRefused),
         (404, envelope(404, "NotFoundError", "The model `secret` does not exist."), ReplicaFailed),
         (404, {"detail": "Not Found"}, ReplicaFailed),
         (501, envelope(501, "NotImplementedError", "no"), ReplicaFailed),

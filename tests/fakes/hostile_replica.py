@@ -69,8 +69,10 @@ class HostileReplica:
         async def send(message: dict[str, Any]) -> None:
             messages.append(message)
 
-        method, path, _ = request_line.split()
-        await self._app({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
+        method, target, _ = request_line.split()
+        path, _, query = target.partition("?")
+        scope = {"type": "http", "method": method, "path": path, "headers": headers}
+        await self._app(scope | {"query_string": query.encode()}, receive, send)
         start, content = messages[0], messages[1]["body"]
         extra = b"".join(b"%b: %b\r\n" % header for header in start["headers"])
         return b"HTTP/1.1 %d X\r\n%bcontent-length: %d\r\n\r\n%b" % (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from backends.canaries import CANARIES
+from backends.canaries import CANARIES, SCORED
 
 DIMENSIONS = 8
 PAYLOAD_LIMIT = 2_000_000
@@ -49,8 +49,16 @@ def is_canaries(texts: Any) -> bool:
     return isinstance(texts, list) and bool(texts) and all(text in CANARIES for text in texts)
 
 
+def is_probe(body: dict[str, Any]) -> bool:
+    """Return True for the canaries, and for the pairs that a reranker is sent when it joins."""
+    texts = body.get("inputs", body.get("input", body.get("texts")))
+    return body.get("query", body.get("text_1")) == SCORED.query or is_canaries(texts)
+
+
 def score_of(query: str, text: str) -> float:
-    """Return a score between 0 and 1, different for each pair."""
+    """Return a score between 0 and 1, different for each pair; the best for the answer in `SCORED`."""
+    if (query, text) == (SCORED.query, SCORED.documents[0]):
+        return 1.0
     return hashlib.sha256(f"{query}\n{text}".encode()).digest()[0] / 255
 
 
@@ -218,7 +226,8 @@ class FakeTei:
     names of its prompts, None for any name. payload_limit: most bytes of a body. in_flight: inputs that hold
     a permit, those of other clients included; most_in_flight: the most of them so far. refused, too_large:
     requests answered with 429 and 413. headers_sent: headers
-    that replace the ones of the server, None to leave one out.
+    that replace the ones of the server, None to leave one out. default_prompt: as --default-prompt; it counts
+    in texts without `prompt_name`.
     """
 
     def __init__(self, **info: Any) -> None:
@@ -235,6 +244,7 @@ class FakeTei:
         self.refused = self.too_large = 0
         self.headers_sent: dict[str, str | None] = {}
         self.dimensions = DIMENSIONS
+        self.default_prompt = ""
         self.info: dict[str, Any] = {
             "model_id": "fake/model",
             "model_sha": None,
@@ -293,22 +303,20 @@ class FakeTei:
             self.too_large += 1
             raise TeiError(413, "Failed to buffer the request body: length limit exceeded", None)
         parsed = _parse(body)
-        texts = parsed.get("inputs", parsed.get("input"))
-        if is_canaries(texts):
-            self.canaries += 1
+        if is_probe(parsed):
+            self.canaries += "query" not in parsed
         else:
             self.requests.append((path, parsed))
         return await self._serve(path, parsed, extra)
 
     async def _serve(self, path: str, parsed: dict[str, Any], extra: dict[str, str]) -> tuple[int, bytes]:
         """Answer a request as its permits allow."""
-        texts = parsed.get("inputs", parsed.get("input"))
         permits = _inputs_in(parsed) if path in COMPUTES else 0
         self._take_permits(permits)
         try:
             if (
                 self.hook is not None
-                and not is_canaries(texts)
+                and not is_probe(parsed)
                 and (answer := await self.hook(path, parsed)) is not None
             ):
                 return answer
@@ -338,7 +346,7 @@ class FakeTei:
         return json.dumps(answer).encode()
 
     def _computed(self, reply: Any, texts: Sequence[Text]) -> Computed:
-        tokens = sum(tokens_of(text, self.info["max_input_length"]) for text in texts)
+        tokens = sum(min(self._tokens_of(text), self.info["max_input_length"]) for text in texts)
         return Computed(reply, sum(map(len, texts)), tokens)
 
     def _embed(self, body: dict[str, Any]) -> Computed:
@@ -478,7 +486,11 @@ class FakeTei:
                 f"`default-prompt-name` is set to `{prompt}` but no prompts were found in the Sentence "
                 "Transformers configuration"
             )
-        self._check_batch(max(map(tokens_of, texts)), len(texts), body)
+        self._check_batch(max(map(self._tokens_of, texts)), len(texts), body)
+
+    def _tokens_of(self, text: Text) -> int:
+        """Count the tokens of a text with the default prompt."""
+        return tokens_of(text) + len(self.default_prompt.split())
 
     def _check_pairs(self, pairs: Sequence[tuple[str, ...]], body: dict[str, Any]) -> None:
         self._check_batch(max(map(_pair_tokens, pairs)), len(pairs), body)

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from backends.tei_protos import tei_pb2 as pb
-from tests.fakes.tei import COMPUTES, FakeTei, TeiError, _inputs_in, is_canaries
+from tests.fakes.tei import COMPUTES, FakeTei, TeiError, _inputs_in, is_probe
 
 STATUSES = {
     "Validation": grpc.StatusCode.INVALID_ARGUMENT,
@@ -146,8 +146,8 @@ class FakeTeiGrpc(grpc.GenericRpcHandler):
             self.aborted = True
             await call.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         body = _body(method, request)
-        if is_canaries(body.get("inputs")):
-            self.model.canaries += 1
+        if is_probe(body):
+            self.model.canaries += "query" not in body
         else:
             self.model.requests.append((path, body))
         permits = _inputs_in(body) if path in COMPUTES else 0

@@ -6,6 +6,7 @@ import msgspec
 from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromQuery
 
 from gateway.api.operators.access import HOST, is_relayed
 from gateway.api.server.error_bodies import TEI, VLLM, document_errors
@@ -15,7 +16,9 @@ from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import EMPTY, NO_KEY, empty
 from gateway.errors import ModelLoading, ShuttingDown
+from gateway.routing.pool import no_replica_error
 from gateway.telemetry.metrics import Metrics
+from gateway.upstreams.upstream import Upstream
 
 FAILURES = document_errors(TEI)
 # The processes that start and watch this one may use either listener.
@@ -39,14 +42,30 @@ async def livez() -> Response[bytes]:
 
 
 @get("/readyz", responses={200: EMPTY} | FAILURES, tags=["Probes"], opt=LIVENESS, security=NO_KEY)
-async def readyz(api: NamedDependency[InferenceApi], in_flight: NamedDependency[InFlight]) -> Response[bytes]:
-    """Answer 200 once all engines have loaded and all remote replicas were tried, until the drain."""
+async def readyz(
+    api: NamedDependency[InferenceApi],
+    in_flight: NamedDependency[InFlight],
+    verbose: FromQuery[str | None] = None,
+) -> Response[bytes]:
+    """Answer 200 once all engines have loaded and all remote replicas were tried, until the drain.
+
+    With `verbose`, the body has a line for each upstream: its state, and why it serves nothing.
+    """
     if in_flight.draining:
         raise ShuttingDown("this gateway is stopping")
     waiting = [name for name, upstream in api.gateway.upstreams.items() if not upstream.startup_done]
     if waiting:
         raise ModelLoading(f"waiting for: {', '.join(waiting)}")
-    return empty()
+    if verbose is None:
+        return empty()
+    lines = "".join(f"{_state_line(name, upstream)}\n" for name, upstream in api.gateway.upstreams.items())
+    return Response(lines.encode(), media_type="text/plain")
+
+
+def _state_line(name: str, upstream: Upstream) -> str:
+    """Return the state of an upstream, in words that a caller may read."""
+    reason = "" if upstream.state == "ready" else f": {no_replica_error(upstream.pool).message}"
+    return f"{name}: {upstream.state}{reason}"
 
 
 @get("/metrics", responses={200: EXPOSITION} | FAILURES, tags=["Probes"], opt=SCRAPED)

@@ -99,7 +99,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                     name,
                     replica.name,
                     state,
-                    history.reason,
+                    replica.rejection or history.reason,
                     history.since_s,
                     int(totals.number("gateway_replica_in_flight_batches", **labels)),
                     int(totals.number("gateway_replica_window_batches", **labels)),

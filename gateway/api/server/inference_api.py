@@ -250,6 +250,8 @@ def reply_headers(served: Served, rows: Sequence[int] | None = None) -> dict[str
         headers["x-quota-mode"] = "degraded"
     if served.reply.truncated != ():
         headers["x-truncated-inputs"] = _ranges(rows_of(served.reply.truncated, rows))
+    if served.shares_tokens:
+        headers["x-usage"] = "shared"
     if served.fingerprint is not None:
         headers["x-embedding-fingerprint"] = served.fingerprint
     if served.has_cache:

@@ -144,6 +144,10 @@ def _finished(request: LineRequest, context: RequestContext, status: int) -> Cal
         operation=timeline.operation,
         stages=timeline.laps,
         is_bulk=timeline.is_bulk,
+        replicas=timeline.attempts.replicas,
+        attempts=timeline.attempts.attempts,
+        upstream_status=timeline.attempts.upstream_status,
+        upstream_words=timeline.attempts.upstream_words,
         key_id=request.job.key,
     )
 
