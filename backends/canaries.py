@@ -8,12 +8,13 @@ pooling, prompt or normalization changes the vectors of some texts only.
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from backends.contract import Backend, Capabilities, Embed, EmbedReply, Vectors
-from backends.errors import ReplicaFailed, ReplicaOverloaded
+from backends.errors import InvalidWork, ReplicaFailed, ReplicaOverloaded
 
 # Version of the set of texts. Vectors of different editions cannot be compared.
 EDITION = "1"
@@ -32,24 +33,62 @@ BUSY_PAUSE_MIN_S = 0.05
 BUSY_PAUSE_MAX_S = 1.0
 
 
+class EmbeddedTexts(NamedTuple):
+    """Vectors of texts, (n, dim) float32, with zeros for a refused one.
+
+    refused: index of each text that the replica refuses, with its reason.
+    """
+
+    vectors: Vectors
+    tokens: int
+    refused: Mapping[int, str]
+
+
 async def embed_in_batches(
     backend: Backend, texts: Sequence[str], batch_inputs: int | None, timeout_s: float
-) -> EmbedReply:
+) -> EmbeddedTexts:
     """Embed texts with one replica, in requests of at most batch_inputs; timeout_s applies to each request.
 
-    A batch for which the replica has no room is sent text by text. Raises: BackendError.
+    A batch for which the replica has no room, or of which it refuses a text, is sent text by text. Raises:
+    BackendError, if it refuses all of them.
     """
-    replies = []
+    replies: list[EmbedReply | InvalidWork] = []
     for batch in _batches(texts, batch_inputs or REQUEST_INPUTS):
         try:
             replies.append(await _embed(backend, batch, timeout_s))
-        except ReplicaOverloaded:
-            # It is alive, and busy with the work of others.
-            replies += [await _embed_when_free(backend, text, timeout_s) for text in batch]
-    if len({reply.vectors.shape[1] for reply in replies}) > 1:
+        except (ReplicaOverloaded, InvalidWork):
+            # It is alive, and busy with the work of others, or one of the texts is at fault.
+            replies += [await _embed_alone(backend, text, timeout_s) for text in batch]
+    return _combined(replies)
+
+
+def _combined(replies: Sequence[EmbedReply | InvalidWork]) -> EmbeddedTexts:
+    """Return the vectors of all texts. Raises: BackendError."""
+    widths = {reply.vectors.shape[1] for reply in replies if isinstance(reply, EmbedReply)}
+    if len(widths) > 1:
         raise ReplicaFailed("its vectors differ in length")
-    vectors = np.vstack([reply.vectors for reply in replies])
-    return EmbedReply(vectors, sum(reply.tokens for reply in replies), None)
+    rows: list[Vectors] = []
+    refused: dict[int, str] = {}
+    tokens = count = 0
+    for reply in replies:
+        if isinstance(reply, InvalidWork):
+            if not widths:
+                raise reply
+            refused[count] = reply.message
+            rows.append(np.zeros((1, *widths), np.float32))
+        else:
+            rows.append(reply.vectors)
+            tokens += reply.tokens
+        count += len(rows[-1])
+    return EmbeddedTexts(np.vstack(rows), tokens, refused)
+
+
+async def _embed_alone(backend: Backend, text: str, timeout_s: float) -> EmbedReply | InvalidWork:
+    """Embed one text, and return its refusal. Raises: BackendError of any other kind."""
+    try:
+        return await _embed_when_free(backend, text, timeout_s)
+    except InvalidWork as error:
+        return error
 
 
 async def _embed(backend: Backend, batch: tuple[str, ...], timeout_s: float) -> EmbedReply:

@@ -295,6 +295,16 @@ class TextTokenizer:
         """Return the id of a token, or None if it is not in the vocabulary."""
         return self._tokenizer.token_to_id(token)
 
+    def token(self, id_: int) -> str | None:
+        """Return the token of an id, None if it is not in the vocabulary."""
+        return self._tokenizer.id_to_token(id_)
+
+    def tokens_from(self, first: int) -> list[str]:
+        """Return the tokens whose ids are not below a number, in the order of their ids."""
+        added = max(self._tokenizer.get_added_tokens_decoder(), default=-1) + 1
+        tokens = map(self._tokenizer.id_to_token, range(first, max(added, self.vocabulary_size)))
+        return [token for token in tokens if token is not None]
+
     def with_max_tokens(self, max_tokens: int, markers: Sequence[str] = ()) -> "TextTokenizer":
         """Return a copy with this maximum length. markers: tokens of the vocabulary to keep unsplit."""
         tokenizer = _copy(self._tokenizer)

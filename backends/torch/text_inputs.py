@@ -11,6 +11,7 @@ from backends.texts import ModelInput
 from backends.tokens import TextTokenizer
 from backends.torch.architectures import default_of, input_names
 from backends.torch.files import CheckpointFiles
+from backends.torch.native_configs import read_config
 from backends.torch.recipe import Recipe
 
 # Inputs of networks that read more than text.
@@ -69,6 +70,19 @@ def refuse_network(files: CheckpointFiles, recipe: Recipe) -> None:
         reason = f"whose network reads {found} next to the text; the built-in engine has text only"
     if reason is not None:
         raise ModelUnavailable(f"{files.checkpoint} has `model_type` {model_type!r}, {reason}")
+
+
+def table_rows(files: CheckpointFiles, recipe: Recipe) -> int | None:
+    """Return the number of tokens that a network has vectors for, None if no file states it."""
+    if recipe.kind == "static":
+        # Its table is compared with the tokenizer when it is read.
+        return None
+    try:
+        config = read_config(files.checkpoint).get_text_config()
+    except Exception:  # noqa: BLE001 - a load gives the reason, and code of the checkpoint may read what this cannot
+        config = None
+    rows = getattr(config, "vocab_size", files.config.get("vocab_size"))
+    return rows if isinstance(rows, int) and rows > 0 else None
 
 
 def type_id_notes(files: CheckpointFiles, recipe: Recipe, tokenizer: TextTokenizer) -> Iterator[str]:

@@ -113,7 +113,8 @@ class Prober:
                 await self._check_space(capabilities)
         except BackendError as error:
             # An engine that is still loading has not failed to join: it has not started yet.
-            if not (self._intervals.awaits_first_join and replica.state is State.JOINING):
+            is_starting = self._intervals.awaits_first_join and replica.state is State.JOINING
+            if not is_starting or isinstance(error, ReplicaFailed):
                 self._report_failed_join(error)
             return False
         if self._space is not None and self._is_rejected(self._space):

@@ -92,16 +92,16 @@ class VectorSpace:
     async def check(self, replica: str, backend: Backend, capabilities: Capabilities) -> bool:
         """Return True if a replica's vectors are of this space; the first replica defines it.
 
-        A replica that does not embed, or rejects the canaries, is not judged. Raises: BackendError.
+        A replica that does not embed, or rejects all canaries, is not judged. Raises: BackendError.
         """
         if Operation.EMBED not in capabilities.operations:
             return True
         try:
-            fingerprint = await self._embed_canaries(backend, capabilities)
+            fingerprint = await self._embed_canaries(replica, backend, capabilities)
             reference = await self._claim(fingerprint)
             if not matches(reference, fingerprint, self._settings.min_cosine):
                 # One mismatch may be a glitch; the second is a different model.
-                fingerprint = await self._embed_canaries(backend, capabilities)
+                fingerprint = await self._embed_canaries(replica, backend, capabilities)
         except (InvalidWork, UnsupportedWork) as error:
             self._fingerprints.pop(replica, None)
             self._report(replica, "unchecked", None, error.message)
@@ -129,9 +129,20 @@ class VectorSpace:
         if reference is not None:
             self._adopt(reference)
 
-    async def _embed_canaries(self, backend: Backend, capabilities: Capabilities) -> Fingerprint:
+    async def _embed_canaries(
+        self, replica: str, backend: Backend, capabilities: Capabilities
+    ) -> Fingerprint:
+        """Return the fingerprint; a canary that the replica refuses has zeros. Raises: BackendError."""
         inputs_max = max_inputs_per_request(capabilities, self._batch_inputs)
         reply = await embed_in_batches(backend, CANARIES, inputs_max, self._timeout_s)
+        for index, reason in reply.refused.items():
+            logger.warning(
+                "upstream %s: %s refuses a reference text, which is left out of comparisons (%r): %s",
+                self.upstream,
+                replica,
+                CANARIES[index],
+                reason,
+            )
         return fingerprint_of(reply.vectors, self._kind, capabilities)
 
     async def _claim(self, fingerprint: Fingerprint) -> Fingerprint:
