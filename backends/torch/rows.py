@@ -25,6 +25,7 @@ class SingleRows(nn.Module):
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network: Any = network
+        self._growing = tuple(module for module in network.modules() if "dynamic" in _rotations(module))
 
     def forward(self, attention_mask: Tensor, tokens: Tensor | None = None, **inputs: Tensor) -> ModelOutput:
         """Run (rows, longest) int64 tensors, padded on the right; zeros stand for padding.
@@ -33,7 +34,7 @@ class SingleRows(nn.Module):
         """
         lengths = (attention_mask if tokens is None else tokens).sum(dim=1).tolist()
         rows = [
-            self.network(
+            self._run(
                 attention_mask=attention_mask[i : i + 1, :length],
                 **{name: value[i : i + 1, :length] for name, value in inputs.items()},
             )
@@ -45,6 +46,11 @@ class SingleRows(nn.Module):
         vectors = [row.last_hidden_state for row in rows]
         padded = [pad(row, (0, 0, 0, longest - row.shape[1])) for row in vectors]
         return ModelOutput(last_hidden_state=torch.cat(padded))
+
+    def _run(self, **inputs: Tensor) -> ModelOutput:
+        for module in self._growing:
+            _forget_longest(module)
+        return self.network(**inputs)
 
 
 def varies_by_length(model: Any) -> bool:
@@ -104,6 +110,21 @@ def _output(network: Any, ids: Tensor, mask: Tensor) -> Tensor:
     output = network(input_ids=ids, attention_mask=mask)
     value: Tensor = output.logits if "logits" in output else output.last_hidden_state
     return value.float()
+
+
+def _forget_longest(module: Any) -> None:
+    """Set rotary positions that grow with the longest text so far to those of a short one.
+
+    transformers does so before shorter texts than the network was made for, and for no others.
+    """
+    by_type = isinstance(module.rope_type, dict)
+    for prefix in [f"{name}_" for name in module.rope_type] if by_type else [""]:
+        original = getattr(module, f"{prefix}original_inv_freq", None)
+        if original is None:
+            continue
+        frequencies = getattr(module, f"{prefix}inv_freq")
+        setattr(module, f"{prefix}inv_freq", original.to(frequencies.device))
+        setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
 def _rotations(module: nn.Module) -> set[Any]:
