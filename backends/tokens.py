@@ -50,6 +50,14 @@ SMALL_FILES = (
 OTHER_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "spm.model", "merges.txt")
 
 
+# Classes that transformers 5 builds without the table of normalized characters in tokenizer.json.
+REBUILT_CLASSES = frozenset({"BigBirdTokenizer", "DebertaV2Tokenizer"})
+REBUILT_NOTE = (
+    "texts are normalized as tokenizer.json says, which the model was trained with; transformers 5 leaves its "
+    "table out, and gives texts with full-width letters, ligatures, or characters of no width other vectors"
+)
+
+
 class TokenSequences(msgspec.Struct, frozen=True):
     """Token ids of each input with special tokens, within the model's maximum length.
 
@@ -500,6 +508,8 @@ def _open_text_tokenizer(file: TokenizerFile, max_tokens: int) -> TextTokenizer:
     notes = edited.notes
     if side is Truncate.LEFT:
         notes += ("inputs that are too long lose their start, as the tokenizer's `truncation_side` says",)
+    if file.files.class_name in REBUILT_CLASSES and "Precompiled" in str(tokenizer.normalizer):
+        notes += (REBUILT_NOTE,)
     return TextTokenizer(tokenizer, max_tokens, Traits(notes, side, file.rules.type_ids))
 
 

@@ -13,9 +13,10 @@ from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from backends.torch.attention import PACKED, register, watched_attention, watched_masks
-from backends.torch.lengths import OFFSET_POSITIONS
+from backends.torch.lengths import COMPUTED_POSITIONS, OFFSET_POSITIONS
 from backends.torch.pass_graphs import PassGraphs
 from backends.torch.rounding import spare_tokens
+from backends.torch.rows import special_ids
 from backends.torch.transfers import to_device
 
 logger = logging.getLogger(__name__)
@@ -188,7 +189,10 @@ class PackedEncoder(nn.Module):
 
 def padding_position(config: Any) -> int | None:
     """Return the position of padding tokens in RoBERTa's family, None in others."""
-    return (config.pad_token_id or 0) if config.model_type in OFFSET_POSITIONS else None
+    # ESM with rotary positions counts every token.
+    is_computed = getattr(config, "position_embedding_type", None) in COMPUTED_POSITIONS
+    is_offset = config.model_type in OFFSET_POSITIONS and not is_computed
+    return (config.pad_token_id or 0) if is_offset else None
 
 
 @torch.inference_mode()
@@ -288,7 +292,7 @@ def _difference(expected: Tensor, computed: Tensor) -> float:
 
 
 def _probe(encoder: Any, lengths: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return sequences of random ids other than the padding's."""
+    """Return sequences of random ids, one of them with special tokens."""
     config = encoder.config
     device = next(encoder.parameters()).device
     pad_id = config.pad_token_id or 0
@@ -296,4 +300,6 @@ def _probe(encoder: Any, lengths: tuple[int, ...]) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, min(config.vocab_size, 1000) - 1, mask.shape, generator=generator)
     ids = torch.where(mask, ids + (ids >= pad_id), pad_id)
+    named = special_ids(config)[: lengths[1] - 3]
+    ids[1, 2 : 2 + len(named)] = torch.tensor(named, dtype=ids.dtype)
     return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}

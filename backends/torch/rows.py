@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 ROTATIONS_BY_LENGTH = frozenset({"dynamic", "longrope"})
 # Lengths of two sequences in a batch. Some networks cut only texts of more than a few tokens into blocks.
 PROBE_LENGTHS = ((11, 4), (150, 70))
+# Tokens that some networks treat in their own way, for example those that count a text's positions.
+SPECIAL_ROLES = ("mask", "pad", "eos", "bos", "sep", "cls", "unk")
 # float32 noise stays below 1e-5 of a vector's length.
 PROBE_TOLERANCE = 1e-3
 
@@ -92,11 +94,20 @@ def run_padded_and_alone(network: Any, longest: int, short: int) -> tuple[Tensor
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, min(config.vocab_size, 1000) - 1, (2, longest), generator=generator)
     ids += ids >= pad_id
+    named = special_ids(config)[: short - 1]
+    ids[1, 1 : 1 + len(named)] = torch.tensor(named, dtype=ids.dtype)
     mask = torch.ones_like(ids)
     ids[1, short:], mask[1, short:] = pad_id, 0
     device = next(network.parameters()).device
     ids, mask = ids.to(device), mask.to(device)
     return _output(network, ids, mask), _output(network, ids[1:, :short], mask[1:, :short])
+
+
+def special_ids(config: Any) -> list[int]:
+    """Return the ids of special tokens, which a text may contain by their names."""
+    found = (getattr(config, f"{role}_token_id", None) for role in SPECIAL_ROLES)
+    ids = (id_ for each in found for id_ in (each if isinstance(each, list | tuple) else (each,)))
+    return [id_ for id_ in dict.fromkeys(ids) if type(id_) is int and 0 <= id_ < config.vocab_size]
 
 
 def difference_of_shorter(together: Tensor, alone: Tensor) -> float:

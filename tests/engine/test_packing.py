@@ -63,6 +63,9 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
         ("llama4_text", {}, False),
         ("mistral", {}, True),
         ("modernbert", {}, True),
+        # A text with the token of a mask has another factor of all its tokens.
+        ("esm", {}, False),
+        ("esm", {"token_dropout": False, "position_embedding_type": "rotary"}, True),
         # Texts after longer ones, of which some are longer than the network was made for.
         ("llama", {"max_position_embeddings": 64, "rope_parameters": DYNAMIC}, False),
     ],

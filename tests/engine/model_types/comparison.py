@@ -26,7 +26,26 @@ State = Literal["equal", "refused", "wrong", "no checkpoint"]
 LEAST_COSINE = 0.9999
 # A tokenizer that states this cuts the last text.
 TOKENS_MAX = 300
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "returns", "values", "of", "all", "keys", "in", "this", "list"]
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "and",
+    "returns",
+    "values",
+    "of",
+    "all",
+    "keys",
+    "in",
+    "this",
+    "list",
+]
 TEXTS = (
     "fox",
     "the lazy dog",
@@ -57,19 +76,19 @@ def compare(model_type: str, folder: Path, **keys: Any) -> Outcome:
     transformers.utils.logging.set_verbosity_error()
     if not reads_text(model_type):
         return Outcome(model_type, "no checkpoint", "its network takes more than a text")
-    try:
-        write_checkpoint(model_type, folder, keys)
-        expected = None
-    except Exception as error:  # noqa: BLE001 - whatever the code of a type raises for small sizes
-        return Outcome(model_type, "no checkpoint", first_line(error))
+    fault = write_checkpoint(model_type, folder, keys)
+    if not (folder / "model.safetensors").is_file():
+        return Outcome(model_type, "no checkpoint", fault)
     try:
         loaded = load(folder, "tiny", LoadOptions("float32", "cpu"))
     except ModelUnavailable as error:
-        return Outcome(model_type, "refused", error.message.replace(str(folder), "it"))
-    try:
-        expected = expected_vectors(folder, loaded.recipe.pooling, loaded.recipe.max_tokens)
-    except Exception as error:  # noqa: BLE001 - as above
-        return Outcome(model_type, "no checkpoint", f"transformers: {first_line(error)}")
+        reason = error.message.replace(str(folder), "it")
+        if fault and "has `model_type`" not in reason:
+            return Outcome(model_type, "no checkpoint", f"transformers: {fault}")
+        return Outcome(model_type, "refused", reason)
+    if fault:
+        return Outcome(model_type, "no checkpoint", f"transformers: {fault}", loaded.packed)
+    expected = expected_vectors(folder, loaded.recipe.pooling, loaded.recipe.max_tokens)
     try:
         found = asyncio.run(engine_vectors(loaded))
     except BackendError as error:
@@ -79,8 +98,8 @@ def compare(model_type: str, folder: Path, **keys: Any) -> Outcome:
     return Outcome(model_type, state, f"{cosine:.6f}", loaded.packed)
 
 
-def write_checkpoint(model_type: str, folder: Path, keys: dict[str, Any]) -> None:
-    """Write random weights with which texts differ. Raises: whatever the code of the type raises."""
+def write_checkpoint(model_type: str, folder: Path, keys: dict[str, Any]) -> str:
+    """Write random weights with which texts differ; return why transformers cannot compute them, or ""."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer_json(ROBERTA))
     tokenizer_config = dict(ROBERTA.roles) | {
@@ -89,25 +108,31 @@ def write_checkpoint(model_type: str, folder: Path, keys: dict[str, Any]) -> Non
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": TOKENS_MAX}))
+    fault = ""
+    for spread in SPREADS:
+        try:
+            network = random_network(model_type, keys, spread)
+            network.save_pretrained(folder)
+            vectors = expected_vectors(folder, ("mean",))
+        except Exception as error:  # noqa: BLE001 - whatever the code of a type raises for small sizes
+            return first_line(error)
+        if np.isfinite(vectors).all() and cosines(vectors[:1], vectors[1:]).min() < ALIKE:
+            return ""
+        fault = "its vectors are all alike" if np.isfinite(vectors).all() else "its vectors are not finite"
+    return fault
+
+
+def random_network(model_type: str, keys: dict[str, Any], spread: float) -> Any:
+    """Return a network of a small size. Raises: whatever the code of the type raises."""
+    config = small_config(model_type, vocabulary_size(ROBERTA), keys)
     with torch.device("meta"):
-        network = AutoModel.from_config(small_config(model_type, vocabulary_size(ROBERTA), keys))
-    elements = sum(parameter.numel() for parameter in network.parameters())
+        elements = sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
     if elements > ELEMENTS_MAX:
         raise ValueError(f"{elements} numbers at the small sizes")
-    for spread in SPREADS:
-        torch.manual_seed(7)
-        network = (
-            AutoModel.from_config(small_config(model_type, vocabulary_size(ROBERTA), keys)).eval().float()
-        )
-        randomize(network, spread)
-        network.save_pretrained(folder)
-        try:
-            vectors = expected_vectors(folder, ("mean",))
-        except Exception:  # noqa: BLE001 - the reference fails below, with its reason
-            return
-        if np.isfinite(vectors).all() and cosines(vectors[:1], vectors[1:]).min() < ALIKE:
-            return
-    raise ValueError("its vectors are not finite, or all alike")
+    torch.manual_seed(7)
+    network = AutoModel.from_config(small_config(model_type, vocabulary_size(ROBERTA), keys)).eval().float()
+    randomize(network, spread)
+    return network
 
 
 def randomize(network: nn.Module, spread: float) -> None:

@@ -67,16 +67,52 @@ SIZES: dict[str, Any] = {
 # Stands for a key that is left out.
 DEFAULT = object()
 # Types whose code asks for more than names of keys show.
+ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
+HYBRID = ["linear_attention", "full_attention"] * 2
+SECTIONS = ROTARY | {"mrope_section": [1, 1, 2]}
 OWN_SIZES: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"layer_group_size": 2},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), ROTARY),
+    },
+    "cosmos3_edge_text": {"rope_parameters": SECTIONS},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
+    "dots3_note_text": {"num_key_value_heads": HEADS},
+    "esm": {"token_dropout": True, "mask_token_id": 4, "emb_layer_norm_before": False},
+    "esmc": {"num_key_value_heads": HEADS},
     "falcon": {"head_dim": DEFAULT},
-    "xlstm": {"v_head_dim": DEFAULT, "qk_head_dim": DEFAULT},
-    "funnel": {"num_hidden_layers": DEFAULT, "block_sizes": [2, 2]},
-    "prophetnet": {"num_hidden_layers": DEFAULT},
-    "xlnet": {"max_position_embeddings": DEFAULT},
-    "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 32]},
+    "funnel": {
+        "num_hidden_layers": DEFAULT,
+        "block_sizes": [2, 2],
+        "block_repeats": [1, 1],
+        "architectures": ["FunnelModel"],
+    },
+    "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "glm4v_moe_text": {"rope_parameters": SECTIONS | {"partial_rotary_factor": 1.0}},
+    "glm4v_text": {"rope_parameters": SECTIONS | {"partial_rotary_factor": 1.0}},
+    "glm5_next_text": {"num_key_value_heads": HEADS, "index_topk": 32},
+    "glm_image_text": {"rope_parameters": SECTIONS | {"partial_rotary_factor": 1.0}},
+    "glm_ocr_text": {"rope_parameters": SECTIONS | {"partial_rotary_factor": 1.0}},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": HYBRID},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "hunyuan_vl_text": {"rope_parameters": ROTARY | {"mrope_section": [1, 1, 1, 1]}},
+    "kimi_linear": {"layer_types": HYBRID[:2], "num_hidden_layers": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "longcat_flash": {"head_dim": HEAD_WIDTH},
     "luke": {"entity_vocab_size": 10, "entity_emb_size": WIDTH},
     "mamba2": {"num_heads": 8},
+    "prophetnet": {"num_hidden_layers": DEFAULT},
+    "qwen2_5_vl_text": {"rope_parameters": SECTIONS},
+    "qwen2_vl_text": {"rope_parameters": SECTIONS},
+    "reformer": {"axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 32]},
+    "xlnet": {"max_position_embeddings": DEFAULT},
+    "xlstm": {"v_head_dim": DEFAULT, "qk_head_dim": DEFAULT, "hidden_size": 64, "embedding_dim": 64},
+    "xmod": {"default_language": "en_XX"},
+    "zamba2": {"num_hidden_layers": DEFAULT},
+    "zaya": {"num_experts_per_tok": 1},
 }
 SPECIAL_IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
 
@@ -126,6 +162,10 @@ def small_config(model_type: str, vocabulary: int, keys: Mapping[str, Any]) -> A
     own = OWN_SIZES.get(model_type, {})
     own_names = _keys(model_type)
     sizes = {key: value for key, value in SIZES.items() if key in own_names and own.get(key) is not DEFAULT}
+    if "qk_rope_head_dim" in own_names:
+        # Its code adds up the width of a head, and each head has keys of its own.
+        sizes = {key: value for key, value in sizes.items() if key not in {"head_dim", "qk_head_dim"}}
+        sizes["num_key_value_heads"] = HEADS
     sizes |= SPECIAL_IDS | {"vocab_size": vocabulary}
     sizes |= {key: value for key, value in own.items() if value is not DEFAULT}
     mapped = getattr(kind, "attribute_map", {})
