@@ -71,7 +71,7 @@ async def embed_canaries(
     """
     try:
         return await embed_in_batches(backend, CANARIES, batch_inputs, timeout_s), None
-    except (ReplicaFailed, ConnectionLost) as error:
+    except (ReplicaFailed, ConnectionLost, InvalidWork) as error:
         failure: BackendError = error
     replies: list[EmbedReply | None] = []
     for text in CANARIES:

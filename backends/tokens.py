@@ -50,6 +50,14 @@ SMALL_FILES = (
 OTHER_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "spm.model", "merges.txt")
 
 
+# Classes that transformers 5 builds without the table of normalized characters in tokenizer.json.
+REBUILT_CLASSES = frozenset({"BigBirdTokenizer", "DebertaV2Tokenizer"})
+REBUILT_NOTE = (
+    "texts are normalized as tokenizer.json says, which the model was trained with; transformers 5 leaves its "
+    "table out, and gives texts with full-width letters, ligatures, or characters of no width other vectors"
+)
+
+
 class TokenSequences(msgspec.Struct, frozen=True):
     """Token ids of each input with special tokens, within the model's maximum length.
 
@@ -295,6 +303,16 @@ class TextTokenizer:
         """Return the id of a token, or None if it is not in the vocabulary."""
         return self._tokenizer.token_to_id(token)
 
+    def token(self, id_: int) -> str | None:
+        """Return the token of an id, None if it is not in the vocabulary."""
+        return self._tokenizer.id_to_token(id_)
+
+    def tokens_from(self, first: int) -> list[str]:
+        """Return the tokens whose ids are not below a number, in the order of their ids."""
+        added = max(self._tokenizer.get_added_tokens_decoder(), default=-1) + 1
+        tokens = map(self._tokenizer.id_to_token, range(first, max(added, self.vocabulary_size)))
+        return [token for token in tokens if token is not None]
+
     def with_max_tokens(self, max_tokens: int, markers: Sequence[str] = ()) -> "TextTokenizer":
         """Return a copy with this maximum length. markers: tokens of the vocabulary to keep unsplit."""
         tokenizer = _copy(self._tokenizer)
@@ -490,6 +508,8 @@ def _open_text_tokenizer(file: TokenizerFile, max_tokens: int) -> TextTokenizer:
     notes = edited.notes
     if side is Truncate.LEFT:
         notes += ("inputs that are too long lose their start, as the tokenizer's `truncation_side` says",)
+    if file.files.class_name in REBUILT_CLASSES and "Precompiled" in str(tokenizer.normalizer):
+        notes += (REBUILT_NOTE,)
     return TextTokenizer(tokenizer, max_tokens, Traits(notes, side, file.rules.type_ids))
 
 

@@ -41,6 +41,7 @@ HAS_MATRIX_UNIT = {
 
 
 _seen: ContextVar["list[AttentionOptions] | None"] = ContextVar("_seen", default=None)
+_masked: ContextVar["set[int] | None"] = ContextVar("_masked", default=None)
 
 
 class AttentionOptions(NamedTuple):
@@ -97,10 +98,28 @@ def watched_attention() -> Iterator[list[AttentionOptions]]:
         _seen.reset(token)
 
 
+@contextmanager
+def watched_masks() -> Iterator[set[int]]:
+    """Collect the windows and chunks of the masks that a network asks for in the block, on this thread."""
+    sizes: set[int] = set()
+    token = _masked.set(sizes)
+    try:
+        yield sizes
+    finally:
+        _masked.reset(token)
+
+
 def register() -> None:
     """Register the attention with transformers as `PACKED`, without any mask."""
     AttentionInterface.register(PACKED, packed_attention)
-    AttentionMaskInterface.register(PACKED, lambda *_, **__: None)
+    AttentionMaskInterface.register(PACKED, _no_mask)
+
+
+def _no_mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
+    """Return no mask. local_size: the window or chunk that it would have."""
+    sizes = _masked.get()
+    if sizes is not None and local_size:
+        sizes.add(local_size)
 
 
 def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 
 from backends.contract import Output
-from backends.errors import ReplicaFailed
 from backends.torch.jobs import Member, count_tokens, failure_of
 from backends.torch.memory import is_exhausted
 from backends.torch.sequences import Head
@@ -17,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 # A forward pass is planned for at least this much, however little memory there is.
 BATCH_TOKENS_MIN = 64
+NOT_FINITE = "the model gives numbers for it that are not finite"
 
 
 class BatchRunner:
@@ -34,18 +34,27 @@ class BatchRunner:
         self._relieve = relieve
 
     def compute(self, members: Sequence[Member], outputs: frozenset[Output]) -> None:
-        """Compute the row of every member; a batch that fails is halved until the faulty inputs are alone."""
-        error = self._run(members, outputs)
+        """Compute the row of every member; a batch that fails is halved until the faulty inputs are alone.
+
+        So are the members of a batch whose rows are not finite: a masked key with such a number spoils its
+        neighbors in a block of sequences.
+        """
+        error, spoiled = self._run(members, outputs)
+        if spoiled:
+            self._compute_halves(spoiled, outputs)
         if error is None:
             return
         if is_exhausted(error):
             self._out_of_memory(members)
         if len(members) > 1:
-            half = len(members) // 2
-            self.compute(members[:half], outputs)
-            self.compute(members[half:], outputs)
-        elif not is_exhausted(error) or (error := self._run(members, outputs)) is not None:
+            self._compute_halves(members, outputs)
+        elif not is_exhausted(error) or (error := self._run(members, outputs)[0]) is not None:
             self._fail(members[0], error)
+
+    def _compute_halves(self, members: Sequence[Member], outputs: frozenset[Output]) -> None:
+        half = len(members) // 2
+        for part in filter(None, (members[:half], members[half:])):
+            self.compute(part, outputs)
 
     def _out_of_memory(self, members: Sequence[Member]) -> None:
         """Free memory, and plan smaller passes from now on."""
@@ -60,23 +69,31 @@ class BatchRunner:
         )
         self._relieve()
 
-    def _run(self, members: Sequence[Member], outputs: frozenset[Output]) -> Exception | None:
-        """Run one pass; return the error if it failed, None if every member has its row."""
+    def _run(
+        self, members: Sequence[Member], outputs: frozenset[Output]
+    ) -> tuple[Exception | None, list[Member]]:
+        """Run one pass; return the error if it failed, and the members of several that have no row yet."""
         try:
             rows = self._head.run([job.sequences[i] for job, i in members], outputs)
         except Exception as error:  # noqa: BLE001 - a caller waits for each member, whatever the error
             # The frames of the traceback hold the tensors of the failed pass, and with them the memory.
-            return error.with_traceback(None) if is_exhausted(error) else error
-        for (job, place), row in zip(members, rows, strict=True):
-            if not row.is_finite():
-                job.error = ReplicaFailed(f"the model gave no finite numbers for input {place}")
+            return (error.with_traceback(None) if is_exhausted(error) else error), []
+        are_finite = [row.is_finite() for row in rows]
+        spoiled = []
         with self._lock:
-            for (job, place), row in zip(members, rows, strict=True):
+            for member, row, is_finite in zip(members, rows, are_finite, strict=True):
+                job, place = member
+                if not is_finite and len(members) > 1:
+                    spoiled.append(member)
+                    continue
+                if not is_finite:
+                    job.blame(place, NOT_FINITE)
                 job.give(place, row)
-        return None
+        return None, spoiled
 
     def _fail(self, member: Member, error: Exception) -> None:
         job, place = member
-        job.error = failure_of(member, error)
+        failure = failure_of(member, error)
         with self._lock:
+            job.error = job.error or failure
             job.give(place, None)

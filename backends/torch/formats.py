@@ -63,7 +63,8 @@ def copy_from_files(networks: Iterable[nn.Module], stored: Collection[torch.dtyp
         id(weight): weight for network in networks for weight in (*network.parameters(), *network.buffers())
     }
     for weight in weights.values():
-        if weight.device.type == "cpu" and weight.dtype in stored:
+        # A pass computed tables such as those of positions: they are no pages of a file.
+        if weight.device.type == "cpu" and weight.dtype in stored and not weight.is_inference():
             weight.data = weight.data.clone()
 
 

@@ -106,33 +106,37 @@ def shorten(encoder: Any) -> Any:
 def fuse(encoder: nn.Module) -> None:
     """Replace all layers that can be fused. encoder: it has packed attention and computes in float32."""
     # Only lists are collected: a reference to a replaced layer would keep its weights in memory.
+    rotated = _rotated_components(encoder)
     for layers in [module for module in encoder.modules() if isinstance(module, nn.ModuleList)]:
         for place in range(len(layers)):
-            fused = _fused_layer(layers[place])
+            fused = _fused_layer(layers[place], rotated)
             if fused is not None:
                 layers[place] = fused
 
 
 @torch.inference_mode()
-def _fused_layer(layer: Any) -> nn.Module | None:
-    """Return the fused form of a layer, None unless one gives the same."""
+def _fused_layer(layer: Any, rotated: int | None) -> nn.Module | None:
+    """Return the fused form of a layer, None unless one gives the same. rotated: components of a head."""
     try:
+        inputs = _probe(layer, rotated)
         with watched_attention() as seen:
-            expected = layer(**_probe(layer))
+            expected = layer(**inputs)
     except EXPECTED_ERRORS as error:
         if is_exhausted(error):
             raise
         return None
     if not isinstance(expected, Tensor) or len(seen) != 1:
         return None
-    forms = (_fused_as(form, layer, seen[0], expected) for form in (FusedLayer, FusedDecoderLayer))
+    forms = (_fused_as(form, layer, seen[0], inputs, expected) for form in (FusedLayer, FusedDecoderLayer))
     return next((fused for fused in forms if fused is not None), None)
 
 
-def _fused_as(form: Form, layer: Any, seen: AttentionOptions, expected: Tensor) -> nn.Module | None:
+def _fused_as(
+    form: Form, layer: Any, seen: AttentionOptions, inputs: dict[str, Any], expected: Tensor
+) -> nn.Module | None:
     try:
         fused = form(layer, seen)
-        computed = fused(**_probe(layer))
+        computed = fused(**inputs)
     except EXPECTED_ERRORS as error:
         if is_exhausted(error):
             raise
@@ -167,8 +171,17 @@ def _probe_options(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _probe(layer: Any) -> dict[str, Any]:
-    """Return the inputs of a layer for two sequences; a decoder's include rotations of any angle."""
+def _rotated_components(encoder: nn.Module) -> int | None:
+    """Return the components of a head that positions rotate, None for all; the fewest of several."""
+    rotated = [2 * buffer.numel() for name, buffer in encoder.named_buffers() if name.endswith("inv_freq")]
+    return min(rotated, default=None)
+
+
+def _probe(layer: Any, rotated: int | None) -> dict[str, Any]:
+    """Return the inputs of a layer for two sequences; a decoder's include rotations of any angle.
+
+    rotated: components of a head, None for all.
+    """
     weight = next(layer.parameters())
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, PROBE_STARTS[-1], weight.shape[-1], generator=generator)
@@ -176,7 +189,8 @@ def _probe(layer: Any) -> dict[str, Any]:
     head_dim = getattr(getattr(layer, "self_attn", None), "head_dim", None)
     if head_dim is None:
         return inputs
-    angles = 10 * torch.randn(1, PROBE_STARTS[-1], head_dim // 2, generator=generator).to(weight.device)
+    pairs = (rotated or head_dim) // 2
+    angles = 10 * torch.randn(1, PROBE_STARTS[-1], pairs, generator=generator).to(weight.device)
     angles = torch.cat((angles, angles), dim=-1)
     return inputs | {"position_embeddings": (angles.cos(), angles.sin())}
 

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import NamedTuple, TypeAlias
 
 from backends.contract import Output
-from backends.errors import BackendError, ReplicaFailed
+from backends.errors import BackendError, InvalidWork, ReplicaFailed
 from backends.torch.memory import is_exhausted
 from backends.torch.sequences import PreparedSequences, Row
 
@@ -22,6 +22,7 @@ class Job:
     """
 
     def __init__(self, prepared: PreparedSequences) -> None:
+        self.prepared = prepared
         self.sequences = prepared.sequences
         self.outputs = prepared.outputs
         self.tokens = sum(sequence.tokens for sequence in prepared.sequences)
@@ -39,6 +40,12 @@ class Job:
         """Set the row of one sequence; None for a sequence that failed, after `error` was set."""
         self.rows[place] = row
         self.missing -= 1
+
+    def blame(self, place: int, fault: str) -> None:
+        """Fail with the fault of one sequence; of several faults, that of the first input remains."""
+        index, former = self.prepared.input_of(place), self.error
+        if not isinstance(former, InvalidWork) or (former.input_index or 0) > (index or 0):
+            self.error = InvalidWork(fault, input_index=index)
 
     def resolve(self) -> None:
         """Wake the waiting caller; called from a thread that computes."""
@@ -87,6 +94,6 @@ def failure_of(member: Member, error: Exception) -> ReplicaFailed:
     job, place = member
     if is_exhausted(error):
         tokens = job.sequences[place].tokens
-        return ReplicaFailed(f"there is not enough memory for input {place}, of {tokens} tokens, even alone")
+        return ReplicaFailed(f"there is not enough memory for an input of {tokens} tokens, even alone")
     logger.error("a forward pass failed", exc_info=error)
     return ReplicaFailed(f"the model failed: {type(error).__name__}")

@@ -21,7 +21,8 @@ from backends.torch.recipe import Recipe
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.score_notes import score_notes
 from backends.torch.template import read_template
-from backends.torch.text_inputs import refuse_network, type_id_notes
+from backends.torch.text_inputs import refuse_network, table_rows, type_id_notes
+from backends.torch.word_table import missing_words
 
 # Number formats of weights that the engine reads, by their names in config.json.
 READ_FORMATS = frozenset({"float64", "float32", "float16", "bfloat16"})
@@ -51,7 +52,8 @@ class LoadOptions(msgspec.Struct, frozen=True):
 class LoadPlan(NamedTuple):
     """Recipe, template and tokenizer of a checkpoint, its chosen adapter, and the own code that it runs.
 
-    notes: guesses and settled conflicts, for the operator.
+    notes: guesses and settled conflicts, for the operator. words: rows of the network's table of tokens, None
+    if no file states them.
     """
 
     recipe: Recipe
@@ -60,6 +62,7 @@ class LoadPlan(NamedTuple):
     adapter: Adapter | None
     code: OwnCode | None
     notes: tuple[str, ...]
+    words: int | None
 
 
 def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
@@ -77,13 +80,15 @@ def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
     if recipe.kind == "language":
         answer_ids(tokenizer, template)
+    words = table_rows(files, recipe)
     notes = (
+        *(() if words is None else missing_words(tokenizer, words)),
         *tokenizer.traits.notes,
         *type_id_notes(files, recipe, tokenizer),
         *pooling_notes(files, recipe, options.settings),
         *score_notes(files, recipe),
     )
-    return LoadPlan(recipe, template, tokenizer, adapter, code, notes)
+    return LoadPlan(recipe, template, tokenizer, adapter, code, notes, words)
 
 
 def permitted_code(checkpoint: Path, options: LoadOptions) -> OwnCode | None:

@@ -102,7 +102,7 @@ def load(
         media_tokens=None if reader is None else reader.tokens_max,
     )
     templates = Templates(template, ChatRenderer(recipe.chat, recipe.max_tokens))
-    preparer = Preparer(recipe, tokenizer, network.outputs, width, templates)
+    preparer = Preparer(recipe, tokenizer, network.outputs, width, templates, plan.words)
     return LoadedModel(
         recipe,
         preparer,

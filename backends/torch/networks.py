@@ -385,8 +385,15 @@ def _input_builder(
         and "token_type_ids" in names
         and reads_type_ids(getattr(model.config, "type_vocab_size", None))
     )
-    pad_id = model.config.pad_token_id or 0
-    return InputBuilder(device, pad_id, has_type_ids=has_type_ids, passes_tokens=passes_tokens)
+    return InputBuilder(
+        device, _padding_id(model.config), has_type_ids=has_type_ids, passes_tokens=passes_tokens
+    )
+
+
+def _padding_id(config: Any) -> int:
+    """Return the id that fills up shorter texts, 0 where the network has no vector for it."""
+    pad_id = config.pad_token_id or 0
+    return pad_id if 0 <= pad_id < getattr(config, "vocab_size", pad_id + 1) else 0
 
 
 def _special_ids(tokenizer: TextTokenizer) -> frozenset[int]:

@@ -49,6 +49,8 @@ NOMIC_DEFAULTS: dict[str, Any] = {
     "use_rms_norm": False,
     "num_experts": 0,
 }
+# Those that transformers' class reads under other names.
+NOMIC_READ = frozenset({"rotary_emb_base", "layer_norm_epsilon", "activation_function", "num_experts"})
 
 
 class OwnCode(NamedTuple):
@@ -98,6 +100,7 @@ def require_permission(
     _require_native_tokenizer(files)
     code = find_own_code(files, kind)
     if code is None:
+        _refuse_unread_switches(files)
         return None
     reason = _difference(files.config, kind, read_auto_map(files.config))
     needs = f"{files.checkpoint} needs code of its own, {code.model.label}: {reason}"
@@ -143,6 +146,23 @@ def _nomic_difference(config: Json, _: ModelKind) -> str | None:
     if not different:
         return None
     return f"transformers' class of that name does not implement {', '.join(different)}"
+
+
+def _refuse_unread_switches(files: CheckpointFiles) -> None:
+    """Raise ModelUnavailable for keys of NomicBert's own code that transformers' class does not read."""
+    config = files.config
+    if config.get("model_type") != "nomic_bert":
+        return
+    expected = {
+        name: value for name, value in (NOMIC_DEFAULTS | NOMIC_VALUES).items() if name not in NOMIC_READ
+    }
+    stated = {name: config.get(name, value) for name, value in expected.items()}
+    unread = [f"`{name}: {value}`" for name, value in stated.items() if value != expected[name]]
+    if unread:
+        raise ModelUnavailable(
+            f"{files.checkpoint} states {', '.join(unread)} in config.json, which transformers' NomicBert does not "
+            "read; state it under a name that it reads, such as `rope_parameters`, or leave it out"
+        )
 
 
 def _direction_difference(config: Json, kind: ModelKind) -> str | None:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
-from backends.torch.attention import PACKED, register
-from backends.torch.lengths import OFFSET_POSITIONS
+from backends.torch.attention import PACKED, register, watched_attention, watched_masks
+from backends.torch.lengths import COMPUTED_POSITIONS, OFFSET_POSITIONS
 from backends.torch.pass_graphs import PassGraphs
 from backends.torch.rounding import spare_tokens
+from backends.torch.rows import special_ids
 from backends.torch.transfers import to_device
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 # Three lengths with the longest in the middle, so that a mix-up of any two changes the result. Their sum is a
 # number of tokens that is rounded up.
 PROBE_LENGTHS = (5, 11, 3)
+# Tokens of another probe beyond a window, and the most products that it may cost: a second on two cores.
+BEYOND_WINDOW = 6
+PROBE_PRODUCTS_MAX = 25_000_000_000
 # Positions of a table that a usual batch exceeds.
 SHORT_TABLE = 1024
 # float32 noise stays below 1e-5 of a vector's length; a sequence that attends to its neighbor is far above.
@@ -185,7 +189,10 @@ class PackedEncoder(nn.Module):
 
 def padding_position(config: Any) -> int | None:
     """Return the position of padding tokens in RoBERTa's family, None in others."""
-    return (config.pad_token_id or 0) if config.model_type in OFFSET_POSITIONS else None
+    # ESM with rotary positions counts every token.
+    is_computed = getattr(config, "position_embedding_type", None) in COMPUTED_POSITIONS
+    is_offset = config.model_type in OFFSET_POSITIONS and not is_computed
+    return (config.pad_token_id or 0) if is_offset else None
 
 
 @torch.inference_mode()
@@ -193,35 +200,77 @@ def pack(encoder: Any, padding_position: int | None) -> PackedEncoder | None:
     """Return the encoder without padding, or None if its vectors would differ from those with padding.
 
     encoder: a transformers model that computes in float32. padding_position: as `PackedEncoder` takes it.
-    The comparison fails for models with attention of their own, and for those that do not take positions as
-    an input.
+    The comparison fails for models with attention of their own, for those that do not take positions as an
+    input, and for those with a window or chunks in their masks alone.
     """
-    inputs = _probe(encoder)
-    stock_output = encoder(**inputs)
-    expected = stock_output.last_hidden_state
     stock = encoder.config._attn_implementation  # noqa: SLF001 - it has no public name
     register()
+    lengths: tuple[int, ...] | None = PROBE_LENGTHS
+    reason, windows = None, set[int]()
+    while lengths is not None and reason is None:
+        reason, found = _compared(encoder, padding_position, lengths, stock)
+        windows |= found
+        lengths = _lengths_beyond(encoder, windows, lengths)
+    packed = PackedEncoder(encoder, padding_position)
+    if reason is None:
+        encoder.set_attn_implementation(PACKED)
+        return packed
+    logger.info("%s computes padding too: %s", type(encoder).__name__, reason)
+    packed.restore()
+    return None
+
+
+def _compared(
+    encoder: Any, padding_position: int | None, lengths: tuple[int, ...], stock: str
+) -> tuple[str | None, set[int]]:
+    """Compare a network without padding with itself; return the reason against it, and its windows.
+
+    lengths: of the sequences. stock: name of the attention with padding, which is set at the end.
+    """
+    inputs = _probe(encoder, lengths)
+    stock_output = encoder(**inputs)
     packed = PackedEncoder(encoder, padding_position)
     try:
         encoder.set_attn_implementation(PACKED)
-        output = packed(**inputs)
+        with watched_attention() as seen, watched_masks() as masked:
+            output = packed(**inputs)
         repeats = _repeats(encoder.config, int(inputs["attention_mask"].sum()))
-        if repeats:
+        if repeats and lengths == PROBE_LENGTHS:
             packed(**{name: value.repeat(repeats, 1) for name, value in inputs.items()})
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-    else:
-        mask = inputs["attention_mask"].unsqueeze(-1)
-        worst = _difference(expected * mask, output.last_hidden_state * mask)
-        if packed.pooler is not None:
-            worst = max(worst, _difference(stock_output.pooler_output, output.pooler_output))
-        if worst < PROBE_TOLERANCE:
-            return packed
-        reason = f"its vectors differ by {worst:.1e}"
-    logger.info("%s computes padding too: %s", type(encoder).__name__, reason)
-    packed.restore()
-    encoder.set_attn_implementation(stock)
-    return None
+        return f"{type(error).__name__}: {error}", set()
+    finally:
+        packed.restore()
+        encoder.set_attn_implementation(stock)
+    windows = {options.window for options in seen if options.window}
+    # A window of both directions counts the token itself in the layers only.
+    missing = {size for size in masked if not {size, size + 1} & windows}
+    if missing:
+        return f"only its masks have a window or chunks of {max(missing)} tokens", windows
+    mask = inputs["attention_mask"].unsqueeze(-1)
+    worst = _difference(stock_output.last_hidden_state * mask, output.last_hidden_state * mask)
+    if packed.pooler is not None:
+        worst = max(worst, _difference(stock_output.pooler_output, output.pooler_output))
+    # Written so that it also rejects NaN.
+    return None if worst < PROBE_TOLERANCE else f"its vectors differ by {worst:.1e}", windows
+
+
+def _lengths_beyond(encoder: Any, windows: set[int], probed: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return lengths of a probe beyond the windows of a network, None if there is none, or it costs too much.
+
+    probed: lengths of the former probe. A network with the same windows at a small size is compared by the
+    tests of all types.
+    """
+    beyond = {window for window in windows if window >= max(probed)}
+    words, positions = encoder.config.vocab_size, getattr(encoder.config, "max_position_embeddings", None)
+    weights = sum(weight.numel() for weight in encoder.parameters() if weight.shape[:1] != (words,))
+    most = min(
+        PROBE_PRODUCTS_MAX // max(1, weights), positions - 2 if isinstance(positions, int) else math.inf
+    )
+    longest = max((window + BEYOND_WINDOW for window in beyond if window + BEYOND_WINDOW <= most), default=0)
+    if beyond and not longest:
+        logger.info("%s: a window of %d tokens was not probed", type(encoder).__name__, max(beyond))
+    return (5, longest, 3) if longest else None
 
 
 def _repeats(config: Any, tokens: int) -> int:
@@ -242,13 +291,15 @@ def _difference(expected: Tensor, computed: Tensor) -> float:
     return ((expected - computed).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-9)).max().item()
 
 
-def _probe(encoder: Any) -> dict[str, Tensor]:
-    """Return sequences of random ids other than the padding's."""
+def _probe(encoder: Any, lengths: tuple[int, ...]) -> dict[str, Tensor]:
+    """Return sequences of random ids, one of them with special tokens."""
     config = encoder.config
     device = next(encoder.parameters()).device
     pad_id = config.pad_token_id or 0
-    mask = torch.arange(max(PROBE_LENGTHS)) < torch.tensor(PROBE_LENGTHS).unsqueeze(1)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, min(config.vocab_size, 1000) - 1, mask.shape, generator=generator)
     ids = torch.where(mask, ids + (ids >= pad_id), pad_id)
+    named = special_ids(config)[: lengths[1] - 3]
+    ids[1, 2 : 2 + len(named)] = torch.tensor(named, dtype=ids.dtype)
     return {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}

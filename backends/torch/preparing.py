@@ -33,6 +33,7 @@ from backends.torch.pairs import Pair, PairEncoder
 from backends.torch.recipe import QueryExpansion, Recipe, takes_late_chunking
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.sequences import LOGITS, InputSequence, PreparedSequences
+from backends.torch.word_table import require_words
 
 # Tokens that fill up queries if the checkpoint names none; the first in the vocabulary.
 FILLER_TOKENS = ("[MASK]", "<mask>", "<|endoftext|>", "</s>")
@@ -63,7 +64,8 @@ class Templates(NamedTuple):
 class Preparer:
     """Preparation of texts for one checkpoint.
 
-    outputs: those that can be requested. width: of its dense vectors.
+    outputs: those that can be requested. width: of its dense vectors. words: rows of the network's table of
+    tokens, None if all ids of the tokenizer are known to be among them.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Preparer:
         outputs: frozenset[Output],
         width: int,
         templates: Templates,
+        words: int | None = None,
     ) -> None:
         self._recipe = recipe
         self._outputs = outputs
@@ -82,9 +85,16 @@ class Preparer:
         self._padding = RoleTokenizer(tokenizer, recipe.padding, _filler_id(tokenizer, recipe.padding))
         self._width = width
         self._chats = templates.chats
+        self._words = words
 
     def prepare(self, work: Work) -> PreparedSequences:
         """Tokenize a piece of work. Raises: InvalidWork, UnsupportedWork."""
+        prepared = self._prepare(work)
+        if self._words is not None:
+            require_words(prepared, self._words, self.tokenizer)
+        return prepared
+
+    def _prepare(self, work: Work) -> PreparedSequences:
         match work:
             case Embed(late_chunking=True):
                 return self._prepare_chunks(work)

@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 ROTATIONS_BY_LENGTH = frozenset({"dynamic", "longrope"})
 # Lengths of two sequences in a batch. Some networks cut only texts of more than a few tokens into blocks.
 PROBE_LENGTHS = ((11, 4), (150, 70))
+# Tokens that some networks treat in their own way, for example those that count a text's positions.
+SPECIAL_ROLES = ("mask", "pad", "eos", "bos", "sep", "cls", "unk")
 # float32 noise stays below 1e-5 of a vector's length.
 PROBE_TOLERANCE = 1e-3
 
@@ -25,6 +27,7 @@ class SingleRows(nn.Module):
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.network: Any = network
+        self._growing = tuple(module for module in network.modules() if "dynamic" in _rotations(module))
 
     def forward(self, attention_mask: Tensor, tokens: Tensor | None = None, **inputs: Tensor) -> ModelOutput:
         """Run (rows, longest) int64 tensors, padded on the right; zeros stand for padding.
@@ -33,7 +36,7 @@ class SingleRows(nn.Module):
         """
         lengths = (attention_mask if tokens is None else tokens).sum(dim=1).tolist()
         rows = [
-            self.network(
+            self._run(
                 attention_mask=attention_mask[i : i + 1, :length],
                 **{name: value[i : i + 1, :length] for name, value in inputs.items()},
             )
@@ -45,6 +48,11 @@ class SingleRows(nn.Module):
         vectors = [row.last_hidden_state for row in rows]
         padded = [pad(row, (0, 0, 0, longest - row.shape[1])) for row in vectors]
         return ModelOutput(last_hidden_state=torch.cat(padded))
+
+    def _run(self, **inputs: Tensor) -> ModelOutput:
+        for module in self._growing:
+            _forget_longest(module)
+        return self.network(**inputs)
 
 
 def varies_by_length(model: Any) -> bool:
@@ -86,11 +94,20 @@ def run_padded_and_alone(network: Any, longest: int, short: int) -> tuple[Tensor
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, min(config.vocab_size, 1000) - 1, (2, longest), generator=generator)
     ids += ids >= pad_id
+    named = special_ids(config)[: short - 1]
+    ids[1, 1 : 1 + len(named)] = torch.tensor(named, dtype=ids.dtype)
     mask = torch.ones_like(ids)
     ids[1, short:], mask[1, short:] = pad_id, 0
     device = next(network.parameters()).device
     ids, mask = ids.to(device), mask.to(device)
     return _output(network, ids, mask), _output(network, ids[1:, :short], mask[1:, :short])
+
+
+def special_ids(config: Any) -> list[int]:
+    """Return the ids of special tokens, which a text may contain by their names."""
+    found = (getattr(config, f"{role}_token_id", None) for role in SPECIAL_ROLES)
+    ids = (id_ for each in found for id_ in (each if isinstance(each, list | tuple) else (each,)))
+    return [id_ for id_ in dict.fromkeys(ids) if type(id_) is int and 0 <= id_ < config.vocab_size]
 
 
 def difference_of_shorter(together: Tensor, alone: Tensor) -> float:
@@ -104,6 +121,21 @@ def _output(network: Any, ids: Tensor, mask: Tensor) -> Tensor:
     output = network(input_ids=ids, attention_mask=mask)
     value: Tensor = output.logits if "logits" in output else output.last_hidden_state
     return value.float()
+
+
+def _forget_longest(module: Any) -> None:
+    """Set rotary positions that grow with the longest text so far to those of a short one.
+
+    transformers does so before shorter texts than the network was made for, and for no others.
+    """
+    by_type = isinstance(module.rope_type, dict)
+    for prefix in [f"{name}_" for name in module.rope_type] if by_type else [""]:
+        original = getattr(module, f"{prefix}original_inv_freq", None)
+        if original is None:
+            continue
+        frequencies = getattr(module, f"{prefix}inv_freq")
+        setattr(module, f"{prefix}inv_freq", original.to(frequencies.device))
+        setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
 def _rotations(module: nn.Module) -> set[Any]:

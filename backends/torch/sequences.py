@@ -83,6 +83,15 @@ class PreparedSequences(msgspec.Struct, frozen=True):
     lengths: tuple[int, ...]
     compared: tuple[tuple[int, int], ...] = ()
 
+    def input_of(self, place: int) -> int | None:
+        """Return the input that a sequence was made of, None if it was made of all of them."""
+        if self.sequences[place].chunks:
+            return None
+        if not self.compared:
+            return place
+        own = [index for index, pair in enumerate(self.compared) if place in pair]
+        return None if len(own) == len(self.compared) > 1 else own[0]
+
 
 class Row(msgspec.Struct, frozen=True):
     """Outputs of one sequence; None for an output that was not requested.

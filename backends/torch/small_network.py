@@ -71,7 +71,10 @@ def try_network(source: NetworkSource) -> bool | None:
 
 def _run(opener: Any, source: NetworkSource, config: Any) -> bool:
     recipe = source.recipe
-    network = random_network(recipe.kind, config).eval()
+    # The same weights give the same answer.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = random_network(recipe.kind, config).eval()
     opened: OpenedNetwork = opener(network, source, PLACEMENT)
     passes = run_first_passes(
         opened.head, source.tokenizer, recipe.max_tokens, opened.outputs, int(config.vocab_size)

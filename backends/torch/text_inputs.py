@@ -5,12 +5,15 @@ Imports the network's class, and reads its signature.
 
 from collections.abc import Iterator
 
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
 from backends.contract import Truncate
 from backends.errors import ModelUnavailable
 from backends.texts import ModelInput
 from backends.tokens import TextTokenizer
 from backends.torch.architectures import default_of, input_names
 from backends.torch.files import CheckpointFiles
+from backends.torch.native_configs import read_config
 from backends.torch.recipe import Recipe
 
 # Inputs of networks that read more than text.
@@ -29,7 +32,7 @@ HALVES = "an encoder-decoder, of which the built-in engine serves the encoders o
 REFUSED_TYPES = {
     **dict.fromkeys(
         (
-            *("blenderbot", "blenderbot-small", "longt5", "m2m_100", "marian", "nllb-moe", "pegasus"),
+            *("blenderbot", "blenderbot-small", "fsmt", "longt5", "m2m_100", "marian", "nllb-moe", "pegasus"),
             *("pegasus_x", "prophetnet", "switch_transformers", "t5gemma", "t5gemma2", "xlm-prophetnet"),
         ),
         HALVES,
@@ -37,6 +40,7 @@ REFUSED_TYPES = {
     **dict.fromkeys(("canine", "perceiver"), "which reads characters and has no tokenizer.json"),
     "dpr": "whose network gives a vector of a text and none of its tokens; give the model as "
     "sentence-transformers publishes it, under sentence-transformers/facebook-dpr-…",
+    "reformer": "whose attention chooses keys at random, so that a text has another vector each time",
     "tapas": "whose network reads a table next to the text; the built-in engine has text only",
 }
 # Networks whose classifier reads a text at an end token, which a text may contain.
@@ -62,13 +66,46 @@ def refuse_network(files: CheckpointFiles, recipe: Recipe) -> None:
     model_type = recipe.model_type
     names = input_names(recipe.kind, model_type)
     found = next((OTHER_INPUTS[name] for name in OTHER_INPUTS if name in names), None)
-    reason = REFUSED_TYPES.get(model_type)
+    reason = REFUSED_TYPES.get(model_type) or _unknown_rotation(files)
     if recipe.kind == "classifier" and model_type in SPLIT_CLASSIFIERS:
         reason = "an encoder-decoder, whose classifier the built-in engine does not serve"
     if found is not None:
         reason = f"whose network reads {found} next to the text; the built-in engine has text only"
     if reason is not None:
         raise ModelUnavailable(f"{files.checkpoint} has `model_type` {model_type!r}, {reason}")
+
+
+def _unknown_rotation(files: CheckpointFiles) -> str | None:
+    """Return the reason against a checkpoint whose rotary positions transformers does not have."""
+    try:
+        stated = getattr(read_config(files.checkpoint), "rope_parameters", None)
+    except Exception:  # noqa: BLE001 - a load gives the reason
+        return None
+    parameters = stated if isinstance(stated, dict) else {}
+    layers = [part for part in parameters.values() if isinstance(part, dict)]
+    kinds = [part["rope_type"] for part in (layers or [parameters]) if isinstance(part.get("rope_type"), str)]
+    unknown = next((kind for kind in kinds if kind not in {"default", *ROPE_INIT_FUNCTIONS}), None)
+    if unknown is None:
+        return None
+    known = ", ".join(sorted(ROPE_INIT_FUNCTIONS))
+    return (
+        f"and rotary positions of the type {unknown!r} in `rope_scaling` of its config.json, which transformers "
+        f"does not have (it has: {known}); they are those of other code: serve it with a backend that runs this "
+        "code, or state the type that computes the same"
+    )
+
+
+def table_rows(files: CheckpointFiles, recipe: Recipe) -> int | None:
+    """Return the number of tokens that a network has vectors for, None if no file states it."""
+    if recipe.kind == "static":
+        # Its table is compared with the tokenizer when it is read.
+        return None
+    try:
+        config = read_config(files.checkpoint).get_text_config()
+    except Exception:  # noqa: BLE001 - a load gives the reason, and code of the checkpoint may read what this cannot
+        config = None
+    rows = getattr(config, "vocab_size", files.config.get("vocab_size"))
+    return rows if isinstance(rows, int) and rows > 0 else None
 
 
 def type_id_notes(files: CheckpointFiles, recipe: Recipe, tokenizer: TextTokenizer) -> Iterator[str]:

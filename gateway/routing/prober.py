@@ -106,7 +106,8 @@ class Prober:
             capabilities = await replica.backend.describe(PROBE_TIMEOUT_S)
         except BackendError as error:
             # An engine that is still loading has not failed to join: it has not started yet.
-            if not (self._intervals.awaits_first_join and replica.state is State.JOINING):
+            is_starting = self._intervals.awaits_first_join and replica.state is State.JOINING
+            if not is_starting or isinstance(error, ReplicaFailed):
                 self._report_failed_join(error)
             return False
         # Work would load a model that no caller has asked for.

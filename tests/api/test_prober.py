@@ -4,14 +4,17 @@ import asyncio
 
 import pytest
 
-from backends.contract import Reply
+from backends.contract import Capabilities, Reply
+from backends.errors import BackendError, ReplicaFailed, ReplicaUnavailable
+from gateway.events import ReplicaChanged
 from gateway.routing import prober
 from gateway.routing.health import State
 from gateway.routing.load import BatchLoad
+from gateway.routing.pool import Pool
 from gateway.routing.prober import ProbeIntervals, Prober
-from gateway.routing.replica import STALL_MIN_S
+from gateway.routing.replica import STALL_MIN_S, Replica
 from tests.fakes.hooks import until
-from tests.fakes.replicas import Rig, assert_vectors, reply_to
+from tests.fakes.replicas import HeldReplica, Rig, assert_vectors, reply_to
 
 # Checks all the time, and probes after 5 ms without a reply.
 IMPATIENT = ProbeIntervals(0.001, 0.001, stall_timeout_s=0.005)
@@ -86,3 +89,34 @@ async def test_patience_is_several_times_the_slowest_recent_batch() -> None:
     assert replica.patience_s(30) == pytest.approx(6)
     assert not replica.is_silent(6.9, 30)
     assert replica.is_silent(7.1, 30)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [(ReplicaUnavailable("it loads"), State.JOINING), (ReplicaFailed("no number"), State.DOWN)],
+    ids=["loads", "fails"],
+)
+async def test_an_engine_that_fails_its_first_check_is_down_with_the_reason(
+    answer: BackendError, state: State
+) -> None:
+    events: list[object] = []
+    replica = Replica("engine", HeldReplica())
+    pool = Pool("up", [replica], "least_tokens", events.append)
+    probes: list[float] = []
+
+    async def describe(timeout_s: float) -> Capabilities:
+        probes.append(timeout_s)
+        raise answer
+
+    replica.backend.describe = describe  # type: ignore[method-assign]
+    intervals = ProbeIntervals(0.001, 0.001, awaits_first_join=True)
+    clock = asyncio.get_running_loop().time
+    watching = asyncio.create_task(Prober(pool, replica, intervals, clock).run())
+    await until(lambda: len(probes) > 2)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+    assert replica.state is state
+    assert ["no number"] * (state is State.DOWN) == [
+        event.reason for event in events if isinstance(event, ReplicaChanged)
+    ]

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from backends.checkpoints import DEFAULT_MODEL
 from backends.contract import Capabilities
-from backends.torch import wire
+from backends.torch import small_network, wire
 from backends.torch.inspection import inspect, inspect_folder
 from backends.torch.smoke import smoke_load
 from gateway.cli import main as command_line
 from gateway.cli import models as command
 from gateway.config.load import parse_config
-from tests.engine.checkpoints import ENCODERS, make_encoder, make_language_model
+from tests.engine.checkpoints import DECODER, ENCODERS, make_encoder, make_language_model
 from tests.fakes.hub import write_cache
 
 GATEWAY = (sys.executable, "-m", "gateway", "models", "inspect")
@@ -205,3 +207,26 @@ def test_the_cause_of_a_trial_load_that_fails(encoder: Path) -> None:
     found = smoke_load(wire.ModelBoot("tiny", str(encoder)))
     assert found.error
     assert found.dimensions is None
+
+
+def test_two_inspections_give_one_answer(minilm: Path, tmp_path: Path) -> None:
+    config = transformers.Lfm2Config(**DECODER | {"layer_types": ["conv", "full_attention", "conv"]})
+    folder = make_encoder(config, minilm, tmp_path)
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 128}')
+    boot = wire.ModelBoot("tiny", str(folder), dtype="float32", device="cpu")
+    seen: list[torch.Tensor] = []
+    made = small_network.random_network
+
+    def recorded(*arguments: Any) -> Any:
+        network = made(*arguments)
+        seen.extend(weight.detach().clone() for weight in network.parameters() if not weight.is_meta)
+        return network
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_network, "random_network", recorded)
+        first, second = inspect_folder(boot, folder), inspect_folder(boot, folder)
+
+    assert first == second
+    half = len(seen) // 2
+    assert half
+    assert all(torch.equal(*pair) for pair in zip(seen[:half], seen[half:], strict=True))

@@ -90,6 +90,23 @@ def test_weights_that_overflow_in_the_number_format_are_refused(minilm: Path, tm
         load_tiny(folder, "float16")
 
 
+XGLM = {"vocab_size": 30522, "d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4}
+XGLM |= {"max_position_embeddings": 130}
+EXPERTS = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+}
+FSMT = transformers.FSMTConfig(
+    langs=["en", "de"],
+    src_vocab_size=30522,
+    tgt_vocab_size=30522,
+    d_model=32,
+    max_position_embeddings=130,
+    encoder_layers=2,
+    decoder_layers=2,
+)
 Made: TypeAlias = Callable[[Path, Path], Path]
 HALVES = {"vocab_size": 30522, "d_model": 32, "eos_token_id": 102, "pad_token_id": 0}
 BART = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
@@ -129,6 +146,17 @@ def masked(config: transformers.PretrainedConfig) -> Made:
 def encoder_with(config: transformers.PretrainedConfig, **keys: Any) -> Made:
     def make(minilm: Path, folder: Path) -> Path:
         edit_config(with_limit(make_encoder(config, minilm, folder)), **keys)
+        return folder
+
+    return make
+
+
+def with_rotation(kind: str) -> Made:
+    """Return the maker of a decoder whose rotary positions are of a kind."""
+
+    def make(minilm: Path, folder: Path) -> Path:
+        with_limit(make_encoder(transformers.LlamaConfig(**DECODER), minilm, folder))
+        edit_config(folder, rope_scaling={"type": kind, "factor": 2.0})
         return folder
 
     return make
@@ -247,6 +275,22 @@ VERDICTS: dict[str, tuple[Made, str | None, str | None]] = {
         None,
         None,
     ),
+    "reformer": (
+        encoder_with(transformers.ReformerConfig(vocab_size=30522, axial_pos_shape=[8, 16])),
+        None,
+        "whose attention chooses keys at random",
+    ),
+    "fsmt": (encoder_with(FSMT), None, "'fsmt', an encoder-decoder, of which"),
+    # Its table of positions grows in a pass, which a load then could not copy.
+    "xglm": (encoder_with(transformers.XGLMConfig(**XGLM)), None, None),
+    # Only a part of each head is rotated.
+    "glm4_moe": (encoder_with(transformers.Glm4MoeConfig(**DECODER, **EXPERTS, head_dim=16)), None, None),
+    "ntk": (
+        with_rotation("ntk"),
+        None,
+        "rotary positions of the type 'ntk' .* have .it has: dynamic, linear",
+    ),
+    "yarn": (with_rotation("yarn"), None, None),
     "adapter": (adapter_alone, None, "is an adapter of acme/base: put its files into a folder"),
     "trainer-output": (checkpoint_inside, None, "no config.json; there is one in checkpoint-500"),
     "git-lfs": (git_pointer, None, "a pointer of Git LFS .* run `git lfs pull`"),

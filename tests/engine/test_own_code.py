@@ -284,6 +284,11 @@ PUBLISHED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "does not implement `rotary_emb_base: 10000`, `num_experts: 8`, `activation_function: gelu`",
     ),
+    "nomic without code, which scales positions": (
+        {"model_type": "nomic_bert", "rotary_scaling_factor": 2.0, "rotary_emb_base": 1000},
+        "states `rotary_scaling_factor: 2.0` in config.json, which transformers' NomicBert does not read",
+    ),
+    "nomic without code": ({"model_type": "nomic_bert", "rotary_scaling_factor": None}, ""),
     "nomic of another size": (NOMIC | {"auto_map": NOMIC_CODE, "n_head": 16}, "`n_head: 16`"),
     "gte-Qwen2": ({"model_type": "qwen2", "is_causal": False, "auto_map": QWEN_CODE}, ""),
     "qwen2 of unknown direction": (

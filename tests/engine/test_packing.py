@@ -1,12 +1,18 @@
 """Layout of a padded batch's tokens when they are concatenated."""
 
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModel, MistralConfig
 
+from backends.torch import packing
 from backends.torch.packing import PackedLayout
 from backends.torch.rounding import spare_tokens
+from tests.engine.checkpoints import DECODER
+from tests.engine.model_types.comparison import Outcome, compare
 
 
 def test_rounds_batches_to_few_numbers_of_tokens() -> None:
@@ -44,3 +50,60 @@ def test_attended_tokens_are_indexed_by_sequence() -> None:
     assert spare_tokens(41) > 0
     assert options["attended"].tolist() == [*range(4), *range(20, 33), *range(33, 38)]
     assert options["cu_seq_lens_k"].tolist() == [0, 4, 17, 22]
+
+
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "packed"),
+    [
+        ("phimoe", {}, False),
+        ("qwen2_moe", {}, False),
+        ("llama4_text", {}, False),
+        ("mistral", {}, True),
+        ("modernbert", {}, True),
+        # A text with the token of a mask has another factor of all its tokens.
+        ("esm", {}, False),
+        ("esm", {"token_dropout": False, "position_embedding_type": "rotary"}, True),
+        # Texts after longer ones, of which some are longer than the network was made for.
+        ("llama", {"max_position_embeddings": 64, "rope_parameters": DYNAMIC}, False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_texts_longer_than_a_window_or_the_first_length_are_as_in_transformers(
+    model_type: str, keys: dict[str, Any], packed: bool, tmp_path: Path
+) -> None:
+    outcome = compare(model_type, tmp_path, **keys)
+
+    assert Outcome(model_type, "equal", "1.000000", packed) == outcome
+
+
+def test_a_window_is_probed_if_the_network_is_small_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    encoder = AutoModel.from_config(MistralConfig(**DECODER | {"sliding_window": 40})).eval()
+
+    assert packing._lengths_beyond(encoder, {40, 90}, packing.PROBE_LENGTHS) == (5, 96, 3)
+    assert packing._lengths_beyond(encoder, {40, 400}, packing.PROBE_LENGTHS) == (5, 46, 3)
+    assert packing._lengths_beyond(encoder, {8}, packing.PROBE_LENGTHS) is None
+    monkeypatch.setattr(packing, "PROBE_PRODUCTS_MAX", 1000)
+    assert packing._lengths_beyond(encoder, {40}, packing.PROBE_LENGTHS) is None
+
+
+def test_a_window_that_only_the_probe_beyond_it_shows_is_no_packed_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    encoder = AutoModel.from_config(MistralConfig(**DECODER | {"sliding_window": 40})).eval()
+    whole = packing.pack(encoder, None)
+    attend = packing.PackedEncoder.compute_packed
+
+    def without_window(self: packing.PackedEncoder, input_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        hidden = attend(self, input_ids, *rest)
+        return hidden + (input_ids.shape[1] > 40)
+
+    monkeypatch.setattr(packing.PackedEncoder, "compute_packed", without_window)
+    encoder = AutoModel.from_config(MistralConfig(**DECODER | {"sliding_window": 40})).eval()
+
+    assert whole is not None
+    assert packing.pack(encoder, None) is None

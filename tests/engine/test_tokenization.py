@@ -1,6 +1,8 @@
 """Token ids of checkpoints whose small files say something else than their tokenizer.json."""
 
+import base64
 import json
+import struct
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tests.engine.families.references import TEXTS as PLAIN
 from tests.engine.families.vocabularies import (
     BERT,
     BERT_CASED,
+    DEBERTA,
     GEMMA,
     LLAMA_2,
     LLAMA_3,
@@ -249,3 +252,31 @@ async def test_padding_side_changes_no_vector(name: str, tmp_path: Path) -> None
     assert "left" == model.tokenizer.padding_side
     assert cosines(alone, reply.vectors).min() > 0.99999
     assert cosines(alone, model.encode(PLAIN)).min() > 0.99999
+
+
+# A table of normalized characters that changes none: a trie of empty nodes.
+NO_CHANGES = base64.b64encode(struct.pack("<I", 1024) + bytes(1024)).decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "noted"),
+    [
+        ("DebertaV2TokenizerFast", NO_CHANGES, True),
+        ("BigBirdTokenizer", NO_CHANGES, True),
+        ("DebertaV2Tokenizer", None, False),
+        ("XLMRobertaTokenizer", NO_CHANGES, False),
+    ],
+)
+def test_a_table_of_characters_that_the_library_leaves_out_is_a_note(
+    name: str, table: str | None, noted: bool, tmp_path: Path
+) -> None:
+    write(tmp_path, DEBERTA, {"model_type": "other"}, tokenizer_class=name)
+    if table is not None:
+        document = json.loads((tmp_path / "tokenizer.json").read_text())
+        document["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": table}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+
+    tokenizer = open_tokenizer(tmp_path, 100)
+
+    assert noted == any("transformers 5 leaves its table out" in note for note in tokenizer.traits.notes)
+    assert tokenizer.encode(["a fox"], Truncate.RIGHT).ids[0]

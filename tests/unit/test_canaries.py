@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from backends.canaries import (
     CANARIES,
     canary_digest,
+    embed_canaries,
     embed_in_batches,
     max_inputs_per_request,
     min_cosine,
     row_cosines,
 )
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, TokenizeReply, Vectors, Work
-from backends.errors import ReplicaFailed
+from backends.errors import InvalidWork, ReplicaFailed
 from gateway.vector_spaces.fingerprint import (
     ACROSS_MIN_COSINE,
     SAME_MIN_COSINE,
@@ -167,6 +168,36 @@ def test_request_size_is_the_lower_of_replica_and_operator_bound(
     assert expected == max_inputs_per_request(
         Capabilities("m", frozenset(), batch_inputs=reported), configured
     )
+
+
+class PartlyRefusingReplica(RecordingReplica):
+    """Replica that refuses texts of more characters than `most`, and with each the batch that it is in."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    async def run(self, work: Work, timeout_s: float) -> object:
+        assert isinstance(work, Embed)
+        for index, text in enumerate(work.inputs):
+            if len(text) > self.most:
+                raise InvalidWork("it is too long", input_index=index)
+        return await super().run(work, timeout_s)
+
+
+async def test_a_refused_canary_has_no_numbers() -> None:
+    reply, failure = await embed_canaries(PartlyRefusingReplica(50), None, 1)  # type: ignore[arg-type]
+
+    refused = {index for index, text in enumerate(CANARIES) if len(text) > 50}
+    assert refused
+    assert refused < set(range(len(CANARIES)))
+    assert isinstance(failure, InvalidWork)
+    assert refused == {index for index, row in enumerate(reply.vectors) if np.isnan(row).all()}
+
+
+async def test_a_replica_that_refuses_all_canaries_raises_its_reason() -> None:
+    with pytest.raises(InvalidWork, match="too long"):
+        await embed_canaries(PartlyRefusingReplica(0), 2, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [TokenizeReply(()), EmbedReply(np.ones((1, 3), np.float32), 1)])
