@@ -105,7 +105,7 @@ class Dispatcher:
         """Return the reply of replicas to a part of a call. Raises: BackendError, GatewayError."""
         slices = cut(part.work, part.tokens, lane.bounds(), exact=part.is_exact)
         owner = self._owner(grant, timeline)
-        lane.check_room(sum(piece.tokens for piece in slices), owner)
+        lane.check_room(sum(piece.cost for piece in slices), owner)
         try:
             replies = await _Submission(lane, grant, owner, part.tokens).submit_all(slices)
             reply = join([piece for piece, _ in replies], [own.reply for _, own in replies])

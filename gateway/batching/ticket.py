@@ -54,7 +54,7 @@ class Ticket:
         self.owner = owner
         self.deadline_s = deadline_s
         self.entry: Entry[Ticket] = Entry(
-            self, owner.tenant, piece.tokens, owner.flow, owner.weight, owner.priority
+            self, owner.tenant, piece.cost, owner.flow, owner.weight, owner.priority
         )
         self.waiters: set[asyncio.Future[Reply]] = set()
         self.is_done = False
@@ -138,7 +138,7 @@ class Attempt:
         self.started_s = started_s
         self.is_hedge = is_hedge
         tenants = tuple({ticket.owner.tenant for ticket in tickets})
-        self.load = BatchLoad(piece.inputs, piece.tokens, tenants, kind_of(piece.work))
+        self.load = BatchLoad(piece.inputs, piece.cost, tenants, kind_of(piece.work))
         self.task: asyncio.Task[None] | None = None
         self.hedge_timer: asyncio.TimerHandle | None = None
         self.outcome = "cancelled"
