@@ -298,11 +298,20 @@ class EncodeReply(msgspec.Struct, frozen=True, tag="encoded"):
 
 
 class RerankReply(msgspec.Struct, frozen=True, tag="reranked"):
-    """Scores in document order, (n_documents,) float32; the other fields are those of `EmbedReply`."""
+    """Scores in document order, (n_documents,) float32; the other fields are those of `EmbedReply`.
+
+    logits: of which the scores are the sigmoid, (n_documents,), None if they are not known or are the scores.
+    """
 
     scores: Vectors
     tokens: int
     truncated: tuple[int, ...] | None = ()
+    logits: Vectors | None = None
+
+    @property
+    def order(self) -> Vectors:
+        """Numbers to sort documents by: above 16.6 the sigmoid of every logit is 1."""
+        return self.scores if self.logits is None else self.logits
 
 
 class ClassifyReply(msgspec.Struct, frozen=True, tag="classified"):

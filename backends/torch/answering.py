@@ -50,7 +50,9 @@ def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequen
             if prepared.compared:
                 return RerankReply(_late_scores(prepared.compared, rows, raw=raw), tokens, truncated)
             logits = np.ascontiguousarray(_stack_dense(rows)[:, 0])
-            return RerankReply(logits if raw else sigmoid(logits), tokens, truncated)
+            if raw:
+                return RerankReply(logits, tokens, truncated)
+            return RerankReply(sigmoid(logits), tokens, truncated, logits)
         case Classify():
             logits = _stack_dense(rows)
             scores = logits if work.raw_scores else _label_scores(recipe, logits)

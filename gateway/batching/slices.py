@@ -327,7 +327,10 @@ def _joined_scores(replies: Sequence[Reply], tokens: int, truncated: tuple[int, 
         [reply.scores for reply in replies if isinstance(reply, RerankReply | ClassifyReply)]
     )
     if isinstance(replies[0], RerankReply):
-        return RerankReply(scores, tokens, truncated)
+        logits = [reply.logits for reply in replies if isinstance(reply, RerankReply)]
+        known = [part for part in logits if part is not None]
+        whole = np.concatenate(known) if len(known) == len(replies) else None
+        return RerankReply(scores, tokens, truncated, whole)
     labels = {reply.labels for reply in replies if isinstance(reply, ClassifyReply)}
     if len(labels) > 1:
         raise ReplicaFailed("the replicas of this model give different labels")

@@ -70,7 +70,7 @@ class IdentitySource:
         self._identity = VectorsIdentity(b"", 0)
         self._scores_settings = _encoded(settings, NEUTRAL_SETTINGS - {"device"})
         self._scored: Capabilities | None = None
-        self._scores = VectorsIdentity(b"", 1)
+        self._scores = VectorsIdentity(b"", 2)
 
     def identity_of(self, fingerprint: Fingerprint, capabilities: Capabilities) -> VectorsIdentity:
         """Return the identity of the vectors of replicas with this fingerprint and these capabilities."""
@@ -95,7 +95,7 @@ class IdentitySource:
         if self._scored is not capabilities:
             parts = (b"scores", __version__, self._upstream, self._scores_settings)
             encoded = msgspec.msgpack.encode((*parts, _encoded(capabilities, NEUTRAL_CAPABILITIES)))
-            self._scores = VectorsIdentity(hashlib.sha256(encoded).digest(), 1)
+            self._scores = VectorsIdentity(hashlib.sha256(encoded).digest(), 2)
             self._scored = capabilities
         return self._scores
 

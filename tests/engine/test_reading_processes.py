@@ -151,6 +151,24 @@ def test_one_piece_of_work_has_half_of_the_threads_and_others_take_turns() -> No
     assert order.index("g") < 4
 
 
+def test_large_pictures_leave_half_of_the_threads_to_small_ones() -> None:
+    threads, started, gate, order = ReadingThreads(2), Event(), Event(), list[str]()
+
+    def hold() -> bool:
+        started.set()
+        return gate.wait(WAIT_S)
+
+    # Of two tenants, or of one in two calls.
+    large = [threads.submit(owner, hold, is_large=True) for owner in ("a", "b")]
+    assert started.wait(WAIT_S)
+    small = [threads.submit(owner, order.append, owner) for owner in ("c", "d", "a")]
+    assert [None, None] == [future.result(WAIT_S) for future in small[:2]]
+    assert [True, False] == [future.running() for future in large]
+    gate.set()
+    assert [True, True] == [future.result(WAIT_S) for future in large]
+    small[2].result(WAIT_S)
+
+
 def test_an_engine_reads_a_picture_while_another_call_sends_many(clip: Path) -> None:
     engine = engine_on(load_tiny(clip))
     large, small = part_of(one_bit_png(2_000)), part_of(encoded(noise(40, 30)))

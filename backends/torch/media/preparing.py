@@ -14,6 +14,8 @@ from backends.torch.media.readers import ReadsMedium
 from backends.torch.media.reading import READING
 from backends.torch.sequences import PreparedSequences, ReadPart
 
+# Larger pictures take more than half a second, and 16 bytes for each pixel.
+LARGE_PIXELS = 16_000_000
 WAYS_OUT = {
     Output.DENSE: "leave out what asks for others",
     Output.MULTIVECTOR: "ask for multi-vectors",
@@ -52,7 +54,10 @@ class MediaPreparer:
         owner = object()
         tokenizing = asyncio.wrap_future(READING.submit(owner, self._tokenize, work, parts, texts))
         submitted = [
-            asyncio.wrap_future(READING.submit(owner, self._read, parts[i], i, work.truncate)) for i in media
+            asyncio.wrap_future(
+                READING.submit(owner, self._read, parts[i], i, work.truncate, is_large=_is_large(parts[i]))
+            )
+            for i in media
         ]
         try:
             prepared, found = await asyncio.gather(tokenizing, asyncio.gather(*submitted))
@@ -120,6 +125,10 @@ class MediaPreparer:
         except Exception as error:
             # Processors of foreign bytes raise what they come across.
             raise InvalidWork(f"it could not be read: {error}", input_index=index) from error
+
+
+def _is_large(part: Part) -> bool:
+    return isinstance(part, Image) and part.width * part.height > LARGE_PIXELS
 
 
 def _joined(

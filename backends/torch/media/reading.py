@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Condition, Lock, Thread, local
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -215,21 +215,32 @@ class ProcessReader:
         return self._reader.probe()
 
 
+class _Reading(NamedTuple):
+    """One part to read. is_large: a picture that takes long for its pixels."""
+
+    run: Callable[[], None]
+    is_large: bool
+
+
 class ReadingThreads:
     """Threads that read for several pieces of work, which take turns.
 
-    count: of threads. One piece of work has at most half of them, unless there is one thread.
+    count: of threads, two at least. One piece of work has at most half of them, and so have all large
+    pictures together: a small one waits for small ones only.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._share = max(1, count // 2)
         self._changed = Condition()
-        self._waiting: OrderedDict[Hashable, deque[Callable[[], None]]] = OrderedDict()
+        self._waiting: OrderedDict[Hashable, deque[_Reading]] = OrderedDict()
         self._running: dict[Hashable, int] = {}
+        self._running_large = 0
         self._has_threads = False
 
-    def submit(self, owner: Hashable, function: Callable[..., T], *arguments: Any) -> "Future[T]":
+    def submit(
+        self, owner: Hashable, function: Callable[..., T], *arguments: Any, is_large: bool = False
+    ) -> "Future[T]":
         """Run a function on a thread when it is its owner's turn. owner: identifies a piece of work."""
         future: Future[T] = Future()
 
@@ -243,7 +254,7 @@ class ReadingThreads:
 
         with self._changed:
             self._start_threads()
-            self._waiting.setdefault(owner, deque()).append(run)
+            self._waiting.setdefault(owner, deque()).append(_Reading(run, is_large))
             self._changed.notify()
         return future
 
@@ -259,33 +270,40 @@ class ReadingThreads:
             with self._changed:
                 while (owner := self._next_owner()) is None:
                     self._changed.wait()
-                run = self._take(owner)
+                reading = self._take(owner)
+            is_large = reading.is_large
             try:
-                run()
+                reading.run()
             finally:
                 # The last reference to a picture may be here while the thread waits.
-                del run
+                del reading
                 with self._changed:
-                    self._leave(owner)
+                    self._leave(owner, is_large=is_large)
 
     def _next_owner(self) -> Hashable | None:
-        return next((owner for owner in self._waiting if self._running.get(owner, 0) < self._share), None)
+        for owner, waiting in self._waiting.items():
+            is_held = waiting[0].is_large and self._running_large >= self._share
+            if not is_held and self._running.get(owner, 0) < self._share:
+                return owner
+        return None
 
-    def _take(self, owner: Hashable) -> Callable[[], None]:
+    def _take(self, owner: Hashable) -> "_Reading":
         waiting = self._waiting[owner]
-        run = waiting.popleft()
+        reading = waiting.popleft()
         self._running[owner] = self._running.get(owner, 0) + 1
+        self._running_large += reading.is_large
         if waiting:
             self._waiting.move_to_end(owner)
         else:
             del self._waiting[owner]
-        return run
+        return reading
 
-    def _leave(self, owner: Hashable) -> None:
+    def _leave(self, owner: Hashable, *, is_large: bool) -> None:
+        self._running_large -= is_large
         self._running[owner] -= 1
         if not self._running[owner]:
             del self._running[owner]
-        self._changed.notify()
+        self._changed.notify_all()
 
 
 READING = ReadingThreads(READING_COUNT)
