@@ -48,7 +48,9 @@ def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequen
         case Rerank() | Score():
             raw = work.raw_scores
             if prepared.compared:
-                return RerankReply(_late_scores(prepared.compared, rows, raw=raw), tokens, truncated)
+                # Without length 1 a mean is no cosine.
+                is_sum = raw or not recipe.late.scaled
+                return RerankReply(_late_scores(prepared.compared, rows, raw=is_sum), tokens, truncated)
             logits = np.ascontiguousarray(_stack_dense(rows)[:, 0])
             if raw:
                 return RerankReply(logits, tokens, truncated)

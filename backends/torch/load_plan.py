@@ -12,6 +12,7 @@ from backends.torch.adapter_choice import Adapter, choose_adapter
 from backends.torch.checkpoint import read_recipe
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
+from backends.torch.late import filler_id
 from backends.torch.options import DTypeName, Runtime, TaskSettings
 from backends.torch.own_code import OwnCode, require_permission
 from backends.torch.pairs import answer_ids
@@ -77,6 +78,8 @@ def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
     if recipe.kind == "language":
         answer_ids(tokenizer, template)
+    if recipe.kind == "multivector":
+        filler_id(recipe.late.expansion, tokenizer.token_id)
     notes = (
         *tokenizer.traits.notes,
         *type_id_notes(files, recipe, tokenizer),

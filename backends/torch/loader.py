@@ -312,8 +312,15 @@ def _capabilities(
         reports_input_tokens=True,
         outputs=outputs,
         labels=recipe.labels,
-        score_kind=SCORE_KINDS.get(recipe.kind) if Operation.RERANK in operations else None,
+        score_kind=_score_kind(recipe) if Operation.RERANK in operations else None,
     )
+
+
+def _score_kind(recipe: Recipe) -> ScoreKind | None:
+    """Return the scale of scores; products of vectors of any length have none."""
+    if recipe.kind == "multivector" and not recipe.late.scaled:
+        return ScoreKind.LOGIT
+    return SCORE_KINDS.get(recipe.kind)
 
 
 def _overhead_tokens(recipe: Recipe, tokenizer: TextTokenizer, template: RerankTemplate) -> int:

@@ -54,6 +54,12 @@ def projections(files: CheckpointFiles) -> tuple[Projection, ...]:
     return tuple(found)
 
 
+def is_scaled(files: CheckpointFiles) -> bool:
+    """Return whether the last module that changes vectors scales them to length 1."""
+    kinds = [module.kind for module in files.modules if module.kind in KINDS]
+    return bool(kinds) and kinds[-1] == "Normalize"
+
+
 def token_projections(files: CheckpointFiles) -> tuple[Projection, ...]:
     """Return the modules between network and pooling that project each token. Raises: ModelUnavailable."""
     before = [

@@ -165,7 +165,11 @@ def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -
     ).to(placement.device)
     ids = (source.tokenizer.token_id(word) for word in recipe.late.skipped)
     skipped = frozenset(id_ for id_ in ids if id_ is not None)
-    readers = {Output.MULTIVECTOR: LateReader(projection, drop_first=False, skipped=skipped)}
+    readers = {
+        Output.MULTIVECTOR: LateReader(
+            projection, drop_first=False, skipped=skipped, scaled=recipe.late.scaled
+        )
+    }
     return _encoder(model, source, placement, readers)
 
 

@@ -41,20 +41,22 @@ class QueryExpansion(msgspec.Struct, frozen=True):
     """Padding of queries shorter than `length` tokens; the vector of each filler token counts.
 
     cuts: True if longer queries are cut to `length`. attended: True if other tokens attend to the fillers.
-    token: the filler; None is the mask token.
+    tokens: the filler, the first of them that the vocabulary has. is_stated: the checkpoint names the first,
+    which the vocabulary then has to have.
     """
 
     length: int
     cuts: bool = True
     attended: bool = False
-    token: str | None = None
+    tokens: tuple[str, ...] = ()
+    is_stated: bool = True
 
 
 class LateInteraction(msgspec.Struct, frozen=True):
     """Preparation of queries and documents for late interaction; None is no limit but the network's own.
 
     prompts: text put before an input of each role. markers: prompts that are one token. skipped: words of
-    documents that get no vector.
+    documents that get no vector. scaled: True if each vector has length 1.
     """
 
     query_tokens: int | None = None
@@ -63,6 +65,7 @@ class LateInteraction(msgspec.Struct, frozen=True):
     prompts: dict[str, str] = {}
     markers: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    scaled: bool = True
 
     def lengths(self, max_tokens: int) -> tuple[int, int]:
         """Return the most tokens of a query and of a document, without fillers.
