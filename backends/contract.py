@@ -374,6 +374,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     pools_prompt: the tokens of a prompt take part in pooling. If they do not, a request states the prompts
     that its inputs contain.
     late_chunking: a request for vectors may ask for late chunking.
+    norm_before_cut: fewer `dimensions` are not the first components of the full vector.
     notes: further facts for operators, logged when the replica joins.
     truncates: what the server does with an input that is too long if a request does not say it.
     truncation_side: the end that is cut if neither request nor configuration name one.
@@ -405,6 +406,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     typed_inputs: bool = False
     pools_prompt: bool = True
     late_chunking: bool = False
+    norm_before_cut: bool = False
     notes: tuple[str, ...] = ()
     truncates: bool | None = None
     truncation_side: Truncate = Truncate.RIGHT

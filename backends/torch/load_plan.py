@@ -10,6 +10,7 @@ from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.adapter_choice import Adapter, choose_adapter
 from backends.torch.checkpoint import read_recipe
+from backends.torch.cut_rules import cut_notes
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
 from backends.torch.late import filler_id
@@ -21,7 +22,7 @@ from backends.torch.projection import check_projections
 from backends.torch.recipe import Recipe
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.score_notes import score_notes
-from backends.torch.template import read_template
+from backends.torch.template import read_template, template_notes
 from backends.torch.text_inputs import refuse_network, type_id_notes
 
 # Number formats of weights that the engine reads, by their names in config.json.
@@ -85,6 +86,8 @@ def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
         *type_id_notes(files, recipe, tokenizer),
         *pooling_notes(files, recipe, options.settings),
         *score_notes(files, recipe),
+        *cut_notes(files, recipe),
+        *template_notes(files, recipe, options.settings),
     )
     return LoadPlan(recipe, template, tokenizer, adapter, code, notes)
 

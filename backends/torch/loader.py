@@ -307,6 +307,7 @@ def _capabilities(
         prompts=recipe.prompts,
         default_prompt=recipe.default_prompt,
         pools_prompt=recipe.include_prompt,
+        norm_before_cut=recipe.norm_before_cut,
         late_chunking=Operation.EMBED in operations and takes_late_chunking(recipe),
         takes_instruction=bool(template.instructed),
         reports_input_tokens=True,

@@ -96,7 +96,8 @@ class Recipe(msgspec.Struct, frozen=True):
 
     projections: modules after pooling, in order; the last scaling is left to the caller's `normalize`. For
     multivector they are applied to each token.
-    width_max: the first components of a dense vector that stay, None for all.
+    width_max: the first components of a dense vector that stay, None for all. norm_before_cut: a vector
+    passes a layer norm without weights before a request's `dimensions` cut it.
     token_projections: `Dense` modules before pooling, applied to each token. layer_weights: folder of the
     weights by which the vectors of several layers are averaged, None for the vectors of the last layer.
     prompts: name → text that is put before an input.
@@ -115,6 +116,7 @@ class Recipe(msgspec.Struct, frozen=True):
     pooling: tuple[PoolingMode, ...] = ("mean",)
     projections: tuple[Projection, ...] = ()
     width_max: int | None = None
+    norm_before_cut: bool = False
     token_projections: tuple[Projection, ...] = ()
     layer_weights: str | None = None
     include_prompt: bool = True

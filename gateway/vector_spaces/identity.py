@@ -54,10 +54,14 @@ NEUTRAL_CAPABILITIES = frozenset(
 
 
 class VectorsIdentity(msgspec.Struct, frozen=True):
-    """Identity of vectors. dimensions: of a full vector."""
+    """Identity of vectors.
+
+    dimensions: of a full vector. norm_before_cut: narrower ones are not its first components.
+    """
 
     digest: bytes
     dimensions: int
+    norm_before_cut: bool = False
 
 
 class IdentitySource:
@@ -83,7 +87,7 @@ class IdentitySource:
                 _encoded(capabilities, NEUTRAL_CAPABILITIES),
             )
             digest = hashlib.sha256(msgspec.msgpack.encode(parts)).digest()
-            self._identity = VectorsIdentity(digest, fingerprint.dimensions)
+            self._identity = VectorsIdentity(digest, fingerprint.dimensions, capabilities.norm_before_cut)
             self._sources = fingerprint, capabilities
         return self._identity
 

@@ -60,6 +60,9 @@ def test_only_single_vectors_of_the_models_width_are_cached() -> None:
     assert is_cacheable(PLAIN, 8)
     assert is_cacheable(msgspec.structs.replace(PLAIN, dimensions=8), 8)
     assert not is_cacheable(msgspec.structs.replace(PLAIN, dimensions=9), 8)
+    assert is_cacheable(msgspec.structs.replace(PLAIN, dimensions=7), 8)
+    assert not is_cacheable(msgspec.structs.replace(PLAIN, dimensions=7), 8, is_cut_plainly=False)
+    assert is_cacheable(msgspec.structs.replace(PLAIN, dimensions=8), 8, is_cut_plainly=False)
     assert not is_cacheable(msgspec.structs.replace(PLAIN, late_chunking=True), 8)
     assert not is_cacheable(Encode(("a",), frozenset({Output.SPARSE})), 8)
 
