@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from rich.console import Console
 
@@ -30,6 +31,7 @@ from tests.pictures import encoded, noise, one_bit_png, progressive_jpeg
 SIDE, SCANS, SCANS_READ, PICTURES = 9_400, 8_006, 24, 20
 CALLERS = 2
 SAMPLE_S = 0.2
+Pictures: TypeAlias = list[dict[str, str]]
 
 
 class Turn:
@@ -47,11 +49,11 @@ def uri(data: bytes, kind: str) -> dict[str, str]:
     return {"image": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}
 
 
-async def attack(url: str, pictures: Sequence[dict[str, str]], turn: Turn) -> None:
+async def attack(url: str, pictures: Pictures, turn: Turn) -> None:
     """Repeat one call until cancelled; callers that are refused wait a moment."""
     async with client(url, "flood") as sender:
         while True:
-            reply = await sender.post("/v1/embeddings", json={"model": "clip", "input": list(pictures)})
+            reply = await sender.post("/v1/embeddings", json={"model": "clip", "input": pictures})
             turn.attack_statuses[reply.status_code] += 1
             if reply.status_code < 500:
                 await asyncio.sleep(0.05)
@@ -64,11 +66,11 @@ async def watch(pid: int, turn: Turn) -> None:
         await asyncio.sleep(SAMPLE_S)
 
 
-async def measure(url: str, pid: int, pictures: Sequence[dict[str, str]], seconds: float) -> Turn:
+async def measure(url: str, pid: int, calls: Sequence[Pictures], seconds: float) -> Turn:
     """Measure one turn."""
     turn, small = Turn(), uri(encoded(noise(64, 48)), "png")
     tasks = [asyncio.create_task(watch(pid, turn))]
-    tasks += [asyncio.create_task(attack(url, pictures, turn)) for _ in range(CALLERS if pictures else 0)]
+    tasks += [asyncio.create_task(attack(url, pictures, turn)) for pictures in calls]
     await asyncio.sleep(1.0)
     until = time.monotonic() + seconds
     async with client(url, "victim") as sender:
@@ -86,17 +88,25 @@ async def measure(url: str, pid: int, pictures: Sequence[dict[str, str]], second
 
 async def compare(urls: dict[str, tuple[str, int]], options: argparse.Namespace) -> list[Measure]:
     """Measure all gateways in turns, and return the figures."""
-    attacks = {
+    # Equal pictures, and equal calls of one tenant, would be computed once.
+    callers = range(CALLERS)
+    attacks: dict[str, list[Pictures]] = {
         "alone": [],
-        # Equal pictures would be computed once.
-        f"{PICTURES} PNGs of one bit": [uri(one_bit_png(SIDE - place), "png") for place in range(PICTURES)],
-        f"a JPEG of {SCANS_READ} scans": [uri(progressive_jpeg(SIDE, SIDE, SCANS_READ), "jpeg")],
-        f"a JPEG of {SCANS} scans": [uri(progressive_jpeg(SIDE, SIDE, SCANS), "jpeg")],
+        f"{PICTURES} PNGs of one bit": [
+            [uri(one_bit_png(SIDE - PICTURES * caller - place), "png") for place in range(PICTURES)]
+            for caller in callers
+        ],
+        f"a JPEG of {SCANS_READ} scans": [
+            [uri(progressive_jpeg(SIDE, SIDE, SCANS_READ - caller), "jpeg")] for caller in callers
+        ],
+        f"a JPEG of {SCANS} scans": [
+            [uri(progressive_jpeg(SIDE, SIDE, SCANS - caller), "jpeg")] for caller in callers
+        ],
     }
     found = []
     for name, (url, pid) in urls.items():
-        for attack_name, pictures in attacks.items():
-            turn = await measure(url, pid, pictures, options.seconds)
+        for attack_name, calls in attacks.items():
+            turn = await measure(url, pid, calls, options.seconds)
             latencies = turn.latencies_s
             note = (
                 f"{len(latencies)} calls {dict(turn.victim_statuses)}; "
