@@ -14,6 +14,7 @@ from backends.torch.cut_rules import cut_notes
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
 from backends.torch.late import filler_id
+from backends.torch.module_order import refuse_folders
 from backends.torch.options import DTypeName, Runtime, TaskSettings
 from backends.torch.own_code import OwnCode, require_permission
 from backends.torch.pairs import answer_ids
@@ -110,6 +111,7 @@ def _require_config(files: CheckpointFiles) -> None:
     """Raise ModelUnavailable for a folder that is no checkpoint."""
     if files.static is not None or files.has("config.json"):
         return
+    refuse_folders(files)
     if files.has("adapter_config.json"):
         model = files.read_json("adapter_config.json").get("base_model_name_or_path")
         raise ModelUnavailable(

@@ -182,7 +182,8 @@ def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> Ope
     opened = _encoder(encoder, source, placement, {Output.SPARSE: terms})
     folders = source.recipe.tables.items()
     tables = {
-        route: read_terms(source.checkpoint, folder, model.config.vocab_size) for route, folder in folders
+        route: read_terms(source.checkpoint, folder, model.config.vocab_size, source.tokenizer.token_id)
+        for route, folder in folders
     }
     if not tables:
         return opened
