@@ -1,7 +1,7 @@
 """Rule of a checkpoint for vectors of fewer components than its own.
 
 Pure. Source: the card of nomic-embed-text-v1.5, whose vectors pass a layer norm without weights before they
-are cut. Its other files do not say so.
+are cut. None of its other files states it.
 """
 
 import re

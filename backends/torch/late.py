@@ -6,12 +6,10 @@ tokenizer classes are those of transformers 5.23.
 """
 
 import string
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from backends.errors import ModelUnavailable
 from backends.torch.files import CheckpointFiles, Json
 from backends.torch.module_order import is_scaled
 from backends.torch.recipe import LateInteraction, QueryExpansion
@@ -50,24 +48,6 @@ def read_late_interaction(files: CheckpointFiles) -> LateInteraction:
     if expansion is None or expansion.tokens:
         return found
     return msgspec.structs.replace(found, expansion=_with_filler(expansion, files))
-
-
-def filler_id(expansion: QueryExpansion | None, token_id: Callable[[str], int | None]) -> int:
-    """Return the id that fills up texts. token_id: returns that of a token, None for an unknown one.
-
-    Raises: ModelUnavailable if the vocabulary has none of the tokens.
-    """
-    if expansion is None:
-        return 0
-    found = [token_id(token) for token in expansion.tokens]
-    ids = [id_ for id_ in found if id_ is not None]
-    if not ids or (expansion.is_stated and found[0] is None):
-        names = " or ".join(map(repr, expansion.tokens)) or "its mask or end token, which no file names"
-        raise ModelUnavailable(
-            f"queries are filled up with {names}, which the vocabulary does not have: name the token as "
-            "`token` of `query_expansion`, or as `mask_token` in tokenizer_config.json"
-        )
-    return ids[0]
 
 
 def _with_filler(expansion: QueryExpansion, files: CheckpointFiles) -> QueryExpansion:

@@ -12,8 +12,8 @@ from backends.torch.adapter_choice import Adapter, choose_adapter
 from backends.torch.checkpoint import read_recipe
 from backends.torch.cut_rules import cut_notes
 from backends.torch.files import CheckpointFiles
+from backends.torch.fillers import filler_id
 from backends.torch.kinds import recognize
-from backends.torch.late import filler_id
 from backends.torch.module_order import refuse_folders
 from backends.torch.options import DTypeName, Runtime, TaskSettings
 from backends.torch.own_code import OwnCode, require_permission

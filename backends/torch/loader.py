@@ -31,8 +31,9 @@ from backends.torch.loaded_model import (
     LoadedModel,
 )
 from backends.torch.media.preparing import MediaPreparer
-from backends.torch.media.readers import ReaderKind, ReadsMedium, open_reader
+from backends.torch.media.readers import open_reader
 from backends.torch.media.reading import ProcessReader
+from backends.torch.media.reading_wire import ReaderKind, ReadsMedium
 from backends.torch.networks import Choose, OpenedNetwork, open_network
 from backends.torch.openvino_passes import require_openvino
 from backends.torch.own_network import TrustedCode

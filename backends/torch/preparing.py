@@ -28,7 +28,7 @@ from backends.errors import InvalidWork, UnsupportedWork, input_too_long
 from backends.texts import check_no_instruction, check_plain_texts, clip_text
 from backends.tokens import TextTokenizer, TokenSequences
 from backends.torch.chunks import prepare_chunks
-from backends.torch.late import filler_id
+from backends.torch.fillers import filler_id
 from backends.torch.page_queries import prepare_queries
 from backends.torch.pairs import Pair, PairEncoder
 from backends.torch.recipe import QueryExpansion, Recipe, takes_late_chunking

@@ -15,7 +15,7 @@ import pytest
 from backends.contract import EmbedParts, EmbedReply, Truncate
 from backends.errors import AttemptTimedOut, InvalidWork, ReplicaFailed
 from backends.torch.media.reading import READ_S_MAX, ForkServer, ReadingProcess, ReadingThreads
-from backends.torch.media.reading_process import CPU_S_MAX, READING_BYTES_MAX, ReadRequest
+from backends.torch.media.reading_wire import CPU_S_MAX, READING_BYTES_MAX, ReadRequest
 from tests.engine.engines import engine_on, load_tiny, run_work
 
 pytest.importorskip("PIL", reason="pictures need the extra `media`")

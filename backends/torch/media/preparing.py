@@ -10,8 +10,8 @@ from typing import Protocol
 from backends.contract import Audio, Embed, EmbedParts, Encode, Image, Output, Part, Truncate, Work
 from backends.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
 from backends.media_wire import check_no_template
-from backends.torch.media.readers import ReadsMedium
 from backends.torch.media.reading import READING
+from backends.torch.media.reading_wire import ReadsMedium
 from backends.torch.sequences import PreparedSequences, ReadPart
 
 # Larger pictures take more than half a second, and 16 bytes for each pixel.
@@ -63,8 +63,9 @@ class MediaPreparer:
             prepared, found = await asyncio.gather(tokenizing, asyncio.gather(*submitted))
         finally:
             # After the first error nothing waits for the rest, which would take others' turns.
-            for waiting in (tokenizing, *submitted):
-                waiting.cancel()
+            tokenizing.cancel()
+            for reading in submitted:
+                reading.cancel()
         return _joined(prepared, texts, dict(zip(media, found, strict=True)))
 
     def _check_output(self, work: EmbedParts) -> None:

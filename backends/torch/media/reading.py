@@ -23,8 +23,8 @@ import msgspec
 
 from backends.contract import Audio, Image, Truncate
 from backends.errors import AttemptTimedOut, InvalidWork, ReplicaFailed
-from backends.torch.media import reading_process as wire
-from backends.torch.media.readers import ReaderKind, ReadsMedium
+from backends.torch.media import reading_wire as wire
+from backends.torch.media.reading_wire import ReaderKind, ReadsMedium
 from backends.torch.priority import lower_priority
 from backends.torch.sequences import InputSequence, ReadPart
 
@@ -94,7 +94,7 @@ class ForkServer:
         # One thread in that process: libraries start theirs when they are imported.
         env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         env["TOKENIZERS_PARALLELISM"] = "false"
-        command = [sys.executable, "-P", "-m", wire.__name__, str(others.fileno())]
+        command = [sys.executable, "-P", "-m", wire.PROCESS_MODULE, str(others.fileno())]
         with others:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, env=env, pass_fds=[others.fileno()]

@@ -15,95 +15,30 @@ import socket
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
-
-from backends.contract import Audio, Image, PatchGrid, Truncate
+from backends.contract import Image
 from backends.errors import BackendError, InvalidWork
-from backends.torch.media.readers import ReaderKind, ReadsMedium, open_reader
+from backends.torch.media.readers import open_reader
+from backends.torch.media.reading_wire import (
+    CPU_S_MAX,
+    END,
+    FORK,
+    NUMBER_BYTES,
+    READING_BYTES_MAX,
+    ReaderKind,
+    ReadReply,
+    ReadRequest,
+    ReadsMedium,
+    encoder,
+    reply_of,
+    request_decoder,
+)
 from backends.torch.memory import release_to_system
 from backends.torch.priority import lower_priority
-from backends.torch.sequences import Features, InputSequence, ReadPart
 
-# Processor time of one picture. The largest take 1 to 5 s; a decoder that takes more was made to.
-CPU_S_MAX = 10
-# Memory of one picture beyond that of the libraries: 16 to 20 bytes for each of 89 megapixels, and the rest.
-READING_BYTES_MAX = 2 * 1024**3
-# Requests to this process: fork a reading process; end one, whose number follows.
-FORK, END = b"f", b"e"
-NUMBER_BYTES = 8
 READERS_MAX = 4
-# Pieces of a reply: numbers of arrays, as both ends' processors store them.
-DTYPES = frozenset({"<f4", "<i8", "<i4", "|b1", "|u1"})
 # Freed at once after a picture of this size.
 LARGE_PIXELS = 4_000_000
-
-
-class ReadRequest(msgspec.Struct, frozen=True):
-    """A picture or recording to read with the reader of a checkpoint."""
-
-    kind: ReaderKind
-    checkpoint: str
-    part: Image | Audio
-    truncate: Truncate
-
-
-class Array(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers of one input of a network."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-class ReadReply(msgspec.Struct, frozen=True):
-    """Features of a part, or why there are none.
-
-    error: kind of a BackendError, "" for none.
-    """
-
-    arrays: dict[str, Array] = {}
-    tokens: int = 0
-    grid: PatchGrid | None = None
-    is_cut: bool = False
-    error: str = ""
-    message: str = ""
-
-
-encoder = msgspec.msgpack.Encoder()
-request_decoder = msgspec.msgpack.Decoder(ReadRequest)
-reply_decoder = msgspec.msgpack.Decoder(ReadReply)
-
-
-def reply_of(part: ReadPart) -> ReadReply:
-    """Return the features of a part as they travel. Raises: TypeError."""
-    features = part.sequence.features
-    assert features is not None
-    arrays = {name: _sent(array) for name, array in features.arrays.items()}
-    return ReadReply(arrays, features.tokens, features.grid, part.is_cut)
-
-
-def part_of(reply: ReadReply) -> ReadPart:
-    """Return the features of a reply. Raises: ValueError."""
-    arrays = {name: _received(array) for name, array in reply.arrays.items()}
-    features = Features(arrays, reply.tokens, reply.grid)
-    return ReadPart(InputSequence([], [], features=features), reply.is_cut)
-
-
-def _sent(array: NDArray[Any]) -> Array:
-    if array.dtype.str not in DTYPES:
-        raise TypeError(f"cannot send {array.dtype}")
-    return Array(array.dtype.str, array.shape, array.tobytes())
-
-
-def _received(array: Array) -> NDArray[Any]:
-    if array.dtype not in DTYPES:
-        raise ValueError(f"unknown numbers: {array.dtype}")
-    # Networks take arrays that may be written to.
-    return np.frombuffer(bytearray(array.data), dtype=array.dtype).reshape(array.shape)
 
 
 def main() -> None:
@@ -111,7 +46,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     running: set[int] = set()
-    # The first byte tells the engine that the libraries are here.
+    # The first byte reports that the libraries are imported.
     control.sendall(FORK)
     while True:
         request, fds, _, _ = socket.recv_fds(control, 1, 1)
