@@ -298,11 +298,20 @@ class EncodeReply(msgspec.Struct, frozen=True, tag="encoded"):
 
 
 class RerankReply(msgspec.Struct, frozen=True, tag="reranked"):
-    """Scores in document order, (n_documents,) float32; the other fields are those of `EmbedReply`."""
+    """Scores in document order, (n_documents,) float32; the other fields are those of `EmbedReply`.
+
+    logits: of which the scores are the sigmoid, (n_documents,), None if they are not known or are the scores.
+    """
 
     scores: Vectors
     tokens: int
     truncated: tuple[int, ...] | None = ()
+    logits: Vectors | None = None
+
+    @property
+    def order(self) -> Vectors:
+        """Numbers to sort documents by: above 16.6 the sigmoid of every logit is 1."""
+        return self.scores if self.logits is None else self.logits
 
 
 class ClassifyReply(msgspec.Struct, frozen=True, tag="classified"):
@@ -365,6 +374,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     pools_prompt: the tokens of a prompt take part in pooling. If they do not, a request states the prompts
     that its inputs contain.
     late_chunking: a request for vectors may ask for late chunking.
+    norm_before_cut: fewer `dimensions` are not the first components of the full vector.
     notes: further facts for operators, logged when the replica joins.
     truncates: what the server does with an input that is too long if a request does not say it.
     truncation_side: the end that is cut if neither request nor configuration name one.
@@ -397,6 +407,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     typed_inputs: bool = False
     pools_prompt: bool = True
     late_chunking: bool = False
+    norm_before_cut: bool = False
     notes: tuple[str, ...] = ()
     truncates: bool | None = None
     truncation_side: Truncate = Truncate.RIGHT

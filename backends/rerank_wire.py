@@ -81,12 +81,13 @@ def decode_rerank(
     scores, tokens = decode_scores(response, len(work.documents))
     if scale is not ScoreKind.LOGIT and np.abs(scores).max() > SCORE_MAX:
         raise ReplicaFailed("the upstream's scores have another scale than when it joined")
+    logits = None
     if scale is ScoreKind.LOGIT and not work.raw_scores:
-        scores = sigmoid(scores)
+        scores, logits = sigmoid(scores), scores
     if count is not None:
-        return RerankReply(scores, count.tokens, count.truncated)
+        return RerankReply(scores, count.tokens, count.truncated, logits)
     if tokens is None:
         raise ReplicaFailed("the upstream reported no usage")
     # A model that embeds the query and the document reads twice the length.
     check_tokens(tokens, len(work.documents), max_tokens and 2 * max_tokens)
-    return RerankReply(scores, tokens, truncated_inputs(work, tokens, None))
+    return RerankReply(scores, tokens, truncated_inputs(work, tokens, None), logits)

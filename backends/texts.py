@@ -28,7 +28,7 @@ WorkT = TypeVar("WorkT", bound=ModelWork)
 # Tokenizing this many characters takes less time than waking a thread, and half of that on busy cores.
 INLINE_CHARACTERS_MAX = 400
 # TEI reads no more characters than this per token of the model's maximum length, so that a book costs no more
-# than a page. No text that a model would have read is lost.
+# than a page. Of a text that is mostly blank, words are lost that the model had room for: it counts as cut.
 CHARACTERS_PER_TOKEN = 250
 # Tokenizers represent token ids in 32 bits.
 TOKEN_ID_LIMIT = 2**32

@@ -6,19 +6,34 @@ import numpy as np
 
 from backends.contract import Vectors
 
+# Of torch's `layer_norm`.
+NORM_EPSILON = 1e-5
 
-def shape_vectors(vectors: Vectors, *, dimensions: int | None, normalize: bool) -> Vectors:
+
+def shape_vectors(
+    vectors: Vectors, *, dimensions: int | None, normalize: bool, norm_before_cut: bool = False
+) -> Vectors:
     """Keep the first `dimensions` components of each row, then scale the rows to length 1 if requested.
 
-    vectors: (n, dim) float32. Returns (n, dimensions or dim) float32, C-contiguous. A row of zeros
-    remains zeros.
+    vectors: (n, dim) float32. norm_before_cut: rows that become narrower pass a layer norm without weights
+    first. Returns (n, dimensions or dim) float32, C-contiguous. A row of zeros remains zeros.
     """
+    if norm_before_cut and dimensions is not None and dimensions < vectors.shape[1]:
+        vectors = _layer_norm(vectors)
     rows = vectors if dimensions is None else vectors[:, :dimensions]
     if normalize:
         # Summed in float64, because a float32 sum of 4,096 squares loses its last digits.
         lengths = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1, keepdims=True))
         rows = rows / np.maximum(lengths, 1e-12)
     return np.ascontiguousarray(rows, dtype=np.float32)
+
+
+def _layer_norm(vectors: Vectors) -> Vectors:
+    wide = vectors.astype(np.float64)
+    centered = wide - wide.mean(axis=1, keepdims=True)
+    scales = np.sqrt(np.square(centered).mean(axis=1, keepdims=True) + NORM_EPSILON)
+    normed: Vectors = (centered / scales).astype(np.float32)
+    return normed
 
 
 def pair_cosines(first: Vectors, second: Vectors) -> Vectors:

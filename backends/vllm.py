@@ -203,9 +203,10 @@ def decode(
             return _decode_encode(work, response, profile)
         case Rerank() | Score():
             scores, tokens = decode_scores(response, expected)
+            logits = None
             if not work.raw_scores and profile.scores != "sigmoid":
-                scores = sigmoid(scores)
-            return RerankReply(scores, *_check_usage(tokens, work, profile))
+                scores, logits = sigmoid(scores), scores
+            return RerankReply(scores, *_check_usage(tokens, work, profile), logits)
         case Classify():
             scores, tokens = decode_classes(response, expected, profile.classes)
             return ClassifyReply(labels, scores, *_check_usage(tokens, work, profile))

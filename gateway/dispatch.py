@@ -117,7 +117,7 @@ class Dispatcher:
         slices = cut(part.work, part.tokens, lane.bounds(), exact=part.is_exact)
         slices = list(lane.separated(slices, part.tokens))
         owner = self._owner(grant, timeline)
-        lane.check_room(sum(piece.tokens for piece in slices), owner)
+        lane.check_room(sum(piece.cost for piece in slices), owner)
         try:
             replies = await _Submission(lane, grant, owner, part.tokens).submit_all(slices)
             reply = join([piece for piece, _ in replies], [own.reply for _, own in replies])

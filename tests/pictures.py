@@ -53,6 +53,39 @@ def png_of_size(width: int, height: int) -> bytes:
     )
 
 
+def one_bit_png(side: int) -> bytes:
+    """Return a white square of one bit for each pixel, which takes few bytes."""
+    return encoded(Image.new("1", (side, side), 1), optimize=True)
+
+
+def progressive_jpeg(width: int, height: int, scans: int) -> bytes:
+    """Return a grey JPEG whose scans, after the first, change nothing and have some hundred bytes."""
+    blocks = -(-width // 8) * -(-height // 8)
+    # A code of one bit for the first of 32,767 blocks without coefficients, and 14 bits for how many.
+    runs = ("0" + "1" * 14) * -(-blocks // 32767)
+    bits = runs + "1" * (-len(runs) % 8)
+    empty = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    levels = _segment(0xDA, b"\1\1\0\0\0\1") + bytes(-(-blocks // 8))
+    first, again = (_segment(0xDA, b"\1\1\0\1\x3f" + bits) + empty for bits in (b"\x0d", b"\xdc"))
+    return b"".join(
+        (
+            b"\xff\xd8",
+            _segment(0xDB, b"\0" + b"\1" * 64),
+            _segment(0xC2, struct.pack(">BHHB", 8, height, width, 1) + b"\1\x11\0"),
+            _segment(0xC4, b"\0\1" + bytes(15) + b"\0"),
+            _segment(0xC4, b"\x10\1" + bytes(15) + b"\xe0"),
+            levels,
+            first,
+            again * (scans - 2),
+            b"\xff\xd9",
+        )
+    )
+
+
+def _segment(marker: int, body: bytes) -> bytes:
+    return bytes((0xFF, marker)) + struct.pack(">H", len(body) + 2) + body
+
+
 def deep_in_8_bits() -> bytes:
     """Return the picture of 16 bits in 8."""
     return encoded(Image.fromarray((_deep() >> 8).astype(np.uint8)))

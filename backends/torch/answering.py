@@ -36,7 +36,7 @@ def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequen
         case Embed() | EmbedParts(output=Output.DENSE):
             is_chunked = isinstance(work, Embed) and work.late_chunking
             pooled = _chunks_of(rows[0]) if is_chunked else _stack_dense(rows)
-            vectors = shape_vectors(pooled, dimensions=work.dimensions, normalize=work.normalize)
+            vectors = _shaped(recipe, pooled, work)
             return EmbedReply(vectors, tokens, truncated, prepared.lengths)
         case EmbedParts():
             vectors_of_tokens = _without_none([row.multivector for row in rows])
@@ -44,13 +44,17 @@ def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequen
             counts = prepared.lengths
             return EncodeReply(tokens, None, None, vectors_of_tokens, None, truncated, counts, grids)
         case Encode():
-            return _encode_reply(work, prepared, rows)
+            return _encode_reply(recipe, work, prepared, rows)
         case Rerank() | Score():
             raw = work.raw_scores
             if prepared.compared:
-                return RerankReply(_late_scores(prepared.compared, rows, raw=raw), tokens, truncated)
+                # Without length 1 a mean is no cosine.
+                is_sum = raw or not recipe.late.scaled
+                return RerankReply(_late_scores(prepared.compared, rows, raw=is_sum), tokens, truncated)
             logits = np.ascontiguousarray(_stack_dense(rows)[:, 0])
-            return RerankReply(logits if raw else sigmoid(logits), tokens, truncated)
+            if raw:
+                return RerankReply(logits, tokens, truncated)
+            return RerankReply(sigmoid(logits), tokens, truncated, logits)
         case Classify():
             logits = _stack_dense(rows)
             scores = logits if work.raw_scores else _label_scores(recipe, logits)
@@ -75,11 +79,22 @@ def _label_scores(recipe: Recipe, logits: Vectors) -> Vectors:
     return softmax(logits)
 
 
-def _encode_reply(work: Encode, prepared: PreparedSequences, rows: Sequence[Row]) -> EncodeReply:
+def _shaped(recipe: Recipe, vectors: Vectors, work: Embed | EmbedParts | Encode) -> Vectors:
+    return shape_vectors(
+        vectors,
+        dimensions=work.dimensions,
+        normalize=work.normalize,
+        norm_before_cut=recipe.norm_before_cut,
+    )
+
+
+def _encode_reply(
+    recipe: Recipe, work: Encode, prepared: PreparedSequences, rows: Sequence[Row]
+) -> EncodeReply:
     outputs = work.outputs
     dense = None
     if Output.DENSE in outputs:
-        dense = shape_vectors(_stack_dense(rows), dimensions=work.dimensions, normalize=work.normalize)
+        dense = _shaped(recipe, _stack_dense(rows), work)
     return EncodeReply(
         sum(prepared.lengths),
         dense,

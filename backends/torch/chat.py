@@ -15,6 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from backends.contract import Chat, WorkInput
 from backends.errors import InvalidWork, UnsupportedWork, input_too_long
 from backends.texts import CHARACTERS_PER_TOKEN
+from backends.torch.bounded_rendering import bounded
 from backends.torch.recipe import ChatTemplate
 
 Message = dict[str, Any]
@@ -67,13 +68,14 @@ class ChatRenderer:
         assert self._template is not None
         variables = {**self._template.special_tokens, **msgspec.json.decode(chat.variables)}
         try:
-            texts, _ = render_jinja_template(
-                [messages],
-                chat_template=self._template.source,
-                add_generation_prompt=chat.add_generation_prompt,
-                continue_final_message=chat.continue_final_message,
-                **variables,
-            )
+            with bounded(self._most):
+                texts, _ = render_jinja_template(
+                    [messages],
+                    chat_template=self._template.source,
+                    add_generation_prompt=chat.add_generation_prompt,
+                    continue_final_message=chat.continue_final_message,
+                    **variables,
+                )
         except FAULTS as error:
             # The template's own words may quote the messages, which no error may contain.
             raise InvalidWork(

@@ -16,6 +16,7 @@ from backends.errors import ModelUnavailable
 from backends.instructions import PUBLISHED_UNPOOLED
 from backends.torch import module_order
 from backends.torch.chat_template import read_chat_template
+from backends.torch.cut_rules import norms_before_cut
 from backends.torch.dual_encoders import dual_encoder, dual_width, require_processor, text_padding
 from backends.torch.files import CheckpointFiles
 from backends.torch.kinds import recognize
@@ -133,6 +134,7 @@ def _complete_dense(common: Recipe, files: CheckpointFiles, settings: TaskSettin
         common,
         pooling=(configured,) if configured else _pooling_modes(pooling) if pooling else common.pooling,
         width_max=_amount(files, "truncate_dim"),
+        norm_before_cut=norms_before_cut(files, settings),
         include_prompt=bool(pooling.get("include_prompt", True)) and settings.model not in PUBLISHED_UNPOOLED,
         token_projections=module_order.token_projections(files),
         layer_weights=module_order.layer_weights(files),

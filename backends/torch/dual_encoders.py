@@ -88,7 +88,7 @@ def text_padding(files: CheckpointFiles, max_tokens: int) -> QueryExpansion | No
     text = token["content"] if isinstance(token, dict) else str(token)
     # A tokenizer that returns no mask has the network attend to padding, as in training.
     attended = "attention_mask" not in config.get("model_input_names", ())
-    return QueryExpansion(max_tokens, attended=attended, token=text)
+    return QueryExpansion(max_tokens, attended=attended, tokens=(text,))
 
 
 def require_processor(files: CheckpointFiles) -> None:

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 # Two threads keep the queue filled while one waits for the GIL; more only take cores from the forward pass.
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
+# A template may take a second for a conversation that was made for it; texts do not wait for it.
+RENDERING = ThreadPoolExecutor(1, "render")
 # Less work is not split into two passes: one team finishes a small pass sooner.
 PART_TOKENS_MIN = 64
 # Waiting work that is sorted by length together, in forward passes.
@@ -125,11 +127,12 @@ class Engine:
             assert self._loaded.media is not None
             return await self._loaded.media.prepare(work)
         is_short = isinstance(work, Embed) and _characters(self._loaded, work) <= INLINE_CHARACTERS_MAX
-        # The first conversation compiles the template, which takes milliseconds.
-        if is_short and chat_of(work) is None:
+        is_chat = chat_of(work) is not None
+        if is_short and not is_chat:
             return self._loaded.preparer.prepare(work)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(TOKENIZING, self._loaded.preparer.prepare, work)
+        threads = RENDERING if is_chat else TOKENIZING
+        return await loop.run_in_executor(threads, self._loaded.preparer.prepare, work)
 
     def _translate(self, work: Tokenize | Detokenize) -> Reply:
         """Do what needs the tokenizer only."""

@@ -53,7 +53,7 @@ class CheckpointFiles:
 
         Raises: ModelUnavailable for routes that the engine does not serve.
         """
-        return read_routes(self._listed, self.read_json)
+        return read_routes(self.listed, self.read_json)
 
     @cached_property
     def own_modules(self) -> list[str]:
@@ -67,7 +67,8 @@ class CheckpointFiles:
         return find_static(self.checkpoint)
 
     @cached_property
-    def _listed(self) -> list[ListedModule]:
+    def listed(self) -> list[ListedModule]:
+        """Entries of modules.json as they stand there, a router among them."""
         _refuse_repeated_names(self._entries, self.checkpoint)
         return [
             ListedModule(str(entry["type"]).rsplit(".", 1)[-1], _folder_of(entry, self.checkpoint))
@@ -81,13 +82,13 @@ class CheckpointFiles:
     @cached_property
     def transformer_config(self) -> Json:
         """Settings of sentence-transformers for the network itself: lengths, lower case."""
-        folder = _network_folder(self._listed)
+        folder = _network_folder(self.listed)
         return read_network_settings(lambda name: self.read_json(f"{folder}/{name}"))
 
     @cached_property
     def tokenizer_config(self) -> Json:
         """Content of tokenizer_config.json in the network's folder."""
-        return self.read_json(f"{_network_folder(self._listed)}/tokenizer_config.json")
+        return self.read_json(f"{_network_folder(self.listed)}/tokenizer_config.json")
 
     def module_folder(self, kind: str) -> str | None:
         """Return the folder of the last module of a kind, None if there is none."""

@@ -10,8 +10,11 @@ from backends.errors import ModelUnavailable
 from backends.tokens import TextTokenizer, open_tokenizer
 from backends.torch.adapter_choice import Adapter, choose_adapter
 from backends.torch.checkpoint import read_recipe
+from backends.torch.cut_rules import cut_notes
 from backends.torch.files import CheckpointFiles
+from backends.torch.fillers import filler_id
 from backends.torch.kinds import recognize
+from backends.torch.module_order import refuse_folders
 from backends.torch.options import DTypeName, Runtime, TaskSettings
 from backends.torch.own_code import OwnCode, require_permission
 from backends.torch.pairs import answer_ids
@@ -20,7 +23,7 @@ from backends.torch.projection import check_projections
 from backends.torch.recipe import Recipe
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.score_notes import score_notes
-from backends.torch.template import read_template
+from backends.torch.template import read_template, template_notes
 from backends.torch.text_inputs import refuse_network, table_rows, type_id_notes
 from backends.torch.word_table import missing_words
 
@@ -81,12 +84,16 @@ def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
     if recipe.kind == "language":
         answer_ids(tokenizer, template)
     words = table_rows(files, recipe)
+    if recipe.kind == "multivector":
+        filler_id(recipe.late.expansion, tokenizer.token_id)
     notes = (
         *(() if words is None else missing_words(tokenizer, words)),
         *tokenizer.traits.notes,
         *type_id_notes(files, recipe, tokenizer),
         *pooling_notes(files, recipe, options.settings),
         *score_notes(files, recipe),
+        *cut_notes(files, recipe),
+        *template_notes(files, recipe, options.settings),
     )
     return LoadPlan(recipe, template, tokenizer, adapter, code, notes, words)
 
@@ -109,6 +116,7 @@ def _require_config(files: CheckpointFiles) -> None:
     """Raise ModelUnavailable for a folder that is no checkpoint."""
     if files.static is not None or files.has("config.json"):
         return
+    refuse_folders(files)
     if files.has("adapter_config.json"):
         model = files.read_json("adapter_config.json").get("base_model_name_or_path")
         raise ModelUnavailable(

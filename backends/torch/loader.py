@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -30,10 +30,10 @@ from backends.torch.loaded_model import (
     STATIC_BATCH_TOKENS,
     LoadedModel,
 )
-from backends.torch.media.features import open_image_reader, open_sound_reader
-from backends.torch.media.pages import open_page_reader
-from backends.torch.media.preparing import MediaPreparer, ReadsMedium
-from backends.torch.native_configs import read_config
+from backends.torch.media.preparing import MediaPreparer
+from backends.torch.media.readers import open_reader
+from backends.torch.media.reading import ProcessReader
+from backends.torch.media.reading_wire import ReaderKind, ReadsMedium
 from backends.torch.networks import Choose, OpenedNetwork, open_network
 from backends.torch.openvino_passes import require_openvino
 from backends.torch.own_network import TrustedCode
@@ -111,8 +111,19 @@ def load(
         packed=network.packed,
         batch_tokens=_batch_tokens(recipe, device),
         reentrant=network.reentrant,
-        media=None if reader is None else MediaPreparer(reader, preparer, MAIN_OUTPUTS[recipe.kind]),
+        media=_media_preparer(reader, checkpoint, recipe, preparer),
     )
+
+
+def _media_preparer(
+    reader: ReadsMedium | None, checkpoint: Path, recipe: Recipe, preparer: Preparer
+) -> MediaPreparer | None:
+    """Return the preparation of pictures or recordings, None for a network of texts."""
+    kind = _reader_kind(recipe)
+    if reader is None or kind is None:
+        return None
+    processes = ProcessReader(reader, kind, checkpoint)
+    return MediaPreparer(processes, preparer, MAIN_OUTPUTS[recipe.kind])
 
 
 def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilities:
@@ -143,15 +154,15 @@ def _trusted_code(checkpoint: Path, plan: LoadPlan, options: LoadOptions) -> Tru
     return TrustedCode(plan.code, locate_code(checkpoint, plan.code.classes, options.code_revision))
 
 
+def _reader_kind(recipe: Recipe) -> ReaderKind | None:
+    """Return the kind of media that a network reads, None for a network of texts."""
+    return "page" if recipe.kind == "pages" and recipe.medium is not None else recipe.medium
+
+
 def _open_reader(checkpoint: Path, recipe: Recipe) -> ReadsMedium | None:
     """Return the reader of pictures or recordings, None for a network of texts. Raises: ModelUnavailable."""
-    if recipe.medium is None:
-        return None
-    with refuse_on_error(f"{checkpoint} could not be loaded"):
-        config = read_config(checkpoint)
-    if recipe.kind == "pages":
-        return open_page_reader(checkpoint, config)
-    return READER_OPENERS[recipe.medium](checkpoint, config)
+    kind = _reader_kind(recipe)
+    return None if kind is None else open_reader(kind, checkpoint)
 
 
 def best_device(device: str | None) -> torch.device:
@@ -269,10 +280,6 @@ SCORE_KINDS: dict[ModelKind, ScoreKind] = {
     "classifier": ScoreKind.SIGMOID,
     "language": ScoreKind.SIGMOID,
 }
-READER_OPENERS: dict[str, Callable[[Path, Any], ReadsMedium]] = {
-    "image": open_image_reader,
-    "audio": open_sound_reader,
-}
 MEDIA_OPERATIONS = {"image": Operation.EMBED_IMAGE, "audio": Operation.EMBED_AUDIO}
 # Pooling that the capabilities report for kinds whose recipe has none.
 REPORTED_POOLINGS: dict[ModelKind, str] = {"sparse": "splade", "language": "last_token"}
@@ -301,13 +308,21 @@ def _capabilities(
         prompts=recipe.prompts,
         default_prompt=recipe.default_prompt,
         pools_prompt=recipe.include_prompt,
+        norm_before_cut=recipe.norm_before_cut,
         late_chunking=Operation.EMBED in operations and takes_late_chunking(recipe),
         takes_instruction=bool(template.instructed),
         reports_input_tokens=True,
         outputs=outputs,
         labels=recipe.labels,
-        score_kind=SCORE_KINDS.get(recipe.kind) if Operation.RERANK in operations else None,
+        score_kind=_score_kind(recipe) if Operation.RERANK in operations else None,
     )
+
+
+def _score_kind(recipe: Recipe) -> ScoreKind | None:
+    """Return the scale of scores; products of vectors of any length have none."""
+    if recipe.kind == "multivector" and not recipe.late.scaled:
+        return ScoreKind.LOGIT
+    return SCORE_KINDS.get(recipe.kind)
 
 
 def _overhead_tokens(recipe: Recipe, tokenizer: TextTokenizer, template: RerankTemplate) -> int:

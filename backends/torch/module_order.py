@@ -5,12 +5,12 @@ tensor does not exist yet, or is not read any more, is an error.
 """
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import NoReturn, get_args
 
 from backends.errors import ModelUnavailable
 from backends.torch.files import CheckpointFiles
 from backends.torch.recipe import Projection, ProjectionKind
-from backends.torch.routes import ListedModule
+from backends.torch.routes import ROUTERS, TABLE, ListedModule, network_folders
 
 KINDS: dict[str, ProjectionKind] = {kind: kind for kind in get_args(ProjectionKind)}
 # Modules that change nothing outside of training.
@@ -40,10 +40,43 @@ def check_order(files: CheckpointFiles) -> None:
             "remove the entries that do not belong to the model"
         )
     if kinds[0] != "StaticEmbedding" and modules[0].folder:
+        _refuse_folder(files, modules[0].folder)
+
+
+def refuse_folders(files: CheckpointFiles) -> None:
+    """Raise ModelUnavailable for modules without a network at the top, with what they are."""
+    listed = files.listed
+    if not listed:
+        return
+    first, kinds = listed[0], ", ".join(module.kind for module in listed)
+    if first.kind in ROUTERS:
+        folders = network_folders(first, files.read_json)
         raise ModelUnavailable(
-            f"{files.checkpoint} has its network in {modules[0].folder}; move the files of that folder to "
-            'the top, and set its `path` in modules.json to ""'
+            f"{files.checkpoint} is the module {first.kind} of sentence-transformers with networks in the "
+            f"folders {', '.join(folders) or 'of its routes'}; the built-in engine serves one network, at "
+            f"the top, next to routes of {TABLE}: serve the model with Infinity behind this gateway, or each "
+            "folder of a network as an upstream of its own"
         )
+    if first.kind == TABLE:
+        raise ModelUnavailable(
+            f"{files.checkpoint} is a {TABLE}, a table of token weights without a network; the built-in "
+            "engine serves it as the route of queries next to a network for documents only"
+        )
+    if first.kind not in NETWORKS:
+        raise ModelUnavailable(
+            f"{files.checkpoint} begins with the module {first.kind} of sentence-transformers ({kinds}), "
+            "which is no network of transformers; the built-in engine does not have it: serve the model with "
+            "Infinity behind this gateway"
+        )
+    if first.folder:
+        _refuse_folder(files, first.folder)
+
+
+def _refuse_folder(files: CheckpointFiles, folder: str) -> NoReturn:
+    raise ModelUnavailable(
+        f"{files.checkpoint} has its network in {folder}; move the files of that folder to the top, and set "
+        'its `path` in modules.json to ""'
+    )
 
 
 def projections(files: CheckpointFiles) -> tuple[Projection, ...]:
@@ -52,6 +85,12 @@ def projections(files: CheckpointFiles) -> tuple[Projection, ...]:
     while found and found[-1].kind == "Normalize":
         found.pop()
     return tuple(found)
+
+
+def is_scaled(files: CheckpointFiles) -> bool:
+    """Return whether the last module that changes vectors scales them to length 1."""
+    kinds = [module.kind for module in files.modules if module.kind in KINDS]
+    return bool(kinds) and kinds[-1] == "Normalize"
 
 
 def token_projections(files: CheckpointFiles) -> tuple[Projection, ...]:

@@ -165,7 +165,11 @@ def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -
     ).to(placement.device)
     ids = (source.tokenizer.token_id(word) for word in recipe.late.skipped)
     skipped = frozenset(id_ for id_ in ids if id_ is not None)
-    readers = {Output.MULTIVECTOR: LateReader(projection, drop_first=False, skipped=skipped)}
+    readers = {
+        Output.MULTIVECTOR: LateReader(
+            projection, drop_first=False, skipped=skipped, scaled=recipe.late.scaled
+        )
+    }
     return _encoder(model, source, placement, readers)
 
 
@@ -178,7 +182,8 @@ def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> Ope
     opened = _encoder(encoder, source, placement, {Output.SPARSE: terms})
     folders = source.recipe.tables.items()
     tables = {
-        route: read_terms(source.checkpoint, folder, model.config.vocab_size) for route, folder in folders
+        route: read_terms(source.checkpoint, folder, model.config.vocab_size, source.tokenizer.token_id)
+        for route, folder in folders
     }
     if not tables:
         return opened

@@ -28,15 +28,13 @@ from backends.errors import InvalidWork, UnsupportedWork, input_too_long
 from backends.texts import check_no_instruction, check_plain_texts, clip_text
 from backends.tokens import TextTokenizer, TokenSequences
 from backends.torch.chunks import prepare_chunks
+from backends.torch.fillers import filler_id
 from backends.torch.page_queries import prepare_queries
 from backends.torch.pairs import Pair, PairEncoder
 from backends.torch.recipe import QueryExpansion, Recipe, takes_late_chunking
 from backends.torch.rerank_template import RerankTemplate
 from backends.torch.sequences import LOGITS, InputSequence, PreparedSequences
 from backends.torch.word_table import require_words
-
-# Tokens that fill up queries if the checkpoint names none; the first in the vocabulary.
-FILLER_TOKENS = ("[MASK]", "<mask>", "<|endoftext|>", "</s>")
 
 
 class RoleTokenizer(msgspec.Struct, frozen=True):
@@ -82,7 +80,9 @@ class Preparer:
         self._pairs = PairEncoder(tokenizer, templates.pairs)
         self._roles = _role_tokenizers(recipe, tokenizer)
         self.tokenizer = self._roles[False].tokenizer if recipe.kind == "multivector" else tokenizer
-        self._padding = RoleTokenizer(tokenizer, recipe.padding, _filler_id(tokenizer, recipe.padding))
+        self._padding = RoleTokenizer(
+            tokenizer, recipe.padding, filler_id(recipe.padding, tokenizer.token_id)
+        )
         self._width = width
         self._chats = templates.chats
         self._words = words
@@ -318,14 +318,8 @@ def _role_tokenizers(recipe: Recipe, tokenizer: TextTokenizer) -> dict[bool, Rol
     queries, documents = (
         tokenizer.with_max_tokens(max_tokens, late.markers) for max_tokens in late.lengths(recipe.max_tokens)
     )
-    filler = _filler_id(tokenizer, late.expansion)
+    filler = filler_id(late.expansion, tokenizer.token_id)
     return {True: RoleTokenizer(queries, late.expansion, filler), False: RoleTokenizer(documents)}
-
-
-def _filler_id(tokenizer: TextTokenizer, expansion: QueryExpansion | None) -> int:
-    configured = expansion.token if expansion is not None else None
-    ids = [tokenizer.token_id(token) for token in (configured, *FILLER_TOKENS) if token]
-    return next((id_ for id_ in ids if id_ is not None), 0)
 
 
 def _fill_up(ids: list[int], type_ids: list[int], role: RoleTokenizer, *, is_query: bool) -> InputSequence:

@@ -7,19 +7,24 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from backends.contract import Vectors
 from backends.errors import ModelUnavailable
+from backends.json_files import read_json_object
+from backends.needed_files import has_weights
 from backends.torch.recipe import Projection, ProjectionKind, Recipe
 from backends.torch.refusals import first_line
 from backends.torch.weight_files import read_file, read_tensor, read_tensors
 
+# Weights of tokens as OpenSearch publishes them.
+TERMS_FILE = "idf.json"
 Config = TypeVar("Config", bound=msgspec.Struct)
 
 # Packages under which a file may name a class of torch.
@@ -156,6 +161,8 @@ def check_projections(checkpoint: Path, recipe: Recipe) -> None:
                 _read_config(checkpoint / projection.folder, LayerNormConfig)
     if recipe.layer_weights is not None:
         _read_config(checkpoint / recipe.layer_weights, LayerMixConfig)
+    for folder in recipe.tables.values():
+        _terms_file(checkpoint, folder)
 
 
 class First(nn.Module):
@@ -204,20 +211,59 @@ def read_linear(path: Path) -> nn.Linear:
     return _linear_of(read_file(path), path)
 
 
-def read_terms(checkpoint: Path, folder: str, vocabulary: int) -> Vectors:
+def read_terms(
+    checkpoint: Path, folder: str, vocabulary: int, token_id: Callable[[str], int | None]
+) -> Vectors:
     """Load the weight of each token of a `SparseStaticEmbedding`: (vocabulary,) float32.
 
-    Raises: ModelUnavailable if they do not fit the network next to them, or have a tokenizer of their own.
+    token_id: returns the id of a token, None for an unknown one. Raises: ModelUnavailable if they do not fit
+    the network next to them, or have a tokenizer of their own.
     """
     tokenizers = [checkpoint / "tokenizer.json", checkpoint / folder / "tokenizer.json"]
     if tokenizers[1].is_file() and tokenizers[0].read_bytes() != tokenizers[1].read_bytes():
         raise ModelUnavailable(f"{tokenizers[1]} is not the tokenizer of the network, {tokenizers[0]}")
+    file = _terms_file(checkpoint, folder)
+    if file is not None:
+        return _read_json_terms(file, vocabulary, token_id)
     state = read_tensors(checkpoint / folder)
     weights = state.get("weight")
     if set(state) != {"weight"} or weights is None or weights.shape != (vocabulary,):
         shapes = {name: list(tensor.shape) for name, tensor in state.items()}
         raise ModelUnavailable(f"{checkpoint / folder} holds {shapes}, not a `weight` of {[vocabulary]}")
     found: Vectors = weights.float().numpy()
+    return found
+
+
+def _terms_file(checkpoint: Path, folder: str) -> Path | None:
+    """Return the JSON file with the weights of a `SparseStaticEmbedding`, None if it has tensors.
+
+    Raises: ModelUnavailable if it has neither.
+    """
+    if has_weights(checkpoint / folder):
+        return None
+    stated = str(read_json_object(checkpoint / folder / "config.json").get("path") or TERMS_FILE)
+    # sentence-transformers looks for it where it is started.
+    places = [checkpoint / folder / PurePath(stated).name, checkpoint / PurePath(stated).name]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise ModelUnavailable(
+            f"{checkpoint / folder} is a SparseStaticEmbedding, a table of token weights, without them: put "
+            f"model.safetensors or {PurePath(stated).name} into the folder"
+        )
+    return found
+
+
+def _read_json_terms(file: Path, vocabulary: int, token_id: Callable[[str], int | None]) -> Vectors:
+    stated = read_json_object(file)
+    found: Vectors = np.zeros(vocabulary, dtype=np.float32)
+    for token, weight in stated.items():
+        place = token_id(token)
+        if place is None or place >= vocabulary or not isinstance(weight, int | float):
+            raise ModelUnavailable(
+                f"{file} has the weight {weight!r} of the token {token!r}, which is no number, or of no "
+                "token of the vocabulary"
+            )
+        found[place] = weight
     return found
 
 

@@ -151,20 +151,25 @@ class LexicalReader:
 
 
 class LateReader:
-    """Reader of one projected vector of length 1 per token, as late interaction compares them.
+    """Reader of one projected vector per token, as late interaction compares them.
 
     drop_first: True if the first token, which stands for the text, gets no vector (BGE-M3). skipped: ids that
-    get no vector in a document.
+    get no vector in a document. scaled: True if each vector is scaled to length 1.
     """
 
-    def __init__(self, projection: nn.Module, *, drop_first: bool, skipped: frozenset[int]) -> None:
+    def __init__(
+        self, projection: nn.Module, *, drop_first: bool, skipped: frozenset[int], scaled: bool = True
+    ) -> None:
         self._projection = projection
         self._drop_first = drop_first
+        self._scaled = scaled
         self._skipped = np.array(sorted(skipped), dtype=np.int64)
 
     def __call__(self, hidden: HiddenStates) -> list[Vectors]:
         """Return for each sequence (its tokens that count, dim)."""
-        projected = nn.functional.normalize(self._projection(hidden.flat().float()), dim=-1)
+        projected = self._projection(hidden.flat().float())
+        if self._scaled:
+            projected = nn.functional.normalize(projected, dim=-1)
         pairs = zip(hidden.sequences, hidden.split(projected), strict=True)
         return [self._counted(sequence, vectors) for sequence, vectors in pairs]
 

@@ -41,20 +41,22 @@ class QueryExpansion(msgspec.Struct, frozen=True):
     """Padding of queries shorter than `length` tokens; the vector of each filler token counts.
 
     cuts: True if longer queries are cut to `length`. attended: True if other tokens attend to the fillers.
-    token: the filler; None is the mask token.
+    tokens: the filler, the first of them that the vocabulary has. is_stated: the checkpoint names the first,
+    which the vocabulary then has to have.
     """
 
     length: int
     cuts: bool = True
     attended: bool = False
-    token: str | None = None
+    tokens: tuple[str, ...] = ()
+    is_stated: bool = True
 
 
 class LateInteraction(msgspec.Struct, frozen=True):
     """Preparation of queries and documents for late interaction; None is no limit but the network's own.
 
     prompts: text put before an input of each role. markers: prompts that are one token. skipped: words of
-    documents that get no vector.
+    documents that get no vector. scaled: True if each vector has length 1.
     """
 
     query_tokens: int | None = None
@@ -63,6 +65,7 @@ class LateInteraction(msgspec.Struct, frozen=True):
     prompts: dict[str, str] = {}
     markers: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    scaled: bool = True
 
     def lengths(self, max_tokens: int) -> tuple[int, int]:
         """Return the most tokens of a query and of a document, without fillers.
@@ -93,7 +96,8 @@ class Recipe(msgspec.Struct, frozen=True):
 
     projections: modules after pooling, in order; the last scaling is left to the caller's `normalize`. For
     multivector they are applied to each token.
-    width_max: the first components of a dense vector that stay, None for all.
+    width_max: the first components of a dense vector that stay, None for all. norm_before_cut: a vector
+    passes a layer norm without weights before a request's `dimensions` cut it.
     token_projections: `Dense` modules before pooling, applied to each token. layer_weights: folder of the
     weights by which the vectors of several layers are averaged, None for the vectors of the last layer.
     prompts: name → text that is put before an input.
@@ -112,6 +116,7 @@ class Recipe(msgspec.Struct, frozen=True):
     pooling: tuple[PoolingMode, ...] = ("mean",)
     projections: tuple[Projection, ...] = ()
     width_max: int | None = None
+    norm_before_cut: bool = False
     token_projections: tuple[Projection, ...] = ()
     layer_weights: str | None = None
     include_prompt: bool = True

@@ -79,6 +79,15 @@ def read_routes(modules: Sequence[ListedModule], read_json: ReadJson) -> Routes:
     return Routes(listed, tables, networks[0], _default(config))
 
 
+def network_folders(router: ListedModule, read_json: ReadJson) -> list[str]:
+    """Return the folders of the networks of a router, as far as its file states them."""
+    at = f"{router.folder}/" if router.folder else ""
+    types = (read_json(f"{at}router_config.json") or read_json(f"{at}config.json")).get("types")
+    if not isinstance(types, dict):
+        return []
+    return [_place(router, id_) for id_, name in types.items() if str(name).endswith("Transformer")]
+
+
 def _read_config(router: ListedModule, read_json: ReadJson) -> RouterConfig:
     at = f"{router.folder}/" if router.folder else ""
     # Asym wrote config.json, which at the top is the network's.

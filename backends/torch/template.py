@@ -3,6 +3,8 @@
 A chat template is rendered once, with marks in place of instruction, query and document.
 """
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import transformers
@@ -10,6 +12,7 @@ import transformers
 from backends.errors import ModelUnavailable
 from backends.torch.architectures import is_decoder
 from backends.torch.chat import FAULTS
+from backends.torch.chat_template import read_chat_template
 from backends.torch.files import CheckpointFiles
 from backends.torch.options import RerankPrompt, TaskSettings
 from backends.torch.recipe import Recipe
@@ -23,6 +26,7 @@ INSTRUCTION_MARK, QUERY_MARK, DOCUMENT_MARK = (
 )
 MARKS: dict[str, Slot] = {QUERY_MARK: "query", DOCUMENT_MARK: "document"}
 MARKS_WITH_INSTRUCTION: dict[str, Slot] = {INSTRUCTION_MARK: "instruction", **MARKS}
+ROLES = ("query", "document")
 WAY_OUT = (
     f"set `rerank_template` of its upstream to the template that it was trained with: {', '.join(FAMILIES)}, "
     "or a mapping with `prompt`, `positive` and `negative`"
@@ -47,7 +51,11 @@ def read_template(files: CheckpointFiles, recipe: Recipe, settings: TaskSettings
 
 
 def _of_language_model(files: CheckpointFiles, settings: TaskSettings) -> RerankTemplate:
-    template = _configured(settings) or _of_logit_score(files) or _of_hints(files) or _published(settings)
+    template = _configured(settings)
+    if template is None and not _names_roles(files):
+        # A template for conversations renders these roles too, as no reranker was trained.
+        template = _published(settings)
+    template = template or _of_logit_score(files) or _of_hints(files) or _published(settings)
     if template is None:
         raise ModelUnavailable(
             f"{files.checkpoint} is a language model, and its files do not state how it scores a document; "
@@ -67,7 +75,7 @@ def _of_reranking_classifier(files: CheckpointFiles, settings: TaskSettings) -> 
             f"{files.checkpoint} has a classifier, which scores; leave `positive` and `negative` out of its "
             "`rerank_template`"
         )
-    template = _configured(settings) or _of_roles(files) or _published(settings)
+    template = _configured(settings) or _published(settings) or _of_roles(files)
     # Nothing separates the two texts of a pair in such a network.
     if template is None and is_decoder(str(files.config.get("model_type"))):
         raise ModelUnavailable(
@@ -75,6 +83,25 @@ def _of_reranking_classifier(files: CheckpointFiles, settings: TaskSettings) -> 
             f"around a query and its document; {WAY_OUT}, without tokens"
         )
     return template or RerankTemplate(query_prefix=_default_prompt(files))
+
+
+def template_notes(files: CheckpointFiles, recipe: Recipe, settings: TaskSettings) -> Iterator[str]:
+    """Yield a note if pairs are put into a chat template that does not name a reranker's roles."""
+    scores_pairs = recipe.kind == "language" or (recipe.kind == "classifier" and len(recipe.labels) == 1)
+    is_stated = settings.rerank_template is not None or published_family(settings.model) is not None
+    if not scores_pairs or is_stated or _names_roles(files) or not _of_roles(files):
+        return
+    yield (
+        "pairs are put into the checkpoint's chat template, as in sentence-transformers, although it does "
+        "not name the roles query and document; if the model was trained with another prompt, set "
+        "`rerank_template` of the upstream"
+    )
+
+
+def _names_roles(files: CheckpointFiles) -> bool:
+    """Return whether the chat template treats the roles of a reranker apart from others."""
+    template = read_chat_template(files)
+    return template is not None and all(re.search(rf"['\"]{role}['\"]", template.source) for role in ROLES)
 
 
 def _configured(settings: TaskSettings) -> RerankTemplate | None:

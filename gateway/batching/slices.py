@@ -50,6 +50,9 @@ JSON_BYTES_PER_BYTE = 6
 PIXELS_PER_TOKEN = 784
 IMAGE_TOKENS_MIN = 256
 BYTES_PER_AUDIO_TOKEN = 256
+# Reading a picture costs time and memory by its pixels, whatever the network makes of it. So many weigh as
+# much as a token in queues and batches: a batch of `DEFAULT_BATCH_TOKENS` has one of the largest pictures.
+PIXELS_PER_WEIGHT = 4096
 # JSON around a picture or recording.
 MEDIA_ENVELOPE = 128
 
@@ -66,7 +69,7 @@ class Slice(msgspec.Struct, frozen=True):
     """Consecutive inputs of one call. start: index of the first.
 
     tokens: an upper bound, or the model's own count if exact. bytes: an upper bound of the size in JSON; 0 if
-    nothing bounds it.
+    nothing bounds it. pixels_weight: of its pictures, in tokens.
     """
 
     start: int
@@ -75,6 +78,12 @@ class Slice(msgspec.Struct, frozen=True):
     tokens: int
     bytes: int = 0
     exact: bool = False
+    pixels_weight: int = 0
+
+    @property
+    def cost(self) -> int:
+        """Tokens that it counts for in queues, in a fair share and in the load of a replica."""
+        return max(self.tokens, self.pixels_weight)
 
 
 class ConfiguredBounds(msgspec.Struct, frozen=True):
@@ -186,28 +195,18 @@ def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = Fals
     """
     room = _bytes_for_inputs(work, bounds)
     sizes = _wire_sizes(work, room)
+    if isinstance(work, EmbedParts):
+        return _cut_media(work, tokens, bounds, (sizes, room))
     if len(tokens) == 1:
         return [Slice(0, work, 1, tokens[0], sizes[0], exact)]
     if is_indivisible(work):
         # The special tokens, which each count includes, are added once.
         return [Slice(0, work, len(tokens), sum(tokens), sum(sizes))]
     most_inputs = 1 if chat_of(work) is not None else bounds.inputs
-    starts = [0]
-    used_tokens = used_bytes = 0
-    for index, (count, size) in enumerate(zip(tokens, sizes, strict=True)):
-        full = (
-            index - starts[-1] >= most_inputs
-            or used_tokens + count > bounds.tokens
-            or (room is not None and used_bytes + size > room)
-        )
-        if full and index > starts[-1]:
-            starts.append(index)
-            used_tokens = used_bytes = 0
-        used_tokens += count
-        used_bytes += size
-    ends = [*starts, len(tokens)]
+    starts = _starts(tokens, sizes, msgspec.structs.replace(bounds, inputs=most_inputs, bytes=room))
     if len(starts) == 1:
-        return [Slice(0, work, len(tokens), used_tokens, used_bytes, exact)]
+        return [Slice(0, work, len(tokens), sum(tokens), sum(sizes), exact)]
+    ends = [*starts, len(tokens)]
     return [
         Slice(
             start,
@@ -219,6 +218,54 @@ def cut(work: Work, tokens: Sequence[int], bounds: Bounds, *, exact: bool = Fals
         )
         for start, end in pairwise(ends)
     ]
+
+
+def _starts(tokens: Sequence[int], sizes: Sequence[int], bounds: Bounds) -> list[int]:
+    """Return the index of the first input of each slice within the bounds."""
+    starts = [0]
+    used_tokens = used_bytes = 0
+    for index, (count, size) in enumerate(zip(tokens, sizes, strict=True)):
+        full = (
+            index - starts[-1] >= bounds.inputs
+            or used_tokens + count > bounds.tokens
+            or (bounds.bytes is not None and used_bytes + size > bounds.bytes)
+        )
+        if full and index > starts[-1]:
+            starts.append(index)
+            used_tokens = used_bytes = 0
+        used_tokens += count
+        used_bytes += size
+    return starts
+
+
+def _cut_media(
+    work: EmbedParts, tokens: Sequence[int], bounds: Bounds, wire: tuple[Sequence[int], int | None]
+) -> list[Slice]:
+    """Return slices of inputs with pictures, which weigh by their tokens or their pixels, whichever is more.
+
+    wire: bytes of each input, and those that a request has room for.
+    """
+    sizes, room = wire
+    weights = [pixels_weight(parts) for parts in work.inputs]
+    costs = [max(count, weight) for count, weight in zip(tokens, weights, strict=True)]
+    most_inputs = 1 if chat_of(work) is not None else bounds.inputs
+    starts = _starts(costs, sizes, msgspec.structs.replace(bounds, inputs=most_inputs, bytes=room))
+    return [
+        Slice(
+            start,
+            work if len(starts) == 1 else _part(work, start, end),
+            end - start,
+            sum(tokens[start:end]),
+            sum(sizes[start:end]),
+            pixels_weight=sum(weights[start:end]),
+        )
+        for start, end in pairwise([*starts, len(tokens)])
+    ]
+
+
+def pixels_weight(parts: Sequence[Part]) -> int:
+    """Return the tokens that the pictures of an input weigh by their pixels."""
+    return sum(part.width * part.height // PIXELS_PER_WEIGHT for part in parts if isinstance(part, Image))
 
 
 def is_indivisible(work: Work) -> bool:
@@ -309,7 +356,10 @@ def _joined_scores(replies: Sequence[Reply], tokens: int, truncated: tuple[int, 
         [reply.scores for reply in replies if isinstance(reply, RerankReply | ClassifyReply)]
     )
     if isinstance(replies[0], RerankReply):
-        return RerankReply(scores, tokens, truncated)
+        logits = [reply.logits for reply in replies if isinstance(reply, RerankReply)]
+        known = [part for part in logits if part is not None]
+        whole = np.concatenate(known) if len(known) == len(replies) else None
+        return RerankReply(scores, tokens, truncated, whole)
     labels = {reply.labels for reply in replies if isinstance(reply, ClassifyReply)}
     if len(labels) > 1:
         raise ReplicaFailed("the replicas of this model give different labels")

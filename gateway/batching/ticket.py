@@ -87,7 +87,7 @@ class Ticket:
         self.owner = owner
         self.deadline_s = deadline_s
         self.entry: Entry[Ticket] = Entry(
-            self, owner.tenant, piece.tokens, owner.flow, owner.weight, owner.priority
+            self, owner.tenant, piece.cost, owner.flow, owner.weight, owner.priority
         )
         self.waiters: set[asyncio.Future[Reply]] = set()
         self.is_done = False
@@ -183,7 +183,7 @@ class Attempt:
         self.is_hedge = is_hedge
         self.isolation = tickets[0].isolation
         tenants = tuple({ticket.owner.tenant for ticket in tickets})
-        self.load = BatchLoad(piece.inputs, piece.tokens, tenants, kind_of(piece.work), replica.tokens)
+        self.load = BatchLoad(piece.inputs, piece.cost, tenants, kind_of(piece.work), replica.tokens)
         self.task: asyncio.Task[None] | None = None
         self.hedge_timer: asyncio.TimerHandle | None = None
         self.outcome = "cancelled"

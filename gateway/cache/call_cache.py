@@ -124,7 +124,7 @@ class CallCache:
         self._cache.report(self._origin.model, work, is_identified=identity is not None)
         if identity is None or self._epoch is None:
             return None
-        if not is_cacheable(work, identity.dimensions):
+        if not is_cacheable(work, identity.dimensions, is_cut_plainly=not identity.norm_before_cut):
             return None
         assert isinstance(work, Embed | Rerank | Score)
         self._found, self._work = identity, work

@@ -26,8 +26,8 @@ TOKENS_MAX = 2**32 - 1
 class Entry(msgspec.Struct, frozen=True):
     """Result of one text, or of one pair of a query and a document.
 
-    numbers: the full vector, or the score, little-endian float32. tokens: that it costs. is_cut: whether it
-    was truncated, None if its server does not report it.
+    numbers: the full vector, or those of a pair, little-endian float32. tokens: its cost. is_cut: whether
+    it was truncated, None if its server does not report it.
     """
 
     numbers: bytes
@@ -96,7 +96,7 @@ class Split:
 
 
 class SplitPairs(Split):
-    """Call for the scores of pairs. Each entry has one number, the score."""
+    """Call for the scores of pairs. Each entry has two numbers: the score, and the one to sort it by."""
 
     def __init__(self, work: Rerank | Score, entries: Sequence[Entry | None]) -> None:
         super().__init__(entries)
@@ -114,24 +114,24 @@ class SplitPairs(Split):
         """Return the entries of the missing pairs, by pair. reply: to `missing_work`. tokens: of each."""
         if not isinstance(reply, RerankReply) or reply.scores.shape != (len(self.missing),):
             return []
-        return self._entries_of(reply.scores[:, np.newaxis], tokens, reply)
+        return self._entries_of(np.stack([reply.scores, reply.order], axis=1), tokens, reply)
 
     def joined(self, reply: Reply | None) -> RerankReply:
         """Return the reply to the whole call. reply: to `missing_work`, None if nothing is missing.
 
         Raises: ReplicaFailed if it does not have one score for each pair.
         """
-        scores = np.empty(len(self.entries), np.float32)
+        scores, order = np.empty((2, len(self.entries)), np.float32)
         for index, entry in enumerate(self.entries):
             if entry is not None:
-                [scores[index]] = np.frombuffer(entry.numbers, "<f4")
+                scores[index], order[index] = np.frombuffer(entry.numbers, "<f4")
         tokens = self.hit_tokens
         if reply is None:
-            return RerankReply(scores, tokens, self._truncated(None))
+            return RerankReply(scores, tokens, self._truncated(None), order)
         if not isinstance(reply, RerankReply) or reply.scores.shape != (len(self.missing),):
             raise ReplicaFailed("the reply has not one score for each pair")
-        scores[self.missing] = reply.scores
-        return RerankReply(scores, tokens + reply.tokens, self._truncated(reply))
+        scores[self.missing], order[self.missing] = reply.scores, reply.order
+        return RerankReply(scores, tokens + reply.tokens, self._truncated(reply), order)
 
 
 class SplitCall(Split):

@@ -26,16 +26,19 @@ def pairs_of(work: Rerank | Score) -> tuple[tuple[str, str], ...]:
     return tuple([(work.query, document) for document in work.documents])
 
 
-def is_cacheable(work: Work, dimensions: int) -> bool:
+def is_cacheable(work: Work, dimensions: int, *, is_cut_plainly: bool = True) -> bool:
     """Return whether each input of a work has an output of its own: a score, or a vector of full width.
 
     dimensions: of the model's full vectors. More are requested only by a call that its replica refuses.
+    is_cut_plainly: a narrower vector is the beginning of the full one.
     """
     if isinstance(work, Rerank | Score):
         return True
     if not isinstance(work, Embed) or work.late_chunking:
         return False
-    return work.dimensions is None or work.dimensions <= dimensions
+    if work.dimensions is None or work.dimensions == dimensions:
+        return True
+    return is_cut_plainly and work.dimensions < dimensions
 
 
 def entry_keys(work: Embed | Rerank | Score, owner: str, identity: bytes, epoch: int) -> list[bytes]:

@@ -1,6 +1,12 @@
 """Pictures, recognized by their content. Only headers are read; nothing is decoded."""
 
-from backends.bounded_reads import HEADER_READS_MAX, BoundedReads, TooManyReads
+from backends.bounded_reads import (
+    HEADER_READS_MAX,
+    JPEG_FORMATS,
+    BoundedReads,
+    TooManyReads,
+    check_scans,
+)
 from backends.contract import Image
 
 MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
@@ -40,7 +46,13 @@ def read_picture(data: bytes) -> Image:
         raise ValueError(
             f"it has {width} x {height} pixels, more than {PIXELS_MAX:,} in all; send it smaller"
         )
-    return Image(data, MEDIA_TYPES[name], width, height)
+    if name in JPEG_FORMATS:
+        try:
+            check_scans(data, width * height)
+        except TooManyReads as error:
+            raise ValueError(f"{error}; encode it again") from error
+    # Pillow has a name of its own for a JPEG of several pictures, as telephones write them.
+    return Image(data, MEDIA_TYPES.get(name, MEDIA_TYPES["JPEG"]), width, height)
 
 
 def _header_of(data: bytes) -> tuple[str, int, int]:

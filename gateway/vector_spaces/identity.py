@@ -55,10 +55,14 @@ NEUTRAL_CAPABILITIES = frozenset(
 
 
 class VectorsIdentity(msgspec.Struct, frozen=True):
-    """Identity of vectors. dimensions: of a full vector."""
+    """Identity of vectors.
+
+    dimensions: of a full vector. norm_before_cut: narrower ones are not its first components.
+    """
 
     digest: bytes
     dimensions: int
+    norm_before_cut: bool = False
 
 
 class IdentitySource:
@@ -71,7 +75,7 @@ class IdentitySource:
         self._identity = VectorsIdentity(b"", 0)
         self._scores_settings = _encoded(settings, NEUTRAL_SETTINGS - {"device"})
         self._scored: Capabilities | None = None
-        self._scores = VectorsIdentity(b"", 1)
+        self._scores = VectorsIdentity(b"", 2)
 
     def identity_of(self, fingerprint: Fingerprint, capabilities: Capabilities) -> VectorsIdentity:
         """Return the identity of the vectors of replicas with this fingerprint and these capabilities."""
@@ -84,7 +88,7 @@ class IdentitySource:
                 _encoded(capabilities, NEUTRAL_CAPABILITIES),
             )
             digest = hashlib.sha256(msgspec.msgpack.encode(parts)).digest()
-            self._identity = VectorsIdentity(digest, fingerprint.dimensions)
+            self._identity = VectorsIdentity(digest, fingerprint.dimensions, capabilities.norm_before_cut)
             self._sources = fingerprint, capabilities
         return self._identity
 
@@ -96,7 +100,7 @@ class IdentitySource:
         if self._scored is not capabilities:
             parts = (b"scores", __version__, self._upstream, self._scores_settings)
             encoded = msgspec.msgpack.encode((*parts, _encoded(capabilities, NEUTRAL_CAPABILITIES)))
-            self._scores = VectorsIdentity(hashlib.sha256(encoded).digest(), 1)
+            self._scores = VectorsIdentity(hashlib.sha256(encoded).digest(), 2)
             self._scored = capabilities
         return self._scores
 

@@ -1,16 +1,21 @@
 """Conversations and texts without special tokens on the engine, compared with transformers."""
 
+import asyncio
 import json
+import sys
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoModel, AutoTokenizer
 
 from backends.contract import Chat, Classify, ClassifyReply, Embed, EmbedReply, Truncate
 from backends.errors import InvalidWork, UnsupportedWork
+from backends.torch.engine import RENDERING
 from backends.torch.loaded_model import LoadedModel
 from tests.engine.checkpoints import ENCODERS, make_classifier, make_encoder
 from tests.engine.engines import engine_on, load_tiny, run_work
@@ -215,3 +220,56 @@ def test_a_model_without_a_template_refuses_conversations(minilm: Path, tmp_path
 
     with pytest.raises(UnsupportedWork, match="no chat template"):
         loaded.preparer.prepare(chat_work(TALK))
+
+
+FILLERS = "{% for i in range(times) %}{{ filler }}{% endfor %}"
+REPEATS = {
+    "output": FILLERS,
+    "macro": f"{{% macro all() %}}{FILLERS}{{% endmacro %}}{{{{ all() | length }}}}",
+    "variable": f"{{% set all %}}{FILLERS}{{% endset %}}{{{{ all | length }}}}",
+}
+LOOPS = {
+    "nothing": "{% for i in range(times) %}{% for j in range(times) %}{% endfor %}{% endfor %}done",
+    "a longer text": (
+        "{% set all = namespace(text='') %}{% for i in range(times) %}{% for j in range(times) %}"
+        "{% set all.text = all.text[-9:] ~ filler %}{% endfor %}{% endfor %}{{ all.text | length }}"
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        *((template, "writes more than") for template in REPEATS.values()),
+        *((template, "takes more than 1 s") for template in LOOPS.values()),
+    ],
+    ids=[*REPEATS, *LOOPS],
+)
+def test_a_template_writes_and_takes_no_more_than_the_bound(
+    template: str, reason: str, minilm: Path, tmp_path: Path
+) -> None:
+    model = load_tiny(checkpoint_with(minilm, tmp_path, template))
+    variables = json.dumps({"times": 99_999, "filler": "x" * 12_000})
+    work = chat_work(TALK[:1], Chat(variables=variables))
+    with pytest.raises(InvalidWork, match=reason):
+        model.preparer.prepare(work)
+    assert sys.gettrace() is None
+
+    # Templates of other conversations are not bound by it.
+    few = chat_work(TALK[:1], Chat(variables=json.dumps({"times": 2, "filler": "x"})))
+    assert len(ids_of(model, few)) < 9
+    assert "x" * 99_999 == ImmutableSandboxedEnvironment().from_string("{{ x }}").render(x="x" * 99_999)
+
+
+async def test_a_text_does_not_wait_for_a_conversation(model: tuple[LoadedModel, Path]) -> None:
+    engine, gate = engine_on(model[0]), Event()
+    held = [RENDERING.submit(gate.wait, 60) for _ in range(4)]
+    talk = asyncio.create_task(run_work(engine, chat_work(TALK), EmbedReply))
+    long = Embed(tuple(f"a text of several words {place}" for place in range(40)))
+    try:
+        assert 40 == len((await run_work(engine, long, EmbedReply)).vectors)
+        assert not talk.done()
+    finally:
+        gate.set()
+    assert 1 == len((await talk).vectors)
+    assert all(future.result(60) for future in held)

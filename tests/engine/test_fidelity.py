@@ -1,16 +1,22 @@
 """Vectors and scores of the engine against sentence-transformers and transformers in float32."""
 
 import asyncio
+import shutil
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Vectors
+from backends.torch import wire
 from backends.torch.engine import Engine
+from backends.torch.load_plan import LoadOptions
+from backends.torch.loader import load
 from backends.torch.options import DTypeName
 from tests.engine.conftest import Engines
 from tests.engine.cross_encoder import labelled_pairs
@@ -119,6 +125,31 @@ async def test_rerank_scores_equal_those_of_transformers(cross_encoder: Path, en
 
     # The comparison proves something only if the scores differ.
     assert np.concatenate(all_scores).std() > 0.15
+
+
+async def test_saturated_scores_bring_the_logits_to_sort_by(cross_encoder: Path, tmp_path: Path) -> None:
+    shutil.copytree(cross_encoder, tmp_path / "steep")
+    file = tmp_path / "steep" / "model.safetensors"
+    weights = load_file(file)
+    weights["classifier.bias"] = torch.full_like(weights["classifier.bias"], 100.0)
+    save_file(weights, file, {"format": "pt"})
+    engine = Engine(
+        load(tmp_path / "steep", "model", LoadOptions("float32", "cpu")),
+        batch_tokens=4096,
+        queue_tokens=10**9,
+    )
+    documents = tuple(pair[1] for pair, _ in labelled_pairs()[:8])
+    work = Rerank("Parse JSON text", documents)
+    reply = await engine.run(work)
+    raw = await engine.run(replace(work, raw_scores=True))
+
+    assert isinstance(reply, RerankReply)
+    assert isinstance(raw, RerankReply)
+    assert {1.0} == set(reply.scores.tolist())
+    sent = wire.reply_decoder.decode(wire.encoder.encode(reply))
+    assert isinstance(sent, RerankReply)
+    np.testing.assert_array_equal(raw.scores, sent.order)
+    assert len(documents) == len(set(sent.order.tolist()))
 
 
 async def test_raw_scores_are_the_logits_before_the_sigmoid(cross_encoder: Path, engine_of: Engines) -> None:

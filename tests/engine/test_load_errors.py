@@ -321,3 +321,52 @@ def test_an_inspection_has_the_verdict_of_the_load(name: str, minilm: Path, tmp_
         with pytest.raises(ModelUnavailable, match=refusal) as refused:
             load(folder, "tiny", options_of(boot))
         assert refused.value.message == found.refusal
+
+
+PACKAGE = "sentence_transformers"
+LISTS = {
+    "a router of networks in folders": (
+        ["models.Router.Router"],
+        "module Router of sentence-transformers with networks in the folders query_0, document_0; ",
+    ),
+    "an old router": (
+        ["models.Asym.Asym"],
+        "module Asym of sentence-transformers with networks in the folders",
+    ),
+    "words": (
+        ["models.WordEmbeddings.WordEmbeddings", "models.Pooling.Pooling"],
+        r"begins with the module WordEmbeddings of sentence-transformers \(WordEmbeddings, Pooling\)",
+    ),
+    "a bag of words": (["models.BoW.BoW", "models.Dense.Dense"], "begins with the module BoW"),
+    "a table": (
+        ["sparse_encoder.models.SparseStaticEmbedding"],
+        "is a SparseStaticEmbedding, a table of token",
+    ),
+    "a network in a folder": (
+        ["models.Transformer.Transformer", "models.Pooling.Pooling"],
+        "has its network in 0_Transformer; move the files",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_modules_without_a_network_at_the_top_are_named(name: str, tmp_path: Path) -> None:
+    types, reason = LISTS[name]
+    is_router = "router" in name
+    listed = [
+        {
+            "idx": place,
+            "name": str(place),
+            "path": "" if is_router else f"{place}_{type_.rpartition('.')[2]}",
+            "type": f"{PACKAGE}.{type_}",
+        }
+        for place, type_ in enumerate(types)
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(listed))
+    network = f"{PACKAGE}.models.Transformer.Transformer"
+    routes = {"query_0": network, "document_0": network, "document_1": f"{PACKAGE}.models.Pooling.Pooling"}
+    config = {"types": routes, "structure": {"query": ["query_0"], "document": ["document_0", "document_1"]}}
+    (tmp_path / "router_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelUnavailable, match=reason) as caught:
+        load_tiny(tmp_path)
+    assert "config.json" not in caught.value.message

@@ -14,6 +14,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
 from backends.contract import Operation, Output, Rerank, RerankReply, Score, ScoreKind, Vectors
+from backends.errors import ModelUnavailable
 from backends.torch.loaded_model import LoadedModel
 from gateway.batching.slices import token_bounds
 from tests.engine.checkpoints import ENCODERS, make_encoder
@@ -252,3 +253,76 @@ async def test_expansion_of_queries_lengthens_no_document(minilm: Path, tmp_path
     await assert_same_vectors(model, MultiVectorEncoder(str(tmp_path / "late"), device="cpu"))
     reply = await encode(engine_on(model), [TEXTS[0] * 3], Output.MULTIVECTOR, prompt_name="document")
     assert reply.truncated == (0,)
+
+
+def name_tokens(late: Path, tokens: dict[str, str | None]) -> None:
+    """State other special tokens of a tokenizer, which keeps [MASK] in its vocabulary."""
+    (late / "special_tokens_map.json").unlink(missing_ok=True)
+    file = late / "tokenizer_config.json"
+    stated = json.loads(file.read_text())
+    for name in ("added_tokens_decoder", "mask_token", "eos_token"):
+        stated.pop(name, None)
+    stated |= {"tokenizer_class": "PreTrainedTokenizerFast"} | tokens
+    file.write_text(json.dumps({name: text for name, text in stated.items() if text is not None}))
+
+
+@pytest.mark.parametrize("layout", ["native", "pylate"])
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        {"mask_token": "[unused7]"},
+        {"mask_token": "[unused7]", "eos_token": "[SEP]"},
+        {"eos_token": "[unused9]"},
+        {"tokenizer_class": "BertTokenizer"},
+        {"tokenizer_class": "BertTokenizerFast", "mask_token": "the"},
+    ],
+    ids=["another mask", "mask before end", "end", "class", "word"],
+)
+async def test_queries_are_filled_up_with_the_tokenizers_own_token(
+    layout: str, tokens: dict[str, str | None], minilm: Path, tmp_path: Path
+) -> None:
+    make = make_pylate if layout == "pylate" else make_native
+    make(*(() if layout == "pylate" else ("bert",)), minilm, tmp_path)
+    name_tokens(tmp_path / "late", tokens)
+    reference = MultiVectorEncoder(str(tmp_path / "late"), device="cpu")
+
+    await assert_same_vectors(load_tiny(tmp_path / "late"), reference)
+
+
+def test_a_tokenizer_without_mask_and_end_token_is_refused(minilm: Path, tmp_path: Path) -> None:
+    make_native("bert", minilm, tmp_path)
+    name_tokens(tmp_path / "late", {})
+    with pytest.raises(ValueError, match="has neither"):
+        MultiVectorEncoder(str(tmp_path / "late"), device="cpu")
+    with pytest.raises(ModelUnavailable, match="name the token as `token` of `query_expansion`"):
+        load_tiny(tmp_path / "late")
+
+    file = tmp_path / "late" / "sentence_bert_config.json"
+    settings = json.loads(file.read_text())
+    settings["query_expansion"]["token"] = "[no such token]"
+    file.write_text(json.dumps(settings))
+    with pytest.raises(ModelUnavailable, match="filled up with '\\[no such token\\]'"):
+        load_tiny(tmp_path / "late")
+
+
+@pytest.mark.parametrize("kept", [["Dense", "MultiVectorMask"], ["Normalize", "Dense", "MultiVectorMask"]])
+async def test_vectors_have_length_1_only_if_the_last_module_scales_them(
+    kept: list[str], minilm: Path, tmp_path: Path
+) -> None:
+    make_native("bert", minilm, tmp_path)
+    late = tmp_path / "late"
+    file = late / "modules.json"
+    modules = {module["type"].rpartition(".")[2]: module for module in json.loads(file.read_text())}
+    listed = [modules["Transformer"], *(modules[kind] for kind in kept)]
+    file.write_text(json.dumps([module | {"idx": place} for place, module in enumerate(listed)]))
+    reference = MultiVectorEncoder(str(late), device="cpu")
+    model = load_tiny(late)
+
+    await assert_same_vectors(model, reference)
+    lengths = np.linalg.norm(np.asarray(reference.encode_query(QUERIES)[0]), axis=1)
+    assert np.abs(lengths - 1).max() > 0.1
+    # The products of such vectors are no cosines.
+    assert model.capabilities.score_kind is ScoreKind.LOGIT
+    reply = await run_work(engine_on(model), Rerank(QUERIES[0], tuple(TEXTS[:5])), RerankReply)
+    expected = reference.similarity(reference.encode_query(QUERIES[:1]), reference.encode_document(TEXTS[:5]))
+    np.testing.assert_allclose(reply.scores, np.asarray(expected)[0], rtol=1e-4)

@@ -361,3 +361,27 @@ def test_refuses_a_vocabulary_without_the_first_token_of_the_prompt(tmp_path: Pa
 
     with pytest.raises(ModelUnavailable, match="special token, and"):
         load_tiny(folder, settings=TaskSettings(rerank_template="bge-gemma"))
+
+
+CHATS = {
+    "chatml": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
+    "llama3": "{% for m in messages %}<|s|>{{ m['role'] }}<|e|>\n{{ m['content'] | trim }}{% endfor %}",
+    "roles": ROLES,
+}
+
+
+@pytest.mark.parametrize("chat", CHATS)
+def test_the_published_prompt_comes_before_a_chat_template(chat: str, tmp_path: Path) -> None:
+    folder = with_chat(seq_cls(tmp_path / "model"), CHATS[chat])
+    published = load_tiny(folder, settings=TaskSettings(model="tomaarsen/Qwen3-Reranker-0.6B-seq-cls"))
+    unknown = load_tiny(folder, settings=TaskSettings(model="someone/reranker"))
+    work = Rerank("q", ("d",))
+
+    assert [qwen3_ids(folder, "q", "d")] == [
+        found.ids for found in published.preparer.prepare(work).sequences
+    ]
+    assert not any("chat template" in note for note in published.capabilities.notes)
+    # Any other is read as sentence-transformers reads it, which may be wrong.
+    assert [qwen3_ids(folder, "q", "d")] != [found.ids for found in unknown.preparer.prepare(work).sequences]
+    noted = [note for note in unknown.capabilities.notes if "does not name the roles query" in note]
+    assert (chat != "roles") == bool(noted)

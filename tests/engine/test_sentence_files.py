@@ -15,6 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from backends.contract import Embed, EmbedReply, Output, Rerank, RerankReply, Truncate, Vectors
 from backends.errors import ModelUnavailable
 from backends.tokens import open_tokenizer
+from backends.torch.options import TaskSettings
 from gateway.calls import default_truncation
 from tests.engine.checkpoints import (
     ENCODERS,
@@ -396,3 +397,51 @@ def test_values_of_another_type_are_refused(
 
     with pytest.raises(ModelUnavailable, match=message):
         load_tiny(folder)
+
+
+CARD = """
+embeddings = mean_pooling(model_output, encoded_input["attention_mask"])
+embeddings = F.layer_norm(embeddings, normalized_shape=(embeddings.shape[1],))
+embeddings = embeddings[:, :matryoshka_dim]
+"""
+
+
+@pytest.mark.parametrize("place", ["published", "local", "card"])
+@pytest.mark.parametrize("normalize", [True, False])
+async def test_nomics_vectors_pass_a_layer_norm_before_they_are_cut(
+    place: str, normalize: bool, minilm: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / ("nomic-embed-text-v1.5" if place == "local" else "model")
+    reference = make_sentence_model(
+        make_encoder(ENCODERS["nomic"][0](), minilm, tmp_path / "n"), folder, "mean"
+    )
+    names = {"published": "nomic-ai/nomic-embed-text-v1.5", "local": str(folder), "card": "anything"}
+    if place == "card":
+        (folder / "README.md").write_text(CARD)
+    model = load_tiny(folder, settings=TaskSettings(model=names[place]))
+    engine = engine_on(model)
+    full = reference.encode(TEXTS, convert_to_tensor=True)
+    expected = torch.nn.functional.layer_norm(full, normalized_shape=(full.shape[1],))[:, :12]
+    if normalize:
+        expected = torch.nn.functional.normalize(expected, p=2, dim=1)
+    work = Embed(tuple(TEXTS), dimensions=12, normalize=normalize)
+    cut = await run_work(engine, work, EmbedReply)
+    whole = await run_work(engine, Embed(tuple(TEXTS), dimensions=full.shape[1]), EmbedReply)
+
+    np.testing.assert_allclose(cut.vectors, expected.cpu().numpy(), atol=1e-4)
+    assert_equal(whole.vectors, full.cpu().numpy())
+    assert model.capabilities.norm_before_cut
+    assert any("a layer norm before `dimensions`" in note for note in model.capabilities.notes)
+
+
+async def test_other_vectors_of_that_network_are_cut_as_they_are(minilm: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    reference = make_sentence_model(
+        make_encoder(ENCODERS["nomic"][0](), minilm, tmp_path / "n"), folder, "mean"
+    )
+    (folder / "README.md").write_text("a layer_norm( is not cut here\n")
+    model = load_tiny(folder, settings=TaskSettings(model="nomic-ai/nomic-embed-text-v1"))
+    cut = await run_work(engine_on(model), Embed(tuple(TEXTS), dimensions=12), EmbedReply)
+
+    assert_equal(cut.vectors, reference.encode(TEXTS, truncate_dim=12))
+    assert any("cuts a vector as it is" in note for note in model.capabilities.notes)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
+from transformers import AutoTokenizer
 
 from backends.contract import Embed, Encode, EncodeReply, Output, Truncate
 from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork
@@ -144,3 +146,27 @@ def test_a_table_of_another_vocabulary_is_refused(routed: Path) -> None:
 async def test_a_routed_model_gives_no_dense_vectors(routed: Path) -> None:
     with pytest.raises(UnsupportedWork):
         await engine_on(load_tiny(routed)).run(Embed(("a",)))
+
+
+async def test_a_table_may_be_a_json_file_of_tokens(routed: Path) -> None:
+    folder = routed / TABLE_FOLDER
+    (folder / "model.safetensors").unlink()
+    (folder / "config.json").write_text(json.dumps({"frozen": True, "path": "weights/idf.json"}))
+    with pytest.raises(
+        ModelUnavailable, match=r"token weights, without them: put model.safetensors or idf.json"
+    ):
+        load_tiny(routed)
+
+    (folder / "idf.json").write_text(json.dumps({"yes": 2.5, "a": 1, "[UNK]": 0.5}))
+    reference = SparseStaticEmbedding.from_json(
+        str(folder / "idf.json"), AutoTokenizer.from_pretrained(routed)
+    ).weight.detach()
+    model = load_tiny(routed)
+    reply = await run_work(engine_on(model), Encode(("yes a yes",), SPARSE, prompt_name="query"), EncodeReply)
+    (terms,) = reply.sparse or ()
+    assert [1.0, 2.5] == sorted(terms.values.tolist())
+    np.testing.assert_allclose(reference[terms.indices.tolist()].numpy(), terms.values)
+
+    (folder / "idf.json").write_text(json.dumps({"no such token": 1.0}))
+    with pytest.raises(ModelUnavailable, match="'no such token', which is no number, or of no token"):
+        load_tiny(routed)

@@ -60,6 +60,9 @@ def test_only_single_vectors_of_the_models_width_are_cached() -> None:
     assert is_cacheable(PLAIN, 8)
     assert is_cacheable(msgspec.structs.replace(PLAIN, dimensions=8), 8)
     assert not is_cacheable(msgspec.structs.replace(PLAIN, dimensions=9), 8)
+    assert is_cacheable(msgspec.structs.replace(PLAIN, dimensions=7), 8)
+    assert not is_cacheable(msgspec.structs.replace(PLAIN, dimensions=7), 8, is_cut_plainly=False)
+    assert is_cacheable(msgspec.structs.replace(PLAIN, dimensions=8), 8, is_cut_plainly=False)
     assert not is_cacheable(msgspec.structs.replace(PLAIN, late_chunking=True), 8)
     assert not is_cacheable(Encode(("a",), frozenset({Output.SPARSE})), 8)
 
@@ -114,8 +117,9 @@ def test_a_reply_that_is_not_exact_is_not_stored(reply: Reply, tokens: tuple[int
     assert [] == split.new_entries(reply, tokens)
 
 
-def score_of(value: float, tokens: int, *, is_cut: bool | None = False) -> Entry:
-    return Entry(np.array([value], "<f4").tobytes(), tokens, is_cut)
+def score_of(value: float, tokens: int, *, is_cut: bool | None = False, logit: float | None = None) -> Entry:
+    numbers = [value, value if logit is None else logit]
+    return Entry(np.array(numbers, "<f4").tobytes(), tokens, is_cut)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +144,17 @@ def test_found_and_computed_pairs_are_joined_in_order(work: Rerank | Score, miss
     assert [] == split.new_entries(RerankReply(np.ones(3, np.float32), 30), (10, 20))
     with pytest.raises(ReplicaFailed, match="one score for each pair"):
         split.joined(RerankReply(np.ones(3, np.float32), 30))
+
+
+def test_pairs_that_were_found_keep_the_order_of_their_logits() -> None:
+    logits = np.array([20.0, 30.0], np.float32)
+    computed = RerankReply(np.ones(2, np.float32), 30, (), logits)
+    split = SplitPairs(Rerank("q", ("a", "b", "c")), [None, score_of(1.0, 7, logit=25.0), None])
+
+    assert [20, 25, 30] == split.joined(computed).order.tolist()
+    found = [entry for _, entry in split.new_entries(computed, (10, 20))]
+    again = SplitPairs(Rerank("q", ("a", "c")), found)
+    assert ([1, 1], [20, 30]) == (again.joined(None).scores.tolist(), again.joined(None).order.tolist())
 
 
 def keys_of_pairs(work: Rerank | Score) -> list[bytes]:

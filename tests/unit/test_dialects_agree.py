@@ -27,6 +27,8 @@ from gateway.api.server.encoding import Encoding, NumberFormat, json_bytes, msgp
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.wire import tei_bodies, tei_predictions
 from gateway.api.wire.embedding_replies import encode_embeddings
+from gateway.api.wire.tei_bodies import rank_order
+from gateway.batching.slices import Slice, join
 from gateway.calls import Call
 
 many = settings(max_examples=100, deadline=None)
@@ -248,6 +250,33 @@ def test_scores_decode_the_same_best_first_with_ties_in_order(scores: np.ndarray
     assert len(ranks) == len({item["index"] for item in ranks})
     assert [item["item_id"] for item in items][: len(ranks)] == [f"item-{item['index']}" for item in ranks]
     assert list(range(len(scores))) == [item["rank"] for item in items]
+
+
+def test_saturated_scores_are_ordered_by_their_logits() -> None:
+    # In float32 the sigmoid of each of them is 1.
+    logits = np.array([17.0, 40.0, 18.0, 90.0], np.float32)
+    reply = RerankReply(np.ones(4, np.float32), 7, (), logits)
+
+    assert [3, 1] == [item["index"] for item in rerank.rank_documents(reply, 2)]
+    assert [3, 1, 2, 0] == [item["index"] for item in rerank.rank_documents(reply, None)]
+    assert [3, 1, 2, 0] == rank_order(reply)
+    names = ["item-3", "item-1", "item-2", "item-0"]
+    assert names == [item["item_id"] for item in sie.score_items(reply, [None] * 4)]
+    request = infinity.InfinityRerankRequest("q", ["a", "b", "c", "d"], top_n=3)
+    ranked = infinity.rank_items(reply, request)
+    assert [(3, 1.0), (1, 1.0), (2, 1.0)] == [(item["index"], item["relevance_score"]) for item in ranked]
+    # Both parts of a call know their logits, or the scores are all there is.
+    parts = [Slice(0, Rerank("q", ("a", "b")), 2, 8), Slice(2, Rerank("q", ("c", "d")), 2, 8)]
+    halves = [
+        RerankReply(reply.scores[:2], 3, (), logits[:2]),
+        RerankReply(reply.scores[2:], 4, (), logits[2:]),
+    ]
+    joined = join(parts, halves)
+    assert isinstance(joined, RerankReply)
+    assert [3, 1, 2, 0] == rank_order(joined)
+    mixed = join(parts, [halves[0], RerankReply(reply.scores[2:], 4)])
+    assert isinstance(mixed, RerankReply)
+    assert mixed.logits is None
 
 
 @pytest.mark.parametrize("packs", [True, False])

@@ -6,10 +6,11 @@ import io
 import pytest
 from PIL import Image
 
+from backends.bounded_reads import count_scans
 from gateway.errors import InvalidInput
 from gateway.media.pictures import PIXELS_MAX, read_picture
 from gateway.media.sources import PictureSource, bytes_of, read_parts
-from tests.pictures import encoded, noise, pictures, png_of_size
+from tests.pictures import encoded, noise, pictures, png_of_size, progressive_jpeg
 
 PNG, JPEG = encoded(noise(7, 5)), encoded(noise(7, 5), "JPEG")
 GAMMA = bytes.fromhex("0000000467414d410000b18f0bfc6105")
@@ -73,6 +74,8 @@ def test_base64_needs_no_uri() -> None:
         (base64_of(bytes(4) + b"ftypavif" + bytes(60)), "an AVIF: send it as PNG"),
         (base64_of(JPEG[:2] + b"\xff\xe5\0\2" * 50_000 + JPEG[2:]), "too many segments"),
         (base64_of(PNG[:33] + GAMMA * 20_000), "too many segments"),
+        (base64_of(progressive_jpeg(80, 80, 101)), "more than 100 scans for its size; encode it again"),
+        (base64_of(progressive_jpeg(9_400, 9_400, 25)), "more than 24 scans for its size; encode it again"),
         (base64_of(b"%PDF-1.7 ..."), "a PDF"),
         (base64_of(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "an SVG"),
         (base64_of(b"  \n<SVG/>"), "an SVG"),
@@ -104,3 +107,29 @@ async def test_large_pictures_are_read_on_a_thread_in_order() -> None:
     parts = await read_parts([[PictureSource(uri_of(large))], ["b"], [PictureSource(uri_of(PNG))]], "input")
 
     assert [300, None, 7] == [getattr(part, "width", None) for (part,) in parts]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        progressive_jpeg(80, 80, 100),
+        progressive_jpeg(9_400, 9_400, 24),
+        encoded(noise(90, 70), "JPEG", progressive=True),
+        # The marker of a scan, in metadata.
+        JPEG[:2] + b"\xff\xe1\x02\x02" + b"\xff\xda" * 256 + JPEG[2:],
+        encoded(noise(7, 5), "MPO", save_all=True, append_images=[noise(7, 5, 1)] * 120),
+    ],
+)
+def test_a_jpeg_of_few_scans_is_read(data: bytes) -> None:
+    assert "image/jpeg" == read_picture(data).media_type
+
+
+def test_scans_are_counted_as_the_decoder_finds_them() -> None:
+    data = progressive_jpeg(40, 40, 7)
+    padded = data.replace(b"\xff\xda", b"\xff\xff\xff\xda", 3)
+    restarts = data.replace(b"\xff\xda", b"\xff\xd3\xff\xda")
+
+    assert [7, 7, 7, 7, 1] == [
+        count_scans(found) for found in (data, padded, restarts, data + data, encoded(noise(90, 70), "JPEG"))
+    ]
+    assert 10 == count_scans(encoded(noise(90, 70), "JPEG", progressive=True))

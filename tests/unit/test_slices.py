@@ -49,6 +49,7 @@ from gateway.batching.slices import (
     tightest,
     token_bounds,
 )
+from gateway.batching.ticket import Owner, Ticket
 
 many = settings(max_examples=200, deadline=None)
 
@@ -345,3 +346,21 @@ def test_a_conversation_is_alone_and_may_fill_the_model() -> None:
 
     assert [512, 512] == tokens
     assert [("[]",), ("[{}]",)] == [piece.work.inputs for piece in cut(work, tokens, Bounds())]
+
+
+def test_pictures_weigh_by_their_pixels_where_the_model_counts_few_tokens() -> None:
+    large, small = Image(b"", "image/png", 9_400, 9_400), Image(b"", "image/png", 640, 480)
+    work = EmbedParts(((large,),) * 20)
+    tokens = token_bounds(work, 77, media_tokens=50)
+    slices = cut(work, tokens, Bounds())
+
+    assert [1] * 20 == [piece.inputs for piece in slices]
+    assert {50} == {piece.tokens for piece in slices}
+    assert all(piece.cost > DEFAULT_BATCH_TOKENS for piece in slices)
+    assert all(Ticket(piece, Owner("a"), 1.0, 0.0).entry.cost == piece.cost for piece in slices)
+
+    photos = EmbedParts(((small,),) * 32)
+    (piece,) = cut(photos, token_bounds(photos, 77, media_tokens=50), Bounds())
+    assert (32, 50 * 32, 75 * 32) == (piece.inputs, piece.tokens, piece.cost)
+    mixed = EmbedParts(((small,), (large,), ("a text",), (small,)))
+    assert [1, 1, 2] == [piece.inputs for piece in cut(mixed, [50, 50, 6, 50], Bounds())]

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from backends.bounded_reads import PICTURE_READS_MAX, BoundedReads, TooManyReads
+from backends.bounded_reads import (
+    JPEG_FORMATS,
+    PICTURE_READS_MAX,
+    BoundedReads,
+    TooManyReads,
+    check_scans,
+)
 from backends.errors import InvalidWork, ModelUnavailable
 from backends.torch.memory import is_exhausted
 from backends.torch.refusals import first_line
@@ -37,7 +43,13 @@ def open_image(data: bytes) -> Any:
     try:
         with Image.open(BoundedReads(data, PICTURE_READS_MAX), formats=FORMATS) as image:
             _check_pixels(*image.size)
-            return _in_8_bits(ImageOps.exif_transpose(image)).convert("RGB")
+            if image.format in JPEG_FORMATS:
+                check_scans(data, image.width * image.height)
+            image.load()
+            # Without a copy: the largest picture has 358 MB.
+            ImageOps.exif_transpose(image, in_place=True)
+            found = _in_8_bits(image)
+            return found.convert("RGB") if found.mode != "RGB" else found
     except InvalidWork:
         raise
     except Image.DecompressionBombError as error:
@@ -62,7 +74,7 @@ def _in_8_bits(image: Any) -> Any:
 
     if not image.mode.startswith("I"):
         return image
-    return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
 
 
 def blank_image(side: int) -> Any:

@@ -1,48 +1,26 @@
-"""Preparation of inputs with pictures or sound: features on threads, next to texts.
+"""Preparation of inputs with pictures or sound: features from reading processes, next to texts.
 
 Knows nothing of torch, queues or replies.
 """
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from backends.contract import Audio, Embed, EmbedParts, Encode, Image, Output, Part, Truncate, Work
-from backends.errors import InvalidWork, ReplicaFailed, UnsupportedWork
+from backends.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
 from backends.media_wire import check_no_template
-from backends.torch.priority import lower_priority
-from backends.torch.sequences import InputSequence, PreparedSequences, ReadPart
+from backends.torch.media.reading import READING
+from backends.torch.media.reading_wire import ReadsMedium
+from backends.torch.sequences import PreparedSequences, ReadPart
 
-# Decoding and resizing release the GIL. Each thread may hold the largest picture, in several forms.
-READING_THREADS_MAX = 8
-READING = ThreadPoolExecutor(
-    min(READING_THREADS_MAX, max(2, (os.cpu_count() or 2) // 2)), "media", lower_priority
-)
+# Larger pictures take more than half a second, and 16 bytes for each pixel.
+LARGE_PIXELS = 16_000_000
 WAYS_OUT = {
     Output.DENSE: "leave out what asks for others",
     Output.MULTIVECTOR: "ask for multi-vectors",
 }
 NAMES: dict[type, str] = {str: "text", Image: "picture", Audio: "recording"}
-
-
-class ReadsMedium(Protocol):
-    """Reader of pictures or of recordings."""
-
-    @property
-    def medium(self) -> type[Image | Audio]:
-        """Class of the parts that it reads."""
-
-    @property
-    def tokens_max(self) -> int:
-        """Most tokens of a part."""
-
-    def read(self, part: Image | Audio, truncate: Truncate) -> ReadPart:
-        """Return the features of one part. Raises: InvalidWork."""
-
-    def probe(self) -> InputSequence:
-        """Return the features of a part made up, to try a network with."""
 
 
 class PreparesTexts(Protocol):
@@ -73,10 +51,21 @@ class MediaPreparer:
         parts = [self._only_part(parts, index) for index, parts in enumerate(work.inputs)]
         texts = [i for i, part in enumerate(parts) if isinstance(part, str)]
         media = [i for i, part in enumerate(parts) if not isinstance(part, str)]
-        loop = asyncio.get_running_loop()
-        tokenizing = loop.run_in_executor(READING, self._tokenize, work, parts, texts)
-        reading = [loop.run_in_executor(READING, self._read, parts[i], i, work.truncate) for i in media]
-        prepared, found = await asyncio.gather(tokenizing, asyncio.gather(*reading))
+        owner = object()
+        tokenizing = asyncio.wrap_future(READING.submit(owner, self._tokenize, work, parts, texts))
+        submitted = [
+            asyncio.wrap_future(
+                READING.submit(owner, self._read, parts[i], i, work.truncate, is_large=_is_large(parts[i]))
+            )
+            for i in media
+        ]
+        try:
+            prepared, found = await asyncio.gather(tokenizing, asyncio.gather(*submitted))
+        finally:
+            # After the first error nothing waits for the rest, which would take others' turns.
+            tokenizing.cancel()
+            for reading in submitted:
+                reading.cancel()
         return _joined(prepared, texts, dict(zip(media, found, strict=True)))
 
     def _check_output(self, work: EmbedParts) -> None:
@@ -129,7 +118,7 @@ class MediaPreparer:
         assert not isinstance(part, str)
         try:
             return self._reader.read(part, truncate)
-        except InvalidWork as error:
+        except BackendError as error:
             error.input_index = index
             raise
         except MemoryError as error:
@@ -137,6 +126,10 @@ class MediaPreparer:
         except Exception as error:
             # Processors of foreign bytes raise what they come across.
             raise InvalidWork(f"it could not be read: {error}", input_index=index) from error
+
+
+def _is_large(part: Part) -> bool:
+    return isinstance(part, Image) and part.width * part.height > LARGE_PIXELS
 
 
 def _joined(

@@ -287,7 +287,7 @@ def embedding_items(reply: EmbedReply | EncodeReply, data: InfinityEmbeddingsReq
 
 def rank_items(reply: RerankReply, data: InfinityRerankRequest) -> list[dict[str, Any]]:
     """Return at most top_n documents, best first."""
-    order = np.argsort(-reply.scores, kind="stable")[: data.top_n]
+    order = np.argsort(-reply.order, kind="stable")[: data.top_n]
     return [
         {
             "relevance_score": reply.scores[i],

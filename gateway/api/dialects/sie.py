@@ -319,9 +319,9 @@ def _halves(numbers: Any) -> Any:
 
 
 def score_items(reply: RerankReply, ids: Sequence[str | None]) -> list[dict[str, Any]]:
-    """Return the scores, best first. Equal scores stay in the request's order."""
+    """Return the scores, best first. Equal scores stay in the request's order, unless their logits differ."""
     scores = reply.scores.tolist()
-    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    order = np.argsort(-reply.order, kind="stable").tolist()
     names = [f"item-{index}" if item_id is None else item_id for index, item_id in enumerate(ids)]
     return [
         {"item_id": names[index], "score": scores[index], "rank": rank} for rank, index in enumerate(order)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Rerank, RerankReply
@@ -317,10 +318,9 @@ def is_voyages(data: RerankOptions) -> bool:
 def rank_documents(reply: RerankReply, count: int | None) -> list[dict[str, Any]]:
     """Return at most `count` results, best first; 0 and None: all.
 
-    Equal scores stay in the request's order.
+    Equal scores stay in the request's order, unless their logits differ.
     """
-    scores = reply.scores.tolist()
-    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
+    order = np.argsort(-reply.order, kind="stable").tolist()
     return [{"index": index, "relevance_score": reply.scores[index]} for index in order[: count or None]]
 
 

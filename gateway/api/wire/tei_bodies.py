@@ -176,8 +176,8 @@ def encode_rerank(reply: RerankReply, texts: list[str] | None) -> bytes:
 
 def rank_order(reply: RerankReply) -> list[int]:
     """Return the indices of the texts, best first. On ties the higher index comes first, as in TEI."""
-    scores = reply.scores.tolist()
-    return sorted(range(len(scores)), key=lambda i: (-scores[i], -i))
+    numbers = reply.order.tolist()
+    return sorted(range(len(numbers)), key=lambda i: (-numbers[i], -i))
 
 
 def term_items(terms: TermWeights) -> list[dict[str, object]]:
