@@ -7,7 +7,7 @@ handles callers that disconnect. It is independent of a call's content.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -16,6 +16,7 @@ from gateway.api.server.cors import CorsPolicy
 from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 from gateway.api.server.manager_paths import move_manager_path
 from gateway.api.server.paths import OTHER, SLASH, RouteTable
+from gateway.api.server.refusal_pace import RefusalPace
 from gateway.api.server.request_context import STATE_KEY, RequestContext
 from gateway.api.server.responses import encode_headers
 from gateway.errors import GatewayError, MalformedBody, NotFound, ShuttingDown, UnsupportedMedia
@@ -51,6 +52,7 @@ class ServerParts:
     cors: CorsPolicy | None = None
     traces: "CallTraces | None" = None
     manager_port: int | None = None
+    refusals: RefusalPace = field(default_factory=RefusalPace)
 
 
 class Middleware:
@@ -74,6 +76,7 @@ class Middleware:
         body_bytes_max = context.target.body_bytes_max or parts.body_bytes_max
         context.io = CallIO(scope, receive, send, parts.in_flight, body_bytes_max)
         context.io.headers.append((b"x-request-id", context.request_id.encode()))
+        context.io.address, context.io.refusals = parts.address_of(context), parts.refusals
         if parts.cors is not None:
             context.io.headers += encode_headers(parts.cors.reply_headers(context.header(b"origin")))
         if parts.traces is not None:
@@ -85,7 +88,7 @@ class Middleware:
             # They lead back to the request itself: its objects would wait for the cycle collector.
             scope.pop("extensions", None)
             scope.pop("state", None)
-            event = _finished(scope, context, parts.address_of(context))
+            event = _finished(scope, context, context.io.address)
             if context.timeline.trace is not None:
                 context.timeline.trace.finish(event)
             parts.observe(event)
