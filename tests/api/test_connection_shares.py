@@ -132,7 +132,8 @@ async def test_probes_are_answered_while_calls_take_all_connections() -> None:
 class Opened:
     """Connection that counts only as such. rank: as `waiting_rank` returns it."""
 
-    def __init__(self, owner: str, rank: tuple[int, float] | None) -> None:
+    def __init__(self, owner: str, rank: tuple[int, float] | None, *, new: bool = False) -> None:
+        self.new = new
         self.owner = owner
         self.rank = rank
         self.for_probes = False
@@ -140,6 +141,9 @@ class Opened:
 
     def waiting_rank(self) -> tuple[int, float] | None:
         return self.rank
+
+    def is_new(self) -> bool:
+        return self.new
 
     def make_room(self) -> None:
         self.closed = True
@@ -152,6 +156,32 @@ async def test_the_owner_of_the_most_connections_makes_room_first() -> None:
 
     assert "open" == ConnectionLimit(5).admit(newcomer, [*few, *many, newcomer])
     assert [False, False, False, False, True] == [each.closed for each in (*few, *many)]
+
+
+async def test_new_connections_do_not_close_each_other_before_they_are_read() -> None:
+    limit = ConnectionLimit(16)
+    opened = [Opened("address 10.0.0.1", (0, float(number)), new=True) for number in range(20)]
+
+    assert "open" == limit.admit(opened[-1], opened)
+    assert not any(each.closed for each in opened)
+    # More than a quarter over the bound.
+    opened.append(Opened("address 10.0.0.1", (0, 20.0), new=True))
+    assert "open" == limit.admit(opened[-1], opened)
+    assert [True] == [each.closed for each in opened if each.closed]
+    assert opened[0].closed
+
+
+async def test_an_idle_connection_stays_while_many_requests_are_about_to_end() -> None:
+    limit = ConnectionLimit(8)
+    idle, newcomer = Opened("acme", (1, 0.0)), Opened("address 10.0.0.1", (0, 1.0), new=True)
+    busy = [Opened("greedy", None) for _ in range(7)]
+
+    assert "open" == limit.admit(newcomer, [idle, *busy, newcomer])
+    assert not idle.closed
+    for _ in range(6):
+        assert limit.claim("greedy")
+    assert "open" == limit.admit(newcomer, [idle, *busy, newcomer])
+    assert idle.closed
 
 
 @pytest.mark.parametrize("tenants", [1, 2, 5])
@@ -196,12 +226,15 @@ async def test_replies_to_a_loop_of_refused_calls_wait_while_others_are_served(k
     async with callers_of(FakeTei()) as callers:
         gateway = callers.gateway
         await read_reply((await callers.send(key, "first"))[0])
-        burst = [await callers.send(key, "a" * 30_000) for _ in range(PER_S + 20)]
-        await wait_for_value(True, lambda: any(each.is_held_back for each in gateway.connections))
+        loop_s = asyncio.get_running_loop().time()
+        for owner in ("spent", "address 127.0.0.1"):
+            for _ in range(3 * PER_S):
+                gateway.application.asgi._parts.refusals.wait_s(owner, loop_s)
+        burst = [await callers.send(key, "a" * 30_000) for _ in range(5)]
+        await wait_for_value(5, lambda: sum(each.is_held_back for each in gateway.connections))
         # Served while replies to refused calls, whose bodies are not kept, wait.
         assert 200 == (await gateway.call()).status_code
         waiting = [each for each in gateway.connections if each.is_held_back]
-        assert waiting
         assert {b""} == {bytes(each.cycle.body) for each in waiting}
         assert {0} == {rank[0] for each in waiting if (rank := each.waiting_rank())}
         statuses = [(await read_reply(reader))[0] for reader, _ in burst]

@@ -8,7 +8,7 @@ import logging
 import math
 import resource
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 logger = logging.getLogger("gateway")
@@ -18,6 +18,10 @@ BATCH_DIVISOR = 32
 LOG_INTERVAL_S = 10.0
 # Connections over the bound on which only probes are answered, while calls take all others.
 PROBES_MAX = 16
+# Part of the bound by which connections that are too new to have been read may exceed it: otherwise they close
+# each other when many come at once.
+NEW_DIVISOR = 4
+NEW_S = 0.25
 # Calls of one tenant take at most so many times the connections that stay free, as bodies do of the memory.
 SHARE_OF_FREE = 3
 # Files other than callers' connections: those to replicas, engines and Redis.
@@ -36,6 +40,9 @@ class Connection(Protocol):
     def waiting_rank(self) -> tuple[int, float] | None:
         """Return the place in the order of making room, lowest first; None while a request is served."""
 
+    def is_new(self) -> bool:
+        """Return whether it has had no time yet to send a request."""
+
     def make_room(self) -> None:
         """Close the connection."""
 
@@ -50,8 +57,9 @@ class ConnectionLimit:
     calls, and a probe always gets a connection.
     """
 
-    def __init__(self, connections_max: int) -> None:
+    def __init__(self, connections_max: int, new_max: int | None = None) -> None:
         self._connections_max = connections_max
+        self._new_max = connections_max // NEW_DIVISOR if new_max is None else new_max
         self._logged_s = -math.inf
         self._calls = 0
         self._calls_by_tenant: Counter[str] = Counter()
@@ -81,23 +89,36 @@ class ConnectionLimit:
         if len(connections) <= self._connections_max:
             return "open"
         counts = Counter([connection.owner for connection in connections])
-        waiting = [
+        ranked = [
             ((-counts[connection.owner], rank), connection)
             for connection in connections
             if connection is not newcomer and (rank := connection.waiting_rank()) is not None
         ]
-        waiting.sort(key=lambda pair: pair[0])
-        ordinary = [connection for _, connection in waiting if not connection.for_probes]
-        for connection in ordinary[: self._connections_max // BATCH_DIVISOR + 1]:
-            connection.make_room()
-        self._log("closed waiting connections" if ordinary else "refused connections")
+        ranked.sort(key=lambda pair: pair[0])
+        waiting = [connection for _, connection in ranked]
+        ordinary = [connection for connection in waiting if not connection.for_probes]
+        is_slight = len(connections) <= self._connections_max + self._new_max
+        # Requests that are no calls end soon; also those that are about to become calls or to be refused.
+        passing = len(connections) - 1 - len(waiting) - self._calls
         if ordinary:
+            if not (is_slight and passing > len(waiting)):
+                self._make_room(ordinary, spares_new=is_slight)
             return "open"
+        self._log("refused connections")
         if len(connections) > self._connections_max + PROBES_MAX:
             if not waiting:
                 return "refused"
-            waiting[0][1].make_room()
+            waiting[0].make_room()
         return "for_probes"
+
+    def _make_room(self, waiting: Sequence[Connection], *, spares_new: bool) -> None:
+        """Close the first connections, all of one owner: those of others may be about to send a request."""
+        owner = waiting[0].owner
+        rivals = [each for each in waiting if each.owner == owner and not (spares_new and each.is_new())]
+        for connection in rivals[: self._connections_max // BATCH_DIVISOR + 1]:
+            connection.make_room()
+        if rivals:
+            self._log("closed waiting connections")
 
     def _log(self, done: str) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.server.body_pace import BodyPace
-from gateway.api.server.connection_limit import ConnectionLimit
+from gateway.api.server.connection_limit import NEW_S, ConnectionLimit
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.lingering_close import LingeringClose, ReplyTransport
 from gateway.api.server.unread_replies import Backlog, StalledReplyTimer
@@ -180,6 +180,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._lingering = LingeringClose(transport, self.loop)
         self._reply_transport = ReplyTransport(transport, self._close_after_reply)
         self._start_read_timer(self.head_timeout_s)
+        self._accepted_s = self.loop.time()
         self.owner = f"address {self.client[0] if self.client else ''}"
         # uvicorn's set has more types of connections than this server.
         admission = self.limit.admit(self, cast("set[BoundedProtocol]", self.connections))
@@ -388,6 +389,11 @@ class BoundedProtocol(HttpToolsProtocol):
                 return None
             return (3 if self.flow.write_paused else 1), ends_s
         return (2, ends_s) if not self.pipeline and not self.flow.read_paused else None
+
+    def is_new(self) -> bool:
+        """Return whether the client has had no time yet to send a request."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None and not self._head_begun and self.loop.time() < self._accepted_s + NEW_S
 
     def make_room(self) -> None:
         """Close the connection; a request whose body is owed is refused as if its time were over."""
