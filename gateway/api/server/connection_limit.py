@@ -18,8 +18,8 @@ BATCH_DIVISOR = 32
 LOG_INTERVAL_S = 10.0
 # Connections over the bound on which only probes are answered, while calls take all others.
 PROBES_MAX = 16
-# Part of the bound by which connections that are too new to have been read may exceed it: otherwise they close
-# each other when many come at once.
+# Part of the bound by which connections that are too new to have been read may exceed it: otherwise they
+# close each other when many come at once.
 NEW_DIVISOR = 4
 NEW_S = 0.25
 # Calls of one tenant take at most so many times the connections that stay free, as bodies do of the memory.
