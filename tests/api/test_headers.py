@@ -72,6 +72,25 @@ async def test_every_reply_while_draining_closes_its_connection(boot: Boots) -> 
     assert (200, "close") == (probed.status_code, probed.headers["connection"])
 
 
+async def test_a_lame_duck_serves_on_and_asks_clients_to_leave_in_the_second_half(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        in_flight = gateway.application.in_flight
+        serving = asyncio.create_task(in_flight.serve_on(1.0))
+        await until(lambda: in_flight.leaving)
+        first = [await gateway.client.get("/readyz"), await gateway.post(OPENAI, {"input": "a"})]
+        await until(lambda: in_flight.closes_connections)
+        assert not serving.done()
+        second = [await gateway.client.get("/readyz"), await gateway.post(OPENAI, {"input": "a"})]
+        alive = await gateway.client.get("/livez")
+        await serving
+        drain(gateway)
+        refused = await gateway.post(OPENAI, {"input": "a"})
+
+    assert [503, 200, 503, 200] == [reply.status_code for reply in (*first, *second)]
+    assert [None, None, "close", "close"] == [reply.headers.get("connection") for reply in (*first, *second)]
+    assert (200, 503) == (alive.status_code, refused.status_code)
+
+
 @pytest.mark.parametrize("request_id", ["a", "trace-1/2:3", "x" * 128])
 async def test_a_request_id_is_echoed(boot: Boots, request_id: str) -> None:
     async with boot(fakes()) as gateway:

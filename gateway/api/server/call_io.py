@@ -179,7 +179,7 @@ class CallIO:
         self, status: int, headers: list[tuple[bytes, bytes]], body: bytes | memoryview
     ) -> bool:
         """Return whether the connection took the reply in one piece."""
-        if self._connection is None or self._in_flight.draining:
+        if self._connection is None or self._in_flight.closes_connections:
             return False
         if not self._connection.answer(status, headers + self.headers, body):
             return False
@@ -193,7 +193,7 @@ class CallIO:
             await self._pace_refusal(message["status"])
             self.replying, self.status = True, message["status"]
             message["headers"] = [*message["headers"], *self.headers]
-            if self._in_flight.draining:
+            if self._in_flight.closes_connections:
                 # The next request here would be refused: have the client connect elsewhere.
                 message["headers"].append((b"connection", b"close"))
         elif not message.get("more_body", False):
