@@ -40,7 +40,7 @@ async def livez() -> Response[bytes]:
 
 @get("/readyz", responses={200: EMPTY} | FAILURES, tags=["Probes"], opt=LIVENESS, security=NO_KEY)
 async def readyz(api: NamedDependency[InferenceApi], in_flight: NamedDependency[InFlight]) -> Response[bytes]:
-    """Answer 200 once all engines have loaded and all remote replicas were tried, until the signal to stop."""
+    """Answer 200 once all engines have loaded and all remote replicas were tried, until SIGTERM."""
     if in_flight.leaving:
         raise ShuttingDown("this gateway is stopping")
     waiting = [name for name, upstream in api.gateway.upstreams.items() if not upstream.startup_done]

@@ -29,7 +29,7 @@ class CallIO:
 
     headers: added to every reply. status: of the reply, 500 until there is one. tenant: whose share of the
     memory the body takes. caller_gone: the client has closed the connection before it was answered.
-    address: of the client. refusals: None if they are not paced.
+    address: of the client. refusals: None if they are not paced. is_head: only the heads of replies are sent.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class CallIO:
         self.tenant = ""
         self.address = ""
         self.refusals: RefusalPace | None = None
+        self.is_head: bool = scope.get("method") == "HEAD"
         self.held_bytes = 0
         self._claimed = False
         self._receive = receive
@@ -156,6 +157,8 @@ class CallIO:
         if reply.status != 204:
             headers.append((b"content-type", reply.media_type.encode()))
             headers.append((b"content-length", b"%d" % len(body)))
+        if self.is_head:
+            body = b""
         if len(body) <= AT_ONCE_BYTES and self._reply_at_once(reply.status, headers, body):
             return
         if self._connection is not None and self._connection.is_backed_up:
@@ -196,8 +199,11 @@ class CallIO:
             if self._in_flight.closes_connections:
                 # The next request here would be refused: have the client connect elsewhere.
                 message["headers"].append((b"connection", b"close"))
-        elif not message.get("more_body", False):
-            self.release_connection()
+        else:
+            if self.is_head:
+                message["body"] = b""
+            if not message.get("more_body", False):
+                self.release_connection()
         await self._send(message)
 
     async def _pace_refusal(self, status: int) -> None:

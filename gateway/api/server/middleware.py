@@ -109,7 +109,9 @@ class Middleware:
             else:
                 scope["path"] = context.target.path
                 scope["state"] = {**scope.get("state", {}), STATE_KEY: context}
-                await self._app(scope, io.receive, io.send)
+                # A HEAD is a GET whose body is not sent (RFC 9110 §9.3.2).
+                sent = {**scope, "method": "GET"} if io.is_head else scope
+                await self._app(sent, io.receive, io.send)
         except asyncio.CancelledError:
             io.release_connection()
             await self._end_cancelled(context)
