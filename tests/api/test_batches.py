@@ -142,6 +142,17 @@ async def test_runs_a_batch_with_the_real_client(  # noqa: PLR0915 - the life of
     assert {call.route for call in calls} == {"/v1/embeddings (batch)"}
 
 
+@pytest.mark.parametrize("end", ["\n", "\n\n", "\r\n\r\n", "\n \n"])
+async def test_a_file_may_have_blank_lines(boot: Boots, tmp_path: Path, end: str) -> None:
+    content = "\n" + texts(3).replace("\n", "\n\n", 1) + end
+    async with boot(servers(), with_batches(tmp_path)) as gateway:
+        batch = await ended(gateway, (await create(gateway, (await upload(gateway, content))["id"]))["id"])
+        found = await results(gateway, batch["output_file_id"])
+
+    assert ("completed", 3) == (batch["status"], batch["request_counts"]["completed"])
+    assert ["id-0", "id-1", "id-2"] == [item["custom_id"] for item in found]
+
+
 @pytest.mark.parametrize(
     ("endpoint", "body", "field"),
     [
