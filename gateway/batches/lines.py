@@ -1,7 +1,7 @@
 """Validation of a job's input, line by line, and its division into chunks. Pure.
 
 The input arrives in blocks of any size. Only the unfinished last line of a block is kept, and sixteen bytes
-for each line, by which repeated ids are found. Blank lines are no requests: many programs write one at the end.
+for each line, by which repeated ids are found. Blank lines are no requests: many files end with one.
 """
 
 import hashlib
