@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from gateway.api.server.call_io import ASGIApp, CallIO, Receive, Scope, Send
 from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.gemini_paths import move_gemini_path
 from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 from gateway.api.server.manager_paths import move_manager_path
 from gateway.api.server.paths import OTHER, SLASH, RouteTable
@@ -70,6 +71,7 @@ class Middleware:
         parts = self._parts
         if parts.manager_port is not None and scope["server"][1] == parts.manager_port:
             move_manager_path(scope)
+        move_gemini_path(scope)
         context = RequestContext(scope, parts.routes.parse(scope["path"]), parts.dependencies)
         if parts.admin_port is not None:
             context.came_to_operators = scope["server"][1] in (parts.admin_port, parts.manager_port)
