@@ -90,8 +90,8 @@ async def redeem(
     code = Code(data.name, data.code, data.code_verifier, data.nonce, data.redirect_uri)
     try:
         return _reply(await sign_ins.redeem(code, authenticator.address_of(context)))
-    except Unauthenticated:
-        authenticator.count_failure(context, data.code)
+    except Unauthenticated as refusal:
+        authenticator.count_failure(context, data.code, refusal.message)
         raise
 
 
