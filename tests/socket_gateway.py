@@ -88,7 +88,9 @@ class SocketGateway:
 
 
 @asynccontextmanager
-async def socket_gateway(server: FakeTei, config: str, send_bytes: int = 0) -> AsyncIterator[SocketGateway]:
+async def socket_gateway(
+    server: FakeTei, config: str, send_bytes: int = 0, connections_max: int = 1000
+) -> AsyncIterator[SocketGateway]:
     """Run a gateway with one replica, the host tei-0. send_bytes: size of the kernel's send buffer."""
     events: list[Event] = []
     collaborators = Collaborators(
@@ -99,7 +101,7 @@ async def socket_gateway(server: FakeTei, config: str, send_bytes: int = 0) -> A
     web = uvicorn.Server(
         uvicorn.Config(
             application.asgi,
-            http=bounded_protocol(application.in_flight, 1000),
+            http=bounded_protocol(application.in_flight, connections_max),
             lifespan="off",
             log_config=None,
         )

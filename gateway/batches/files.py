@@ -17,12 +17,13 @@ from gateway.batches.job_store import (
     file_row,
 )
 from gateway.batches.objects import Objects, ObjectsUnavailable, Upload
-from gateway.batches.records import FileRecord, FinalRecord, new_id
+from gateway.batches.records import FileRecord, FinalRecord, Owner, new_id
 from gateway.config.schema import BatchesSettings
 from gateway.errors import BodyTooLarge, FileStorageFull, InvalidInput, NotFound
 
 # Bytes of an upload of unknown length are reserved in steps.
 STEP_BYTES = 16 * 1024 * 1024
+NO_OWNER = Owner("", "")
 # Rows that are read at a time while a list is filtered.
 ROWS_AT_ONCE = 500
 
@@ -72,6 +73,8 @@ class FileUpload:
             self._size,
             record.created_s,
             expires_s,
+            key=record.key,
+            key_mark=record.key_mark,
         )
         await files.objects.create(names.record_of_file(ready.id), msgspec.json.encode(ready))
         # Its tenant may have uploaded other files meanwhile.
@@ -110,15 +113,26 @@ class Files:
         """Bounds on the bytes of files and jobs."""
         return ByteBounds(self.settings.tenant_bytes, self.settings.bytes)
 
-    async def start(self, tenant: str, announced_bytes: int) -> FileUpload:
-        """Begin an upload. announced_bytes: reserved at once; 0 if its length is unknown.
+    async def start(self, tenant: str, announced_bytes: int, owner: Owner = NO_OWNER) -> FileUpload:
+        """Begin an upload. announced_bytes: reserved at once; 0 if its length is unknown. owner: its key.
 
         Raises: BodyTooLarge, FileStorageFull, ObjectsUnavailable, JobStoreUnavailable.
         """
         now_s = self._now_s()
         reserved = min(announced_bytes, self.settings.file_bytes)
         expires_s = now_s + self.settings.keep_s
-        record = FileRecord(new_id("file-"), tenant, "", "", reserved, now_s, expires_s, is_ready=False)
+        record = FileRecord(
+            new_id("file-"),
+            tenant,
+            "",
+            "",
+            reserved,
+            now_s,
+            expires_s,
+            is_ready=False,
+            key=owner.key,
+            key_mark=owner.mark,
+        )
         await self.reserve(record)
         try:
             upload = await self.objects.start(names.data_of_file(record.id))
@@ -142,18 +156,28 @@ class Files:
                 f"you have {most} files, the most that a tenant may (`batches.files_per_tenant`); delete some"
             ) from error
 
-    async def get(self, tenant: str, id_: str) -> FileRecord:
-        """Return a file of a tenant. Raises: NotFound, JobStoreUnavailable."""
+    async def get(self, tenant: str, id_: str, owner: Owner | None = None) -> FileRecord:
+        """Return a file of a tenant. owner: whose files alone are found, None for any of the tenant's.
+
+        Raises: NotFound, JobStoreUnavailable.
+        """
         row = await self.table.get(id_)
         if row is None or row.kind != "file" or not row.is_shown or row.tenant != tenant:
             raise NotFound(f"there is no file {id_!r}", param="file_id")
         record = file_of(row)
+        if owner is not None and not owner.owns(record):
+            raise NotFound(f"there is no file {id_!r}", param="file_id")
         if record.expires_s <= self._now_s():
             raise NotFound(f"the file {id_!r} has expired", param="file_id")
         return record
 
-    async def list(self, page: Page, purpose: str | None) -> tuple[list[FileRecord], bool]:
-        """Return files of a tenant and whether there are more. Raises: JobStoreUnavailable."""
+    async def list(
+        self, page: Page, purpose: str | None, owner: Owner | None = None
+    ) -> tuple[list[FileRecord], bool]:
+        """Return files of a tenant and whether there are more. owner: as for `get`.
+
+        Raises: JobStoreUnavailable.
+        """
         found: list[FileRecord] = []
         after, now_s = page.after, self._now_s()
         room = page.data_bytes
@@ -162,6 +186,8 @@ class Files:
                 record = file_of(row)
                 if record.expires_s <= now_s or purpose not in {None, record.purpose}:
                     continue
+                if owner is not None and not owner.owns(record):
+                    continue
                 if len(found) == page.limit or (found and row.data_bytes > room):
                     return found, True
                 found.append(record)
@@ -169,12 +195,12 @@ class Files:
             after = rows[-1].id
         return found, False
 
-    async def remove(self, tenant: str, id_: str) -> None:
-        """Remove a file of a tenant.
+    async def remove(self, tenant: str, id_: str, owner: Owner | None = None) -> None:
+        """Remove a file of a tenant. owner: as for `get`.
 
         Raises: NotFound, InvalidInput, ObjectsUnavailable, JobStoreUnavailable.
         """
-        record = await self.get(tenant, id_)
+        record = await self.get(tenant, id_, owner)
         for row in await self.table.active(tenant):
             if f'"{id_}"' in row.data:
                 raise InvalidInput(f"{row.id} reads this file; cancel it first", param="file_id")

@@ -8,7 +8,7 @@ from functools import reduce
 import msgspec
 
 from gateway.batches import names
-from gateway.batches.files import Files, storage_full
+from gateway.batches.files import ROWS_AT_ONCE, Files, storage_full
 from gateway.batches.job_objects import JobObjects
 from gateway.batches.job_store import (
     VALIDATION,
@@ -20,7 +20,7 @@ from gateway.batches.job_store import (
     job_of,
     job_row,
 )
-from gateway.batches.records import Counts, Endpoint, Job, Moment, cancelling, new_id
+from gateway.batches.records import Counts, Endpoint, Job, Moment, Owner, cancelling, new_id
 from gateway.errors import FileStorageFull, GatewayError, InvalidInput, NotFound, Overloaded
 
 WINDOW_S = 24 * 3600
@@ -33,7 +33,7 @@ OnChange = Callable[[Job], None]
 
 
 class NewJob(msgspec.Struct, frozen=True):
-    """Request for a job. key, key_mark: of the key that sent it, as in a job."""
+    """Request for a job. key, key_mark: of the key that sent it, as in a job. owner: as for `Files.get`."""
 
     tenant: str
     key: str
@@ -42,6 +42,7 @@ class NewJob(msgspec.Struct, frozen=True):
     metadata: dict[str, str] | None = None
     results_keep_s: float | None = None
     key_mark: str = ""
+    owner: Owner | None = None
 
 
 class JobState(msgspec.Struct, frozen=True):
@@ -74,7 +75,7 @@ class Jobs:
 
         Raises: NotFound, InvalidInput, Overloaded, FileStorageFull, ObjectsUnavailable, JobStoreUnavailable.
         """
-        record = await self._files.get(new.tenant, new.input_file)
+        record = await self._files.get(new.tenant, new.input_file, new.owner)
         if record.purpose != "batch":
             raise InvalidInput(
                 f"{new.input_file} was uploaded for {record.purpose!r}, not for `batch`",
@@ -132,15 +133,33 @@ class Jobs:
             f"{settings.keep_s:.0f} s after its end"
         )
 
-    async def get(self, tenant: str | None, id_: str) -> JobState:
-        """Return the state of a job. tenant: None for any.
+    async def get(self, tenant: str | None, id_: str, owner: Owner | None = None) -> JobState:
+        """Return the state of a job. tenant: None for any. owner: as for `Files.get`.
 
         Raises: NotFound, JobStoreUnavailable.
         """
         row = await self._table.get(id_)
         if row is None or row.kind != "batch" or tenant not in {None, row.tenant}:
             raise NotFound(f"there is no batch {id_!r}", param="batch_id")
-        return await self._state_of(job_of(row))
+        job = job_of(row)
+        if owner is not None and not owner.owns(job):
+            raise NotFound(f"there is no batch {id_!r}", param="batch_id")
+        return await self._state_of(job)
+
+    async def list_own(self, page: Page, owner: Owner) -> tuple[list[JobState], bool]:
+        """Return jobs of one key, newest first, and whether there are more. Raises: JobStoreUnavailable."""
+        found: list[Job] = []
+        after, room = page.after, page.data_bytes
+        while rows := await self._table.rows(msgspec.structs.replace(page, after=after, limit=ROWS_AT_ONCE)):
+            for row in rows:
+                if not owner.owns(job := job_of(row)):
+                    continue
+                if len(found) == page.limit or (found and row.data_bytes > room):
+                    return [await self._state_of(each) for each in found], True
+                found.append(job)
+                room -= row.data_bytes
+            after = rows[-1].id
+        return [await self._state_of(each) for each in found], False
 
     async def list(self, page: Page) -> tuple[list[JobState], bool]:
         """Return jobs, newest first, and whether there are more. Raises: JobStoreUnavailable."""
@@ -149,12 +168,12 @@ class Jobs:
         shown = rows[:-1] if has_more and len(rows) > 1 else rows
         return [await self._state_of(job_of(row)) for row in shown], has_more
 
-    async def cancel(self, tenant: str | None, id_: str) -> Job:
+    async def cancel(self, tenant: str | None, id_: str, owner: Owner | None = None) -> Job:
         """Cancel a job: its lines that run are finished, and no others are begun.
 
         Raises: NotFound, InvalidInput, ObjectsUnavailable, JobStoreUnavailable.
         """
-        job = (await self.get(tenant, id_)).job
+        job = (await self.get(tenant, id_, owner)).job
         if job.is_over:
             raise InvalidInput(f"the batch is {job.status}: it cannot be cancelled", param="batch_id")
         if job.cancelling_s is None:

@@ -168,6 +168,8 @@ class Lifecycle:
             ended_s + job.keep_s,
             job.id,
             part,
+            key=job.key,
+            key_mark=job.key_mark,
         )
 
     async def forget(self, job: Job) -> None:

@@ -1,11 +1,12 @@
 """Validation of a job's input, line by line, and its division into chunks. Pure.
 
 The input arrives in blocks of any size. Only the unfinished last line of a block is kept, and sixteen bytes
-for each line, by which repeated ids are found.
+for each line, by which repeated ids are found. Blank lines are no requests: many files end with one.
 """
 
 import hashlib
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Annotated
 
@@ -96,7 +97,12 @@ class LineChecker:
         self._rest = b""
         self._skips_line = False
         self._offset = 0
+        # Lines of the file so far, for messages, and those of them that are requests.
         self._number = 0
+        self._lines = 0
+        # Requests before each run of blank lines, and the blank lines until its end.
+        self._gaps: list[int] = []
+        self._blanks: list[int] = []
         self._is_begun = False
         self._is_foreign = False
         self._unexecuted_bytes = 0
@@ -104,8 +110,13 @@ class LineChecker:
     @property
     def is_hopeless(self) -> bool:
         """Return whether reading on would find nothing of use."""
-        has_too_many = self._number > self._rules.lines_max
-        return self._is_foreign or has_too_many or len(self._problems) >= PROBLEMS_MAX
+        return self._is_foreign or self._has_too_many_lines or len(self._problems) >= PROBLEMS_MAX
+
+    @property
+    def _has_too_many_lines(self) -> bool:
+        # Reading blank lines costs time, too.
+        blanks = self._blanks[-1] if self._blanks else 0
+        return max(self._lines, blanks) > self._rules.lines_max
 
     def feed(self, block: bytes) -> None:
         """Check the lines that end in the next block."""
@@ -135,16 +146,16 @@ class LineChecker:
         if not self.is_hopeless and (self._rest or self._skips_line):
             self._take(self._rest, 0)
         self._close_chunk()
-        if self._number > self._rules.lines_max:
+        if self._has_too_many_lines:
             self._add("too_many_lines", f"the file has more than {self._rules.lines_max} lines", None, None)
-        if not self._number and not self._problems:
+        if not self._lines and not self._problems:
             self._add("empty_file", "the file has no lines", None, None)
         self._find_repeated_ids()
         if self._problems:
             return Plan(now_s, problems=tuple(sorted(self._problems, key=_place)[:PROBLEMS_MAX]))
         model = next(iter(self._models)) if len(self._models) == 1 else None
         chunks = tuple(self._chunks)
-        return Plan(now_s, self._number, chunks, model, unexecuted_bytes=self._unexecuted_bytes)
+        return Plan(now_s, self._lines, chunks, model, unexecuted_bytes=self._unexecuted_bytes)
 
     def _begin(self, head: bytes) -> None:
         self._is_begun = True
@@ -159,9 +170,13 @@ class LineChecker:
         """Check one line, which has ended. newline: number of bytes after it."""
         size = len(line) + newline
         self._number += 1
+        if not self._skips_line and not line.strip():
+            self._skip_blank(size)
+            return
+        self._lines += 1
         if self._skips_line:
             self._skips_line = False
-        elif self._number > self._rules.lines_max:
+        elif self._lines > self._rules.lines_max:
             return
         elif len(line) > self._rules.line_bytes:
             self._too_long(self._number)
@@ -170,14 +185,9 @@ class LineChecker:
         self._extend_chunk(size)
 
     def _check(self, line: bytes) -> None:
-        number = self._number
-        if not line.strip():
-            self._digests += number.to_bytes(DIGEST_BYTES)
-            self._add("blank_line", "the line is blank", None, number)
-            return
         parsed = self._parsed(line)
         if parsed is None:
-            self._digests += number.to_bytes(DIGEST_BYTES)
+            self._digests += self._number.to_bytes(DIGEST_BYTES)
             return
         digest = hashlib.blake2b(parsed.custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
         self._digests += digest.digest()
@@ -230,20 +240,37 @@ class LineChecker:
         message = f"the line is longer than {self._rules.line_bytes} bytes"
         self._add("line_too_long", message, None, number)
 
+    def _skip_blank(self, size: int) -> None:
+        """Pass over a blank line: a chunk may have some in its middle, and begins with none."""
+        if not self._gaps or self._gaps[-1] != self._lines:
+            self._gaps.append(self._lines)
+            self._blanks.append(self._blanks[-1] if self._blanks else 0)
+        self._blanks[-1] += 1
+        if self._offset - self._start + size > self._rules.chunk_bytes:
+            self._close_chunk()
+        self._offset += size
+        if self._lines == self._first:
+            self._start = self._offset
+
     def _extend_chunk(self, size: int) -> None:
-        lines = self._number - 1 - self._first
+        lines = self._lines - 1 - self._first
         length = self._offset - self._start
         if lines and (lines >= self._rules.chunk_lines or length + size > self._rules.chunk_bytes):
-            self._number -= 1
+            self._lines -= 1
             self._close_chunk()
-            self._number += 1
+            self._lines += 1
         self._offset += size
 
     def _close_chunk(self) -> None:
-        lines = self._number - self._first
+        lines = self._lines - self._first
         if lines:
             self._chunks.append(Chunk(self._first, lines, self._start, self._offset - self._start))
-        self._first, self._start = self._number, self._offset
+        self._first, self._start = self._lines, self._offset
+
+    def _line_of(self, request: int) -> int:
+        """Return the line of a request, which is counted from 0."""
+        gap = bisect_right(self._gaps, request)
+        return request + 1 + (self._blanks[gap - 1] if gap else 0)
 
     def _find_repeated_ids(self) -> None:
         halves = np.frombuffer(bytes(self._digests), np.uint64).reshape(-1, 2)
@@ -251,7 +278,7 @@ class LineChecker:
         ordered = halves[order]
         same = np.flatnonzero((ordered[1:] == ordered[:-1]).all(axis=1))
         for index in same[:PROBLEMS_MAX].tolist():
-            first, second = int(order[index]) + 1, int(order[index + 1]) + 1
+            first, second = self._line_of(int(order[index])), self._line_of(int(order[index + 1]))
             self._add("duplicate_custom_id", f"line {first} has the same `custom_id`", "custom_id", second)
 
     def _add(self, code: str, message: str, param: str | None, line: int | None) -> None:
@@ -280,10 +307,7 @@ def _nesting(line: bytes) -> int:
 def split_chunk(data: bytes) -> list[RunLine]:
     """Return the lines of a chunk; one that cannot be read, though validation could, ends no other."""
     decode = msgspec.json.Decoder(_ReadLine).decode
-    lines = data.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    return [_run_line(decode, line) for line in lines]
+    return [_run_line(decode, line) for line in data.split(b"\n") if line.strip()]
 
 
 def _run_line(decode: Callable[[bytes], "_ReadLine"], line: bytes) -> RunLine:

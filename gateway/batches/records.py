@@ -19,7 +19,8 @@ class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A file of a tenant.
 
     expires_s: seconds since 1970. job: whose results it contains, None for an upload. part: of the results.
-    is_ready: it is complete, and listed.
+    is_ready: it is complete, and listed. key, key_mark: of the key that uploaded it or created its job, empty
+    in older records.
     """
 
     id: str
@@ -32,6 +33,8 @@ class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     job: str | None = None
     part: Part | None = None
     is_ready: bool = True
+    key: str = ""
+    key_mark: str = ""
 
 
 class LineProblem(msgspec.Struct, frozen=True):
@@ -111,6 +114,17 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
         """Time at which it ended, None before."""
         ends = (self.completed_s, self.failed_s, self.expired_s, self.cancelled_s)
         return next((end for end in ends if end is not None), None)
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Key that uploads files and creates jobs. mark: empty for tokens, whose ids are of one user."""
+
+    key: str
+    mark: str
+
+    def owns(self, record: FileRecord | Job) -> bool:
+        """Return whether a record of its tenant is of this key."""
+        return (record.key, record.key_mark) == (self.key, self.mark)
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):

@@ -646,6 +646,7 @@ class BatchesSettings(Section, frozen=True):
 class Config(Section, frozen=True, kw_only=True):
     """The whole file. trusted_proxies: networks whose x-forwarded-for header is trusted.
 
+    lame_duck_s: time for which a stopping gateway is not ready and serves on, before `drain_s` begins.
     state_dir: folder of the first key and of the instances; absent, the place that the system has for such
     files. currency: name of the money in which prices and budgets are written.
     """
@@ -653,6 +654,7 @@ class Config(Section, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:8080"
     workers: PositiveInt = 1
     drain_s: PositiveFloat = 15.0
+    lame_duck_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
     trusted_proxies: tuple[str, ...] = ()
     state_dir: str | None = None
     currency: Annotated[str, msgspec.Meta(min_length=1, max_length=16)] | None = None

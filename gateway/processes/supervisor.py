@@ -175,7 +175,8 @@ class Supervisor:
         # A second Ctrl-C does not wait for requests in flight.
         self._stop.clear()
         second_signal = asyncio.create_task(self._stop.wait())
-        drain = self._workers.stop(signal.SIGTERM, self._start_config.drain_s + KILL_AFTER_S)
+        config = self._start_config
+        drain = self._workers.stop(signal.SIGTERM, config.lame_duck_s + config.drain_s + KILL_AFTER_S)
         await _wait_for_first(drain, second_signal)
         second_signal.cancel()
         await self._workers.stop(signal.SIGKILL, KILL_AFTER_S)

@@ -47,12 +47,15 @@ logger = logging.getLogger("gateway")
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn server that finishes requests in flight before it closes, and answers new ones with 503."""
+    """uvicorn server that finishes requests in flight before it closes, and answers new ones with 503.
 
-    def __init__(self, config: uvicorn.Config, application: Application, drain_s: float) -> None:
+    settings: with `lame_duck_s`, during which it still serves, and `drain_s`.
+    """
+
+    def __init__(self, config: uvicorn.Config, application: Application, settings: Config) -> None:
         super().__init__(config)
         self._application = application
-        self._drain_s = drain_s
+        self._settings = settings
         self._stopping: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -68,7 +71,9 @@ class DrainingServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         in_flight = self._application.in_flight
-        if not await in_flight.drain(self._drain_s):
+        if self._settings.lame_duck_s:
+            await in_flight.serve_on(self._settings.lame_duck_s)
+        if not await in_flight.drain(self._settings.drain_s):
             logger.warning("stopped with %d calls unfinished", in_flight.calls)
             # Their callers receive an error; give the replies a moment to leave.
             in_flight.abandon()
@@ -93,9 +98,7 @@ async def _serve(boot: WorkerBoot, parent_lines: Iterator[bytes]) -> None:
     link = ParentLink(boot.status_fd)
     _start_reader(parent_lines, link.receive, boot.metrics_folder)
     application = _build(boot, link, access_lines)
-    server = DrainingServer(
-        _server_config(application, boot.app.config), application, boot.app.config.drain_s
-    )
+    server = DrainingServer(_server_config(application, boot.app.config), application, boot.app.config)
     # Objects created until now live as long as the process, and no generation of the collector need scan
     # them.
     gc.collect()

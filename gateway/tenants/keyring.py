@@ -81,7 +81,8 @@ class Tenant(msgspec.Struct, frozen=True):
 
     models: None means all. model_limits: by model, in place of the model's own limits. batch_limits: count
     only lines of jobs, in addition to `limits`. key_mark: part of the key's digest, which
-    another key of the same id lacks.
+    another key of the same id lacks. is_narrowed: the key may do less than its tenant, or is the token of one
+    of its users.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Tenant(msgspec.Struct, frozen=True):
     expires_s: float | None = None
     batch_limits: tuple[Limit, ...] = ()
     key_mark: str = ""
+    is_narrowed: bool = False
 
     def for_batches(self) -> "Tenant":
         """Return the tenant with the limits that count for lines of its jobs."""
@@ -387,7 +389,14 @@ def _owner(settings: config.TenantConfig, key: StoredKey) -> Tenant:
         scopes=OPERATIONS if key.scopes is None else frozenset(key.scopes),
         expires_s=key.expires_s,
         key_mark=key.digest[-MARK_LENGTH:],
+        is_narrowed=_is_narrowed(key),
     )
+
+
+def _is_narrowed(key: StoredKey) -> bool:
+    """Return whether a key may do less than its tenant. Tokens, which have no digest, are of single users."""
+    lacks_scopes = key.scopes is not None and not OPERATIONS.issubset(key.scopes)
+    return lacks_scopes or key.models is not None or not key.digest
 
 
 def _intersection(first: Iterable[str] | None, second: Iterable[str] | None) -> frozenset[str] | None:

@@ -24,6 +24,10 @@ async def test_wrong_keys_are_throttled_and_a_valid_key_passes(boot: Boots) -> N
     assert [401] * GUESSES_MAX + [429] * 3 == [reply.status_code for reply in tried]
     assert all(int(reply.headers["retry-after"]) >= 1 for reply in tried[GUESSES_MAX:])
     assert (429, 200) == (posted.status_code, valid.status_code)
+    # A client that repeats shows only its last error.
+    words = tried[0].json()["error"]["message"]
+    assert tried[-1].json()["error"]["message"].startswith(f"{words}; too many wrong keys from this address")
+    assert posted.json()["error"].startswith(words)
 
 
 async def test_a_missing_key_is_no_guess(boot: Boots) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.api.server.body_texts import place_of_broken_text
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import RERANKER, Gate, tei_with_hook, until
@@ -79,7 +80,8 @@ NOT_JSON = {
 
 @pytest.mark.parametrize("body", NOT_JSON.values(), ids=NOT_JSON.keys())
 async def test_malformed_json_is_400_in_both_dialects(boot: Boots, body: bytes) -> None:
-    assert_openai(await post_bytes(boot, OPENAI, body), 400, None)
+    broken_text = None if place_of_broken_text(body) is None else "input"
+    assert_openai(await post_bytes(boot, OPENAI, body), 400, None, broken_text)
     assert_tei(await post_bytes(boot, EMBED, body), 400, "Validation")
 
 
@@ -149,6 +151,59 @@ async def test_half_a_surrogate_pair_is_named(boot: Boots, body: bytes) -> None:
         reply = await gateway.client.post(EMBED, content=body)
     assert 400 == reply.status_code
     assert "half of a surrogate pair" in reply.json()["error"]
+
+
+SURROGATES = [
+    b"\\ud800x",
+    b"x\\udbff",
+    b"\\udc00",
+    b"\\ud800\\u0041",
+    b"\\\\\\ud83d",
+    b"\xed\xa0\x80",
+    b"x\xff",
+]
+
+
+@pytest.mark.parametrize("text", SURROGATES)
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        (OPENAI, b'{"input": ["a", "%b", "c"]}', "input[1]"),
+        (OPENAI, b'{"input": "%b"}', "input"),
+        (EMBED, b'{"inputs": ["\\ud83d\\ude00", "\\\\ud83d", "%b"]}', "inputs[2]"),
+        ("/v1/rerank", b'{"query": "q", "documents": ["a", {"text": "%b"}]}', "documents[1].text"),
+    ],
+)
+async def test_a_text_that_is_no_unicode_is_named_by_its_index(
+    boot: Boots, path: str, body: bytes, place: str, text: bytes
+) -> None:
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        reply = await gateway.client.post(path, content=body.replace(b"%b", text))
+        fine = await gateway.client.post(OPENAI, content=b'{"input": ["\\ud83d\\ude00", "\\\\ud83d"]}')
+
+    assert (400, 200) == (reply.status_code, fine.status_code)
+    assert f"the text `{place}` is not Unicode" in reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (OPENAI, {"input": ["a", "b"]}),
+        (OPENAI, {"input": ["a" * 100_000]}),
+        (EMBED, {"inputs": "a"}),
+        ("/v1/rerank", {"query": "q", "documents": ["a"]}),
+        ("/api/show", {"model": "bge"}),
+    ],
+    ids=["two", "large", "tei", "rerank", "ollama"],
+)
+async def test_a_byte_order_mark_before_the_body_is_ignored(boot: Boots, path: str, body: Any) -> None:
+    content = json.dumps(body).encode()
+    async with boot({"tei-0": FakeTei()}) as gateway:
+        replies = [await gateway.client.post(path, content=mark + content) for mark in (b"", b"\xef\xbb\xbf")]
+        twice = await gateway.client.post(path, content=2 * b"\xef\xbb\xbf" + content)
+
+    assert replies[0].status_code == replies[1].status_code != 400
+    assert 400 == twice.status_code
 
 
 @pytest.mark.parametrize("inputs", ["", [], ["a", ""], [""]], ids=str)

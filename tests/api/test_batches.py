@@ -142,6 +142,17 @@ async def test_runs_a_batch_with_the_real_client(  # noqa: PLR0915 - the life of
     assert {call.route for call in calls} == {"/v1/embeddings (batch)"}
 
 
+@pytest.mark.parametrize("end", ["\n", "\n\n", "\r\n\r\n", "\n \n"])
+async def test_a_file_may_have_blank_lines(boot: Boots, tmp_path: Path, end: str) -> None:
+    content = "\n" + texts(3).replace("\n", "\n\n", 1) + end
+    async with boot(servers(), with_batches(tmp_path)) as gateway:
+        batch = await ended(gateway, (await create(gateway, (await upload(gateway, content))["id"]))["id"])
+        found = await results(gateway, batch["output_file_id"])
+
+    assert ("completed", 3) == (batch["status"], batch["request_counts"]["completed"])
+    assert ["id-0", "id-1", "id-2"] == [item["custom_id"] for item in found]
+
+
 @pytest.mark.parametrize(
     ("endpoint", "body", "field"),
     [
@@ -383,6 +394,93 @@ async def test_tenants_see_only_their_own(boot: Boots, tmp_path: Path) -> None:
     assert [reply.status_code for reply in replies] == [404] * 6
     assert files == {"data": [], "has_more": False, "first_id": None, "last_id": None, "object": "list"}
     assert batches["data"] == []
+
+
+NARROW: dict[str, dict[str, Any]] = {
+    "tokenizer": {"scopes": ["tokenize"]},
+    "ranker": {"scopes": ["rerank"]},
+    "other-model": {"models": ["ranker"]},
+    "narrow": {"models": ["bge"], "scopes": ["embed"]},
+    "narrow-too": {"models": ["bge"], "scopes": ["embed"]},
+}
+
+
+def narrow_keys(**changes: dict[str, Any]) -> str:
+    """Return tenants of which one has a key that is not narrowed, and several that are."""
+    keys = [{"digest": key_digest(name), "id": name, **(NARROW | changes)[name]} for name in NARROW]
+    return f"tenants: {json.dumps({'acme': {'keys': [key_digest(KEY), *keys]}})}\n"
+
+
+def use_key(gateway: Running, key: str) -> None:
+    gateway.client.headers["authorization"] = f"Bearer {key}"
+
+
+async def statuses_of(gateway: Running, batch: dict[str, Any]) -> list[int]:
+    """Return the statuses of all requests for a batch that has ended, and for its files."""
+    own = batch["input_file_id"], batch["output_file_id"]
+    paths = [f"/v1/files/{file}{end}" for file in own for end in ("", "/content")]
+    replies = [await gateway.client.get(path) for path in (*paths, f"/v1/batches/{batch['id']}")]
+    replies += [await gateway.client.delete(f"/v1/files/{file}") for file in own]
+    replies.append(await gateway.post(f"/v1/batches/{batch['id']}/cancel", {}))
+    body = {"input_file_id": own[0], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+    replies.append(await gateway.post("/v1/batches", body))
+    return [reply.status_code for reply in replies]
+
+
+async def test_narrowed_keys_see_only_their_own(boot: Boots, tmp_path: Path) -> None:
+    async with boot(servers(), with_batches(tmp_path) + narrow_keys()) as gateway:
+        made = {}
+        for key in (KEY, "narrow"):
+            use_key(gateway, key)
+            file = await upload(gateway, texts(3))
+            made[key] = await ended(gateway, (await create(gateway, file["id"]))["id"])
+        for batch in made.values():
+            use_key(gateway, "tokenizer")
+            assert [403] * 9 == await statuses_of(gateway, batch)
+            assert [403, 403] == [
+                (await gateway.client.get(path)).status_code for path in ("/v1/files", "/v1/batches")
+            ]
+            for key in ("other-model", "narrow-too"):
+                use_key(gateway, key)
+                assert [404] * 9 == await statuses_of(gateway, batch)
+                assert [[], []] == [
+                    (await gateway.client.get(path)).json()["data"] for path in ("/v1/files", "/v1/batches")
+                ]
+            use_key(gateway, "ranker")
+            # It may not create a batch of embeddings at all.
+            assert [404] * 8 + [403] == await statuses_of(gateway, batch)
+        use_key(gateway, "narrow")
+        shown = made["narrow"]
+        assert [404] * 9 == await statuses_of(gateway, made[KEY])
+        files = (await gateway.client.get("/v1/files?limit=1")).json()
+        assert (True, shown["output_file_id"]) == (files["has_more"], files["last_id"])
+        files = (await gateway.client.get(f"/v1/files?limit=1&after={files['last_id']}")).json()
+        assert (False, shown["input_file_id"]) == (files["has_more"], files["last_id"])
+        batches = (await gateway.client.get("/v1/batches?limit=1")).json()
+        assert (False, [shown["id"]]) == (batches["has_more"], [batch["id"] for batch in batches["data"]])
+        assert 3 == len(await results(gateway, shown["output_file_id"]))
+        use_key(gateway, KEY)
+        assert 4 == len((await gateway.client.get("/v1/files")).json()["data"])
+        assert 2 == len((await gateway.client.get("/v1/batches")).json()["data"])
+        assert [200] * 7 == (await statuses_of(gateway, shown))[:7]
+
+
+@pytest.mark.parametrize("change", [{"models": ["ranker"]}, {"models": ["bge"], "scopes": ["rerank"]}])
+async def test_results_are_read_only_by_keys_that_may_compute_them(
+    boot: Boots, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    async with boot(servers(), with_batches(tmp_path) + narrow_keys()) as gateway:
+        use_key(gateway, "narrow")
+        file = await upload(gateway, texts(3))
+        batch = await ended(gateway, (await create(gateway, file["id"]))["id"])
+    async with boot(servers(), with_batches(tmp_path) + narrow_keys(narrow=change)) as gateway:
+        use_key(gateway, "narrow")
+        reply = await gateway.client.get(f"/v1/files/{batch['output_file_id']}/content")
+        own = await gateway.client.get(f"/v1/files/{batch['input_file_id']}/content")
+        use_key(gateway, KEY)
+        assert 3 == len(await results(gateway, batch["output_file_id"]))
+
+    assert (403, 200) == (reply.status_code, own.status_code)
 
 
 async def test_operators_see_and_cancel_all(boot: Boots, tmp_path: Path) -> None:

@@ -117,6 +117,27 @@ async def test_lists_and_describes_the_models_that_embed(boot: Boots) -> None:
     assert (404, "NOT_FOUND") == (missing.status_code, missing.json()["error"]["status"])
 
 
+@pytest.mark.parametrize("path", ["", "/org/bge", "/org%2Fbge", "/cross", "/none"])
+async def test_a_key_of_googles_clients_reads_their_models_below_v1(boot: Boots, path: str) -> None:
+    async with boot(fakes()) as gateway:
+        del gateway.client.headers["authorization"]
+        expected, found, wrong, openais, both = [
+            await gateway.client.get(f"/{version}/models{path}", headers=headers)
+            for version, headers in (
+                ("v1beta", {"x-goog-api-key": KEY}),
+                ("v1", {"x-goog-api-key": KEY}),
+                ("v1", {"x-goog-api-key": "wrong"}),
+                ("v1", {"authorization": f"Bearer {KEY}"}),
+                ("v1", {"authorization": f"Bearer {KEY}", "x-goog-api-key": KEY}),
+            )
+        ]
+
+    assert (expected.status_code, expected.json()) == (found.status_code, found.json())
+    assert (401, "UNAUTHENTICATED") == (wrong.status_code, wrong.json()["error"]["status"])
+    assert openais.json() == both.json()
+    assert openais.status_code == 404 or openais.json()["object"] in {"list", "model"}
+
+
 @pytest.mark.parametrize("version", ["v1", "v1beta"])
 async def test_counts_the_tokens_of_all_contents(boot: Boots, version: str) -> None:
     body = {"contents": [request(text)["content"] for text in TEXTS]}

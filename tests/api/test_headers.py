@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backends.contract import EmbedReply, Operation, Truncate
 from gateway.api.server.error_bodies import Dialect, render_error
 from gateway.api.server.inference_api import reply_headers
-from gateway.app import ROUTES
+from gateway.app import HANDLERS, ROUTES
 from gateway.errors import FACTS, GatewayError
 from gateway.quotas.ledger import MemoryLedger
 from gateway.routing.routes import Route
@@ -22,6 +22,7 @@ from gateway.tenants.keyring import Tenant, key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei
+from tests.socket_gateway import socket_gateway
 
 OPENAI = "/v1/embeddings"
 STAGES = {"parse", "auth", "quota", "queue", "upstream", "encode"}
@@ -70,6 +71,25 @@ async def test_every_reply_while_draining_closes_its_connection(boot: Boots) -> 
     assert "connection" not in before.headers
     assert (503, "close") == (refused.status_code, refused.headers["connection"])
     assert (200, "close") == (probed.status_code, probed.headers["connection"])
+
+
+async def test_a_lame_duck_serves_on_and_asks_clients_to_leave_in_the_second_half(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        in_flight = gateway.application.in_flight
+        serving = asyncio.create_task(in_flight.serve_on(1.0))
+        await until(lambda: in_flight.leaving)
+        first = [await gateway.client.get("/readyz"), await gateway.post(OPENAI, {"input": "a"})]
+        await until(lambda: in_flight.closes_connections)
+        assert not serving.done()
+        second = [await gateway.client.get("/readyz"), await gateway.post(OPENAI, {"input": "a"})]
+        alive = await gateway.client.get("/livez")
+        await serving
+        drain(gateway)
+        refused = await gateway.post(OPENAI, {"input": "a"})
+
+    assert [503, 200, 503, 200] == [reply.status_code for reply in (*first, *second)]
+    assert [None, None, "close", "close"] == [reply.headers.get("connection") for reply in (*first, *second)]
+    assert (200, 503) == (alive.status_code, refused.status_code)
 
 
 @pytest.mark.parametrize("request_id", ["a", "trace-1/2:3", "x" * 128])
@@ -392,3 +412,63 @@ async def test_the_internal_slash_character_is_refused_in_urls(boot: Boots) -> N
     async with boot(fakes()) as gateway:
         for path in ("/models/a%1Fb/embed", "/v1/encode/a%1Fb", "/admin/models/a%1Fb"):
             assert 404 == (await gateway.client.post(path, json={"inputs": "a"})).status_code
+
+
+GET_PATHS = sorted(
+    path for handler in HANDLERS if "GET" in handler.http_methods for path in handler.paths if "{" not in path
+)
+NAMED_PATHS = [
+    "/models/org/bge/info",
+    "/models/bge/health",
+    "/v1/models/bge",
+    "/v1beta/models/bge",
+    "/v1/models/none",
+    "/admin/batches/none",
+]
+# Of each reply anew.
+VOLATILE = {"x-request-id", "content-length", "date"}
+
+
+@pytest.mark.parametrize("path", [*GET_PATHS, *NAMED_PATHS])
+async def test_head_is_answered_as_get_without_a_body(boot: Boots, path: str) -> None:
+    async with boot(fakes()) as gateway:
+        got = await gateway.client.get(path)
+        asked = await gateway.client.head(path)
+
+    assert got.status_code == asked.status_code != 405
+    assert b"" == asked.content
+    assert ("content-length" in got.headers) is ("content-length" in asked.headers)
+    sizes = {reply.headers.get("content-length") for reply in (got, asked)}
+    # Counters and times change between the two.
+    assert 1 == len(sizes) or path in {"/metrics", "/admin/status", "/load", "/usage"}
+    assert {name: value for name, value in got.headers.items() if name not in VOLATILE} == {
+        name: value for name, value in asked.headers.items() if name not in VOLATILE
+    }
+
+
+async def test_head_of_a_path_without_get_is_405_without_a_body(boot: Boots) -> None:
+    async with boot(fakes()) as gateway:
+        asked = await gateway.client.head("/v1/embeddings")
+
+    assert (405, b"") == (asked.status_code, asked.content)
+
+
+async def test_a_connection_goes_on_after_a_head() -> None:
+    config = (
+        LIMITED
+        + 'upstreams: {up: {backend: tei, replicas: ["http://tei-0"]}}\nmodels: {bge: {upstream: up}}\n'
+    )
+    paths = (b"/", b"/info", b"/v1/models", b"/metrics", b"/api/tags", b"/none")
+    async with socket_gateway(FakeTei(), config) as gateway, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        for path in paths:
+            request = b"HEAD %b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n\r\n"
+            writer.write(request % (path, KEY.encode()))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert (b"404" if path == b"/none" else b"200") == head.split(b" ")[1], path
+        writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        rest = await reader.read()
+        writer.close()
+
+    assert rest.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert rest.endswith(b"\r\n\r\n")

@@ -617,7 +617,7 @@ async def limited(connections_max: int) -> AsyncIterator[Callable[[bytes], Await
     async with connected(application=echo) as (_, first), asyncio.timeout(20):
         await ImpatientProtocol.accepted.get()
         ImpatientProtocol.released = asyncio.Event()
-        ImpatientProtocol.limit = ConnectionLimit(connections_max)
+        ImpatientProtocol.limit = ConnectionLimit(connections_max, new_max=0)
         address = first.get_extra_info("peername")
         writers: list[asyncio.StreamWriter] = []
 

@@ -14,6 +14,7 @@ from gateway.api.operators.sign_in import BODY_BYTES_MAX
 from gateway.tenants.guess_throttle import GUESSES_MAX
 from gateway.tenants.sign_on import key_source, sign_in
 from tests.conftest import Running, running_gateway
+from tests.fakes.hooks import until
 from tests.fakes.issuer import CLIENT, FakeIssuer, public_jwk, until_read
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
@@ -191,6 +192,43 @@ async def test_exchanges_in_progress_are_bounded(issuer: FakeIssuer, monkeypatch
 
     assert (503, []) == (reply.status_code, issuer.forms)
     assert "too many sign-ins at once" in reply.text
+
+
+@pytest.mark.parametrize("addresses", [["203.0.113.1"], [f"203.0.113.{number}" for number in range(9)]])
+async def test_codes_that_a_slow_issuer_checks_keep_no_other_address_out(
+    issuer: FakeIssuer, addresses: list[str]
+) -> None:
+    issuer.held = b"bogus"
+    config = CONFIG.format(issuer=issuer.address) + "trusted_proxies: [127.0.0.1]\n"
+    async with running_gateway({"tei-0": FakeTei()}, config) as gateway:
+        await until_read(gateway, names=("corporate",))
+
+        async def send(code: str, address: str) -> httpx.Response:
+            headers = {"x-forwarded-for": address}
+            return await gateway.client.post("/ui/sign-on", json={**CODE, "code": code}, headers=headers)
+
+        bogus = [
+            asyncio.create_task(send(f"bogus-{number}", address))
+            for address in addresses
+            for number in range(sign_in.EXCHANGES_PER_ADDRESS + 2)
+        ]
+        async with asyncio.timeout(20):
+            await until(lambda: all(task.done() for task in bogus[8:10]) and len(issuer.forms) >= 8)
+            answer(issuer)
+            fine = [await send("a-code", f"198.51.100.{number}") for number in range(5)]
+            issuer.released.set()
+            statuses = [(await task).status_code for task in bogus]
+
+    assert [200] * 5 == [reply.status_code for reply in fine]
+    assert 503 in statuses
+
+
+def test_addresses_of_one_network_share_their_exchanges() -> None:
+    networks = {sign_in._network_of(f"2001:db8::{number:x}") for number in range(4)}
+
+    assert 1 == len(networks)
+    assert sign_in._network_of("2001:db8:0:1::1") not in networks
+    assert ["203.0.113.1", "unknown"] == [sign_in._network_of(each) for each in ("203.0.113.1", "unknown")]
 
 
 async def test_a_sign_in_by_a_new_key_waits_for_it(

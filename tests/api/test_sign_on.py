@@ -112,6 +112,21 @@ async def test_batches_outlive_tokens_and_need_a_key(issuer: FakeIssuer, tmp_pat
     assert "create it with an API key" in replies[0].json()["error"]["message"]
 
 
+async def test_each_user_sees_its_own_files_only(issuer: FakeIssuer, tmp_path: Path) -> None:
+    template = CONFIG + f"batches: {{{{dir: {tmp_path}}}}}\n"
+    async with signed_on(issuer, template) as gateway:
+        headers = [{"authorization": f"Bearer {issuer.token(sub=name)}"} for name in ("alice", "bob")]
+        form = {"data": {"purpose": "batch"}, "files": {"file": ("a.jsonl", b"{}\n")}}
+        sent = await gateway.client.post("/v1/files", headers=headers[0], **form)  # type: ignore[arg-type]
+        assert 200 == sent.status_code, sent.text
+        path = f"/v1/files/{sent.json()['id']}/content"
+        statuses = [(await gateway.client.get(path, headers=each)).status_code for each in headers]
+        listed = [(await gateway.client.get("/v1/files", headers=each)).json()["data"] for each in headers]
+
+    assert [200, 404] == statuses
+    assert [1, 0] == [len(files) for files in listed]
+
+
 async def test_each_user_has_limits_of_its_own(issuer: FakeIssuer) -> None:
     async with signed_on(issuer) as gateway:
         alice, bob = issuer.token(plan="small"), issuer.token(sub="bob", plan="small")

@@ -286,6 +286,25 @@ def test_the_grace_period_follows_the_drain(drain_s: float, grace_s: int) -> Non
     pod = deployment({"config": {"drain_s": drain_s}})["spec"]["template"]["spec"]
 
     assert grace_s == pod["terminationGracePeriodSeconds"]
+    assert "lifecycle" not in pod["containers"][0]
+
+
+def test_a_file_without_lame_duck_keeps_the_pause_before_the_signal() -> None:
+    text = (KUBERNETES / "overlays/tei/router.yaml").read_text()
+    parts = [line for line in text.splitlines() if not line.startswith("lame_duck_s")]
+    values = {"routerYaml": "\n".join(parts) + "\n", "pools": {"engine": {"enabled": False}}}
+    pod = deployment(values)["spec"]["template"]["spec"]
+
+    assert ["sleep", "10"] == pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert 60 == pod["terminationGracePeriodSeconds"]
+
+
+def test_pools_pause_by_a_hook_only_if_they_run_another_server() -> None:
+    values = {"pools": {"engine": {"enabled": True}, "tei": {"enabled": True}}}
+    pods = [deployment(values, f"gateway-{pool}")["spec"]["template"]["spec"] for pool in ("engine", "tei")]
+
+    assert [False, True] == ["lifecycle" in pod["containers"][0] for pod in pods]
+    assert [90, 90] == [pod["terminationGracePeriodSeconds"] for pod in pods]
 
 
 def test_pods_are_replaced_when_their_configuration_changes() -> None:

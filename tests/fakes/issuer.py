@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import threading
 import time
 from collections.abc import Collection, Mapping
 from functools import cache
@@ -68,6 +69,7 @@ class FakeIssuer:
     """Issuer as an ASGI app. address: where it is served. keys: their names, as published.
 
     requests: paths in the order of the requests. status, body: sent in place of everything, if set.
+    held: part of a form whose reply waits until `released`.
     """
 
     def __init__(self) -> None:
@@ -80,6 +82,8 @@ class FakeIssuer:
         self.described: dict[str, Any] = {}
         self.token_reply: tuple[int, bytes] = (400, b'{"error": "invalid_grant"}')
         self.forms: list[bytes] = []
+        self.held: bytes | None = None
+        self.released = threading.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
@@ -88,6 +92,8 @@ class FakeIssuer:
         status, body = self.status, self.body
         if scope["method"] == "POST":
             self.forms.append(message["body"])
+            if self.held is not None and self.held in message["body"]:
+                await asyncio.to_thread(self.released.wait, 20)
             status, body = self.token_reply
         elif body is None:
             content = {"keys": self.keys} if scope["path"] == "/keys" else self.description()

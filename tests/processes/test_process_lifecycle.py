@@ -67,6 +67,21 @@ def test_gateway_is_a_tei_upstream_of_another_without_torch(shared: Served, tmp_
         front.stop()
 
 
+def test_a_lame_duck_is_not_ready_and_serves_new_calls(shared: Served, tmp_path: Path) -> None:
+    path = tmp_path / "remote.yaml"
+    path.write_text("lame_duck_s: 3\n" + REMOTE.format(url=f"{shared.url}/models/minilm", key=KEY))
+    front = Served(path).wait_until_up()
+    try:
+        front.process.send_signal(signal.SIGTERM)
+        ready = lambda: httpx.get(f"{front.url}/readyz", trust_env=False).status_code  # noqa: E731
+        assert wait_until(lambda: ready() == 503)
+        # On a new connection.
+        assert 200 == embed(front.url, ["a"]).status_code
+        assert 0 == front.process.wait(30)
+    finally:
+        front.stop()
+
+
 def test_killed_engine_delays_twenty_callers_without_an_error(shared: Served) -> None:
     engine = shared.child("backends.torch.server")
     texts = [[f"some words of a text {n} {i} " * 12 for i in range(16)] for n in range(20)]

@@ -67,6 +67,55 @@ def test_chunks_cover_every_line_once_and_in_order(
     assert [line.custom_id for line in found] == [f"id-{n}" for n in range(len(lines))]
 
 
+BLANK = st.lists(st.sampled_from([b"", b" ", b"\t \r", b" " * 400]), max_size=5)
+
+
+@given(
+    st.lists(st.tuples(BLANK, st.integers(0, 300)), max_size=40), BLANK, st.integers(1, 5000), st.booleans()
+)
+def test_blank_lines_are_no_requests(
+    parts: list[tuple[list[bytes], int]], last: list[bytes], block: int, ends: bool
+) -> None:
+    lines: list[bytes] = []
+    for number, (blanks, size) in enumerate(parts):
+        lines += [*blanks, request(number, body={"model": "bge", "input": "x" * size})]
+    content = b"\n".join([*lines, *last]) + b"\n" * ends
+
+    plan = plan_of(content, block)
+
+    if not parts:
+        assert [problem.code for problem in plan.problems] == ["empty_file"]
+        return
+    assert (plan.problems, plan.total) == ((), len(parts))
+    found = []
+    for chunk in plan.chunks:
+        assert (chunk.first, chunk.lines <= RULES.chunk_lines) == (len(found), True)
+        assert chunk.lines == 1 or chunk.length <= RULES.chunk_bytes
+        own = split_chunk(content[chunk.offset : chunk.offset + chunk.length])
+        assert chunk.lines == len(own)
+        found += own
+    assert [line.custom_id for line in found] == [f"id-{n}" for n in range(len(parts))]
+
+
+def test_lines_are_named_as_in_the_file_with_blank_lines() -> None:
+    lines = [b"", request(0), b" ", b"", b"hello", request(0), b"", request(5, method="GET")]
+
+    assert [(problem.line, problem.code) for problem in plan_of(b"\n".join(lines)).problems] == [
+        (5, "invalid_json_line"),
+        (6, "duplicate_custom_id"),
+        (8, "invalid_method"),
+    ]
+
+
+def test_a_full_file_may_end_with_blank_lines_but_not_with_as_many_again() -> None:
+    rules = msgspec.structs.replace(RULES, lines_max=20)
+    content = b"\n".join([request(number) for number in range(20)])
+
+    assert () == plan_of(content + b"\n" * 20, rules=rules).problems
+    problems = plan_of(content + b"\n" * 3000, rules=rules).problems
+    assert ["too_many_lines"] == [problem.code for problem in problems]
+
+
 BROKEN: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut": (lambda line: line[: len(line) // 2], "invalid_json_line"),
     "text": (lambda _: b"hello", "invalid_json_line"),
@@ -94,8 +143,6 @@ BROKEN: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "body a text": (lambda _: request(0, custom_id="b", body="text"), "invalid_request"),
     "other model": (lambda line: line.replace(b"bge", b"ada"), "model_not_found"),
     "model a number": (lambda line: line.replace(b'"bge"', b"17"), "invalid_request"),
-    "blank": (lambda _: b"", "blank_line"),
-    "spaces": (lambda _: b" \t", "blank_line"),
     "long": (lambda _: request(0, custom_id="l", body={"input": "x" * 3000}), "line_too_long"),
 }
 

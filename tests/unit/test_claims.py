@@ -100,6 +100,36 @@ def test_scopes_of_a_table_add_up() -> None:
     assert () == stored({"scopes": {"claim": "groups", "values": {"r": ["embed"]}}}).scopes
 
 
+NAMES = [
+    "former admins",
+    "admins readonly",
+    "admins\tx",
+    "x\nadmins",
+    "x\xa0admins",
+    "x\u2003admins",
+    " admins",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_group_whose_name_contains_the_operators_makes_no_operator(name: str) -> None:
+    mapping = {"scopes": {"claim": "groups", "values": {"admins": ["admin", "metrics"], "*": ["embed"]}}}
+
+    assert ("embed",) == stored(mapping, groups=["users", name]).scopes
+    assert ("embed",) == stored(mapping, groups=[name]).scopes
+    assert ("admin", "metrics") == stored(mapping, groups=["users", "admins"]).scopes
+    assert () == stored({"scopes": {"claim": "groups"}}, groups=["embed rerank"]).scopes
+
+
+@pytest.mark.parametrize("space", ["\t", "\n", "\xa0", "\u2003", "\x0b"])
+def test_a_claim_of_one_text_is_split_at_spaces_only(space: str) -> None:
+    mapping = {"scopes": {"claim": "scope", "values": {"admins": ["admin"], "r": ["embed"]}}}
+
+    assert ("embed",) == stored(mapping, scope=f"r x{space}admins").scopes
+    assert ("admin", "embed") == stored(mapping, scope="r  admins").scopes
+    assert ("embed",) == stored({"scopes": {"claim": "scope"}}, scope=f"embed rerank{space}classify").scopes
+
+
 def test_scopes_in_words_of_the_issuer_are_operations_only() -> None:
     found = stored({"scopes": {"claim": "scope"}}, scope="openid embed admin metrics tokenize embed")
 

@@ -9,7 +9,7 @@ from gateway.config.schema import Key, TenantConfig
 from gateway.errors import ScopeForbidden, Unauthenticated
 from gateway.quotas.limits import Limit
 from gateway.tenants.create_key import random_key
-from gateway.tenants.keyring import Keyring, StoredKey, key_digest
+from gateway.tenants.keyring import OPERATIONS, Keyring, StoredKey, key_digest
 
 NOON_S = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 
@@ -100,3 +100,23 @@ def test_random_keys_contain_their_id_and_are_unique() -> None:
 
     assert 100 == len(keys)
     assert all(key.startswith("gw_abc_") and len(key) > 40 for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, False),
+        ({"scopes": tuple(OPERATIONS)}, False),
+        ({"scopes": (*OPERATIONS, "metrics")}, False),
+        ({"scopes": ("embed", "rerank")}, True),
+        ({"models": ("bge", "cross")}, True),
+    ],
+)
+def test_a_key_is_narrowed_by_models_and_by_missing_scopes(
+    options: dict[str, object], expected: bool
+) -> None:
+    assert expected is keyring(**options).identify("secret").is_narrowed
+
+
+def test_a_user_of_single_sign_on_is_narrowed() -> None:
+    assert keyring().owner_of(StoredKey("okta:alice", "", "acme")).is_narrowed

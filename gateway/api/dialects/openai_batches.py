@@ -11,7 +11,7 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery
 
-from gateway.api.server.batches_api import BatchesApi, batch_errors
+from gateway.api.server.batches_api import BatchesApi, batch_errors, owner_of
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -107,7 +107,14 @@ def _new_job(data: BatchRequest, tenant: Tenant) -> NewJob:
         raise InvalidInput(f"`metadata` may have at most {METADATA_MAX} pairs", param="metadata")
     keep_s = None if expires is None else float(expires.seconds)
     return NewJob(
-        tenant.name, tenant.key_id, endpoint, data.input_file_id, data.metadata, keep_s, tenant.key_mark
+        tenant.name,
+        tenant.key_id,
+        endpoint,
+        data.input_file_id,
+        data.metadata,
+        keep_s,
+        tenant.key_mark,
+        owner_of(tenant),
     )
 
 
@@ -120,7 +127,7 @@ async def list_batches(
 ) -> BatchList:
     """List the tenant's batches, newest first."""
     tenant = await batches.authenticate(context)
-    states, has_more = await batches.page(tenant.name, after, limit)
+    states, has_more = await batches.page(tenant.name, after, limit, owner_of(tenant))
     return batch_list(states, has_more=has_more)
 
 
@@ -132,8 +139,7 @@ async def get_batch(
 ) -> BatchObject:
     """Describe one batch of the tenant, with its counts so far."""
     tenant = await batches.authenticate(context)
-    with batch_errors():
-        state = await batches.jobs.get(tenant.name, batch_id)
+    state = await batches.job(tenant, batch_id)
     return batch_object(state.job, state.wait_reason)
 
 
@@ -153,8 +159,9 @@ async def cancel_batch(
     Requests that run are finished, and the results so far are kept.
     """
     tenant = await batches.authenticate(context)
+    await batches.job(tenant, batch_id)
     with batch_errors():
-        return batch_object(await batches.jobs.cancel(tenant.name, batch_id))
+        return batch_object(await batches.jobs.cancel(tenant.name, batch_id, owner_of(tenant)))
 
 
 HANDLERS = [create_batch, list_batches, get_batch, cancel_batch]

@@ -18,7 +18,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import Body, FromPath, FromQuery
 from litestar.response import Stream
 
-from gateway.api.server.batches_api import BatchesApi, batch_errors
+from gateway.api.server.batches_api import BatchesApi, batch_errors, key_of, owner_of
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
@@ -80,7 +80,9 @@ async def _receive(context: RequestContext, batches: BatchesApi, tenant: Tenant)
 
     async def start() -> Sink:
         nonlocal upload
-        upload = await batches.files.start(tenant.name, int(announced) if announced.isdigit() else 0)
+        upload = await batches.files.start(
+            tenant.name, int(announced) if announced.isdigit() else 0, key_of(tenant)
+        )
         return upload
 
     try:
@@ -165,7 +167,7 @@ async def list_files(
         raise InvalidInput(f"`limit` must be from 1 to {LIST_MAX}", param="limit")
     with batch_errors():
         page = Page("file", tenant.name, limit, after, newest_first=order == "desc")
-        records, has_more = await batches.files.list(page, purpose)
+        records, has_more = await batches.files.list(page, purpose, owner_of(tenant))
     data = [file_object(record) for record in records]
     return FileList(data, has_more, data[0].id if data else None, data[-1].id if data else None)
 
@@ -179,7 +181,7 @@ async def get_file(
     """Describe one file of the tenant."""
     tenant = await batches.authenticate(context)
     with batch_errors():
-        return file_object(await batches.files.get(tenant.name, file_id))
+        return file_object(await batches.files.get(tenant.name, file_id, owner_of(tenant)))
 
 
 @get(
@@ -196,7 +198,8 @@ async def get_content(
     tenant = await batches.authenticate(context)
     files = batches.files
     with batch_errors():
-        record = await files.get(tenant.name, file_id)
+        record = await files.get(tenant.name, file_id, owner_of(tenant))
+        await batches.check_results(tenant, record)
         blocks = files.content(record)
         # Before the head of the reply is sent, so that a missing file is reported.
         first = await anext(blocks, b"")
@@ -224,7 +227,7 @@ async def delete_file(
     """Delete one file of the tenant."""
     tenant = await batches.authenticate(context)
     with batch_errors():
-        await batches.files.remove(tenant.name, file_id)
+        await batches.files.remove(tenant.name, file_id, owner_of(tenant))
     return FileDeleted(file_id)
 
 

@@ -57,8 +57,8 @@ def _health_of(rpc: Rpc) -> health_pb2.HealthCheckResponse.ServingStatus:
         rpc.parts.api.check_health(rpc.context.model)
     except GatewayError:
         return health_pb2.HealthCheckResponse.NOT_SERVING
-    draining = rpc.parts.in_flight.draining
-    return health_pb2.HealthCheckResponse.NOT_SERVING if draining else health_pb2.HealthCheckResponse.SERVING
+    leaving = rpc.parts.in_flight.leaving
+    return health_pb2.HealthCheckResponse.NOT_SERVING if leaving else health_pb2.HealthCheckResponse.SERVING
 
 
 async def answer_reflection(rpc: Rpc) -> None:

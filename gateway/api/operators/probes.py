@@ -47,11 +47,11 @@ async def readyz(
     in_flight: NamedDependency[InFlight],
     verbose: FromQuery[str | None] = None,
 ) -> Response[bytes]:
-    """Answer 200 once all engines have loaded and all remote replicas were tried, until the drain.
+    """Answer 200 once all engines have loaded and all remote replicas were tried, until SIGTERM.
 
     With `verbose`, the body has a line for each upstream: its state, and why it serves nothing.
     """
-    if in_flight.draining:
+    if in_flight.leaving:
         raise ShuttingDown("this gateway is stopping")
     waiting = [name for name, upstream in api.gateway.upstreams.items() if not upstream.startup_done]
     if waiting:

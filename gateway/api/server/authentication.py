@@ -59,8 +59,8 @@ class Authenticator:
             if self.sign_on.issuers and is_token(key):
                 return self._find_user(context, key)
             return self._keyring.identify(key)
-        except Unauthenticated:
-            self.count_failure(context, key)
+        except Unauthenticated as refusal:
+            self.count_failure(context, key, refusal.message)
             raise
 
     def _find_user(self, context: CallContext, token: str) -> Tenant:
@@ -80,13 +80,14 @@ class Authenticator:
                 self._forgeries.record_failure(address, digest, now_s)
             raise
 
-    def count_failure(self, context: CallContext, secret: str) -> None:
+    def count_failure(self, context: CallContext, secret: str, refusal: str) -> None:
         """Count a wrong key, token or code against its address.
 
+        refusal: why it is wrong. A client that repeats shows only its last error.
         Raises: AuthThrottled if the address has sent too many.
         """
         address, now_s = self.address_of(context), self._clock()
-        _refuse_for(self._guesses.wait_s(address, now_s))
+        _refuse_for(self._guesses.wait_s(address, now_s), f"{refusal}; ")
         self._guesses.record_failure(address, key_digest(secret), now_s)
 
     def refuse_guessing(self, context: CallContext) -> None:
@@ -116,10 +117,10 @@ class Authenticator:
         return any(parsed in network for network in self._trusted)
 
 
-def _refuse_for(wait_s: float) -> None:
+def _refuse_for(wait_s: float, refusal: str = "") -> None:
     if wait_s > 0:
         raise AuthThrottled(
-            "too many wrong keys from this address", retry_after_s=math.ceil(wait_s)
+            f"{refusal}too many wrong keys from this address", retry_after_s=math.ceil(wait_s)
         ) from None
 
 

@@ -6,13 +6,22 @@ from contextlib import contextmanager, suppress
 
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.call_context import CallContext
+from gateway.api.wire.batch_objects import OPERATIONS
 from gateway.batches.files import Files
 from gateway.batches.job_store import JobStoreUnavailable, Page
 from gateway.batches.jobs import Jobs, JobState
 from gateway.batches.objects import ObjectsUnavailable
+from gateway.batches.records import FileRecord, Owner
 from gateway.batches.service import Batches
-from gateway.errors import BatchesUnavailable, FileStorageFull, InvalidInput, NotFound, ScopeForbidden
-from gateway.tenants.keyring import OPERATIONS, Tenant
+from gateway.errors import (
+    BatchesUnavailable,
+    FileStorageFull,
+    InvalidInput,
+    ModelForbidden,
+    NotFound,
+    ScopeForbidden,
+)
+from gateway.tenants.keyring import Tenant
 
 # Uploads of one worker, and of one tenant in it: each has buffers and an open file.
 UPLOADS_MAX = 64
@@ -21,6 +30,8 @@ UPLOADS_PER_TENANT = 8
 START_S = 2.0
 # Batches of one page.
 LIST_MAX = 100
+# Scopes of the operations that batches run.
+BATCHED = frozenset(operation.value for operation in OPERATIONS.values())
 OFF = "this gateway has no files and batches: add the section `batches` to its router.yaml"
 
 
@@ -38,10 +49,32 @@ class BatchesApi:
         Raises: Unauthenticated, AuthThrottled, ScopeForbidden, NotFound, BatchesUnavailable.
         """
         tenant = self._authenticator.authenticate(context)
-        if not tenant.scopes & OPERATIONS:
-            raise ScopeForbidden("this key is for no operation of models, and has no files and batches")
+        if tenant.scopes.isdisjoint(BATCHED):
+            raise ScopeForbidden("this key is for no operation of batches, and has no files and batches")
         await self.require()
         return tenant
+
+    async def job(self, tenant: Tenant, id_: str) -> JobState:
+        """Return a job that a key may see. Raises: NotFound, ScopeForbidden, BatchesUnavailable."""
+        with batch_errors():
+            state = await self.jobs.get(tenant.name, id_, owner_of(tenant))
+        tenant.require_operation(OPERATIONS[state.job.endpoint])
+        return state
+
+    async def check_results(self, tenant: Tenant, record: FileRecord) -> None:
+        """Check that a key may read a file: of results, that it may still compute them.
+
+        Raises: ScopeForbidden, ModelForbidden, BatchesUnavailable.
+        """
+        if record.job is None or not tenant.is_narrowed:
+            return
+        try:
+            job = (await self.job(tenant, record.job)).job
+        except NotFound:
+            # The job is removed before the last of its results, which only its key sees.
+            return
+        if job.model is not None and not tenant.may_use(job.model):
+            raise ModelForbidden(f"this key may not use the model {job.model!r} of these results")
 
     async def require(self) -> None:
         """Check that files and jobs are served; wait for a start. Raises: NotFound, BatchesUnavailable."""
@@ -69,15 +102,18 @@ class BatchesApi:
         """Jobs of all tenants. Raises: NotFound."""
         return self._opened.jobs
 
-    async def page(self, tenant: str | None, after: str | None, limit: int) -> tuple[list[JobState], bool]:
+    async def page(
+        self, tenant: str | None, after: str | None, limit: int, owner: Owner | None = None
+    ) -> tuple[list[JobState], bool]:
         """Return jobs of a tenant, or of all, newest first, and whether there are more.
 
-        Raises: NotFound, InvalidInput, BatchesUnavailable.
+        owner: whose jobs alone are listed. Raises: NotFound, InvalidInput, BatchesUnavailable.
         """
         if not 1 <= limit <= LIST_MAX:
             raise InvalidInput(f"`limit` must be from 1 to {LIST_MAX}", param="limit")
         with batch_errors():
-            return await self.jobs.list(Page("batch", tenant, limit, after))
+            page = Page("batch", tenant, limit, after)
+            return await (self.jobs.list(page) if owner is None else self.jobs.list_own(page, owner))
 
     @contextmanager
     def uploading(self, tenant: str) -> Iterator[None]:
@@ -92,6 +128,16 @@ class BatchesApi:
             self._uploads[tenant] -= 1
             if not self._uploads[tenant]:
                 del self._uploads[tenant]
+
+
+def owner_of(tenant: Tenant) -> Owner | None:
+    """Return the owner of the files and jobs that a key sees, None if it sees all of its tenant's."""
+    return key_of(tenant) if tenant.is_narrowed else None
+
+
+def key_of(tenant: Tenant) -> Owner:
+    """Return the owner of what a key uploads and creates."""
+    return Owner(tenant.key_id, tenant.key_mark)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from litestar.openapi.spec import Reference, Schema
 from litestar.typing import FieldDefinition
 
 from gateway.api.server.allowed_values import note_choices
+from gateway.api.server.body_texts import without_mark
 
 T = TypeVar("T")
 # Longer than any name in a configuration, and short enough to be repeated in an error.
@@ -32,7 +33,7 @@ class OnePass(AbstractDTO[T], Generic[T]):
         Raises: msgspec.DecodeError, UnicodeDecodeError, RecursionError.
         """
         try:
-            return msgspec.json.decode(value, type=self.model_type)
+            return msgspec.json.decode(without_mark(value), type=self.model_type)
         except msgspec.ValidationError as error:
             note_choices(error, self.model_type)
             raise
@@ -70,7 +71,7 @@ class AsWritten(OnePass[T], Generic[T]):
 
     def decode_bytes(self, value: bytes) -> Any:
         """Decode a body to dicts, lists and scalars."""
-        return msgspec.json.decode(value)
+        return msgspec.json.decode(without_mark(value))
 
     @classmethod
     def create_openapi_schema(

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from gateway.api.server.http_protocol import CONNECTION, ConnectionHandle
 from gateway.api.server.in_flight import SMALL_BODY_BYTES, InFlight
+from gateway.api.server.refusal_pace import RefusalPace
 from gateway.api.server.responses import HttpReply, encode_headers
-from gateway.errors import BodyTooLarge, GatewayFull
+from gateway.errors import BodyTooLarge, GatewayFull, Overloaded
 
 # ASGI's own types: plain mappings, which every server and framework agree on.
 Message: TypeAlias = MutableMapping[str, Any]
@@ -19,6 +21,7 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 # uvicorn buffers this much. The call of a larger reply ends only when the client has read the reply.
 AT_ONCE_BYTES = 64 * 1024
 LENGTH_DIGITS_MAX = 18
+TOO_MANY_REQUESTS = 429
 
 
 class CallIO:
@@ -26,6 +29,7 @@ class CallIO:
 
     headers: added to every reply. status: of the reply, 500 until there is one. tenant: whose share of the
     memory the body takes. caller_gone: the client has closed the connection before it was answered.
+    address: of the client. refusals: None if they are not paced. is_head: only the heads of replies are sent.
     """
 
     def __init__(
@@ -36,7 +40,11 @@ class CallIO:
         self.replying = False
         self.caller_gone = False
         self.tenant = ""
+        self.address = ""
+        self.refusals: RefusalPace | None = None
+        self.is_head: bool = scope.get("method") == "HEAD"
         self.held_bytes = 0
+        self._claimed = False
         self._receive = receive
         self._send = send
         self._in_flight = in_flight
@@ -57,6 +65,14 @@ class CallIO:
         assert task is not None
         self._cancel = task.cancel
         self._in_flight.cancels.add(self._cancel)
+
+    def claim_connection(self) -> None:
+        """Count the connection as one of the tenant's. Raises: Overloaded."""
+        if self._connection is None or self._claimed:
+            return
+        self._claimed = self._connection.claim(self.tenant)
+        if not self._claimed:
+            raise Overloaded("your calls take all the connections that one tenant may; try again")
 
     def check_length(self, announced: str) -> None:
         """Check the body's size before any of it is read. announced: the header `content-length`.
@@ -136,10 +152,13 @@ class CallIO:
         body = reply.body
         if self._connection is not None:
             self._connection.set_tenant(self.tenant)
+        await self._pace_refusal(reply.status)
         headers = encode_headers(reply.headers)
         if reply.status != 204:
             headers.append((b"content-type", reply.media_type.encode()))
             headers.append((b"content-length", b"%d" % len(body)))
+        if self.is_head:
+            body = b""
         if len(body) <= AT_ONCE_BYTES and self._reply_at_once(reply.status, headers, body):
             return
         if self._connection is not None and self._connection.is_backed_up:
@@ -163,7 +182,7 @@ class CallIO:
         self, status: int, headers: list[tuple[bytes, bytes]], body: bytes | memoryview
     ) -> bool:
         """Return whether the connection took the reply in one piece."""
-        if self._connection is None or self._in_flight.draining:
+        if self._connection is None or self._in_flight.closes_connections:
             return False
         if not self._connection.answer(status, headers + self.headers, body):
             return False
@@ -174,14 +193,39 @@ class CallIO:
     async def send(self, message: Message) -> None:
         """Send an ASGI message, with the headers of every reply."""
         if message["type"] == "http.response.start":
+            await self._pace_refusal(message["status"])
             self.replying, self.status = True, message["status"]
             message["headers"] = [*message["headers"], *self.headers]
-            if self._in_flight.draining:
+            if self._in_flight.closes_connections:
                 # The next request here would be refused: have the client connect elsewhere.
                 message["headers"].append((b"connection", b"close"))
-        elif not message.get("more_body", False):
-            self.release_connection()
+        else:
+            if self.is_head:
+                message["body"] = b""
+            if not message.get("more_body", False):
+                self.release_connection()
         await self._send(message)
+
+    async def _pace_refusal(self, status: int) -> None:
+        """Wait before the reply to a refused request, if its owner has had many of them."""
+        if not 400 <= status < 500 or (self.tenant and status != TOO_MANY_REQUESTS):
+            # A refused request of a tenant, other than over its limits, is charged to these limits.
+            return
+        connection, refusals = self._connection, self.refusals
+        if connection is None or refusals is None or self._in_flight.draining:
+            return
+        loop = asyncio.get_running_loop()
+        # One reply is paced once.
+        self.refusals = None
+        wait_s = refusals.wait_s(self.tenant or f"address {self.address}", loop.time())
+        if not wait_s:
+            return
+        lost = asyncio.Event()
+        connection.on_lost = lost.set
+        connection.hold_back()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await lost.wait()
 
     def release_connection(self) -> None:
         """Ignore the connection from here on: the reply is complete, and a disconnect cancels nothing."""
@@ -189,8 +233,11 @@ class CallIO:
             self._connection.on_lost = None
 
     def release(self) -> None:
-        """Return the permit and the held bytes."""
+        """Return the permit, the held bytes, and the connection."""
         self._in_flight.release(self)
+        if self._claimed and self._connection is not None:
+            self._claimed = False
+            self._connection.release(self.tenant)
         if self._cancel is not None:
             self._in_flight.cancels.discard(self._cancel)
             self._in_flight.leave()

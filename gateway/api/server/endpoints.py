@@ -19,9 +19,11 @@ from litestar.params import FromPath, JSONBody
 
 from gateway.api.server.allowed_values import note_choices
 from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_values
+from gateway.api.server.body_texts import place_of_broken_text, without_mark
 from gateway.api.server.decoded_bytes import decoded_bytes
 from gateway.api.server.encoding import BYTES
 from gateway.api.server.error_bodies import Dialect, document_errors
+from gateway.api.server.error_translation import broken_text
 from gateway.api.server.paths import BELOW_MODEL, NAME, RouteTable, route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply, is_arrow
@@ -81,7 +83,7 @@ class Endpoint:
         api: Any = context.dependencies["api"]
         try:
             api.admit_caller(context, self._least)
-            body = await context.io.read_body()
+            body = without_mark(await context.io.read_body())
             arrow = self.forms.arrow
             if arrow is not None and body[:1] != b"{" and is_arrow(context.header(b"content-type")):
                 data = await arrow(body, context, api)
@@ -132,6 +134,8 @@ class Endpoint:
                 self._set_dialect(_fields_of(body), context)
             note_choices(error, self.body)
             raise
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise (_broken_text_of(body) or error) from None
         if self._dialects:
             present = {field for field in self._dialects if getattr(data, field) is not msgspec.UNSET}
             if not self._set_dialect(present, context):
@@ -225,6 +229,12 @@ def _decode_msgpack(decoder: "msgspec.msgpack.Decoder[Any]", body: Body) -> Any:
         raise
     except msgspec.DecodeError as error:
         raise MalformedBody(f"the body is not valid msgpack: {error}") from error
+
+
+def _broken_text_of(body: Body) -> MalformedBody | None:
+    """Return the error of a body that cannot be decoded for one of its texts."""
+    place = place_of_broken_text(body)
+    return None if place is None else broken_text(place)
 
 
 def _fields_of(body: Body) -> Container[str]:

@@ -71,6 +71,14 @@ def _invalid_json(error: msgspec.DecodeError) -> MalformedBody:
     return MalformedBody(f"the body is not valid JSON: {reason}")
 
 
+def broken_text(place: str) -> MalformedBody:
+    """Return the error of a body with a text that is no Unicode. place: of that text."""
+    name = place[:MESSAGE_CHARACTERS_MAX]
+    where = f"the text `{name}`" if name else "a name of a field"
+    reason = "it has half of a surrogate pair, such as \\ud83d, or bytes that are not UTF-8"
+    return MalformedBody(f"{where} is not Unicode: {reason}", param=re.split(r"[.\[]", place)[0] or None)
+
+
 # Subclasses first: a ValidationError is a DecodeError too.
 TRANSLATIONS: tuple[tuple[type[Exception], Callable[[Any], GatewayError]], ...] = (
     (NotFoundException, lambda _: NotFound("there is nothing at this path; /docs lists all paths")),

@@ -8,7 +8,7 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import cast
+from typing import Any, cast
 
 import httptools
 import msgspec
@@ -16,7 +16,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.server.body_pace import BodyPace
-from gateway.api.server.connection_limit import ConnectionLimit
+from gateway.api.server.connection_limit import NEW_S, ConnectionLimit
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.lingering_close import LingeringClose, ReplyTransport
 from gateway.api.server.unread_replies import Backlog, StalledReplyTimer
@@ -25,6 +25,8 @@ from gateway.api.server.unread_replies import Backlog, StalledReplyTimer
 CONNECTION = "connection"
 HTTP_TIMEOUT = 408
 HTTP_UNAVAILABLE = 503
+# Answered even while calls take all connections.
+PROBE_PATHS = frozenset({"/livez", "/readyz", "/health"})
 # Headers, and tokens of `connection`, that ask for a different protocol.
 UPGRADING = frozenset({b"upgrade", b"http2-settings"})
 
@@ -36,17 +38,25 @@ class Refusal(msgspec.Struct, frozen=True):
     kind: str
     message: str
 
-    def encode(self) -> bytes:
-        """Return the whole reply. Its body is JSON, like every other."""
-        body = msgspec.json.encode(
+    @property
+    def body(self) -> bytes:
+        """The body of the reply. It is JSON, like every other."""
+        return msgspec.json.encode(
             {"error": self.message, "error_type": "Validation", "message": self.message, "type": self.kind}
         )
+
+    def encode(self) -> bytes:
+        """Return the whole reply."""
+        body = self.body
         retry = "retry-after: 1\r\n" if self.status == HTTP_UNAVAILABLE else ""
         head = (
             f"HTTP/1.1 {self.status} {_PHRASES[self.status]}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\n{retry}connection: close\r\n\r\n"
         )
         return head.encode() + body
+
+
+FULL = Refusal(HTTP_UNAVAILABLE, "gateway_full", "too many connections; try again")
 
 
 class ConnectionHandle:
@@ -85,6 +95,21 @@ class ConnectionHandle:
     def set_tenant(self, tenant: str) -> None:
         """Record whose reply the connection carries from now on."""
         self._protocol.backlog.tenant = tenant
+
+    def claim(self, tenant: str) -> bool:
+        """Count the connection as one of a tenant's, until `release`; return False beyond its share."""
+        self._protocol.owner = tenant
+        return self._protocol.limit.claim(tenant)
+
+    def release(self, tenant: str) -> None:
+        """Return what `claim` took."""
+        self._protocol.limit.release(tenant)
+
+    def hold_back(self) -> None:
+        """Drop what has come of the body and read no more of it: the reply is a refusal, and comes later."""
+        self._cycle.body = bytearray()
+        self._protocol.is_held_back = True
+        self._protocol.flow.pause_reading()
 
     @property
     def is_backed_up(self) -> bool:
@@ -137,6 +162,9 @@ class BoundedProtocol(HttpToolsProtocol):
     # Whether the connection is to persist after the request whose body is owed.
     _persists = False
     _refusal: Refusal | None = None
+    for_probes = False
+    # Whether the request in progress is refused, and its reply comes later.
+    is_held_back = False
     flow: "PipelineFlow"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -152,9 +180,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._lingering = LingeringClose(transport, self.loop)
         self._reply_transport = ReplyTransport(transport, self._close_after_reply)
         self._start_read_timer(self.head_timeout_s)
+        self._accepted_s = self.loop.time()
+        self.owner = f"address {self.client[0] if self.client else ''}"
         # uvicorn's set has more types of connections than this server.
-        if not self.limit.admit(self, cast("set[BoundedProtocol]", self.connections)):
-            self._end(Refusal(HTTP_UNAVAILABLE, "gateway_full", "too many connections; try again"))
+        admission = self.limit.admit(self, cast("set[BoundedProtocol]", self.connections))
+        if admission == "refused":
+            self._end(FULL)
+        elif admission == "for_probes":
+            self.for_probes = True
+            self.app = ProbesOnly(self.app)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers, and report the loss to calls without a reply."""
@@ -329,6 +363,7 @@ class BoundedProtocol(HttpToolsProtocol):
         was_last = not self.pipeline
         if self._handles:
             self._handles.popleft()
+        self.is_held_back = False
         super().on_response_complete()
         if self._refusal is not None and was_last:
             self._end(self._refusal)
@@ -338,23 +373,33 @@ class BoundedProtocol(HttpToolsProtocol):
     def waiting_rank(self) -> tuple[int, float] | None:
         """Return the place in the order of making room, lowest first; None while a request is served.
 
-        First come connections without any request, then idle ones, then those that owe a body; among these
-        the one whose timeout is next.
+        First come connections without any request and those whose request is refused, then idle ones, then
+        those that owe a body, then those that do not read their reply; among these the one whose timeout is
+        next.
         """
         cycle: RequestResponseCycle | None = self.cycle
         timer = self._read_timer or self.timeout_keep_alive_task
         ends_s = timer.when() if timer is not None else 0.0
         if not self._in_head:
             ends_s = self._pace.ends_s
-        if cycle is None or self._lingering.begun:
+        if cycle is None or self._lingering.begun or self.is_held_back:
             return 0, ends_s
         if self._in_head:
-            return (1, ends_s) if cycle.response_complete and not self.flow.write_paused else None
+            if not cycle.response_complete:
+                return None
+            return (3 if self.flow.write_paused else 1), ends_s
         return (2, ends_s) if not self.pipeline and not self.flow.read_paused else None
+
+    def is_new(self) -> bool:
+        """Return whether the client has had no time yet to send a request."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None and not self._head_begun and self.loop.time() < self._accepted_s + NEW_S
 
     def make_room(self) -> None:
         """Close the connection; a request whose body is owed is refused as if its time were over."""
-        if self._in_head or self._lingering.begun:
+        if self.flow.write_paused:
+            self.transport.abort()
+        elif self._in_head or self._lingering.begun or self.is_held_back:
             self.transport.close()
         else:
             self._refuse(HTTP_TIMEOUT, "request_timeout", "the gateway needs this connection for others")
@@ -427,6 +472,32 @@ class BoundedProtocol(HttpToolsProtocol):
             self._handles.popleft().lose()
         self._lingering.start()
         self.flow.resume_reading()
+
+
+class ProbesOnly:
+    """Application of a connection for which there is room only while it carries one probe."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a probe, and close the connection; refuse everything else."""
+
+        async def send_last(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await send(message)
+
+        # The extension writes past `send_last`.
+        scope.pop("extensions", None)
+        if scope["path"] in PROBE_PATHS:
+            await self._app(scope, receive, send_last)
+            return
+        body = FULL.body
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers.append((b"retry-after", b"1"))
+        await send_last({"type": "http.response.start", "status": FULL.status, "headers": headers})
+        await send_last({"type": "http.response.body", "body": body})
 
 
 def bounded_protocol(in_flight: InFlight, connections_max: int) -> type[BoundedProtocol]:

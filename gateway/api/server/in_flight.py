@@ -74,6 +74,8 @@ class InFlight:
         self._idle = asyncio.Event()
         self._idle.set()
         self.draining = False
+        self._is_lame_duck = False
+        self._closes_connections = False
         self.abandoned = False
         self.cancels: set[Callable[[], object]] = set()
         self.readers: set[ReplyReader] = set()
@@ -88,6 +90,24 @@ class InFlight:
     def bytes(self) -> int:
         """Bytes of request bodies, and of replies that wait for their clients, in memory."""
         return self._bytes
+
+    @property
+    def leaving(self) -> bool:
+        """True from the signal to stop on: new work belongs elsewhere, although it may still be accepted."""
+        return self._is_lame_duck or self.draining
+
+    @property
+    def closes_connections(self) -> bool:
+        """True when a reply is the last one of its connection: the next request would be refused."""
+        return self._closes_connections or self.draining
+
+    async def serve_on(self, seconds: float) -> None:
+        """Report that this process is leaving, and accept calls for a time until balancers have noticed."""
+        self._is_lame_duck = True
+        await asyncio.sleep(seconds / 2)
+        # Clients that keep a connection open, and ask no probe, have the other half to go elsewhere.
+        self._closes_connections = True
+        await asyncio.sleep(seconds / 2)
 
     def enter(self) -> None:
         """Take a permit for one call.

@@ -65,7 +65,10 @@ class InferenceApi:
 
         least: the least that a request at this path costs. Raises: GatewayError.
         """
-        context.io.tenant = self.admit(context, least).name
+        # Known before a limit refuses the call, because the pace of refusals is by tenant.
+        context.io.tenant = self.authenticator.authenticate(context).name
+        self.admit(context, least)
+        context.io.claim_connection()
         context.io.check_length(context.header(b"content-length"))
 
     def admit(self, context: CallContext, least: Cost) -> Tenant:

@@ -116,7 +116,7 @@ class GatewayLineServer:
 
     def is_draining(self) -> bool:
         """Return whether the process is about to stop."""
-        return self._in_flight.draining
+        return self._in_flight.leaving
 
     def _context(self, request: LineRequest) -> RequestContext:
         scope = {"headers": HEADERS, "http_version": "1.1"}

@@ -7,15 +7,17 @@ handles callers that disconnect. It is independent of a call's content.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from gateway.api.server.call_io import ASGIApp, CallIO, Receive, Scope, Send
 from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.gemini_paths import move_gemini_path
 from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 from gateway.api.server.manager_paths import move_manager_path
 from gateway.api.server.paths import OTHER, SLASH, RouteTable
+from gateway.api.server.refusal_pace import RefusalPace
 from gateway.api.server.request_context import STATE_KEY, RequestContext
 from gateway.api.server.responses import encode_headers
 from gateway.errors import GatewayError, MalformedBody, NotFound, ShuttingDown, UnsupportedMedia
@@ -51,6 +53,7 @@ class ServerParts:
     cors: CorsPolicy | None = None
     traces: "CallTraces | None" = None
     manager_port: int | None = None
+    refusals: RefusalPace = field(default_factory=RefusalPace)
 
 
 class Middleware:
@@ -68,12 +71,14 @@ class Middleware:
         parts = self._parts
         if parts.manager_port is not None and scope["server"][1] == parts.manager_port:
             move_manager_path(scope)
+        move_gemini_path(scope)
         context = RequestContext(scope, parts.routes.parse(scope["path"]), parts.dependencies)
         if parts.admin_port is not None:
             context.came_to_operators = scope["server"][1] in (parts.admin_port, parts.manager_port)
         body_bytes_max = context.target.body_bytes_max or parts.body_bytes_max
         context.io = CallIO(scope, receive, send, parts.in_flight, body_bytes_max)
         context.io.headers.append((b"x-request-id", context.request_id.encode()))
+        context.io.address, context.io.refusals = parts.address_of(context), parts.refusals
         if parts.cors is not None:
             context.io.headers += encode_headers(parts.cors.reply_headers(context.header(b"origin")))
         if parts.traces is not None:
@@ -85,7 +90,7 @@ class Middleware:
             # They lead back to the request itself: its objects would wait for the cycle collector.
             scope.pop("extensions", None)
             scope.pop("state", None)
-            event = _finished(scope, context, parts.address_of(context))
+            event = _finished(scope, context, context.io.address)
             if context.timeline.trace is not None:
                 context.timeline.trace.finish(event)
             parts.observe(event)
@@ -106,7 +111,9 @@ class Middleware:
             else:
                 scope["path"] = context.target.path
                 scope["state"] = {**scope.get("state", {}), STATE_KEY: context}
-                await self._app(scope, io.receive, io.send)
+                # A HEAD is a GET whose body is not sent (RFC 9110 §9.3.2).
+                sent = {**scope, "method": "GET"} if io.is_head else scope
+                await self._app(sent, io.receive, io.send)
         except asyncio.CancelledError:
             io.release_connection()
             await self._end_cancelled(context)

@@ -57,12 +57,18 @@ def stored_key_of(claims: Claims, issuer: str, mapping: ClaimMapping) -> StoredK
 
 def values_of(claims: Claims, path: ClaimPath) -> list[str]:
     """Return the texts of a claim, which is one or a list of them; none if it is missing or anything else."""
-    value: Any = claims
-    for name in (path,) if isinstance(path, str) else path:
-        value = value.get(name) if isinstance(value, dict) else None
+    value = _value_of(claims, path)
     if isinstance(value, str):
         return [value]
     return [entry for entry in value if isinstance(entry, str)] if isinstance(value, list) else []
+
+
+def _value_of(claims: Claims, path: ClaimPath) -> Any:
+    """Return a claim as it is, None if it is missing."""
+    value: Any = claims
+    for name in (path,) if isinstance(path, str) else path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _moment(claims: Claims, name: str) -> float | None:
@@ -98,8 +104,11 @@ def _tenant_of(claims: Claims, mapping: TenantClaim) -> str:
 
 
 def _scopes_of(claims: Claims, mapping: ScopesClaim) -> tuple[str, ...]:
-    # OAuth's `scope` is one text with spaces between its words.
-    words = [word for value in values_of(claims, mapping.claim) for word in (value, *value.split())]
+    words = values_of(claims, mapping.claim)
+    if isinstance(text := _value_of(claims, mapping.claim), str):
+        # OAuth's `scope` is one text with spaces between its words (RFC 6749 §3.3). An entry of a list is one
+        # name, which may contain the name of another group.
+        words += [word for word in text.split(" ") if word]
     scopes = _added(words, mapping.values)
     return tuple(scopes if mapping.values is not None else (scope for scope in scopes if scope in OPERATIONS))
 

@@ -8,7 +8,10 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ipaddress import ip_address, ip_network
 
 import msgspec
 
@@ -20,7 +23,12 @@ from gateway.tenants.sign_on.sign_on import CheckedToken, Issuer, SignOn
 logger = logging.getLogger("gateway")
 
 # Exchanges in progress: each is a request to the issuer, which a caller without a key can cause.
-EXCHANGES_MAX = 8
+EXCHANGES_MAX = 256
+EXCHANGES_PER_ADDRESS = 8
+# Exchanges of one address are at most so many times those that stay free, as bodies of a tenant are.
+SHARE_OF_FREE = 3
+# Part of an IPv6 address that one client may choose the rest of.
+PREFIX_V6 = 64
 # An error of OAuth as it may be written to a log.
 ERROR_NAME = re.compile(r"[a-z_]{1,40}")
 
@@ -78,7 +86,7 @@ class SignIns:
 
     def __init__(self, sign_on: SignOn) -> None:
         self._sign_on = sign_on
-        self._in_progress = 0
+        self._in_progress: Counter[str] = Counter()
 
     def offers(self) -> Sequence[Offer]:
         """Return the issuers by which the console's users can sign in."""
@@ -88,25 +96,35 @@ class SignIns:
             if issuer.settings.console is not None
         ]
 
-    async def redeem(self, code: Code) -> SignedIn:
-        """Return the token that an issuer gives for a code.
+    async def redeem(self, code: Code, address: str) -> SignedIn:
+        """Return the token that an issuer gives for a code. address: of the client.
 
         Raises: InvalidInput, TokenRefused, TenantUnknown, SignOnUnavailable, QuotaUnavailable.
         """
         issuer = self._sign_on.issuers.get(code.name)
         if issuer is None or issuer.settings.console is None:
             raise InvalidInput("there is no sign-in by this issuer", param="name")
-        if self._in_progress >= EXCHANGES_MAX:
-            raise SignOnUnavailable("too many sign-ins at once; try again")
-        self._in_progress += 1
-        try:
+        with self._exchanging(_network_of(address)):
             token = await _exchange(code, issuer, issuer.settings.console.client_id)
             checked = self._checked(token, code.nonce, issuer, issuer.settings.console.client_id)
             tenant = await self._accept(checked, token)
-        finally:
-            self._in_progress -= 1
         expires_in_s = max(0.0, float(checked.token.claims["exp"]) - time.time())
         return SignedIn(token, expires_in_s, tenant.name, tenant.key_id)
+
+    @contextmanager
+    def _exchanging(self, network: str) -> Iterator[None]:
+        """Take the permit of one exchange. Raises: SignOnUnavailable."""
+        own = self._in_progress[network] + 1
+        free = EXCHANGES_MAX - self._in_progress.total() - 1
+        if own > EXCHANGES_PER_ADDRESS or own > SHARE_OF_FREE * free:
+            raise SignOnUnavailable("too many sign-ins at once; try again")
+        self._in_progress[network] = own
+        try:
+            yield
+        finally:
+            self._in_progress[network] -= 1
+            if not self._in_progress[network]:
+                del self._in_progress[network]
 
     def _checked(self, token: str, nonce: str, issuer: Issuer, client_id: str) -> CheckedToken:
         """Check an ID token of this sign-in, apart from its signature. Raises: TokenRefused."""
@@ -132,6 +150,17 @@ class SignIns:
         except SignOnUnavailable:
             await checked.issuer.source.wait_for_reading()
             return self._sign_on.accept(checked, key_digest(token))
+
+
+def _network_of(address: str) -> str:
+    """Return the address of a client, or the network of which it may use every address."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address
+    if parsed.version == 4:
+        return address
+    return str(ip_network((parsed.packed, PREFIX_V6), strict=False))
 
 
 def _offer(issuer: Issuer, client: ConsoleClient) -> Offer:

@@ -55,9 +55,10 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 {{- end }}
 {{- end }}
 
-{{/* Time for a drain, rounded up, and for the end of the processes: 15 s and a reserve. */}}
+{{/* Time for lame duck and drain, rounded up, and for the end of the processes: 15 s and a reserve. */}}
 {{- define "gateway.endingSeconds" -}}
-{{- add (int (ceil (float64 ((fromYaml .).drain_s | default 15)))) 20 -}}
+{{- $router := fromYaml . -}}
+{{- add (int (ceil (addf (float64 ($router.drain_s | default 15)) (float64 ($router.lame_duck_s | default 0))))) 20 -}}
 {{- end }}
 
 {{- define "gateway.hostSpread" -}}

@@ -18,7 +18,8 @@
 {{- range $pool.defaultFor }}{{ $_ := set $defaults . $pool.modelName }}{{ end -}}
 {{- end -}}
 {{- $admin := dict "listen" "0.0.0.0:8081" "keys" (list (include "gateway.metricsKey" . | fromYaml) (dict "digest" "${file:/secrets/admin-key-digest}" "id" "operators")) -}}
-{{- $router := dict "listen" "0.0.0.0:8080" "drain_s" 30 "admin" $admin "upstreams" $upstreams "models" $models -}}
+{{/* The pod serves on while the cluster stops sending requests to it. */}}
+{{- $router := dict "listen" "0.0.0.0:8080" "lame_duck_s" 10 "drain_s" 30 "admin" $admin "upstreams" $upstreams "models" $models -}}
 {{- if $defaults }}{{ $_ := set $router "defaults" $defaults }}{{ end -}}
 {{- $store := .Values.redis.url -}}
 {{- if .Values.redis.enabled }}{{ $store = printf "redis://:${file:/secrets/redis-password}@%s-redis:6379/0" $fullname }}{{ end -}}
@@ -51,7 +52,8 @@
 {{- $upstream := mustMergeOverwrite (dict "backend" "torch" "model" $pool.model) (deepCopy ($pool.engineConfig | default dict)) -}}
 {{- $admin := dict "listen" "0.0.0.0:8081" "keys" (list (include "gateway.metricsKey" (index . 0) | fromYaml)) -}}
 {{- $defaults := dict "embed" $pool.modelName "rerank" $pool.modelName -}}
-{{- toYaml (dict "listen" "0.0.0.0:8080" "drain_s" 30 "admin" $admin "upstreams" (dict $name $upstream) "models" (dict $pool.modelName (dict "upstream" $name)) "defaults" $defaults) -}}
+{{/* DNS caches may keep the old address for 30 s, and gateways look it up every 5 s. */}}
+{{- toYaml (dict "listen" "0.0.0.0:8080" "lame_duck_s" 40 "drain_s" 30 "admin" $admin "upstreams" (dict $name $upstream) "models" (dict $pool.modelName (dict "upstream" $name)) "defaults" $defaults) -}}
 {{- end }}
 
 {{- define "gateway.metricsKey" -}}
