@@ -27,7 +27,12 @@ CHILD_VARIABLES = re.compile(
 # the next operation. OpenMP's default is milliseconds, during which the HTTP worker lacks that core.
 # From version 2.35, glibc asks the kernel for pages of 2 MiB, which make reading the weights cheaper:
 # docs/decisions/063-speed-of-passes-on-avx2.md.
-ENGINE_VARIABLES = {"GOMP_SPINCOUNT": "10000", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# Processes that torch starts import nothing from the current folder either.
+ENGINE_VARIABLES = {
+    "GOMP_SPINCOUNT": "10000",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "PYTHONSAFEPATH": "1",
+}
 # Time for a child to exit after a signal before it is killed.
 KILL_AFTER_S = 5.0
 
