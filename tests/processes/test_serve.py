@@ -183,7 +183,9 @@ def test_server_is_served_by_its_url_alone(tmp_path: Path) -> None:
 def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     for name in ("msgspec", "h2", "yaml", "torch"):
-        (tmp_path / f"{name}.py").write_text(f"open({str(seen)!r}, 'a').write('{name} ')\nraise SystemExit(9)\n")
+        (tmp_path / f"{name}.py").write_text(
+            f"open({str(seen)!r}, 'a').write('{name} ')\nraise SystemExit(9)\n"
+        )
     command = [sys.executable, "-P", "-m", "gateway", "serve"]
     with serve_in_thread(FakeTei()) as url:
         gateway = Served(tmp_path / "no-file", models=[url, "--port", "0"], command=command, folder=tmp_path)
