@@ -194,7 +194,9 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 
 def _add_tenants(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    setting = add_store_options(actions.add_parser("set", help="add a tenant, or replace all its settings"))
+    setting = add_store_options(
+        actions.add_parser("set", help="add a tenant, or change settings; those not named stay as they are")
+    )
     setting.add_argument("tenant", help="its name")
     setting.add_argument("--model", action="append", help="the only model it may use; may be repeated")
     setting.add_argument(
@@ -206,12 +208,22 @@ def _add_tenants(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL:NAME=AMOUNT",
         help="a limit for one model, instead of the model's own; may be repeated",
     )
-    setting.add_argument("--weight", type=int, default=1, help="share of a busy model (default: 1)")
-    setting.add_argument("--priority", choices=["interactive", "bulk"], default="interactive")
+    setting.add_argument("--weight", type=int, help="share of a busy model (default: 1)")
+    setting.add_argument("--priority", choices=["interactive", "bulk"], help="default: interactive")
     setting.add_argument("--queue-tokens", type=int, help="most tokens that may wait for one model")
     setting.add_argument(
-        "--no-join", action="store_true", help="its texts never share an upstream request with others'"
+        "--join",
+        action=argparse.BooleanOptionalAction,
+        help="its texts may share an upstream request with others' (default), or never do",
     )
+    setting.add_argument(
+        "--unset",
+        action="append",
+        metavar="FIELD",
+        help="remove a setting: models, weight, priority, queue_tokens, join, limits, the name of a limit, "
+        "model_limits, or MODEL:NAME; may be repeated",
+    )
+    setting.add_argument("--replace", action="store_true", help="remove all settings that are not named")
     listing = add_store_options(actions.add_parser("list", help="all tenants that are not in router.yaml"))
     listing.add_argument("--json", action="store_true", help="for scripts")
     remove = add_store_options(actions.add_parser("remove", help="remove a tenant and its keys"))

@@ -20,6 +20,7 @@ import msgspec
 from gateway.config import schema as config
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.keyring import StoredKey
+from gateway.tenants.settings_change import SettingsChange, TenantChange
 from gateway.tenants.store import KeyCreation, StoreState, check_stored_limits
 
 logger = logging.getLogger("gateway")
@@ -158,11 +159,15 @@ class FileTenantStore:
 
     async def put_tenant(self, name: str, settings: config.TenantConfig) -> bool:
         """Add a tenant, or replace its settings. Return True if it is the first one."""
+        return (await self.change_tenant(name, lambda _: settings)).is_first
 
-        def put(content: _Content) -> bool:
-            is_first = not content.tenants
-            content.tenants[name] = settings
-            return is_first
+    async def change_tenant(self, name: str, change: SettingsChange) -> TenantChange:
+        """Replace the settings of a tenant by what a function makes of them. Raises: as the function."""
+
+        def put(content: _Content) -> TenantChange:
+            is_first, before = not content.tenants, content.tenants.get(name)
+            content.tenants[name] = after = change(before)
+            return TenantChange(before, after, is_first)
 
         return await self._change(put)
 
