@@ -94,7 +94,11 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
         show_problems(path, error)
         return 1
     write_lines(config.logs)
-    sources = key_sources(config, environment, is_terminal=sys.stdout.isatty())
+    try:
+        sources = key_sources(config, environment, is_terminal=sys.stdout.isatty())
+    except ValueError as error:
+        errors.print(f"[red]cannot start[/]: {escape(str(error))}")
+        return 1
     _make_tenants_folder(config, sources)
     key = first_key(config, sources)
     if key is None:

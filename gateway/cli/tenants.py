@@ -53,7 +53,9 @@ async def _set(context: Context) -> int:
 def _shown(value: Any) -> str:
     if value is None:
         return "not set"
-    return " ".join(value) if isinstance(value, list | tuple) else msgspec.json.encode(value).decode().strip('"')
+    return (
+        " ".join(value) if isinstance(value, list | tuple) else msgspec.json.encode(value).decode().strip('"')
+    )
 
 
 def _show_only_in_file(context: Context) -> None:
@@ -61,7 +63,7 @@ def _show_only_in_file(context: Context) -> None:
 
 
 def _change(options: argparse.Namespace) -> SettingsChange:
-    """Return the change that the options describe. It and the change raise ValueError with the problem."""
+    """Return the change that the options describe. Raises: ValueError, as the change does too."""
     patch = _patch(options)
 
     def change(before: TenantConfig | None) -> TenantConfig:
