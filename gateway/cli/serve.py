@@ -21,7 +21,7 @@ from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
-from gateway.config.state_folder import JOBS_FILE
+from gateway.config.state_folder import JOBS_FILE, folder_warning
 from gateway.processes.config_source import ConfigSource
 from gateway.processes.messages import WorkerReady
 from gateway.processes.supervisor import StartError, Supervisor
@@ -100,6 +100,8 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
         errors.print(f"[red]cannot start[/]: {escape(str(error))}")
         return 1
     _make_tenants_folder(config, sources)
+    if sources.file is not None and (warning := folder_warning(sources.file.parent)):
+        logger.warning("%s", warning)
     key = first_key(config, sources)
     if key is None:
         warn_of_missing_operator_key(config)

@@ -18,6 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from gateway.config import schema as config
+from gateway.config.state_folder import make_private_folder, open_private
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.settings_change import SettingsChange, TenantChange
@@ -74,7 +75,7 @@ class _TenantsFile:
     def make_folder(self) -> None:
         """Make the folder of the file, by which commands know that a gateway keeps one."""
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self._path.parent)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -82,7 +83,7 @@ class _TenantsFile:
     def _locked(self) -> Iterator[None]:
         self.make_folder()
         try:
-            with self._path.with_suffix(".lock").open("w", encoding="ascii") as lock:
+            with open_private(self._path.with_suffix(".lock")) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         except OSError as error:
