@@ -23,12 +23,14 @@ from gateway.cli.instances import add_instances_options, instances
 from gateway.cli.keys import keys
 from gateway.cli.models import add_models_options, models
 from gateway.cli.operator_options import add_config_option, add_operator_options
+from gateway.cli.printable import escape_unprintable
 from gateway.cli.serve import add_serve_options, serve_command
 from gateway.cli.status import status
 from gateway.cli.tenants import tenants
 from gateway.cli.usage import usage
 from gateway.cli.verify import verify
 from gateway.config.schema import Scope
+from gateway.config.state_folder import home_for_libraries
 
 EPILOG = """\
 environment:
@@ -66,9 +68,12 @@ NAMES = ("check", "serve", *COMMANDS)
 
 def main() -> None:
     """Run the `gateway` command; entry point."""
+    escape_unprintable()
+    environment = dict(os.environ)
+    os.environ.update(home_for_libraries(environment))
     try:
         try:
-            code = _run(_parser())
+            code = _run(_parser(), environment)
         finally:
             # Flushed here, where an error can be caught, rather than when the interpreter exits.
             sys.stdout.flush()
@@ -78,17 +83,17 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run(parser: argparse.ArgumentParser) -> int:
+def _run(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> int:
     """Run the command of the command line and return its exit status."""
     if len(sys.argv) == 1:
         parser.print_help(sys.stderr)
         return 2
     options = _parsed(parser)
     if options.command == "serve":
-        return serve_command(options, os.environ)
+        return serve_command(options, environment)
     if options.command == "check":
-        return check(options.config, os.environ)
-    return COMMANDS[options.command](options, os.environ)
+        return check(options.config, environment)
+    return COMMANDS[options.command](options, environment)
 
 
 def _parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:

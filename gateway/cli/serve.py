@@ -16,7 +16,7 @@ from gateway.cli.check import show_problems
 from gateway.cli.first_key import FirstKey, KeySources, create_first_key_later, first_key, key_sources
 from gateway.cli.named_models import UnusableModel, add_server_key_option, config_of, server_key
 from gateway.cli.operator_keys import warn_of_missing_operator_key
-from gateway.cli.output import CleanConsole
+from gateway.cli.output import CleanConsole, write_document
 from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
@@ -77,7 +77,7 @@ def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -
         errors.print(f"[red]cannot serve[/] {escape(str(error))}")
         return 1
     if options.print_config:
-        sys.stdout.write(text)
+        write_document(text)
         return 0
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
         path = Path(folder) / "router.yaml"

@@ -1,6 +1,7 @@
 """The folder of what one gateway keeps on its host, and files in it that no other user can read or lock."""
 
 import os
+import pwd
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,8 +10,23 @@ from typing import IO
 
 # Table of files and batches where there is no Redis.
 JOBS_FILE = "batches.sqlite"
+NO_HOME = "/"
 # Rights of the group and of all others.
 OTHERS = 0o077
+
+
+def home_for_libraries(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return HOME and USER where libraries find none: for a user without an entry in the system's list.
+
+    Docker sets the same HOME. Libraries that look for a cache there find none, rather than fail.
+    """
+    if environment.get("HOME"):
+        return {}
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return {"HOME": NO_HOME, "USER": environment.get("USER") or str(os.getuid())}
+    return {}
 
 
 def state_folder(state_dir: str | None, environment: Mapping[str, str]) -> Path | None:

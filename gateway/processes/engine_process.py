@@ -14,6 +14,7 @@ import msgspec
 
 from backends.torch import wire
 from gateway.config.schema import EngineSettings, UpstreamSettings
+from gateway.config.state_folder import home_for_libraries
 from gateway.events import EndReason
 from gateway.processes.child import Child, ChildSpec
 
@@ -46,7 +47,8 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
     Keys of upstreams and callers are left out, because other processes can read a child's environment.
     """
-    return {name: value for name, value in environment.items() if CHILD_VARIABLES.match(name)}
+    inherited = {name: value for name, value in environment.items() if CHILD_VARIABLES.match(name)}
+    return inherited | home_for_libraries(environment)
 
 
 class EngineGroup(msgspec.Struct, frozen=True):
