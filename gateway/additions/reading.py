@@ -257,7 +257,10 @@ def _fill(value: str, sources: SecretSources) -> str:
     if match is None:
         return value
     variable, name = match.groups()
-    secret = _read_secret_file(name, sources.files) if variable is None else sources.environment.get(variable)
+    if variable is None:
+        secret = _read_secret_file(name, sources.files).strip()
+    else:
+        secret = sources.environment.get(variable, "").strip()
     if not secret:
         raise ValueError(f"the gateway's environment has no {variable}" if variable else "the file is empty")
     if not secret.isprintable() or not secret.isascii():
@@ -271,6 +274,6 @@ def _read_secret_file(name: str, files: Path | None) -> str:
     if not _is_below(files / name, files):
         raise ValueError(LEADS_OUT)
     try:
-        return (files / name).read_text(encoding="utf-8").rstrip("\n")
+        return (files / name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the file {name} cannot be read ({type(error).__name__})") from error

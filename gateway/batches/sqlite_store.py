@@ -23,8 +23,11 @@ from gateway.batches.job_store import (
     TooManyRows,
 )
 from gateway.batches.records import ChunkResult
+from gateway.config.state_folder import make_private, make_private_folder
 
 BUSY_S = 5.0
+# Of files that SQLite keeps next to a database.
+SQLITE_ENDINGS = ("-wal", "-shm")
 # A database of another layout is built again from the objects.
 LAYOUT = 1
 TABLES = """
@@ -91,7 +94,7 @@ class SqliteDatabase:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_private()
             connection = sqlite3.connect(
                 self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
@@ -104,6 +107,21 @@ class SqliteDatabase:
             connection.executescript(TABLES)
             self._connection = connection
         return self._connection
+
+    def _make_private(self) -> None:
+        """Create the file for this user only; SQLite gives its files next to it the same rights.
+
+        Raises: JobStoreUnavailable.
+        """
+        try:
+            make_private_folder(self._path.parent)
+            make_private(self._path)
+            for ending in SQLITE_ENDINGS:
+                path = self._path.with_name(f"{self._path.name}{ending}")
+                if path.exists():
+                    make_private(path)
+        except OSError as error:
+            raise JobStoreUnavailable(f"{self._path} cannot be opened: {error.strerror}") from error
 
 
 class SqliteTable:

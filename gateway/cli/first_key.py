@@ -62,10 +62,18 @@ class KeySources(msgspec.Struct, frozen=True):
     tenants_file: Path | None = None
 
 
+def configured_key(environment: Mapping[str, str]) -> str | None:
+    """Return the key in the environment, None without one. Raises: ValueError, without the key."""
+    key = environment.get(VARIABLE, "").strip()
+    if any(ord(letter) < ord(" ") or letter == "\x7f" for letter in key):
+        raise ValueError(f"{VARIABLE} has a line break or another control character inside")
+    return key or None
+
+
 def key_sources(config: Config, environment: Mapping[str, str], *, is_terminal: bool) -> KeySources:
-    """Return the places of a gateway's first key."""
+    """Return the places of a gateway's first key. Raises: ValueError if no caller could send it."""
     folder = state_folder(config.state_dir, environment)
-    configured = environment.get(VARIABLE) or None
+    configured = configured_key(environment)
     if folder is None:
         return KeySources(configured, None, is_terminal)
     return KeySources(configured, folder / FILE_NAME, is_terminal, folder / TENANTS_FILE)

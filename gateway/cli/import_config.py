@@ -1,14 +1,13 @@
 """`gateway import`: the router.yaml that corresponds to another gateway's configuration."""
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.markup import escape
 
 from gateway.cli.litellm_config import Unreadable, import_litellm
-from gateway.cli.output import CleanConsole
+from gateway.cli.output import CleanConsole, write_document
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +29,7 @@ def import_config(options: argparse.Namespace, environment: Mapping[str, str]) -
         errors.print(f"[red]{escape(str(options.file))}[/]: {escape(str(error))}")
         return 1
     if options.output is None:
-        sys.stdout.write(found.text)
+        write_document(found.text)
     else:
         try:
             with options.output.open("x", encoding="utf-8") as file:

@@ -18,7 +18,7 @@ from gateway.cli.named_models import (
     sections_of,
     server_key,
 )
-from gateway.cli.output import show_line
+from gateway.cli.output import show_line, write_document
 from gateway.config.editor_schema import NAME, editor_line, editor_schema
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
@@ -82,7 +82,7 @@ def add_schema_options(parser: argparse.ArgumentParser) -> None:
 def schema(options: argparse.Namespace, environment: Mapping[str, str]) -> int:  # noqa: ARG001 - as every command
     """Print or write the JSON Schema; return 1 if the file cannot be written."""
     if options.output is None:
-        sys.stdout.write(editor_schema())
+        write_document(editor_schema())
         return 0
     try:
         options.output.write_text(editor_schema(), encoding="utf-8")

@@ -23,12 +23,14 @@ from gateway.cli.instances import add_instances_options, instances
 from gateway.cli.keys import keys
 from gateway.cli.models import add_models_options, models
 from gateway.cli.operator_options import add_config_option, add_operator_options
+from gateway.cli.printable import escape_unprintable
 from gateway.cli.serve import add_serve_options, serve_command
 from gateway.cli.status import status
 from gateway.cli.tenants import tenants
 from gateway.cli.usage import usage
 from gateway.cli.verify import verify
 from gateway.config.schema import Scope
+from gateway.config.state_folder import home_for_libraries
 
 EPILOG = """\
 environment:
@@ -66,9 +68,12 @@ NAMES = ("check", "serve", *COMMANDS)
 
 def main() -> None:
     """Run the `gateway` command; entry point."""
+    escape_unprintable()
+    environment = dict(os.environ)
+    os.environ.update(home_for_libraries(environment))
     try:
         try:
-            code = _run(_parser())
+            code = _run(_parser(), environment)
         finally:
             # Flushed here, where an error can be caught, rather than when the interpreter exits.
             sys.stdout.flush()
@@ -78,17 +83,17 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run(parser: argparse.ArgumentParser) -> int:
+def _run(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> int:
     """Run the command of the command line and return its exit status."""
     if len(sys.argv) == 1:
         parser.print_help(sys.stderr)
         return 2
     options = _parsed(parser)
     if options.command == "serve":
-        return serve_command(options, os.environ)
+        return serve_command(options, environment)
     if options.command == "check":
-        return check(options.config, os.environ)
-    return COMMANDS[options.command](options, os.environ)
+        return check(options.config, environment)
+    return COMMANDS[options.command](options, environment)
 
 
 def _parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
@@ -194,7 +199,9 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 
 def _add_tenants(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    setting = add_store_options(actions.add_parser("set", help="add a tenant, or replace all its settings"))
+    setting = add_store_options(
+        actions.add_parser("set", help="add a tenant, or change settings; those not named stay as they are")
+    )
     setting.add_argument("tenant", help="its name")
     setting.add_argument("--model", action="append", help="the only model it may use; may be repeated")
     setting.add_argument(
@@ -206,12 +213,22 @@ def _add_tenants(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL:NAME=AMOUNT",
         help="a limit for one model, instead of the model's own; may be repeated",
     )
-    setting.add_argument("--weight", type=int, default=1, help="share of a busy model (default: 1)")
-    setting.add_argument("--priority", choices=["interactive", "bulk"], default="interactive")
+    setting.add_argument("--weight", type=int, help="share of a busy model (default: 1)")
+    setting.add_argument("--priority", choices=["interactive", "bulk"], help="default: interactive")
     setting.add_argument("--queue-tokens", type=int, help="most tokens that may wait for one model")
     setting.add_argument(
-        "--no-join", action="store_true", help="its texts never share an upstream request with others'"
+        "--join",
+        action=argparse.BooleanOptionalAction,
+        help="its texts may share an upstream request with others' (default), or never do",
     )
+    setting.add_argument(
+        "--unset",
+        action="append",
+        metavar="FIELD",
+        help="remove a setting: models, weight, priority, queue_tokens, join, limits, the name of a limit, "
+        "model_limits, or MODEL:NAME; may be repeated",
+    )
+    setting.add_argument("--replace", action="store_true", help="remove all settings that are not named")
     listing = add_store_options(actions.add_parser("list", help="all tenants that are not in router.yaml"))
     listing.add_argument("--json", action="store_true", help="for scripts")
     remove = add_store_options(actions.add_parser("remove", help="remove a tenant and its keys"))

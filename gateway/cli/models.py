@@ -128,7 +128,7 @@ def _inspect(boot: wire.ModelBoot, timeout_s: float, environment: Mapping[str, s
         raise CannotInspect(NO_ENGINE)
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", MODULE],
+            [sys.executable, "-P", "-m", MODULE],
             input=msgspec.json.encode(boot),
             capture_output=True,
             timeout=timeout_s,

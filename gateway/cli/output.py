@@ -1,5 +1,6 @@
 """Lines and tables on the terminal."""
 
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -23,6 +24,13 @@ class CleanConsole(Console):
 def show_line(text: str) -> None:
     """Print one line on standard error, without the commands of a terminal that it may contain."""
     CleanConsole(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False, emoji=False)
+
+
+def write_document(text: str) -> None:
+    """Write a document to standard output in UTF-8, which its format asks for, also on other terminals."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
 
 
 def show_table(table: Table) -> None:

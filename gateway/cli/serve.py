@@ -16,12 +16,12 @@ from gateway.cli.check import show_problems
 from gateway.cli.first_key import FirstKey, KeySources, create_first_key_later, first_key, key_sources
 from gateway.cli.named_models import UnusableModel, add_server_key_option, config_of, server_key
 from gateway.cli.operator_keys import warn_of_missing_operator_key
-from gateway.cli.output import CleanConsole
+from gateway.cli.output import CleanConsole, write_document
 from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
-from gateway.config.state_folder import JOBS_FILE
+from gateway.config.state_folder import JOBS_FILE, folder_warning
 from gateway.processes.config_source import ConfigSource
 from gateway.processes.messages import WorkerReady
 from gateway.processes.supervisor import StartError, Supervisor
@@ -77,7 +77,7 @@ def serve_command(options: argparse.Namespace, environment: Mapping[str, str]) -
         errors.print(f"[red]cannot serve[/] {escape(str(error))}")
         return 1
     if options.print_config:
-        sys.stdout.write(text)
+        write_document(text)
         return 0
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
         path = Path(folder) / "router.yaml"
@@ -94,8 +94,14 @@ def serve(path: Path, environment: Mapping[str, str]) -> int:
         show_problems(path, error)
         return 1
     write_lines(config.logs)
-    sources = key_sources(config, environment, is_terminal=sys.stdout.isatty())
+    try:
+        sources = key_sources(config, environment, is_terminal=sys.stdout.isatty())
+    except ValueError as error:
+        errors.print(f"[red]cannot start[/]: {escape(str(error))}")
+        return 1
     _make_tenants_folder(config, sources)
+    if sources.file is not None and (warning := folder_warning(sources.file.parent)):
+        logger.warning("%s", warning)
     key = first_key(config, sources)
     if key is None:
         warn_of_missing_operator_key(config)

@@ -1,7 +1,9 @@
 """`gateway tenants set | list | remove`: tenants in Redis, or in the file of a gateway without it."""
 
 import argparse
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from rich.table import Table
@@ -12,6 +14,9 @@ from gateway.cli.output import show_line, show_table
 from gateway.cli.unknown_names import warn_of_first_key_end, warn_of_idle_budgets, warn_of_unknown_models
 from gateway.config.schema import LimitAmount, TenantConfig
 from gateway.tenants.names import name_problem
+from gateway.tenants.settings_change import SettingsChange, merged
+
+SETTINGS = ("models", "limits", "model_limits", "weight", "priority", "queue_tokens", "join")
 
 
 def tenants(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -26,27 +31,68 @@ async def _set(context: Context) -> int:
         return 1
     tenant = context.options.tenant
     try:
-        settings = _settings(context.options)
+        changed = await context.store.change_tenant(tenant, _change(context.options))
     except ValueError as error:
         show_line(str(error))
         return 1
-    is_first = await context.store.put_tenant(tenant, settings)
+    settings = changed.after
     await warn_of_unknown_models(context, [*(settings.models or ()), *settings.model_limits])
     warn_of_idle_budgets(context, settings.limits, *settings.model_limits.values())
     if tenant in context.config.tenants:
         show_line(f"{tenant} is set, but router.yaml also defines it and takes precedence")
     else:
         print(f"{tenant} is set; {context.followed}")
-    warn_of_first_key_end(context, is_first=is_first)
+    for change in changed.changes:
+        print(f"  {change.field}: {_shown(change.was)} -> {_shown(change.now)}")
+    if not changed.changes and changed.before is not None:
+        print("  nothing has changed")
+    warn_of_first_key_end(context, is_first=changed.is_first)
     return 0
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return (
+        " ".join(value) if isinstance(value, list | tuple) else msgspec.json.encode(value).decode().strip('"')
+    )
 
 
 def _show_only_in_file(context: Context) -> None:
     show_line(f"tenants of router.yaml are changed there; {context.no_store}")
 
 
-def _settings(options: argparse.Namespace) -> TenantConfig:
-    """Return the settings that the options describe. Raises: ValueError with the problem."""
+def _change(options: argparse.Namespace) -> SettingsChange:
+    """Return the change that the options describe. Raises: ValueError, as the change does too."""
+    patch = _patch(options)
+
+    def change(before: TenantConfig | None) -> TenantConfig:
+        known = None if options.replace else before
+        return merged(known, _with_removals(patch, options.unset or (), known or TenantConfig()))
+
+    return change
+
+
+def _with_removals(patch: dict[str, Any], names: Sequence[str], known: TenantConfig) -> dict[str, Any]:
+    """Return a patch that also removes settings and limits. Raises: ValueError if one is not set."""
+    patch = copy.deepcopy(patch)
+    for name in names:
+        model, _, limit = name.rpartition(":")
+        if name in SETTINGS:
+            patch[name] = None
+        elif name.removeprefix("limits.") in known.limits:
+            patch["limits"].setdefault(name.removeprefix("limits."), None)
+        elif limit in known.model_limits.get(model, {}):
+            patch["model_limits"].setdefault(model, {}).setdefault(limit, None)
+        else:
+            of_models = [f"{of}:{it}" for of, found in known.model_limits.items() for it in found]
+            limits = [*known.limits, *of_models]
+            raise ValueError(f"--unset {name}: it is not set; there is: {', '.join([*limits, *SETTINGS])}")
+    return patch
+
+
+def _patch(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that the options name. Raises: ValueError with the problem."""
     if problem := name_problem(options.tenant):
         raise ValueError(problem)
     model_limits: dict[str, dict[str, LimitAmount]] = {}
@@ -57,14 +103,13 @@ def _settings(options: argparse.Namespace) -> TenantConfig:
         model_limits.setdefault(model, {}).update(parse_limits([limit]))
     plain = {
         "models": options.model,
-        "limits": parse_limits(options.limit or ()),
-        "model_limits": model_limits,
         "weight": options.weight,
         "priority": options.priority,
         "queue_tokens": options.queue_tokens,
-        "join": not options.no_join,
+        "join": options.join,
     }
-    return msgspec.convert(plain, TenantConfig)
+    named = {name: value for name, value in plain.items() if value is not None}
+    return named | {"limits": parse_limits(options.limit or ()), "model_limits": model_limits}
 
 
 async def _list(context: Context) -> int:

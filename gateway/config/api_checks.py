@@ -1,25 +1,31 @@
 """Checks of an upstream's settings for OpenAI's API and its relatives, of addresses, headers and metadata."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+import msgspec
 
 from backends.api_shapes import SHAPES, shape_of
 from backends.contract import GRPC_SCHEMES
 from gateway.config.problems import Problem
-from gateway.config.schema import UpstreamSettings
+from gateway.config.schema import Config, UpstreamSettings
 
 API_KEYS = ("embeddings", "rerank", "input_type", "extra_body")
 # Headers that belong to the framing of a request.
 FRAMING = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer"})
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
+UNSENDABLE = "has a line break or another character that a header cannot hold; printable ASCII is sent"
 # Names of query parameters whose values are secrets, as providers call them.
 SECRET_PARAMETER = re.compile(r"key|token|secret|password|sig|auth|credential|^code$", re.IGNORECASE)
 
 
 def address_problem(url: str, upstream: UpstreamSettings) -> str | None:
     """Return the problem of one base URL, None if it is valid."""
+    # The URL parser leaves such characters out, and a request would not.
+    if not url.isprintable() or " " in url:
+        return "a line break, a space or another character that no URL has"
     # Not left to the URL parser: a / or # inside a password would make it a different URL. Logs, metrics and
     # events name a replica by its URL, and would show the password.
     if "@" in url:
@@ -45,10 +51,45 @@ def _grpc_address_problem(parts: SplitResult, upstream: UpstreamSettings) -> str
     return None if is_whole else f"not an address for gRPC, {parts.scheme}://host:port"
 
 
-def metadata_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
-    """Yield the problems of headers and names that gRPC cannot send as metadata."""
-    if not is_grpc(upstream):
+def trim_headers(config: Config) -> Config:
+    """Return the config without space around the keys and the values of headers that it sends."""
+    upstreams = {
+        name: msgspec.structs.replace(
+            upstream, api_key=upstream.api_key.strip(), headers=_trimmed(upstream.headers)
+        )
+        for name, upstream in config.upstreams.items()
+    }
+    tracing = config.tracing and msgspec.structs.replace(
+        config.tracing, headers=_trimmed(config.tracing.headers)
+    )
+    return msgspec.structs.replace(config, upstreams=upstreams, tracing=tracing)
+
+
+def _trimmed(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value.strip() for name, value in headers.items()}
+
+
+def header_problems(headers: Mapping[str, str], path: str) -> Iterator[Problem]:
+    """Yield the problems of headers that a request cannot have. The messages leave the values out."""
+    for name, value in headers.items():
+        if not HEADER_NAME.fullmatch(name):
+            yield Problem(path, f"{name!r}: a header's name has letters, digits and dashes")
+        elif not _is_sendable(value):
+            yield Problem(f"{path}.{name}", UNSENDABLE)
+
+
+def sent_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    """Yield the problems of the key and of headers that are sent to a server."""
+    if is_grpc(upstream):
+        yield from _metadata_problems(upstream, path)
         return
+    if not _is_sendable(upstream.api_key):
+        yield Problem(f"{path}.api_key", UNSENDABLE)
+    yield from header_problems(upstream.headers, f"{path}.headers")
+
+
+def _metadata_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
+    """Yield the problems of headers and names that gRPC cannot send as metadata."""
     for name, value in upstream.headers.items():
         lower = name.lower()
         if not METADATA_KEY.fullmatch(lower) or lower.startswith("grpc-") or lower.endswith("-bin"):

@@ -42,6 +42,9 @@ def _bucket_problems(bucket: BucketSettings) -> Iterator[Problem]:
         yield Problem("batches.bucket.name", "is empty; the name of a bucket")
     if bucket.endpoint is not None and not bucket.endpoint.startswith(("http://", "https://")):
         yield Problem("batches.bucket.endpoint", "not a URL, such as https://s3.example.org")
+    for key in ("name", "prefix", "region", "access_key", "secret_key"):
+        if not getattr(bucket, key).isprintable():
+            yield Problem(f"batches.bucket.{key}", "has a line break or another control character")
     if bool(bucket.access_key) != bool(bucket.secret_key):
         yield Problem("batches.bucket", "set both `access_key` and `secret_key`, or neither")
 

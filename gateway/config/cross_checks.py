@@ -14,8 +14,9 @@ from backends.torch.rerank_template import written_template
 from gateway.config.api_checks import (
     address_problem,
     api_problems,
+    header_problems,
     key_header_problems,
-    metadata_problems,
+    sent_problems,
 )
 from gateway.config.batch_checks import batch_problems
 from gateway.config.command_checks import command_problems
@@ -58,6 +59,8 @@ def cross_problems(config: Config, names: EntryNames) -> Iterator[Problem]:
     yield from _quota_problems(config)
     yield from _cache_problems(config)
     yield from _currency_problems(config)
+    if config.tracing is not None:
+        yield from header_problems(config.tracing.headers, "tracing.headers")
     for name, upstream in config.upstreams.items():
         yield from upstream_problems(upstream, f"upstreams.{name}")
     for operation in ("embed", "rerank", "classify"):
@@ -148,7 +151,7 @@ def _remote_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]
         elif url in upstream.replicas[:index]:
             yield Problem(f"{path}.replicas[{index}]", "is listed twice")
     yield from _drain_problems(upstream, path)
-    yield from metadata_problems(upstream, path)
+    yield from sent_problems(upstream, path)
 
 
 def _drain_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:

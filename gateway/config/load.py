@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.config.api_checks import trim_headers
 from gateway.config.cross_checks import EntryNames, cross_problems
 from gateway.config.file_checks import file_problems
 from gateway.config.model_checks import models_problems
@@ -98,6 +99,7 @@ def _read(text: str, environment: Mapping[str, str], base: Path) -> _Reading:
     problems += _not_at(type_problems(filled, Config, ""), problems)
     config = _convert_sound_parts(filled, frozenset(problem.path for problem in problems))
     if config is not None:
+        config = trim_headers(config)
         names = EntryNames(_names(filled, "upstreams"), _names(filled, "models"))
         crossed = [*cross_problems(config, names), *models_problems(config, names.upstreams)]
         found = _not_at(crossed, problems)

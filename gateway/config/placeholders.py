@@ -10,6 +10,7 @@ from gateway.config.problems import Problem, join_path
 # A file with more values than this reaches them through nested YAML aliases, which would exhaust the memory.
 VALUES_MAX = 100_000
 PLACEHOLDER = re.compile(r"\$\$\{|\$\{([^}]*)\}")
+LINE_ENDS = "\r\n"
 VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 
 
@@ -54,14 +55,15 @@ class PlaceholderFiller:
             message = f"${{{inside}}} is not ${{NAME}}, ${{NAME:-default}} or ${{file:/path}}"
             return self._report(path, message)
         name, default = variable.groups()
-        value = self._environment.get(name) or default
+        # Secrets from files and from other programs end in a line's end, which belongs to no value.
+        value = self._environment.get(name, "").rstrip(LINE_ENDS) or default
         if value is None:
             return self._report(path, f"the environment has no {name}; set it, or write ${{{name}:-default}}")
         return value
 
     def _read_file(self, name: str, path: str) -> str:
         try:
-            return (self._base / name).read_text(encoding="utf-8").rstrip("\n")
+            return (self._base / name).read_text(encoding="utf-8").rstrip(LINE_ENDS)
         except (OSError, UnicodeDecodeError) as error:
             return self._report(path, f"the file {name} cannot be read ({type(error).__name__})")
 

@@ -1,10 +1,32 @@
-"""The folder of what one gateway keeps on its host."""
+"""The folder of what one gateway keeps on its host, and files in it that no other user can read or lock."""
 
+import os
+import pwd
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 # Table of files and batches where there is no Redis.
 JOBS_FILE = "batches.sqlite"
+NO_HOME = "/"
+# Rights of the group and of all others.
+OTHERS = 0o077
+
+
+def home_for_libraries(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return HOME and USER where libraries find none: for a user without an entry in the system's list.
+
+    Docker sets the same HOME. Libraries that look for a cache there find none, rather than fail.
+    """
+    if environment.get("HOME"):
+        return {}
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return {"HOME": NO_HOME, "USER": environment.get("USER") or str(os.getuid())}
+    return {}
 
 
 def state_folder(state_dir: str | None, environment: Mapping[str, str]) -> Path | None:
@@ -20,3 +42,46 @@ def state_folder(state_dir: str | None, environment: Mapping[str, str]) -> Path 
     if home := environment.get("HOME"):
         return Path(home) / ".local" / "state" / "embedding-gateway"
     return None
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder, and the missing ones above it, that no other user can enter.
+
+    A folder that exists stays as it is. Raises: OSError.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def open_private(path: Path) -> IO[str]:
+    """Open or create a file that no other user can read or lock. Raises: OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with suppress(PermissionError):
+        # An earlier release may have made it readable for others.
+        if os.fstat(descriptor).st_mode & OTHERS:
+            os.fchmod(descriptor, 0o600)
+    return os.fdopen(descriptor, "r+", encoding="ascii")
+
+
+def make_private(path: Path) -> None:
+    """Create a file, or take the rights of other users to it away, without opening one that exists.
+
+    Closing a database that another connection of this process has open would end the locks of that one.
+    Raises: OSError.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        with suppress(PermissionError):
+            if path.stat().st_mode & OTHERS:
+                path.chmod(0o600)
+
+
+def folder_warning(folder: Path) -> str | None:
+    """Return a warning if other users can list a folder that exists."""
+    try:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+    except OSError:
+        return None
+    if not mode & OTHERS:
+        return None
+    return f"other users can enter {folder} (mode {mode:04o}); its files are private; run: chmod 700 {folder}"

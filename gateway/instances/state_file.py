@@ -9,6 +9,7 @@ from typing import IO
 
 import msgspec
 
+from gateway.config.state_folder import make_private_folder, open_private
 from gateway.instances.records import Record
 
 FILE_NAME = "instances.json"
@@ -39,8 +40,8 @@ class StateFile:
 
     def _take_lock(self) -> None:
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = self._path.with_suffix(".lock").open("w", encoding="ascii")
+            make_private_folder(self._path.parent)
+            self._lock = open_private(self._path.with_suffix(".lock"))
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             message = f"{self._path} is used by another gateway; give each its own `state_dir`"

@@ -126,6 +126,8 @@ class Child:
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                # Not from the current folder, in which anyone may have put a module.
+                "-P",
                 "-m",
                 self._spec.module,
                 stdin=asyncio.subprocess.PIPE,

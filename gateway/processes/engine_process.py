@@ -14,6 +14,7 @@ import msgspec
 
 from backends.torch import wire
 from gateway.config.schema import EngineSettings, UpstreamSettings
+from gateway.config.state_folder import home_for_libraries
 from gateway.events import EndReason
 from gateway.processes.child import Child, ChildSpec
 
@@ -27,7 +28,12 @@ CHILD_VARIABLES = re.compile(
 # the next operation. OpenMP's default is milliseconds, during which the HTTP worker lacks that core.
 # From version 2.35, glibc asks the kernel for pages of 2 MiB, which make reading the weights cheaper:
 # docs/decisions/063-speed-of-passes-on-avx2.md.
-ENGINE_VARIABLES = {"GOMP_SPINCOUNT": "10000", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# Processes that torch starts import nothing from the current folder either.
+ENGINE_VARIABLES = {
+    "GOMP_SPINCOUNT": "10000",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "PYTHONSAFEPATH": "1",
+}
 # Time for a child to exit after a signal before it is killed.
 KILL_AFTER_S = 5.0
 
@@ -41,7 +47,8 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
     Keys of upstreams and callers are left out, because other processes can read a child's environment.
     """
-    return {name: value for name, value in environment.items() if CHILD_VARIABLES.match(name)}
+    inherited = {name: value for name, value in environment.items() if CHILD_VARIABLES.match(name)}
+    return inherited | home_for_libraries(environment)
 
 
 class EngineGroup(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ def smoke_load(boot: wire.ModelBoot, timeout_s: float, environment: Mapping[str,
         return wire.SmokeLoad(NO_ENGINE)
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", MODULE],
+            [sys.executable, "-P", "-m", MODULE],
             input=msgspec.json.encode(boot),
             capture_output=True,
             timeout=timeout_s,

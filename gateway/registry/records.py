@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.config.state_folder import make_private_folder, open_private
+
 State = Literal["available", "downloading", "downloaded", "loading", "verified", "failed"]
 FILE_NAME = "registry.json"
 FILE_BYTES_MAX = 16 * 1024 * 1024
@@ -94,8 +96,8 @@ class Records:
 
     @contextmanager
     def _locked(self, name: str, *, wait: bool = True) -> Iterator[None]:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self._folder / f".{name}.lock").open("w", encoding="ascii") as file:
+        make_private_folder(self._folder)
+        with open_private(self._folder / f".{name}.lock") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as error:

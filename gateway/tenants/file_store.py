@@ -18,8 +18,10 @@ from typing import TypeVar
 import msgspec
 
 from gateway.config import schema as config
+from gateway.config.state_folder import make_private_folder, open_private
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.keyring import StoredKey
+from gateway.tenants.settings_change import SettingsChange, TenantChange
 from gateway.tenants.store import KeyCreation, StoreState, check_stored_limits
 
 logger = logging.getLogger("gateway")
@@ -73,7 +75,7 @@ class _TenantsFile:
     def make_folder(self) -> None:
         """Make the folder of the file, by which commands know that a gateway keeps one."""
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self._path.parent)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -81,7 +83,7 @@ class _TenantsFile:
     def _locked(self) -> Iterator[None]:
         self.make_folder()
         try:
-            with self._path.with_suffix(".lock").open("w", encoding="ascii") as lock:
+            with open_private(self._path.with_suffix(".lock")) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         except OSError as error:
@@ -158,11 +160,15 @@ class FileTenantStore:
 
     async def put_tenant(self, name: str, settings: config.TenantConfig) -> bool:
         """Add a tenant, or replace its settings. Return True if it is the first one."""
+        return (await self.change_tenant(name, lambda _: settings)).is_first
 
-        def put(content: _Content) -> bool:
-            is_first = not content.tenants
-            content.tenants[name] = settings
-            return is_first
+    async def change_tenant(self, name: str, change: SettingsChange) -> TenantChange:
+        """Replace the settings of a tenant by what a function makes of them. Raises: as the function."""
+
+        def put(content: _Content) -> TenantChange:
+            is_first, before = not content.tenants, content.tenants.get(name)
+            content.tenants[name] = after = change(before)
+            return TenantChange(before, after, is_first)
 
         return await self._change(put)
 

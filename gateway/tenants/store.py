@@ -13,9 +13,11 @@ import msgspec
 
 from gateway.config import schema as config
 from gateway.config.schema import limit_problems
+from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import Script, load_script
 from gateway.tenants.keyring import StoredKey
+from gateway.tenants.settings_change import SettingsChange, TenantChange
 
 # Under one hash tag: a script changes them together.
 KEYS = "gw:{store}:keys"
@@ -27,6 +29,8 @@ CHANGE = load_script("change", package="gateway.tenants")
 CREATE_KEY = load_script("create_key", package="gateway.tenants")
 REMOVE_TENANT = load_script("remove_tenant", package="gateway.tenants")
 LOOK = load_script("look", package="gateway.tenants")
+# Others may change a tenant between reading and writing it.
+CHANGE_ATTEMPTS = 20
 # Replaces a tenant that cannot be read: without it, its keys would have no limits. They may use no model.
 UNREADABLE = config.TenantConfig(models=())
 
@@ -84,8 +88,27 @@ class TenantStore:
 
     async def put_tenant(self, name: str, settings: config.TenantConfig) -> bool:
         """Add a tenant, or replace its settings. Return True if it is the first one."""
-        _, is_first = await self._change(TENANTS, name, msgspec.json.encode(settings).decode())
-        return is_first
+        return (await self.change_tenant(name, lambda _: settings)).is_first
+
+    async def change_tenant(self, name: str, change: SettingsChange) -> TenantChange:
+        """Replace the settings of a tenant by what a function makes of them. Raises: as the function.
+
+        What another client stores meanwhile is not lost: the function is called again with it.
+        """
+        for _ in range(CHANGE_ATTEMPTS):
+            stored = await self._client.execute("HGET", TENANTS, name)
+            before = None if stored is None else _read_tenant(name, stored)
+            after = change(before)
+            value = msgspec.json.encode(after).decode()
+            try:
+                expected = (stored or b"").decode()
+            except UnicodeDecodeError:
+                # No release has written it.
+                expected = None
+            removed, is_first = await self._change(TENANTS, name, value, expected)
+            if removed >= 0:
+                return TenantChange(before, after, is_first)
+        raise StoreUnavailable(f"others change the tenant {name!r} all the time; try again")
 
     async def remove_tenant(self, name: str) -> bool:
         """Remove a tenant with its keys, which would be refused without it.
@@ -130,9 +153,19 @@ class TenantStore:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _change(self, hash_: str, field: str, value: str | None = None) -> tuple[int, bool]:
-        """Set or remove a field. Return the number of removed fields, and if there was no tenant before."""
-        argument = {"version": _new_version(), "field": field} | ({} if value is None else {"value": value})
+    async def _change(
+        self, hash_: str, field: str, value: str | None = None, expected: str | None = None
+    ) -> tuple[int, bool]:
+        """Set or remove a field. Return the number of removed fields, and if there was no tenant before.
+
+        expected: the value that the field has, empty for none. If it has another, nothing is changed, and the
+        number is -1.
+        """
+        argument = {"version": _new_version(), "field": field}
+        if value is not None:
+            argument["value"] = value
+        if expected is not None:
+            argument["expected"] = expected
         reply = await self._run(CHANGE, (hash_, VERSION, TENANTS), argument)
         return msgspec.msgpack.decode(reply, type=tuple[int, bool])
 

@@ -227,7 +227,7 @@ def test_moments_of_microseconds_are_iso_in_json(command: Command) -> None:
         ("in.csv", "a,b\n1,2\n", (), "no column `text`, and 2 columns with texts; choose with --field"),
         ("in.csv", "a,b\n1,2\n", ("--field", "c"), "there is no column `c`; columns: `a`, `b`"),
         ("in.csv", "text,embedding\n1,2\n", (), "a column `embedding` is there already"),
-        ("in.csv", "\ufeff".encode("utf-16"), (), "convert it to UTF-8"),
+        ("in.csv", "\ufeff".encode("utf-16"), (), "name the encoding of the file with --encoding"),
         (
             "in.jsonl",
             '{"text": "a", "embedding": [1]}\n',

@@ -281,7 +281,7 @@ BAD_JSON = [
     ('{"text": ["x"]}', "`text` is no text"),
     ('{"text": "\\ud800"}', ""),
     ('{"text": "x", "n": NaN}', "is no JSON object"),
-    ("\ufffd".encode("utf-16-le").decode("latin-1"), "is no JSON object"),
+    ("\ufffd".encode("utf-16-le").decode("latin-1"), "is not UTF-8"),
 ]
 
 

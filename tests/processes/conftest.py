@@ -15,6 +15,7 @@ import pytest
 
 KEY = "process-test-key"
 START_TIMEOUT_S = 50
+SERVE = (sys.executable, "-m", "gateway", "serve")
 # httpx loads all certificate authorities for each client without a context, in 17 ms.
 TLS_CONTEXT = httpx.create_ssl_context(trust_env=False)
 
@@ -23,15 +24,23 @@ class Served:
     """A gateway in a child process. banner: its standard output. log: lines of its standard error.
 
     models: arguments of `serve` in place of the file, whose folder then only contains the state.
+    command: in place of `python -m gateway serve`. folder: in which it is started.
     """
 
     def __init__(
-        self, config: Path, environment: dict[str, str] | None = None, models: Sequence[str] = ()
+        self,
+        config: Path,
+        environment: dict[str, str] | None = None,
+        models: Sequence[str] = (),
+        *,
+        command: Sequence[str] = SERVE,
+        folder: Path | None = None,
     ) -> None:
         variables = {"LISTEN": "127.0.0.1:0", "GATEWAY_API_KEY": KEY, "HF_HUB_OFFLINE": "1"}
         variables["XDG_STATE_HOME"] = str(config.parent / "state")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "serve", *(models or ["-c", str(config)])],
+            [*command, *(models or ["-c", str(config)])],
+            cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

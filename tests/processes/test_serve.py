@@ -180,6 +180,25 @@ def test_server_is_served_by_its_url_alone(tmp_path: Path) -> None:
     assert [200, 200] == [reply.status_code for reply in replies]
 
 
+def test_modules_in_the_current_folder_are_not_imported(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    for name in ("msgspec", "h2", "yaml", "torch"):
+        (tmp_path / f"{name}.py").write_text(
+            f"open({str(seen)!r}, 'a').write('{name} ')\nraise SystemExit(9)\n"
+        )
+    command = [sys.executable, "-P", "-m", "gateway", "serve"]
+    with serve_in_thread(FakeTei()) as url:
+        gateway = Served(tmp_path / "no-file", models=[url, "--port", "0"], command=command, folder=tmp_path)
+        try:
+            with gateway.wait_until_up().client() as client:
+                reply = client.post("/v1/embeddings", json={"model": "model", "input": "Hello"})
+        finally:
+            gateway.stop()
+
+    assert 200 == reply.status_code
+    assert not seen.exists()
+
+
 def test_verify_reports_why_an_engine_does_not_load(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "router.yaml").write_text(

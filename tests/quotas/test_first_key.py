@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.first_key import FirstKey, first_key, key_sources
+from gateway.cli.serve import serve
 from gateway.config.load import parse_config
 from gateway.tenants.first_key_file import FirstKeyFileError, keep_first_key, read_first_key
 from gateway.tenants.keyring import key_digest
@@ -287,3 +288,20 @@ def test_worker_refuses_a_waiting_key_once_tenants_are_found(tmp_path: Path, own
         assert wait_until(lambda: any(line in written for written in gateway.log))
     finally:
         gateway.stop()
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", " "])
+def test_a_line_end_belongs_to_no_key(tmp_path: Path, end: str) -> None:
+    found = start(tmp_path, environment={"GATEWAY_API_KEY": f"mine{end}"})
+    assert found is not None
+    assert key_digest("mine") == found.digest
+
+
+def test_a_key_of_several_lines_is_refused_at_the_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "router.yaml").write_text(CONFIG.format(store="memory") + f"state_dir: {tmp_path}\n")
+    assert 1 == serve(tmp_path / "router.yaml", {"GATEWAY_API_KEY": "my-secret\r\nx: y"})
+    shown = capsys.readouterr().err
+    assert "GATEWAY_API_KEY has a line break" in shown
+    assert "my-secret" not in shown

@@ -16,8 +16,10 @@ from gateway.additions.store import ADDED
 from gateway.config import schema as config
 from gateway.errors import Unauthenticated
 from gateway.quotas.limits import UNITS
+from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
+from gateway.tenants.settings_change import merged
 from gateway.tenants.store import KEYS, TENANTS, TenantStore
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
@@ -85,7 +87,7 @@ async def test_gateways_follow_tenants_set_by_command(
         for gateway in (first, second_gateway):
             await until_called(gateway, key, 403, "other")
         assert [200, 200, 429] == [await called(gateway, key) for gateway in (first, second_gateway, first)]
-        await done("tenants", "set", "acme")
+        await done("tenants", "set", "acme", "--replace")
         for gateway in (first, second_gateway):
             await until_called(gateway, key, 200, "other")
         await done("tenants", "remove", "acme")
@@ -108,7 +110,7 @@ async def test_stores_tenants_set_over_http_until_deleted(boot: Boots, own_redis
         key = (await gateway.post("/admin/keys", {"tenant": "acme"})).json()["key"]
         await until_called(gateway, key, 200)
         refused = await called(gateway, key)
-        replaced = await client.put("/admin/tenants/acme", json={})
+        replaced = await client.put("/admin/tenants/acme?replace=true", json={})
         await until_called(gateway, key, 200)
         removed = [await client.delete("/admin/tenants/acme") for _ in range(2)]
         await until_called(gateway, key, 401)
@@ -116,11 +118,115 @@ async def test_stores_tenants_set_over_http_until_deleted(boot: Boots, own_redis
 
     assert [200, 429, 200] == [put.status_code, refused, replaced.status_code]
     assert settings.items() <= put.json()["settings"].items()
-    assert [put.json()] == listed
+    assert [{name: value for name, value in put.json().items() if name != "changes"}] == listed
     assert ("acme", False) == (listed[0]["name"], listed[0]["in_file"])
     assert {} == replaced.json()["settings"]["limits"]
     assert [200, 404] == [reply.status_code for reply in removed]
     assert [[], []] == left
+
+
+BEFORE = {
+    "models": ["bge"],
+    "limits": {"budget_per_month": 250.5, "tokens_per_minute": 1000},
+    "model_limits": {"bge": {"tokens_per_day": 50, "inputs_per_day": 7}, "other": {"tokens_per_day": 1}},
+    "weight": 3,
+    "priority": "bulk",
+    "queue_tokens": 900,
+    "join": False,
+}
+
+
+def change(field: str, was: object, now: object) -> dict[str, object]:
+    return {"field": field, "was": was, "is": now}
+
+
+PATCHES: list[tuple[dict[str, Any], list[dict[str, object]]]] = [
+    ({}, []),
+    ({"weight": 3}, []),
+    ({"limits": {"tokens_per_minute": 2000}}, [change("limits.tokens_per_minute", 1000, 2000)]),
+    ({"limits": {"budget_per_month": None}}, [change("limits.budget_per_month", 250.5, None)]),
+    ({"limits": {"inputs_per_hour": 5}, "models": None}, [
+        change("models", ["bge"], None), change("limits.inputs_per_hour", None, 5),
+    ]),
+    ({"model_limits": {"bge": {"tokens_per_day": None}, "other": None}}, [
+        change("model_limits.bge.tokens_per_day", 50, None),
+        change("model_limits.other.tokens_per_day", 1, None),
+    ]),
+    ({"weight": None, "priority": None, "queue_tokens": None, "join": None}, [
+        change("weight", 3, 1), change("priority", "bulk", "interactive"),
+        change("queue_tokens", 900, None), change("join", False, True),
+    ]),
+]  # fmt: skip
+
+
+async def test_settings_that_a_put_does_not_name_stay(boot: Boots, own_redis: RedisServer) -> None:
+    async with boot({"tei-0": FakeTei()}, text(own_redis.url)) as gateway:
+        for patch, changes in PATCHES:
+            await gateway.client.put("/admin/tenants/acme?replace=true", json=BEFORE)
+            put = (await gateway.client.put("/admin/tenants/acme", json=patch)).json()
+            [listed] = (await gateway.client.get("/admin/tenants")).json()
+            assert sorted(changes, key=str) == sorted(put["changes"], key=str), patch
+            assert listed["settings"] == put["settings"]
+            fields = {name.partition(".")[0] for name in (found["field"] for found in changes)}
+            for name, value in BEFORE.items():
+                if name not in fields:
+                    assert value == put["settings"][name], (patch, name)
+        assert {"bge": BEFORE["model_limits"]["bge"]} != put["settings"]["model_limits"]  # type: ignore[index]
+        emptied = await gateway.client.put("/admin/tenants/acme?replace=true", json={"weight": 2})
+        assert {"limits": {}, "weight": 2, "models": None}.items() <= emptied.json()["settings"].items()
+        assert change("limits.budget_per_month", 250.5, None) in emptied.json()["changes"]
+
+
+async def test_changes_of_two_operators_are_both_kept(own_redis: RedisServer, tmp_path: Path) -> None:
+    names = [f"{unit}_per_{period}" for unit in ("tokens", "inputs") for period in ("minute", "hour", "day")]
+    async with opened(own_redis) as first, opened(own_redis) as second:
+        file = FileTenantStore(tmp_path / "tenants.json")
+        for stores in ((first, second), (file, file)):
+            await asyncio.gather(
+                *(
+                    stores[index % 2].change_tenant(
+                        "acme", lambda before, name=name: merged(before, {"limits": {name: 5}})
+                    )
+                    for index, name in enumerate(names)
+                )
+            )
+            assert dict.fromkeys(sorted(names), 5) == dict(
+                sorted((await stores[0].tenants())["acme"].limits.items())
+            )
+
+
+def test_settings_that_a_command_does_not_name_stay(
+    file: Path, own_redis: RedisServer, command: Commands
+) -> None:
+    def done(*words: str) -> list[str]:
+        ended = command("tenants", "set", "team02", *words, "-c", str(file))
+        assert 0 == ended.status, ended.err
+        return ended.out.splitlines()[1:]
+
+    def stored() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(command("tenants", "list", "--json", "-c", str(file)).out)[
+            "team02"
+        ]
+        return found
+
+    done("--limit", "budget_per_month=250", "--limit", "tokens_per_minute=1000", "--weight", "3", "--no-join")
+    assert ["  limits.tokens_per_minute: 1000 -> 2000"] == done("--limit", "tokens_per_minute=2000")
+    assert {"budget_per_month": 250, "tokens_per_minute": 2000} == stored()["limits"]
+    assert (3, False) == (stored()["weight"], stored()["join"])
+    assert ["  nothing has changed"] == done("--weight", "3")
+    assert ["  join: false -> true"] == done("--join")
+    done("--model", "bge", "--model-limit", "bge:tokens_per_day=5", "--model-limit", "bge:inputs_per_day=6")
+    assert ["  model_limits.bge.tokens_per_day: 5 -> not set"] == done("--unset", "bge:tokens_per_day")
+    shown = done("--unset", "budget_per_month", "--unset", "models", "--unset", "weight")
+    assert [
+        "  models: bge -> not set",
+        "  limits.budget_per_month: 250 -> not set",
+        "  weight: 3 -> 1",
+    ] == shown
+    assert {"tokens_per_minute": 2000} == stored()["limits"]
+    assert {"bge": {"inputs_per_day": 6}} == stored()["model_limits"]
+    done("--replace", "--weight", "2")
+    assert ({}, {}, 2) == tuple(stored()[name] for name in ("limits", "model_limits", "weight"))
 
 
 async def test_removing_a_tenant_removes_its_keys(own_redis: RedisServer) -> None:
@@ -240,6 +346,7 @@ async def test_rejects_invalid_settings_without_storing_them(boot: Boots, own_re
         (("set", "acme", "--model-limit", "bge:bytes_per_day=5"), "unknown limit"),
         (("set", "acme", "--weight", "0"), "weight"),
         (("set", "acme", "--queue-tokens", "0"), "queue_tokens"),
+        (("set", "acme", "--unset", "budget_per_month"), "--unset budget_per_month: it is not set"),
         (("set", ""), "name"),
         (("remove", "nobody"), "no tenant nobody"),
     ],

@@ -132,6 +132,60 @@ def test_refuses_a_combination_with_the_way_out(settings: dict[str, Any], path: 
     assert message in found[path]
 
 
+@pytest.mark.parametrize("replica", ["http://tei:8080", "grpc://tei:8080"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n", " \n", "\t"])
+@pytest.mark.parametrize("source", ["environment", "file", "text"])
+def test_keys_and_headers_lose_the_space_around_them(
+    tmp_path: Path, replica: str, end: str, source: str
+) -> None:
+    (tmp_path / "secret").write_bytes(f"key-of-tei{end}".encode())
+    value = {"environment": "${KEY}", "file": "${file:secret}", "text": f"key-of-tei{end}"}[source]
+    upstream = {"backend": "tei", "replicas": [replica], "api_key": value, "headers": {"x-team": value}}
+    config = {
+        "upstreams": {"up": upstream},
+        "models": {"m": {"upstream": "up"}},
+        "tracing": {"headers": {"x": value}},
+    }
+    found = parse_config(yaml.safe_dump(config), {"KEY": f"key-of-tei{end}"}, tmp_path)
+
+    assert ("key-of-tei", {"x-team": "key-of-tei"}) == (
+        found.upstreams["up"].api_key,
+        found.upstreams["up"].headers,
+    )
+    assert found.tracing is not None
+    assert {"x": "key-of-tei"} == found.tracing.headers
+
+
+@pytest.mark.parametrize("replica", ["http://tei:8080", "grpc://tei:8080"])
+@pytest.mark.parametrize("inside", ["\n", "\r\nx-other: ", "\r", "\0", "\x7f", "\x1b[2J", "é"])
+def test_what_would_end_a_header_is_refused_with_its_path(replica: str, inside: str) -> None:
+    value = f"{SECRET}{inside}{SECRET}"
+    upstream = {"backend": "tei", "replicas": [replica], "api_key": value, "headers": {"x-team": value}}
+    found = problems(upstream)
+
+    assert {"api_key", "headers.x-team"} == found.keys()
+    assert all("ASCII" in message for message in found.values())
+
+
+@pytest.mark.parametrize("name", ["x\r\nx-other", "a b", "", "x:", "é"])
+def test_a_name_that_no_header_has_is_refused(name: str) -> None:
+    assert "letters, digits and dashes" in problems(OPENAI | {"headers": {name: "v"}})["headers"]
+
+
+@pytest.mark.parametrize("inside", ["\n", "\r\nx-other: a", " ", "\t"])
+def test_an_address_has_one_line(inside: str) -> None:
+    assert "no URL has" in problems(OPENAI | {"replicas": [f"http://api{inside}/v1"]})["replicas[0]"]
+
+
+def test_headers_of_traces_are_checked() -> None:
+    config = {"upstreams": {"up": OPENAI}, "models": {"m": {"upstream": "up"}}}
+    with pytest.raises(ConfigError) as refused:
+        parse_config(
+            yaml.safe_dump(config | {"tracing": {"headers": {"a": "x\r\ny: z"}}}), {}, Path("/nowhere")
+        )
+    assert ["tracing.headers.a"] == [problem.path for problem in refused.value.problems]
+
+
 def test_prompts_of_a_model_exclude_types() -> None:
     found = problems({"backend": "cohere", "model": "m"}, {"prompts": {"query": "q: "}})
 

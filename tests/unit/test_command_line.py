@@ -1,8 +1,20 @@
 """Command line of `gateway`: hints at what was meant, and the help."""
 
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+import yaml
 
 from gateway.cli import main as command_line
+from gateway.config.schema import TenantConfig
+from gateway.tenants.file_store import FILE_NAME, FileTenantStore
+
+NAME = "müller-日本🙂"
 
 
 @pytest.mark.parametrize(
@@ -29,3 +41,37 @@ def test_a_wrong_command_line_ends_with_a_hint(
 def test_every_command_has_a_name_for_hints() -> None:
     (commands,) = (action.choices for action in command_line._parser()._actions if action.dest == "command")
     assert set(commands or ()) == set(command_line.NAMES)
+
+
+def gateway(*words: str, encoding: str) -> "subprocess.CompletedProcess[bytes]":
+    """Run a command on a terminal of an encoding."""
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "gateway", *words]
+    return subprocess.run(command, env=environment, capture_output=True, timeout=50, check=False)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_every_terminal_gets_every_name(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "router.yaml"
+    upstream = '{backend: tei, replicas: ["http://tei"]}'
+    path.write_text(
+        f"state_dir: {tmp_path}\nupstreams: {{one: {upstream}}}\nmodels: {{m: {{upstream: one}}}}\n"
+    )
+    asyncio.run(FileTenantStore(tmp_path / FILE_NAME).put_tenant(NAME, TenantConfig()))
+    table = gateway("tenants", "list", "-c", str(path), encoding=encoding)
+    listed = gateway("tenants", "list", "--json", "-c", str(path), encoding=encoding)
+
+    assert (0, 0) == (table.returncode, listed.returncode), table.stderr.decode()
+    assert [NAME] == list(json.loads(listed.stdout.decode(encoding)))
+    assert ("-" if encoding == "utf-8" else "-\\u65e5\\u672c\\ud83d\\ude42") in table.stdout.decode(encoding)
+
+
+def test_a_document_is_utf8_on_every_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    params = {"model": "openai/e5", "api_base": "http://tei"}
+    entry = {"model_name": NAME, "litellm_params": params, "model_info": {"mode": "embedding"}}
+    path.write_text(yaml.safe_dump({"model_list": [entry]}))
+    ended = gateway("import", "litellm", str(path), encoding="ascii")
+
+    assert 0 == ended.returncode, ended.stderr.decode()
+    assert [NAME] == list(yaml.safe_load(ended.stdout.decode())["models"])

@@ -1,6 +1,10 @@
 """The boot message of an engine, at its first start and at a restart."""
 
+import os
+import pwd
+
 import msgspec
+import pytest
 
 from backends.contract import ModelState
 from backends.torch import wire
@@ -75,3 +79,14 @@ def test_variables_of_the_operator_replace_those_of_the_engine() -> None:
     assert default["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
     assert replaced["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"
     assert "TEI_KEY" not in replaced
+
+
+def test_a_user_without_an_entry_gets_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "HOME" not in child_environment({"PATH": "/bin"})
+    nobody = 2**31 - 77
+    with pytest.raises(KeyError):
+        pwd.getpwuid(nobody)
+    monkeypatch.setattr(os, "getuid", lambda: nobody)
+
+    assert {"PATH": "/bin", "HOME": "/", "USER": str(nobody)} == child_environment({"PATH": "/bin"})
+    assert "/home/x" == child_environment({"HOME": "/home/x"})["HOME"]

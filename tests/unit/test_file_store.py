@@ -7,11 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.batches.sqlite_store import open_sqlite
 from gateway.cli.first_key import KeySources, first_key
 from gateway.config.load import parse_config
 from gateway.config.schema import TenantConfig
+from gateway.config.state_folder import JOBS_FILE, folder_warning
+from gateway.instances.state_file import StateFile
+from gateway.registry.records import Record, Records
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.file_store import FILE_NAME, FileTenantStore
+from gateway.tenants.first_key_file import keep_first_key
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
 
@@ -44,6 +49,37 @@ async def test_keys_and_tenants_outlive_the_process(path: Path) -> None:
     mode, content = await asyncio.to_thread(lambda: (path.stat().st_mode, path.read_bytes()))
     assert stat.S_IMODE(mode) == 0o600
     assert b"sk-laptop" not in content
+
+
+async def test_files_are_private_in_a_folder_that_is_not(path: Path) -> None:
+    folder = path.parent
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
+    for name in ("tenants.lock", "instances.lock", ".registry.lock", "batches.sqlite"):
+        # As an earlier release has left them.
+        (folder / name).touch()
+        (folder / name).chmod(0o644)
+    await FileTenantStore(path).put_tenant("acme", TenantConfig())
+    instances = StateFile(folder)
+    instances.open()
+    instances.write([])
+    instances.close()
+    Records(folder).write("a/b", Record("downloaded"))
+    with Records(folder).working_on("a/b"), Records(folder).dividing_space():
+        pass
+    jobs = open_sqlite(folder / JOBS_FILE)
+    await jobs.table.active()
+    keep_first_key(folder / "first-key", "key")
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
+    await jobs.table.aclose()
+
+    assert {"tenants.lock", "batches.sqlite-wal", "batches.sqlite-shm", ".registry-a--b.lock"} <= modes.keys()
+    assert {0o600} == set(modes.values()), modes
+    warning = folder_warning(folder)
+    assert warning is not None
+    assert f"chmod 700 {folder}" in warning
+    folder.chmod(0o700)
+    assert folder_warning(folder) is None
 
 
 async def test_a_removed_tenant_takes_its_keys_along(path: Path) -> None:

@@ -1,13 +1,13 @@
 """Operator endpoints for stored tenants: in Redis, or in a file. API keys need the scope admin."""
 
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from litestar import Response, delete, get, put
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway.api.operators.access import OPERATORS
 from gateway.api.operators.admin import Admin
@@ -20,6 +20,7 @@ from gateway.errors import InvalidInput, NotFound
 from gateway.quotas.budgets import remaining_budgets
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.names import name_problem
+from gateway.tenants.settings_change import ChangedField, merged
 
 FAILURES = document_errors(TEI)
 
@@ -39,6 +40,23 @@ class TenantSettings(msgspec.Struct, forbid_unknown_fields=True):
     join: bool = True
 
 
+class TenantPatch(msgspec.Struct, forbid_unknown_fields=True):
+    """Settings of a stored tenant to change.
+
+    What is absent stays as it is, and so do limits that are not named. null removes a setting or a limit.
+    """
+
+    models: list[str] | msgspec.UnsetType | None = msgspec.UNSET
+    limits: dict[str, config.LimitAmount | None] | msgspec.UnsetType | None = msgspec.UNSET
+    model_limits: dict[str, dict[str, config.LimitAmount | None] | None] | msgspec.UnsetType | None = (
+        msgspec.UNSET
+    )
+    weight: config.PositiveInt | msgspec.UnsetType | None = msgspec.UNSET
+    priority: Literal["interactive", "bulk"] | msgspec.UnsetType | None = msgspec.UNSET
+    queue_tokens: config.PositiveInt | msgspec.UnsetType | None = msgspec.UNSET
+    join: bool | msgspec.UnsetType | None = msgspec.UNSET
+
+
 class StoredTenant(msgspec.Struct):
     """A stored tenant.
 
@@ -50,6 +68,16 @@ class StoredTenant(msgspec.Struct):
     settings: TenantSettings
     in_file: bool
     notes: list[str] = []
+
+
+class ChangedTenant(StoredTenant):
+    """A stored tenant after a change.
+
+    changes: the settings that differ, each with what it was and what it is; null stands for one that is not
+    set. A limit is a setting of its own, as in `limits.tokens_per_day`.
+    """
+
+    changes: list[ChangedField] = []
 
 
 class TenantLimits(msgspec.Struct):
@@ -114,30 +142,36 @@ async def list_tenants(
 
 @put(
     "/admin/tenants/{name:str}",
-    dto=OnePass[TenantSettings],
+    dto=OnePass[TenantPatch],
     return_dto=None,
     status_code=200,
-    responses={200: ResponseSpec(StoredTenant, description="The tenant with its new settings")} | FAILURES,
+    responses={200: ResponseSpec(ChangedTenant, description="The tenant with its new settings")} | FAILURES,
     tags=["Operators"],
     opt=OPERATORS,
 )
 async def put_tenant(
-    data: JSONBody[TenantSettings],
+    data: JSONBody[TenantPatch],
     admin: NamedDependency[Admin],
     name: FromPath[str],
-) -> StoredTenant:
-    """Add a tenant, or replace its settings.
+    replace: FromQuery[bool] = False,  # noqa: FBT002 - a parameter of the query
+) -> ChangedTenant:
+    """Add a tenant, or change its settings.
 
-    Every gateway applies them within a second.
+    What the body does not name stays as it is, and null removes a setting or a limit. With `replace`, what is
+    not named is removed. Every gateway applies the settings within a second.
     """
     if problem := name_problem(name):
         raise InvalidInput(problem)
+    patch = patch_of(data)
     with store_errors():
-        is_first = await admin.store.put_tenant(name, tenant_of(data))
+        changed = await admin.store.change_tenant(
+            name, lambda before: merged(None if replace else before, patch)
+        )
     await admin.refresh()
-    notes = admin.first_key_notes(is_first=is_first)
-    notes += admin.budget_notes(data.limits, *data.model_limits.values())
-    return StoredTenant(name, data, in_file=name in admin.file_tenants, notes=notes)
+    notes = admin.first_key_notes(is_first=changed.is_first)
+    settings = settings_of(changed.after)
+    notes += admin.budget_notes(settings.limits, *settings.model_limits.values())
+    return ChangedTenant(name, settings, name in admin.file_tenants, notes, changed.changes)
 
 
 @delete(
@@ -169,14 +203,15 @@ def settings_of(tenant: config.TenantConfig) -> TenantSettings:
     )
 
 
-def tenant_of(settings: TenantSettings) -> config.TenantConfig:
-    """Return the tenant to store.
+def patch_of(settings: TenantPatch) -> dict[str, Any]:
+    """Return the fields to change.
 
     Raises: InvalidInput if the name of a limit is unknown.
     """
-    for limits in (settings.limits, *settings.model_limits.values()):
-        check_limits(limits)
-    return msgspec.convert(msgspec.to_builtins(settings), config.TenantConfig)
+    patch: dict[str, Any] = msgspec.to_builtins(settings)
+    for limits in (patch.get("limits"), *(patch.get("model_limits") or {}).values()):
+        check_limits({name: amount for name, amount in (limits or {}).items() if amount is not None})
+    return patch
 
 
 HANDLERS = [list_limits, list_tenants, put_tenant, remove_tenant]

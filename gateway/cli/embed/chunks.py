@@ -34,7 +34,7 @@ def open_reader(plan: Plan) -> RowReader:
         case _:
             from gateway.cli.embed.parquet_rows import ParquetRows
 
-            reader = ParquetRows(plan.sources, plan.reading)
+            reader = ParquetRows(plan.sources, plan.reading, to_json=plan.output.format == "jsonl")
     if plan.output.column in reader.names:
         raise EmbedFailed(
             f"{plan.sources[0].path}: a column `{plan.output.column}` is there already; name another one for "
@@ -56,7 +56,8 @@ def _chunk(reader: RowReader, sources: Sequence[Source], reading: Reading, rows:
         place = sources[row.end.file].place(row.line)
         if row.problem:
             if reading.on_bad == "error":
-                raise EmbedFailed(f"{place}: {row.problem}; --on-bad skip leaves such rows out")
+                advice = row.advice or "--on-bad skip leaves such rows out"
+                raise EmbedFailed(f"{place}: {row.problem}; {advice}")
             problems.append(f"{place}: {row.problem}")
         elif row.text:
             kept.append(row)

@@ -72,6 +72,7 @@ class Manifest(msgspec.Struct, frozen=True):
     request: Request
     column: str
     version: int = 1
+    encoding: str | None = None
 
 
 def manifest_of(plan: Plan, field: str) -> Manifest:
@@ -85,6 +86,7 @@ def manifest_of(plan: Plan, field: str) -> Manifest:
         reading.on_empty,
         msgspec.structs.replace(plan.request, base=""),
         plan.output.column,
+        encoding=reading.encoding,
     )
 
 

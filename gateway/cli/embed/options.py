@@ -4,8 +4,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
+from urllib.parse import unquote
 
 from gateway.cli.bench_calls import target_of
+from gateway.cli.embed.lines import encoding_of
 from gateway.cli.embed.plan import (
     DType,
     EmbedFailed,
@@ -24,6 +26,8 @@ from gateway.cli.operator_options import caller_url
 
 CONFIG, URL = Path("router.yaml"), "http://127.0.0.1:8080"
 BATCH_BYTES = 1024 * 1024
+# Value of null in the name of a folder.
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 INPUT_SUFFIXES: dict[str, InputFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -68,6 +72,7 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
     add("--field", metavar="NAME", help="column of texts (default: `text`, or the only one with texts)")
     add("--id", metavar="NAME", help="column that identifies a row: a row without a value in it is bad")
     add("--delimiter", metavar="C", help="between columns of CSV (default: a comma; a tab in .tsv)")
+    add("--encoding", metavar="NAME", help="of JSONL and CSV, such as cp1252 or utf-16 (default: utf-8)")
     add("--on-empty", choices=get_args(OnEmpty), default="error", help="rows without text (default: error)")
     add("--on-bad", choices=get_args(OnBad), default="error", help="rows that cannot be read or are refused")
 
@@ -121,11 +126,16 @@ def plan_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Plan
     _check_bounds(options)
     return Plan(
         sources_of(options.files),
-        Reading(options.field, options.id, options.delimiter, options.on_empty, options.on_bad),
+        _reading_of(options),
         _request_of(options, _url_of(options, environment)),
         Pace(options.batch_inputs, BATCH_BYTES, options.concurrency, options.timeout, options.deadline),
         Output(options.to, _output_format(options.to), options.column, options.dtype, options.overwrite),
     )
+
+
+def _reading_of(options: argparse.Namespace) -> Reading:
+    encoding = None if options.encoding is None else encoding_of(options.encoding)
+    return Reading(options.field, options.id, options.delimiter, options.on_empty, options.on_bad, encoding)
 
 
 def _check_bounds(options: argparse.Namespace) -> None:
@@ -191,8 +201,15 @@ def sources_of(paths: Sequence[Path]) -> tuple[Source, ...]:
 
     Raises: EmbedFailed.
     """
-    files = [file for path in paths for file in (_files_in(path) if path.is_dir() else [path])]
-    sources = tuple(_source_of(file) for file in files)
+    sources = tuple(
+        source
+        for path in paths
+        for source in (
+            _sources_in(path)
+            if path.is_dir()
+            else [_source_of(path, path.parent.parts if _format_of(path) == "parquet" else ())]
+        )
+    )
     if len({source.format for source in sources}) > 1:
         raise EmbedFailed("the files have different formats; embed those of each format on their own")
     if len({Path(source.path).resolve() for source in sources}) < len(sources):
@@ -200,14 +217,28 @@ def sources_of(paths: Sequence[Path]) -> tuple[Source, ...]:
     return sources
 
 
-def _files_in(folder: Path) -> list[Path]:
-    files = sorted(
-        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith((".", "_"))
-    )
-    found = [path for path in files if _format_of(path) is not None]
-    if not found:
+def _sources_in(folder: Path) -> list[Source]:
+    """Return the files in a folder, in the order of their names. Raises: EmbedFailed."""
+    found = [path for path in sorted(folder.rglob("*")) if not path.name.startswith((".", "_"))]
+    _check_links(folder, found)
+    files = [path for path in found if _format_of(path) is not None and path.is_file()]
+    if not files:
         raise EmbedFailed(f"{folder}: the folder has no file that ends with {_endings()}")
-    return found
+    return [_source_of(file, file.relative_to(folder).parts[:-1]) for file in files]
+
+
+def _check_links(folder: Path, found: Sequence[Path]) -> None:
+    """Check that no link leads out of a folder, whose owner may have no right to that file.
+
+    Raises: EmbedFailed.
+    """
+    inside = folder.resolve()
+    for path in found:
+        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+            raise EmbedFailed(
+                f"{path}: is a symbolic link that leads out of the folder; name what it points to as an "
+                "input of its own, or remove it"
+            )
 
 
 def _format_of(path: Path) -> InputFormat | None:
@@ -220,7 +251,25 @@ def _endings() -> str:
     return ", ".join(INPUT_SUFFIXES)
 
 
-def _source_of(path: Path) -> Source:
+def _partitions_of(
+    path: Path, folders: Sequence[str], kind: InputFormat
+) -> tuple[tuple[str, str | None], ...]:
+    """Return the columns that the names of folders have, as in `lang=de`. Raises: EmbedFailed."""
+    pairs = [folder.split("=", 1) for folder in folders if "=" in folder[1:]]
+    if pairs and kind != "parquet":
+        raise EmbedFailed(
+            f"{path}: its folder has the form of a partition, whose column `{pairs[0][0]}` is not in the "
+            "rows; such columns are kept for Parquet only: name the files in place of the folder to go on "
+            "without it"
+        )
+    found = {unquote(name): None if value == NO_VALUE else unquote(value) for name, value in pairs}
+    if len(found) < len(pairs):
+        raise EmbedFailed(f"{path}: two of its folders have one name")
+    return tuple(found.items())
+
+
+def _source_of(path: Path, folders: Sequence[str]) -> Source:
+    """Return an input. folders: those that lead to it, from the place that was given. Raises: EmbedFailed."""
     found = _format_of(path)
     if found is None:
         raise EmbedFailed(
@@ -232,4 +281,6 @@ def _source_of(path: Path) -> Source:
         raise EmbedFailed(f"{path}: {error.strerror or error}") from error
     if not path.is_file():
         raise EmbedFailed(f"{path}: is no file; a run that can be continued needs one")
-    return Source(str(path), found, path.name.lower().endswith(".gz"), facts.st_size, facts.st_mtime_ns)
+    partitions = _partitions_of(path, folders, found)
+    is_gzip = path.name.lower().endswith(".gz")
+    return Source(str(path), found, is_gzip, facts.st_size, facts.st_mtime_ns, partitions)

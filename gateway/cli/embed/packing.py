@@ -20,7 +20,7 @@ class Position(msgspec.Struct, frozen=True):
 class Row(NamedTuple):
     """One row. text: None for null, and for a row with a problem. size: bytes. payload: the reader's own.
 
-    group: rows of several groups are not packed together.
+    group: rows of several groups are not packed together. advice: on the problem, if it is not to skip it.
     """
 
     line: int
@@ -30,6 +30,7 @@ class Row(NamedTuple):
     end: Position
     group: int = 0
     problem: str = ""
+    advice: str = ""
 
 
 class Bounds(msgspec.Struct, frozen=True):

@@ -21,13 +21,17 @@ class EmbedStopped(Exception):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """An input file. size, mtime_ns: as it was at the start; a resumed run needs the same."""
+    """An input file. size, mtime_ns: as it was at the start; a resumed run needs the same.
+
+    partitions: columns that the names of its folders have, as in `lang=de`, with the value of all its rows.
+    """
 
     path: str
     format: InputFormat
     is_gzip: bool
     size: int
     mtime_ns: int
+    partitions: tuple[tuple[str, str | None], ...] = ()
 
     def place(self, line: int) -> str:
         """Return the words for a row: its line, or its number where a file has no lines."""
@@ -37,7 +41,8 @@ class Source(msgspec.Struct, frozen=True):
 class Reading(msgspec.Struct, frozen=True):
     """Rules of reading rows.
 
-    field: column of texts, None to find it. id_field: column that no row may lack.
+    field: column of texts, None to find it. id_field: column that no row may lack. encoding: of JSONL and
+    CSV, None for UTF-8.
     """
 
     field: str | None = None
@@ -45,6 +50,7 @@ class Reading(msgspec.Struct, frozen=True):
     delimiter: str | None = None
     on_empty: OnEmpty = "error"
     on_bad: OnBad = "error"
+    encoding: str | None = None
 
 
 class Request(msgspec.Struct, frozen=True):

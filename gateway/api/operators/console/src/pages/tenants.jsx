@@ -165,12 +165,14 @@ function Tenants({ snapshot, rates, turn }) {
   const left = new Map((limited.content ?? []).map((tenant) => [tenant.name, shownLimits(tenant.remaining)]));
   const inFile = (limited.content ?? []).filter((tenant) => tenant.in_file);
   const [form, setForm] = useState(EMPTY_TENANT);
-  // Settings that the form does not show stay as they are.
+  // Name of the tenant whose settings fill the form, and those that it does not show.
+  const [edited, setEdited] = useState("");
   const [others, setOthers] = useState({});
   const set = (field) => (value) => setForm((before) => ({ ...before, [field]: value }));
   const edit = (tenant) => () => {
     const { models, limits, weight, priority, ...rest } = tenant.settings;
     setOthers(rest);
+    setEdited(tenant.name);
     setForm({
       name: tenant.name,
       models: (models ?? []).join(", "),
@@ -183,16 +185,18 @@ function Tenants({ snapshot, rates, turn }) {
     const name = form.name.trim();
     if (!name) throw new RequestError(0, "Write a name.");
     const models = namesOf(form.models);
-    const body = {
-      ...others,
-      models: models.length ? models : null,
-      limits: limitsOf(form.limits),
-      weight: Number(form.weight),
-      priority: form.priority,
-    };
-    const { content } = await send(named("/admin/tenants", name), { method: "PUT", body });
+    const limits = limitsOf(form.limits);
+    const shown = { weight: Number(form.weight), priority: form.priority };
+    // An edited tenant loses what was removed in the form. Another one that exists keeps what the form does not set.
+    const isEdited = name === edited;
+    const body = isEdited
+      ? { ...others, ...shown, models: models.length ? models : null, limits }
+      : { ...shown, limits, ...(models.length ? { models } : {}) };
+    const path = named("/admin/tenants", name) + (isEdited ? "?replace=true" : "");
+    const { content } = await send(path, { method: "PUT", body });
     setChanged((before) => before + 1);
     setForm(EMPTY_TENANT);
+    setEdited("");
     setOthers({});
     return [`${name} is saved.`, ...content.notes].join(" ");
   });
