@@ -110,12 +110,15 @@ from gateway.telemetry.load_metrics import ReplicaLoad, Sources
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import measure_lag
 from gateway.telemetry.records import Records
+from gateway.telemetry.store_metrics import StoredCounts
 from gateway.telemetry.totals import Totals
 from gateway.tenants.file_store import FileTenantStore
-from gateway.tenants.follower import KeyFollower
+from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FirstKey, Keyring
 from gateway.tenants.sign_on.sign_in import SignIns
 from gateway.tenants.sign_on.sign_on import SignOn
+from gateway.tenants.snapshot import FILE_NAME as SNAPSHOT_FILE
+from gateway.tenants.snapshot import SnapshotFile
 from gateway.tenants.store import TenantStore
 from gateway.upstreams.copies import Copies
 from gateway.upstreams.factory import Dependencies, OpenReplica
@@ -290,7 +293,9 @@ class WorkerReload:
         self.admin.apply(config)
         for running in retired:
             self.records.changes.forget(running.upstream.name)
-        self.metrics.watch(sources_of(self.api.gateway, self.in_flight, self.admin.ledger))
+        self.metrics.watch(
+            sources_of(self.api.gateway, self.in_flight, self.admin.ledger, self.admin.stored_state)
+        )
         return self.registry.retire(retired)
 
 
@@ -316,19 +321,29 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     serving = serving_of(config, registry.upstreams, groups.groups, boot.added_models, table)
     gateway = _create_gateway(boot, stores, serving, observe)
     in_flight = InFlight(config.limits.in_flight_bytes)
-    metrics.watch(sources_of(gateway, in_flight, stores.ledger))
     sign_on = SignOn(gateway.keyring, config.sign_on)
     authenticator = Authenticator(gateway.keyring, config.trusted_proxies, sign_on=sign_on)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
     api = InferenceApi(gateway, authenticator, config.limits.inputs, table, fetcher)
-    follower = _key_follower(config, stores, api.authenticator, gateway.keyring)
+    follower = _key_follower(boot, stores, api.authenticator, gateway.keyring, observe)
     operators = Admin(config, stores.ledger, follower, api.authenticator, outside.reload)
+    metrics.watch(sources_of(gateway, in_flight, stores.ledger, operators.stored_state))
     adding = AdditionsApi(outside.adding)
     dependencies = {
         "api": api,
         "in_flight": in_flight,
         "exporter": metrics,
-        "watched": StatusSource(gateway, metrics, records, config, boot.worker or 0, time.time(), table),
+        "watched": StatusSource(
+            gateway,
+            metrics,
+            records,
+            config,
+            boot.worker or 0,
+            time.time(),
+            table,
+            operators.stored_state,
+        ),
+        "readiness": probes.Readiness(partial(_store_problem, config, stores.ledger, follower, operators)),
         "admin": operators,
         "adding": adding,
         "replicas": ReplicasApi(gateway, adding),
@@ -435,9 +450,15 @@ def serving_of(
     return Serving(config, routes, upstreams, groups)
 
 
-def sources_of(gateway: Gateway, in_flight: InFlight, ledger: Ledger) -> Sources:
+def sources_of(
+    gateway: Gateway, in_flight: InFlight, ledger: Ledger, stored: Callable[[], StoredState]
+) -> Sources:
     """Return the values that metrics read at each scrape."""
     upstreams, cache = gateway.upstreams, gateway.cache
+
+    def stored_counts() -> StoredCounts:
+        state = stored()
+        return StoredCounts(state.keys, state.tenants, state.kept_keys, state.kept_tenants)
 
     def replicas() -> Iterator[ReplicaLoad]:
         for name, upstream in upstreams.items():
@@ -459,6 +480,7 @@ def sources_of(gateway: Gateway, in_flight: InFlight, ledger: Ledger) -> Sources
         frozenset(
             (model, name) for model, group in gateway.serving.groups.items() for name in group.judge.judged
         ),
+        stored_counts,
     )
 
 
@@ -499,12 +521,38 @@ def _first_key(boot: AppBoot) -> FirstKey | None:
 
 
 def _key_follower(
-    config: Config, stores: Stores, authenticator: Authenticator, keyring: Keyring
+    boot: AppBoot, stores: Stores, authenticator: Authenticator, keyring: Keyring, observe: Observe
 ) -> KeyFollower | None:
     if stores.tenants is None:
         return None
-    grace_s = config.quotas.key_grace_s
-    return KeyFollower(keyring, stores.tenants, grace_s, authenticator.forgive_known_keys)
+    quotas = boot.config.quotas
+    snapshot = None
+    if quotas.store != "memory" and boot.tenants_file is not None:
+        snapshot = SnapshotFile(Path(boot.tenants_file).with_name(SNAPSHOT_FILE), quotas.store)
+    return KeyFollower(
+        keyring,
+        stores.tenants,
+        quotas.key_grace_s,
+        authenticator.forgive_known_keys,
+        observe=observe,
+        snapshot=snapshot,
+    )
+
+
+def _store_problem(config: Config, ledger: Ledger, follower: KeyFollower | None, operators: Admin) -> str:
+    """Return why this gateway cannot serve the callers of its store, or nothing if it can.
+
+    A store that refuses it is a mistake in its settings, which must not be rolled out further. Without a
+    store that answers, the tenants in the file are served, and those of the snapshot.
+    """
+    if config.quotas.store == "memory" or follower is None:
+        return ""
+    refusal = follower.refusal or (ledger.refusal if isinstance(ledger, RedisLedger) else "")
+    if refusal:
+        return f"Redis refuses this gateway ({refusal}); check `quotas.store`"
+    if follower.unserved and not operators.file_tenants:
+        return f"the keys and tenants in Redis are not known ({follower.unserved})"
+    return ""
 
 
 def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None, observe: Observe) -> Stores:

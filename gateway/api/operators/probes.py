@@ -1,11 +1,13 @@
 """Probes: /livez (the process responds), /readyz (it can take traffic), /metrics (Prometheus), /load."""
 
+from collections.abc import Callable
 from ipaddress import ip_address
 
 import msgspec
 from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromQuery
 
 from gateway.api.operators.access import HOST, is_relayed
 from gateway.api.server.error_bodies import TEI, VLLM, document_errors
@@ -14,7 +16,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import EMPTY, NO_KEY, empty
-from gateway.errors import ModelLoading, ShuttingDown
+from gateway.errors import ModelLoading, QuotaUnavailable, ShuttingDown
 from gateway.telemetry.metrics import Metrics
 
 FAILURES = document_errors(TEI)
@@ -38,14 +40,70 @@ async def livez() -> Response[bytes]:
     return empty()
 
 
-@get("/readyz", responses={200: EMPTY} | FAILURES, tags=["Probes"], opt=LIVENESS, security=NO_KEY)
-async def readyz(api: NamedDependency[InferenceApi], in_flight: NamedDependency[InFlight]) -> Response[bytes]:
-    """Answer 200 once all engines have loaded and all remote replicas were tried, until the drain."""
-    if in_flight.draining:
-        raise ShuttingDown("this gateway is stopping")
+class Check(msgspec.Struct):
+    """Part of the readiness. reason: why it does not hold, empty if it does."""
+
+    name: str
+    ok: bool
+    reason: str = ""
+
+
+class ReadyReport(msgspec.Struct):
+    """Reply to /readyz?verbose."""
+
+    ready: bool
+    checks: list[Check]
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """Readiness that depends on the store.
+
+    store_problem: returns why no caller of the store can be served, nothing if they can.
+    """
+
+    store_problem: Callable[[], str]
+
+
+@get(
+    "/readyz",
+    responses={200: ResponseSpec(ReadyReport, generate_examples=False, description="Empty without `verbose`")}
+    | FAILURES,
+    tags=["Probes"],
+    opt=LIVENESS,
+    security=NO_KEY,
+)
+async def readyz(
+    api: NamedDependency[InferenceApi],
+    in_flight: NamedDependency[InFlight],
+    readiness: NamedDependency[Readiness],
+    verbose: FromQuery[str | None] = None,
+) -> Response[bytes]:
+    """Answer 200 once this gateway can serve callers, until the drain.
+
+    All engines have loaded, all remote replicas were tried, and the keys and tenants of the store are known.
+    `?verbose` lists these checks with the reason of each that does not hold.
+    """
     waiting = [name for name, upstream in api.gateway.upstreams.items() if not upstream.startup_done]
-    if waiting:
-        raise ModelLoading(f"waiting for: {', '.join(waiting)}")
+    reasons = {
+        "running": "this gateway is stopping" if in_flight.draining else "",
+        "upstreams": f"waiting for: {', '.join(waiting)}" if waiting else "",
+        "store": readiness.store_problem(),
+    }
+    if verbose is not None:
+        checks = [Check(name, not reason, reason) for name, reason in reasons.items()]
+        report = ReadyReport(not any(reasons.values()), checks)
+        return Response(
+            msgspec.json.encode(report),
+            status_code=200 if report.ready else 503,
+            headers={} if report.ready else {"retry-after": "1"},
+            media_type="application/json",
+        )
+    if reasons["running"]:
+        raise ShuttingDown(reasons["running"])
+    if reasons["upstreams"]:
+        raise ModelLoading(reasons["upstreams"])
+    if reasons["store"]:
+        raise QuotaUnavailable(reasons["store"], retry_after_s=1)
     return empty()
 
 
