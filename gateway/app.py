@@ -1,6 +1,7 @@
 """The composition root: from a configuration and collaborators to an ASGI application."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import defaultdict
@@ -92,12 +93,14 @@ from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
+from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import BatchChanged, Event, Observe, SpaceChecked
 from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
+from gateway.quotas.kept_ledger import KeptLedger
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolver, resolve
@@ -142,6 +145,8 @@ Follow = Callable[..., "asyncio.Task[None]"]
 FINGERPRINTS_TIMEOUT_S = 1.0
 # No caller waits for keys and tenants: an operator does, who must not repeat a change on a busy machine.
 TENANTS_TIMEOUT_S = 2.0
+logger = logging.getLogger("gateway")
+
 # A stopping worker waits this long for its last spans to be sent.
 LAST_SPANS_S = 2.5
 
@@ -561,7 +566,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
         tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file))
-        return Stores(ledger or MemoryLedger(observe=observe), tenants, cache=cache)
+        return Stores(ledger or _open_memory_ledger(config, tenants_file, observe), tenants, cache=cache)
     timeout_s = quotas.timeout_ms / 1000
     if ledger is None:
         rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
@@ -570,6 +575,15 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
     stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
     return Stores(ledger, stored, FingerprintStore(fingerprints), cache, ModelSpaceStore(fingerprints))
+
+
+def _open_memory_ledger(config: Config, tenants_file: str | None, observe: Observe) -> Ledger:
+    """Return a ledger without Redis. tenants_file: in the folder that keeps its counts, if there is one."""
+    if tenants_file is None:
+        if place := next(lasting_limits(config), None):
+            logger.warning("%s is lost at the next start: there is no folder for it; set `state_dir`", place)
+        return MemoryLedger(observe=observe)
+    return KeptLedger(Path(tenants_file).parent, observe=observe)
 
 
 def _open_cache(settings: CacheSettings, quota_store: str, observe: Observe) -> ItemCache:

@@ -13,6 +13,7 @@ gateways in turn; Redis, which keeps its data, returns after ten seconds.
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -171,7 +172,7 @@ async def password(folder: Path, tree: Path) -> None:
         path = folder / "wrong.yaml"
         wrong = url.replace("redis://", "redis://:wrong@")
         path.write_text(f"listen: {HOST}:{port}\n{config(stub, wrong, folder / 'state')}")
-        command = [servers.sys.executable, "-m", "gateway", "serve", "-c", str(path)]
+        command = [sys.executable, "-m", "gateway", "serve", "-c", str(path)]
         process = PinnedProcess(
             command, "0", folder / "wrong.log", {"PYTHONPATH": str(tree)}, working_directory=tree
         )

@@ -100,7 +100,7 @@ class TenantStore:
 
         Return False if neither exists.
         """
-        argument = {
+        argument: dict[str, str | int] = {
             "version": _new_version(),
             "tenant": name,
             "removal": removal_of_tenant(name),
