@@ -1,6 +1,7 @@
 """Stage `admit`: reserve the maximum cost of a call before anything is sent, settle afterwards."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,6 +18,8 @@ from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus, bounded_a
 from gateway.quotas.prices import Price
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
+
+logger = logging.getLogger("gateway")
 
 # Of the event loop, until a call that waits for nothing has been written to its replica.
 TURNS_TO_DISPATCH = 3
@@ -147,10 +150,24 @@ class Grant:
             # The reservation may be exact, where the bounds of slices are not: never charge above it.
             unanswered = min(unanswered, max(0, reserved.tokens - self._tokens))
         tokens = self._tokens + unanswered
+        if 0 < reserved.tokens < tokens:
+            # The limits had room for the reservation, and may have none for more.
+            self._report_excess(tokens, reserved.tokens)
+            tokens = reserved.tokens
         inputs = reserved.inputs - self._uncharged_inputs
         if tokens == reserved.tokens and inputs == reserved.inputs:
             return reserved
         return self._cost_of(reserved, tokens, inputs)
+
+    def _report_excess(self, tokens: int, reserved: int) -> None:
+        route = self.prepared.route
+        logger.warning(
+            "model %s: its upstream counted more tokens than a call can have, %d in place of at most %d; the "
+            "caller is charged the latter. Set `upstreams.<name>.tokenizer` for exact counts",
+            route.model,
+            tokens,
+            reserved,
+        )
 
     def _cost_of(self, reserved: Cost, tokens: int, inputs: int) -> Cost:
         """Return the cost with other tokens and inputs, at the price of the reservation."""
