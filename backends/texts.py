@@ -1,9 +1,12 @@
 """Texts of a piece of work, and the length bounds that are valid without a tokenizer."""
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from backends.contract import (
     Chat,
@@ -19,6 +22,21 @@ from backends.contract import (
 )
 from backends.errors import UnsupportedWork
 
+# The most bytes of each code point, by `_most_bytes`; 0 until it is needed. Ideographs, private characters
+# and those of higher planes are known: a text of all characters must not cost seconds. Syllables of Hangul
+# become two or three letters.
+MOST_BYTES: npt.NDArray[np.uint8] = np.zeros(0x110000, np.uint8)
+for _start, _end, _bytes in (
+    (0x3400, 0x4DC0, 3),
+    (0x4E00, 0xA000, 3),
+    (0xAC00, 0xD7A4, 9),
+    (0xE000, 0xF900, 3),
+    (0x20000, 0x2F800, 4),
+    (0x30000, 0x110000, 4),
+):
+    MOST_BYTES[_start:_end] = _bytes
+MOST_BYTES[0xAC00:0xD7A4:28] = 6
+
 # Text that a model reads as one sequence: a text, or two texts with a separator between them.
 ModelInput: TypeAlias = str | tuple[str, str]
 # Work that is computed by the model and costs tokens.
@@ -32,8 +50,8 @@ INLINE_CHARACTERS_MAX = 400
 CHARACTERS_PER_TOKEN = 250
 # Tokenizers represent token ids in 32 bits.
 TOKEN_ID_LIMIT = 2**32
-# A text has no more tokens than bytes. Tokenizing this many takes tens of megabytes, and a reply with the
-# text and place of each token is at most 18 MB of JSON.
+# A text has no more tokens than normalized bytes. Tokenizing this many takes tens of megabytes, and a reply
+# with the text and place of each token is at most 18 MB of JSON.
 TOKENIZE_BYTES_MAX = 256 * 1024
 # As many ids are a text of about 1 MB; the longest tokens of common vocabularies make it 30 MB.
 DETOKENIZE_IDS_MAX = 256 * 1024
@@ -50,8 +68,39 @@ def clip_text(text: str, max_tokens: int, truncate: Truncate) -> str:
 
 
 def token_upper_bound(text: str) -> int:
-    """Return an upper bound of a text's tokens: its UTF-8 bytes plus special tokens."""
-    return len(text.encode()) + SPECIAL_TOKENS
+    """Return an upper bound of a text's tokens: its bytes however it is normalized, plus special tokens."""
+    return normalized_bytes(text) + SPECIAL_TOKENS
+
+
+def normalized_bytes(text: str) -> int:
+    """Return the most UTF-8 bytes of a text, as it is or normalized by any tokenizer.
+
+    A token has a byte at least, but of the normalized text: NFKC turns the three bytes of U+FDFA into 33.
+    """
+    if text.isascii():
+        return len(text)
+    code_points = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    most = MOST_BYTES[code_points]
+    if not most.all():
+        for code_point in np.unique(code_points[most == 0]).tolist():
+            MOST_BYTES[code_point] = _most_bytes(chr(code_point))
+        most = MOST_BYTES[code_points]
+    return int(most.sum(dtype=np.int64))
+
+
+def _most_bytes(character: str) -> int:
+    """Return the most UTF-8 bytes of a character in any normal form, with letters of any case.
+
+    Composition only shortens a text, so that the forms of single characters bound those of texts.
+    """
+    decomposed_once = unicodedata.normalize("NFKD", character)
+    if decomposed_once == character == character.lower() == character.casefold():
+        return len(character.encode())
+    forms = {character, character.lower(), character.casefold()}
+    for _ in range(2):
+        decomposed = {unicodedata.normalize(form, each) for form in ("NFD", "NFKD") for each in forms}
+        forms |= decomposed | {each.casefold() for each in decomposed}
+    return max(len(form.encode()) for form in forms)
 
 
 def model_inputs_of(work: ModelWork) -> Sequence[ModelInput]:

@@ -1,6 +1,7 @@
 """Stage `admit`: reserve the maximum cost of a call before anything is sent, settle afterwards."""
 
 import asyncio
+import logging
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus, bounded_a
 from gateway.quotas.prices import Price
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
+
+logger = logging.getLogger("gateway")
 
 # Calls of a tenant that upstreams fail and that cost nothing, within so many seconds. Further ones cost the
 # request.
@@ -165,6 +168,10 @@ class Grant:
             # The reservation may be exact, where the bounds of slices are not: never charge above it.
             unanswered = min(unanswered, max(0, reserved.tokens - self._tokens))
         tokens = self._tokens + unanswered
+        if 0 < reserved.tokens < tokens:
+            # The limits had room for the reservation, and may have none for more.
+            self._report_excess(tokens, reserved.tokens)
+            tokens = reserved.tokens
         inputs = reserved.inputs - self._uncharged_inputs
         if tokens == reserved.tokens and inputs == reserved.inputs:
             return reserved
@@ -176,6 +183,16 @@ class Grant:
             return NOTHING
         now_s = asyncio.get_running_loop().time()
         return Cost() if self._unpaid.is_spent(self.tenant.name, now_s) else NOTHING
+
+    def _report_excess(self, tokens: int, reserved: int) -> None:
+        route = self.prepared.route
+        logger.warning(
+            "model %s: its upstream counted more tokens than a call can have, %d in place of at most %d; the "
+            "caller is charged the latter. Set `upstreams.<name>.tokenizer` for exact counts",
+            route.model,
+            tokens,
+            reserved,
+        )
 
     def _cost_of(self, reserved: Cost, tokens: int, inputs: int) -> Cost:
         """Return the cost with other tokens and inputs, at the price of the reservation."""

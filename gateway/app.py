@@ -1,6 +1,7 @@
 """The composition root: from a configuration and collaborators to an ASGI application."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections import defaultdict
@@ -92,12 +93,14 @@ from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
+from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
 from gateway.events import BatchChanged, Event, Observe, SpaceChecked
 from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
+from gateway.quotas.kept_ledger import KeptLedger
 from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolver, resolve
@@ -110,12 +113,15 @@ from gateway.telemetry.load_metrics import ReplicaLoad, Sources
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.process import measure_lag
 from gateway.telemetry.records import Records
+from gateway.telemetry.store_metrics import StoredCounts
 from gateway.telemetry.totals import Totals
 from gateway.tenants.file_store import FileTenantStore
-from gateway.tenants.follower import KeyFollower
+from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FirstKey, Keyring
 from gateway.tenants.sign_on.sign_in import SignIns
 from gateway.tenants.sign_on.sign_on import SignOn
+from gateway.tenants.snapshot import FILE_NAME as SNAPSHOT_FILE
+from gateway.tenants.snapshot import SnapshotFile
 from gateway.tenants.store import TenantStore
 from gateway.upstreams.copies import Copies
 from gateway.upstreams.factory import Dependencies, OpenReplica
@@ -139,6 +145,8 @@ Follow = Callable[..., "asyncio.Task[None]"]
 FINGERPRINTS_TIMEOUT_S = 1.0
 # No caller waits for keys and tenants: an operator does, who must not repeat a change on a busy machine.
 TENANTS_TIMEOUT_S = 2.0
+logger = logging.getLogger("gateway")
+
 # A stopping worker waits this long for its last spans to be sent.
 LAST_SPANS_S = 2.5
 
@@ -290,7 +298,9 @@ class WorkerReload:
         self.admin.apply(config)
         for running in retired:
             self.records.changes.forget(running.upstream.name)
-        self.metrics.watch(sources_of(self.api.gateway, self.in_flight, self.admin.ledger))
+        self.metrics.watch(
+            sources_of(self.api.gateway, self.in_flight, self.admin.ledger, self.admin.stored_state)
+        )
         return self.registry.retire(retired)
 
 
@@ -316,19 +326,29 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     serving = serving_of(config, registry.upstreams, groups.groups, boot.added_models, table)
     gateway = _create_gateway(boot, stores, serving, observe)
     in_flight = InFlight(config.limits.in_flight_bytes)
-    metrics.watch(sources_of(gateway, in_flight, stores.ledger))
     sign_on = SignOn(gateway.keyring, config.sign_on)
     authenticator = Authenticator(gateway.keyring, config.trusted_proxies, sign_on=sign_on)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
     api = InferenceApi(gateway, authenticator, config.limits.inputs, table, fetcher)
-    follower = _key_follower(config, stores, api.authenticator, gateway.keyring)
+    follower = _key_follower(boot, stores, api.authenticator, gateway.keyring, observe)
     operators = Admin(config, stores.ledger, follower, api.authenticator, outside.reload)
+    metrics.watch(sources_of(gateway, in_flight, stores.ledger, operators.stored_state))
     adding = AdditionsApi(outside.adding)
     dependencies = {
         "api": api,
         "in_flight": in_flight,
         "exporter": metrics,
-        "watched": StatusSource(gateway, metrics, records, config, boot.worker or 0, time.time(), table),
+        "watched": StatusSource(
+            gateway,
+            metrics,
+            records,
+            config,
+            boot.worker or 0,
+            time.time(),
+            table,
+            operators.stored_state,
+        ),
+        "readiness": probes.Readiness(partial(_store_problem, config, stores.ledger, follower, operators)),
         "admin": operators,
         "adding": adding,
         "replicas": ReplicasApi(gateway, adding),
@@ -435,9 +455,15 @@ def serving_of(
     return Serving(config, routes, upstreams, groups)
 
 
-def sources_of(gateway: Gateway, in_flight: InFlight, ledger: Ledger) -> Sources:
+def sources_of(
+    gateway: Gateway, in_flight: InFlight, ledger: Ledger, stored: Callable[[], StoredState]
+) -> Sources:
     """Return the values that metrics read at each scrape."""
     upstreams, cache = gateway.upstreams, gateway.cache
+
+    def stored_counts() -> StoredCounts:
+        state = stored()
+        return StoredCounts(state.keys, state.tenants, state.kept_keys, state.kept_tenants)
 
     def replicas() -> Iterator[ReplicaLoad]:
         for name, upstream in upstreams.items():
@@ -459,6 +485,7 @@ def sources_of(gateway: Gateway, in_flight: InFlight, ledger: Ledger) -> Sources
         frozenset(
             (model, name) for model, group in gateway.serving.groups.items() for name in group.judge.judged
         ),
+        stored_counts,
     )
 
 
@@ -499,12 +526,38 @@ def _first_key(boot: AppBoot) -> FirstKey | None:
 
 
 def _key_follower(
-    config: Config, stores: Stores, authenticator: Authenticator, keyring: Keyring
+    boot: AppBoot, stores: Stores, authenticator: Authenticator, keyring: Keyring, observe: Observe
 ) -> KeyFollower | None:
     if stores.tenants is None:
         return None
-    grace_s = config.quotas.key_grace_s
-    return KeyFollower(keyring, stores.tenants, grace_s, authenticator.forgive_known_keys)
+    quotas = boot.config.quotas
+    snapshot = None
+    if quotas.store != "memory" and boot.tenants_file is not None:
+        snapshot = SnapshotFile(Path(boot.tenants_file).with_name(SNAPSHOT_FILE), quotas.store)
+    return KeyFollower(
+        keyring,
+        stores.tenants,
+        quotas.key_grace_s,
+        authenticator.forgive_known_keys,
+        observe=observe,
+        snapshot=snapshot,
+    )
+
+
+def _store_problem(config: Config, ledger: Ledger, follower: KeyFollower | None, operators: Admin) -> str:
+    """Return why this gateway cannot serve the callers of its store, or nothing if it can.
+
+    A store that refuses it is a mistake in its settings, which must not be rolled out further. Without a
+    store that answers, the tenants in the file are served, and those of the snapshot.
+    """
+    if config.quotas.store == "memory" or follower is None:
+        return ""
+    refusal = follower.refusal or (ledger.refusal if isinstance(ledger, RedisLedger) else "")
+    if refusal:
+        return f"Redis refuses this gateway ({refusal}); check `quotas.store`"
+    if follower.unserved and not operators.file_tenants:
+        return f"the keys and tenants in Redis are not known ({follower.unserved})"
+    return ""
 
 
 def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None, observe: Observe) -> Stores:
@@ -513,7 +566,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
         tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file))
-        return Stores(ledger or MemoryLedger(observe=observe), tenants, cache=cache)
+        return Stores(ledger or _open_memory_ledger(config, tenants_file, observe), tenants, cache=cache)
     timeout_s = quotas.timeout_ms / 1000
     if ledger is None:
         rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
@@ -522,6 +575,15 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
     stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
     return Stores(ledger, stored, FingerprintStore(fingerprints), cache, ModelSpaceStore(fingerprints))
+
+
+def _open_memory_ledger(config: Config, tenants_file: str | None, observe: Observe) -> Ledger:
+    """Return a ledger without Redis. tenants_file: in the folder that keeps its counts, if there is one."""
+    if tenants_file is None:
+        if place := next(lasting_limits(config), None):
+            logger.warning("%s is lost at the next start: there is no folder for it; set `state_dir`", place)
+        return MemoryLedger(observe=observe)
+    return KeptLedger(Path(tenants_file).parent, observe=observe)
 
 
 def _open_cache(settings: CacheSettings, quota_store: str, observe: Observe) -> ItemCache:

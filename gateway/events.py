@@ -241,6 +241,18 @@ class StoreChanged(msgspec.Struct, frozen=True):
     reason: str
 
 
+class StoreLost(msgspec.Struct, frozen=True):
+    """The store has lost keys and tenants, which no operator removed.
+
+    keys, tenants: number of lost ones. until: moment until which they stay valid here, in UTC.
+    """
+
+    keys: int
+    tenants: int
+    reason: str
+    until: str
+
+
 # ended: it exited, or a signal killed it. hung: it stopped responding, and the supervisor killed it.
 EndReason = Literal["ended", "hung"]
 
@@ -284,6 +296,7 @@ class ModelStateReported(msgspec.Struct, frozen=True):
 
 Event: TypeAlias = (
     StoreChanged
+    | StoreLost
     | BudgetAlert
     | CallFinished
     | AttemptFinished

@@ -134,6 +134,7 @@ async def running_gateway(
     engines: Mapping[str, Backend] | None = None,
     instances: AskParent | None = None,
     models: AskAboutModels | None = None,
+    tenants_file: Path | None = None,
 ) -> AsyncIterator[Running]:
     """Boot with a config whose replicas are ASGI apps.
 
@@ -142,6 +143,7 @@ async def running_gateway(
     resolver: resolves host names for discovery. traces: records traces of calls. reload: reads the
     configuration file again. adding: changes the added models. engines: those in this process, by upstream.
     instances, models: carry out requests about instances and models, also at the port `MANAGER_PORT`.
+    tenants_file: in the folder of the gateway's state, None if it has none.
     """
     events: list[Event] = []
     hosted = engines or {}
@@ -165,6 +167,7 @@ async def running_gateway(
         bootstrap_digest,
         engines={name: {"": name} for name in hosted},
         manager_port=None if instances is None and models is None else MANAGER_PORT,
+        tenants_file=None if tenants_file is None else str(tenants_file),
     )
     application = build(boot, collaborators)
     async with (

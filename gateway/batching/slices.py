@@ -37,7 +37,7 @@ from backends.contract import (
     inputs_of,
 )
 from backends.errors import ReplicaFailed
-from backends.texts import chat_of, token_upper_bound
+from backends.texts import chat_of, normalized_bytes, token_upper_bound
 
 Output = TypeVar("Output")
 
@@ -134,16 +134,16 @@ def token_bounds(
     pair_overhead: int = 0,
     media_tokens: int | None = None,
 ) -> list[int]:
-    """Return an upper bound of each input's tokens: a text has no more tokens than UTF-8 bytes.
+    """Return an upper bound of each input's tokens: a text has no more than bytes, however it is normalized.
 
     pair_overhead: tokens that a reranker adds to each pair. media_tokens: the most of a picture or recording.
     """
     if max_input_tokens is not None and chat_of(work) is not None:
         # How many tokens a template adds to a conversation is only known after it was rendered.
         return [max_input_tokens] * len(inputs_of(work))
-    extra = len(prompt.encode()) + _instruction_bytes(work)
+    extra = normalized_bytes(prompt) + _instruction_bytes(work)
     if isinstance(work, Rerank):
-        extra += len(work.query.encode())
+        extra += normalized_bytes(work.query)
     if isinstance(work, EmbedParts) and media_tokens is not None:
         return [
             sum(_model_bound(part, max_input_tokens, media_tokens) for part in parts) for parts in work.inputs
@@ -161,7 +161,7 @@ def token_bounds(
 def _instruction_bytes(work: Work) -> int:
     """Return the bytes of the instruction that each pair carries."""
     instruction = work.instruction if isinstance(work, Rerank | Score) else None
-    return len(instruction.encode()) if instruction else 0
+    return normalized_bytes(instruction) if instruction else 0
 
 
 def _token_bound(work_input: WorkInput) -> int:

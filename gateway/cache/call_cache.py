@@ -12,7 +12,7 @@ import msgspec
 
 from backends.contract import Embed, Reply, Rerank, Score, Work
 from gateway.cache.entries import Entry, SplitCall, SplitPairs, decode_entry, encode_entry
-from gateway.cache.keys import entry_keys, is_cacheable
+from gateway.cache.keys import SHARED, entry_keys, is_cacheable
 from gateway.events import CacheLookedUp, Observe
 from gateway.vector_spaces.identity import VectorsIdentity
 
@@ -37,11 +37,11 @@ class Store(Protocol):
     size_bytes: int
     evictions: int
 
-    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the entry of each key, None where there is none."""
+    async def get(self, keys: Sequence[bytes], owner: str) -> list[bytes | None]:
+        """Return the entry of each key, None where there is none. owner: of the entries."""
 
-    def put(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Store entries, now or soon. It never waits and never raises."""
+    def put(self, entries: Sequence[tuple[bytes, bytes]], owner: str) -> None:
+        """Store entries of an owner within its share, now or soon. It never waits and never raises."""
 
     def epoch_of(self, upstream: str) -> int | None:
         """Return the epoch of an upstream's entries, None while it is unknown."""
@@ -69,7 +69,7 @@ class ItemCache:
     def owner(self, tenant: str) -> str:
         """Return the owner of a tenant's entries."""
         # The prefix keeps a tenant named "shared" apart.
-        return "shared" if self._shared else f"tenant {tenant}"
+        return SHARED if self._shared else f"tenant {tenant}"
 
     def report(self, model: str, work: Work, *, is_identified: bool) -> None:
         """Log that a model's outputs cannot be cached, once until they can."""
@@ -116,6 +116,7 @@ class CallCache:
         self._epoch: int | None = None
         self._keys: list[bytes] = []
         self._work: Work | None = None
+        self._owner = cache.owner(origin.tenant)
 
     async def look_up(self, work: Work) -> SplitCall | SplitPairs | None:
         """Return the work split into found and missing inputs, None if it cannot be cached."""
@@ -128,10 +129,10 @@ class CallCache:
             return None
         assert isinstance(work, Embed | Rerank | Score)
         self._found, self._work = identity, work
-        self._keys = entry_keys(work, self._cache.owner(self._origin.tenant), identity.digest, self._epoch)
+        self._keys = entry_keys(work, self._owner, identity.digest, self._epoch)
         entries: list[Entry | None] = [None] * len(self._keys)
         if not self._is_refreshed:
-            stored = await store.get(self._keys)
+            stored = await store.get(self._keys, self._owner)
             entries = [
                 None if found is None else decode_entry(found, identity.dimensions) for found in stored
             ]
@@ -151,7 +152,8 @@ class CallCache:
         """Store the outputs of the missing inputs. reply: to them. tokens: of each, None if unknown."""
         if self._is_current():
             entries = split.new_entries(reply, tokens)
-            self._cache.store.put([(self._keys[index], encode_entry(entry)) for index, entry in entries])
+            encoded = [(self._keys[index], encode_entry(entry)) for index, entry in entries]
+            self._cache.store.put(encoded, self._owner)
 
     def _is_current(self) -> bool:
         assert self._work is not None

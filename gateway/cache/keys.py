@@ -14,6 +14,8 @@ from backends.contract import Embed, Rerank, Score, Work
 
 # A change of the entries or of the keys needs a new edition.
 EDITION = b"gateway cache 1"
+# Owner of all entries of a cache whose tenants share them.
+SHARED = "shared"
 LENGTH = struct.Struct("<q")
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")

@@ -5,12 +5,14 @@ sent for a while, and writes happen in the background, where they are bounded.
 """
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
+from gateway.cache.keys import SHARED
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
@@ -24,6 +26,8 @@ PUT = load_script("put", package="gateway.cache")
 ENTRY_OVERHEAD = 150
 # Finer slots free bytes sooner after their entries have expired.
 SLOTS = 8
+# An owner may hold this many times what stays free: three quarters of the bound, if it is alone.
+SHARE = 3
 # Keys of one MGET, and entries of one script call: Redis runs one command at a time.
 KEYS_MAX = 256
 # No caller waits for a write.
@@ -105,8 +109,9 @@ class RedisStore:
         self._epochs: dict[str, int] | None = None
         self._distrusted: set[str] = set()
 
-    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+    async def get(self, keys: Sequence[bytes], owner: str) -> list[bytes | None]:
         """Return the entry of each key, None where there is none; no entry at all without Redis."""
+        del owner  # It is part of the keys.
         if self._breaker.is_open or not keys:
             return [None] * len(keys)
         commands = [("MGET", *map(_name, chunk)) for chunk in _chunks(keys)]
@@ -124,15 +129,15 @@ class RedisStore:
         self._breaker.record_success()
         return found
 
-    def put(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Store entries in the background."""
+    def put(self, entries: Sequence[tuple[bytes, bytes]], owner: str) -> None:
+        """Store entries in the background, within the share of their owner."""
         for chunk in _chunks(entries):
             size = sum(len(entry) for _, entry in chunk)
             if self._breaker.is_open or self._unwritten_bytes + size > UNWRITTEN_BYTES_MAX:
                 self.evictions += len(chunk)
                 continue
             self._unwritten_bytes += size
-            task = asyncio.create_task(self._write(chunk, size))
+            task = asyncio.create_task(self._write(chunk, owner, size))
             self._writes.add(task)
             task.add_done_callback(self._writes.discard)
 
@@ -178,16 +183,17 @@ class RedisStore:
         await self._clients.reader.aclose()
         await self._clients.writer.aclose()
 
-    async def _write(self, entries: Sequence[tuple[bytes, bytes]], size: int) -> None:
+    async def _write(self, entries: Sequence[tuple[bytes, bytes]], owner: str, size: int) -> None:
         ttl_ms = max(SLOTS, round(self._bounds.ttl_s * 1000))
         argument = {
             "ttl": ttl_ms,
             "slot": -(-ttl_ms // SLOTS),
             "bytes": self._bounds.bytes,
+            "share": 0 if owner == SHARED else SHARE,
             "overhead": ENTRY_OVERHEAD,
             "values": [_as_string(entry) for _, entry in entries],
         }
-        keys = [WRITTEN, *(_name(key) for key, _ in entries)]
+        keys = [WRITTEN, _written_by(owner), *(_name(key) for key, _ in entries)]
         try:
             reply = await self._clients.writer.run_script(PUT, keys, msgspec.msgpack.encode(argument))
         except StoreUnavailable as error:
@@ -207,6 +213,10 @@ def _chunks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
 def _as_string(value: bytes) -> msgspec.Raw:
     """Encode bytes as a string of msgpack: the Lua library of Redis knows no type for bytes."""
     return msgspec.Raw(b"\xdb" + len(value).to_bytes(4, "big") + value)
+
+
+def _written_by(owner: str) -> str:
+    return f"{WRITTEN}:{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
 
 
 def _name(key: bytes) -> str:

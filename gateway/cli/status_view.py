@@ -69,6 +69,7 @@ def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
     """Yield what is not as it should be: subject, state and reason."""
     if snapshot.store.away:
         yield f"quotas in {snapshot.store.kind}", "unavailable", "requests are counted without the store"
+    yield from _losses(snapshot)
     for replica in snapshot.replicas:
         # On probation it serves, and a failure takes it down.
         if replica.state not in GOOD and (replica.state != "probation" or replica.is_drained):
@@ -80,6 +81,14 @@ def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
             if upstream.standing in BAD_STANDINGS:
                 yield f"model {model.name} on {upstream.name}", upstream.standing, upstream.reason
     yield from _failures(snapshot)
+
+
+def _losses(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
+    """Yield the loss of the store's tenants and keys, while they are still valid."""
+    if (loss := snapshot.store.loss) is not None:
+        lost = f"{loss.tenants} tenants and {loss.keys} keys ({loss.reason})"
+        left = f"they are refused in {span(max(0.0, loss.until_s - snapshot.at_s))} unless they are restored"
+        yield f"tenants in {snapshot.store.kind}", "lost", f"{lost}: {left}"
 
 
 def _why(replica: ReplicaStatus, now_s: float) -> str:

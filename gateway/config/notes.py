@@ -12,6 +12,7 @@ def notes(config: Config) -> Iterator[Problem]:
     yield from ignored_keys(config)
     yield from _cache_notes(config)
     yield from _sign_on_notes(config)
+    yield from _forgotten_limits(config)
 
 
 def _cache_notes(config: Config) -> Iterator[Problem]:
@@ -25,6 +26,28 @@ def _cache_notes(config: Config) -> Iterator[Problem]:
                     "keeps only texts that come alone: the tokens of each of several are not known without "
                     f"`upstreams.{member.name}.tokenizer`",
                 )
+
+
+def lasting_limits(config: Config) -> Iterator[str]:
+    """Yield the path of each limit per day or month."""
+    places = [(f"models.{name}.limits", model.limits) for name, model in config.models.items()]
+    for name, tenant in config.tenants.items():
+        places.append((f"tenants.{name}.limits", tenant.limits))
+        places += [(f"tenants.{name}.keys", key.limits) for key in tenant.keys if not isinstance(key, str)]
+        places += [(f"tenants.{name}.model_limits", limits) for limits in tenant.model_limits.values()]
+    for place, limits in places:
+        yield from (f"{place}.{limit}" for limit in limits if limit.endswith(("_per_day", "_per_month")))
+
+
+def _forgotten_limits(config: Config) -> Iterator[Problem]:
+    """Yield a note for the first limit whose count may not outlive the gateway."""
+    place = next(lasting_limits(config), None)
+    if place is not None and config.quotas.store == "memory" and config.state_dir is None:
+        yield Problem(
+            place,
+            "is forgotten at a restart unless the gateway's state folder survives it: set `state_dir` to a "
+            "folder that does, or `quotas.store` to a Redis",
+        )
 
 
 def _sign_on_notes(config: Config) -> Iterator[Problem]:

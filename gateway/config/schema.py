@@ -79,15 +79,16 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Quotas(Section, frozen=True):
     """The store that counts quotas, and the behaviour while it is unavailable.
 
-    gateways: number of gateways that share the limits, used until the store has reported it. key_grace_s: how
-    long keys from Redis stay valid while it is unavailable. shadow: count requests, but never refuse one.
+    gateways: number of gateways that share the limits, used until the store has reported it. key_grace_s:
+    how long keys from Redis stay valid while it is unavailable, or after it has lost them. shadow: count
+    requests, but never refuse one.
     """
 
     store: str = "memory"
     when_unavailable: Literal["local", "refuse", "allow"] = "local"
     timeout_ms: PositiveInt = 50
     gateways: PositiveInt = 1
-    key_grace_s: PositiveFloat = 300.0
+    key_grace_s: PositiveFloat = 3600.0
     shadow: bool = False
 
 

@@ -14,6 +14,11 @@ class Availability:
         # An attribute, because each request reads it several times.
         self.is_down = False
 
+    @property
+    def is_failing(self) -> bool:
+        """True after a failure, until the next success."""
+        return self._failures > 0
+
     def record_failure(self) -> bool:
         """Count a failure and return True if this one took the store down."""
         self._failures += 1

@@ -6,7 +6,7 @@ settlement, by a refund, or by its expiry, after which it counts as spent.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from heapq import heappop, heappush
 from typing import Protocol
@@ -232,6 +232,12 @@ class MemoryLedger:
         """Reset a limit; reservations that are open no longer change it."""
         self._meters.pop((tenant, limit), None)
         self._spent.forget(tenant)
+
+    def _calendars(self) -> Iterator[tuple[str, CalendarMeter]]:
+        """Yield each meter of a day or month, with its tenant."""
+        for (tenant, _), meter in self._meters.items():
+            if isinstance(meter, CalendarMeter):
+                yield tenant, meter
 
     def _meter(self, tenant: str, limit: Limit) -> Meter:
         key = (tenant, limit)

@@ -255,6 +255,21 @@ class CalendarMeter:
         """Amount that the current period has used, reservations included."""
         return self._used
 
+    @property
+    def kept(self) -> tuple[int, int, int]:
+        """Start of the current period, its used amount, and the start of the last period with an alert."""
+        return self._start_us, self._used, self._alerted_us
+
+    def restore(self, start_us: int, used: int, alerted_us: int) -> None:
+        """Add what another process counted in a period, unless that is over."""
+        if start_us < self._start_us:
+            return
+        if start_us > self._start_us:
+            self._start_us, self._used = start_us, 0
+            self._end_us = period_end_us(self.limit.period, start_us)
+        self._used += used
+        self._alerted_us = max(self._alerted_us, alerted_us)
+
     def take_alert(self) -> bool:
         """Return True once in a period: for the first settlement after which the alert is due."""
         if self._alert_at is None or self._used < self._alert_at or self._alerted_us == self._start_us:

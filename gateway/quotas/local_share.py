@@ -47,10 +47,12 @@ class OfflineUsage(msgspec.Struct, frozen=True):
 
 
 class LocalShare:
-    """One gateway's part of every limit while the store is down: 1/N, where rates refill without a burst.
+    """One gateway's part of every limit while the store is down: 1/N of what it last saw remaining.
 
-    Its usage is charged to the store afterwards. The overshoot is bounded: of a day or month by the amount
-    that each gateway last saw remaining, ÷ N; of a window by amount ÷ N for each other gateway.
+    A rate refills by 1/N of its amount, also since the last state. Its usage is charged to the store
+    afterwards. A limit is overshot by at most what other gateways had used between the last state that this
+    gateway saw and the outage, and less than one unit for each gateway, because shares of rates are rounded
+    up: a tenant that stays within its limits at each gateway is not refused.
     """
 
     def __init__(self) -> None:
@@ -102,7 +104,7 @@ class LocalShare:
         return True
 
     def reset(self) -> None:
-        """Forget the counts of an earlier outage, at the beginning of a new one."""
+        """Forget the counts of an outage, at its end."""
         self._ledger = MemoryLedger()
         self._shares.clear()
 
@@ -111,14 +113,9 @@ class LocalShare:
         shares = [self._shares[tenant, limit] for limit in limits if (tenant, limit) in self._shares]
         self._ledger.refuse_if_spent(tenant, tuple(shares), least)
 
-    async def reserve(self, request: QuotaRequest, gateways: int, *, is_down: bool) -> Reservation:
-        """Reserve from this gateway's share.
-
-        is_down: the store is down, rather than late with one reply. Raises: QuotaExceeded.
-        """
-        shares = tuple(
-            [await self._share(request.tenant, limit, gateways, is_down=is_down) for limit in request.limits]
-        )
+    async def reserve(self, request: QuotaRequest, gateways: int) -> Reservation:
+        """Reserve from this gateway's share. Raises: QuotaExceeded."""
+        shares = tuple([await self._share(request.tenant, limit, gateways) for limit in request.limits])
         for share in shares:
             if request.cost.of(share.unit) > share.amount and not request.shadow:
                 # It fits the whole limit but not this share: it may pass once the store is up.
@@ -173,28 +170,36 @@ class LocalShare:
         (used, *_), _ = self._states[tenant].get(limit, ((limit.amount,), 0))
         return limit.amount - used
 
-    async def _share(self, tenant: str, limit: Limit, gateways: int, *, is_down: bool) -> Limit:
+    async def _share(self, tenant: str, limit: Limit, gateways: int) -> Limit:
         key = (tenant, limit)
         if key not in self._shares:
             remaining = self._remaining(tenant, limit)
             self._shares[key] = share = _share_of(limit, remaining, gateways)
             if limit.period in WINDOWS_US:
-                # During an outage it starts empty: other gateways may have used the rest of the store's
-                # bucket by now. If the store is only late it starts with the part that remains: the usage is
-                # charged there within a second.
-                available = 0 if is_down else (limit.amount if remaining is None else remaining) // gateways
-                used = _cost_in(share.unit, max(0, share.amount - available))
+                # It starts with its part of what remains. Each gateway has such a part, so that together they
+                # admit no more than the store would have, as far as they know its state.
+                available = limit.amount if remaining is None else remaining
+                used = _cost_in(share.unit, max(0, share.amount - -(-available // gateways)))
                 start = QuotaRequest(f"start-{next(self._numbers)}", tenant, (share,), used, LEASE_US)
                 self._ledger.settle(await self._ledger.reserve(start), used)
         return self._shares[key]
 
     def _remaining(self, tenant: str, limit: Limit) -> int | None:
-        """Return the last known remaining amount, or None if it is unknown or its period is over."""
+        """Return the remaining amount by the last known state, or None if that is unknown or over.
+
+        A rate has refilled since.
+        """
         if limit not in self._states[tenant]:
             return None
         state, at_us = self._states[tenant][limit]
         [status] = decode_statuses([limit], [state])
-        return status.remaining if time.time_ns() // 1000 < at_us + status.reset_us else None
+        left_us = at_us + status.reset_us - time.time_ns() // 1000
+        if left_us <= 0:
+            return None
+        window_us = WINDOWS_US.get(limit.period)
+        if window_us is None:
+            return status.remaining
+        return max(status.remaining, limit.amount - -(-left_us * limit.amount // window_us))
 
 
 def _cost_in(unit: Unit, amount: int) -> Cost:
@@ -206,4 +211,6 @@ def _share_of(limit: Limit, remaining: int | None, gateways: int) -> Limit:
     if limit.period in ("day", "month"):
         remaining = limit.amount if remaining is None else remaining
         return msgspec.structs.replace(limit, amount=remaining // gateways)
+    if limit.period in WINDOWS_US:
+        return msgspec.structs.replace(limit, amount=-(-limit.amount // gateways))
     return msgspec.structs.replace(limit, amount=max(1, limit.amount // gateways))

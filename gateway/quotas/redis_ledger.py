@@ -92,6 +92,9 @@ class RedisLedger:
         self._open: dict[str, Reservation] = {}
         self._charges: list[OfflineUsage] = []
         self._failed_batch = 0
+        # Why the store has refused this gateway ever since its start; nothing if it has not.
+        self.refusal = ""
+        self._has_answered = False
         # Tenants whose state in the store causes every script to fail.
         self._unreadable: set[str] = set()
 
@@ -182,8 +185,10 @@ class RedisLedger:
                 self._gateways = await self._heartbeat.beat()
             except StoreUnavailable as error:
                 self._record_failure(error)
+                self.refusal = str(error) if error.is_refusal and not self._has_answered else ""
             else:
-                if self._availability.record_success():
+                self._has_answered, self.refusal = True, ""
+                if self._record_success():
                     self._observe(StoreChanged(away=False, reason="it answers"))
                 await self._catch_up()
                 if time.monotonic() - renewed_s >= RENEW_EVERY_S:
@@ -214,7 +219,13 @@ class RedisLedger:
         self._local.record(tenant, states, is_down=self._availability.is_down)
         if not self._availability.is_down:
             # Only the heartbeat marks an outage as over; a late reply to one request does not.
-            self._availability.record_success()
+            self._record_success()
+
+    def _record_success(self) -> bool:
+        """End a series of failures and return True if the store was down: local counts start from scratch."""
+        if self._availability.is_failing:
+            self._local.reset()
+        return self._availability.record_success()
 
     def _on_error(self, tenant: str, error: StoreUnavailable) -> None:
         """Count a failure of the store, or log that one tenant's state is broken, which affects no other."""
@@ -240,8 +251,7 @@ class RedisLedger:
                 return Reservation(request, (), degraded=True)
             case "local":
                 with _degraded():
-                    is_down = self._availability.is_down
-                    return await self._local.reserve(request, self._gateways, is_down=is_down)
+                    return await self._local.reserve(request, self._gateways)
 
     def _record_failure(self, error: StoreUnavailable) -> None:
         """Count a failure, once per batch."""
@@ -250,7 +260,6 @@ class RedisLedger:
         self._failed_batch = error.batch_number
         if self._availability.record_failure():
             self._observe(StoreChanged(away=True, reason=str(error)))
-            self._local.reset()
 
     async def _catch_up(self) -> None:
         """Send settlements, and charge usage that was counted without the store; stop when it fails."""

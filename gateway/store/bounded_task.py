@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gateway.store.errors import StoreUnavailable, failure_reason
+from gateway.store.errors import StoreUnavailable, unavailable
 
 # A timer that fires this many timeouts after its start shows that the event loop was stalled.
 LATE_TIMER = 1.5
@@ -38,7 +38,7 @@ class BoundedTask:
         if task.cancelled():
             self._report(StoreUnavailable("the connection was closed"))
         elif (error := task.exception()) is not None:
-            self._report(StoreUnavailable(failure_reason(error)))
+            self._report(unavailable(error))
         else:
             self._report(task.result())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.store.bounded_task import BoundedTask
 from gateway.store.connections import is_cluster, open_clients
-from gateway.store.errors import StoreUnavailable, failure_reason, is_script_error
+from gateway.store.errors import StoreUnavailable, unavailable
 from gateway.store.pipeline import ScriptPipeline
 from gateway.store.script_calls import ScriptCall, SingleCall
 from gateway.store.scripts import Script, ScriptCommand
@@ -102,10 +102,9 @@ class RedisClient:
         replies: Sequence[Any] = result
         if isinstance(result, StoreUnavailable):
             replies = [result] * len(calls)
-            self._fail_pending(StoreUnavailable(failure_reason(result), number))
+            self._fail_pending(unavailable(result, number))
         for call, reply in zip(calls, replies, strict=True):
-            error = StoreUnavailable(failure_reason(reply), number, is_script_error=is_script_error(reply))
-            call.on_reply(reply if isinstance(reply, bytes) else error)
+            call.on_reply(reply if isinstance(reply, bytes) else unavailable(reply, number))
         if self._queue and len(self._sent) < BATCHES_MAX:
             self._send_queue()
 

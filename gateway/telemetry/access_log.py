@@ -23,6 +23,7 @@ from gateway.events import (
     Stage,
     Standing,
     StoreChanged,
+    StoreLost,
     UpstreamJudged,
 )
 
@@ -75,6 +76,7 @@ Logged: TypeAlias = (
     | ReplicaChanged
     | SpaceChecked
     | StoreChanged
+    | StoreLost
     | UpstreamJudged
 )
 
@@ -110,8 +112,9 @@ class EventLine:
                 space = self.event
                 facts = {"upstream": space.upstream, "replica": space.replica, "outcome": space.outcome}
                 return {"event": "vector_space", "message": str(self), **facts, "reason": space.reason}
-            case BudgetAlert():
-                return {"event": "budget", "message": str(self), **msgspec.structs.asdict(self.event)}
+            case BudgetAlert() | StoreLost():
+                name = "budget" if isinstance(self.event, BudgetAlert) else "store_lost"
+                return {"event": name, "message": str(self), **msgspec.structs.asdict(self.event)}
             case UpstreamJudged():
                 judged = self.event
                 facts = {"model": judged.model, "upstream": judged.upstream, "standing": judged.standing}
@@ -159,6 +162,8 @@ def _log_health(event: Event) -> None:
             _write(logging.WARNING, event)
         case StoreChanged():
             _write(logging.WARNING if event.away else logging.INFO, event)
+        case StoreLost():
+            _write(logging.ERROR, event)
         case SpaceChecked(changed=True):
             _write(SPACE_LEVELS[event.outcome], event)
 
@@ -201,6 +206,13 @@ def _store_line(event: StoreChanged) -> str:
     if event.away:
         return f"the quota store is unreachable ({event.reason}): counting without it"
     return f"the quota store is reachable again ({event.reason})"
+
+
+def _lost_line(event: StoreLost) -> str:
+    return (
+        f"Redis has lost {event.tenants} tenants and {event.keys} keys ({event.reason}): they stay valid "
+        f'here until {event.until}; restore them, see docs/production.md, "An emptied Redis"'
+    )
 
 
 def _fault_line(event: ConnectionFaulted) -> str:
@@ -352,5 +364,6 @@ LINES: dict[type[Logged], Callable[[Any], str]] = {
     ReplicaChanged: _replica_line,
     SpaceChecked: _space_line,
     StoreChanged: _store_line,
+    StoreLost: _lost_line,
     UpstreamJudged: _standing_line,
 }

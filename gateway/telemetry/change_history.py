@@ -17,6 +17,7 @@ from gateway.events import (
     ReplicaChanged,
     SpaceChecked,
     StoreChanged,
+    StoreLost,
     UpstreamJudged,
 )
 from gateway.telemetry.snapshot import StatusChange
@@ -51,6 +52,9 @@ class ChangeHistory:
                 self._replica_changed(event)
             case StoreChanged():
                 self._add("quota store", "away" if event.away else "back", event.reason)
+            case StoreLost():
+                what = f"lost {event.tenants} tenants and {event.keys} keys"
+                self._add("keys and tenants in Redis", what, event.reason)
             case SpaceChecked(changed=True, outcome=outcome) if outcome != "fits":
                 self._add(_name(event), f"vectors: {outcome}", event.reason)
             case UpstreamJudged():

@@ -15,6 +15,7 @@ from gateway.events import (
 from gateway.telemetry.budget_metrics import ReadBudgets
 from gateway.telemetry.cache_metrics import ReadCache
 from gateway.telemetry.metric_factory import MetricFactory
+from gateway.telemetry.store_metrics import ReadStored, StoredCounts
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True):
@@ -30,7 +31,8 @@ class Sources(msgspec.Struct, frozen=True):
     """Values that are read only when metrics are collected.
 
     lanes, engines: by upstream. in_flight: number of calls, and bytes of their bodies. cache: bytes and
-    evictions. budgets: spent shares. judged: models that have several upstreams, with each of these.
+    evictions. budgets: spent shares. judged: models that have several upstreams, with each of these. stored:
+    numbers of stored keys and tenants.
     """
 
     lanes: Mapping[str, Callable[[], LaneBacklog]] = {}
@@ -40,6 +42,7 @@ class Sources(msgspec.Struct, frozen=True):
     cache: ReadCache = lambda: (0, 0)
     budgets: ReadBudgets = tuple
     judged: frozenset[tuple[str, str]] = frozenset()
+    stored: ReadStored = StoredCounts
 
 
 class LoadMetrics:

@@ -41,6 +41,7 @@ from gateway.events import (
     ReplicaChanged,
     SpaceChecked,
     StoreChanged,
+    StoreLost,
     UpstreamJudged,
     UpstreamTried,
 )
@@ -54,6 +55,7 @@ from gateway.telemetry.load_metrics import LoadMetrics, Sources
 from gateway.telemetry.metric_factory import MetricFactory
 from gateway.telemetry.model_metrics import ModelMetrics
 from gateway.telemetry.process import ProcessShare
+from gateway.telemetry.store_metrics import StoreMetrics
 
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 # Greatest age of other workers' gauges in a scrape.
@@ -102,14 +104,9 @@ class Metrics:
         self._cache = CacheMetrics(create)
         self._budgets = BudgetMetrics(create, removes_series=worker is None)
         self._groups = GroupMetrics(create)
+        self._stored = StoreMetrics(create)
         self._batches = BatchMetrics(create)
         self._read_batches: ReadBatches = lambda: (0, 0)
-        self._store_changes = create.counter(
-            "quota_store_changes", "Times that the quota store became unreachable, or recovered.", ("change",)
-        )
-        self._store_away = create.gauge(
-            "quota_store_away", "1 while quotas are counted without their shared store.", (), "livemax"
-        )
         self._lag = Histogram(
             "gateway_event_loop_lag_seconds",
             "Delay of a task's wake-up, sampled twice a second.",
@@ -164,9 +161,8 @@ class Metrics:
     def _observe_surroundings(self, event: Event) -> None:
         """Count an event of the store, of a process or of a job."""
         match event:
-            case StoreChanged():
-                self._store_away.set(1 if event.away else 0)
-                self._store_changes.labels("away" if event.away else "back").inc()
+            case StoreChanged() | StoreLost():
+                self._stored.observe(event)
             case ProcessRestarted():
                 self._restarts[event.process, event.reason] = event.times
             case BatchChanged():
@@ -211,6 +207,7 @@ class Metrics:
         self._loads.refresh(self._sources)
         self._cache.refresh(self._sources.cache)
         self._budgets.refresh(self._sources.budgets)
+        self._stored.refresh(self._sources.stored)
         self._batches.refresh(self._read_batches)
         if self._process is not None:
             self._process.refresh()

@@ -141,11 +141,30 @@ class CallsStatus(msgspec.Struct, frozen=True):
         return during(self.bulk, self.durations)
 
 
+class LossStatus(msgspec.Struct, frozen=True):
+    """Keys and tenants that the store has lost and that are still valid.
+
+    since_s: when it noticed the loss, until_s: how long they stay valid, in seconds since 1970.
+    """
+
+    since_s: float
+    until_s: float
+    reason: str
+    keys: int
+    tenants: int
+
+
 class StoreStatus(msgspec.Struct, frozen=True):
-    """Quota store. away: at least one worker currently counts without it."""
+    """Quota store. away: at least one worker currently counts without it.
+
+    keys, tenants: those in the store. loss: None while nothing is lost.
+    """
 
     kind: str
     away: bool
+    keys: int = 0
+    tenants: int = 0
+    loss: LossStatus | None = None
 
 
 class StatusChange(msgspec.Struct, frozen=True):

@@ -208,6 +208,11 @@ class FileTenantStore:
         """Return the version, which is empty without a file, and the time."""
         return StoreState(self._file.version(), time.time(), "")
 
+    async def removals(self, since_s: float) -> frozenset[str]:
+        """Return nothing: a gateway keeps nothing of a file that was removed."""
+        del since_s
+        return frozenset()
+
     async def aclose(self) -> None:
         """Do nothing: no file stays open."""
 

@@ -41,6 +41,8 @@ FIRST_KEY_SCOPES = (*sorted(OPERATIONS), "metrics", "admin")
 NAMED_KEYS_MAX = 5
 # Hex digits of a digest: too few to find a key by, and enough to tell two keys apart.
 MARK_LENGTH = 16
+# Digests of former keys that are remembered; each is about 200 bytes.
+FORMER_KEYS_MAX = 50_000
 
 logger = logging.getLogger("gateway")
 
@@ -145,6 +147,9 @@ class Keyring:
         self.has_store = has_store
         self._store_unread = has_store
         self._without_tenant: Mapping[str, StoredKey] = {}
+        self._owners: dict[str, tuple[str, Tenant]] = {}
+        # Digests of keys that are valid no more, the latest last.
+        self._former: dict[str, None] = {}
         self._has_warned_of_end = False
         self._stored_keys: tuple[StoredKey, ...] = ()
         self._stored_tenants: Mapping[str, config.TenantConfig] = {}
@@ -212,10 +217,17 @@ class Keyring:
         self._rebuild()
 
     def replace_stored(
-        self, keys: Iterable[StoredKey], tenants: Mapping[str, config.TenantConfig] | None = None
+        self,
+        keys: Iterable[StoredKey],
+        tenants: Mapping[str, config.TenantConfig] | None = None,
+        *,
+        is_current: bool = True,
     ) -> None:
-        """Replace the stored keys and tenants; those of router.yaml stay and take precedence."""
-        self._store_unread = False
+        """Replace the stored keys and tenants; those of router.yaml stay and take precedence.
+
+        is_current: they are all that the store has now, so that another key is wrong.
+        """
+        self._store_unread = not is_current
         self._stored_keys, self._stored_tenants = tuple(keys), tenants or {}
         self._rebuild()
         if self.first_key_is_ending and not self._has_warned_of_end:
@@ -281,6 +293,10 @@ class Keyring:
         """Return True if the key of this digest exists, even if its tenant does not."""
         return digest in self._owners or digest in self._without_tenant
 
+    def has_known(self, digest: str) -> bool:
+        """Return True if the key of this digest exists, or existed: whoever sends it does not guess."""
+        return self.knows(digest) or digest in self._former
+
     def _rebuild(self) -> None:
         """Rebuild the owners by digest; keys of router.yaml take precedence."""
         configured = list(self._keys)
@@ -288,6 +304,7 @@ class Keyring:
             configured.insert(0, StoredKey("first", first.digest, FIRST_TENANT, scopes=FIRST_KEY_SCOPES))
         self.version += 1
         self.tenant_settings = tenants = {**self._stored_tenants, **self._tenants}
+        known = (*self._owners, *self._without_tenant)
         self._owners = {
             key.digest: (key.digest, _owner(tenants[key.tenant], key))
             for key in self._stored_keys
@@ -306,6 +323,12 @@ class Keyring:
         self._by_id = {(owner.name, owner.key_id): owner for _, owner in self._owners.values()}
         before = _ids_by_tenant(self._without_tenant.values())
         self._without_tenant = {key.digest: key for key in self._stored_keys if key.tenant not in tenants}
+        for digest in known:
+            if not self.knows(digest):
+                self._former.pop(digest, None)
+                self._former[digest] = None
+        while len(self._former) > FORMER_KEYS_MAX:
+            del self._former[next(iter(self._former))]
         for tenant, ids in _ids_by_tenant(self._without_tenant.values()).items():
             if ids != before.get(tenant):
                 _warn_of_missing_tenant(tenant, ids)

@@ -1,7 +1,7 @@
 -- Remove a tenant and every key of it in one step, so that a key created meanwhile is either removed too or
 -- belongs to no tenant.
--- KEYS: keys (hash), tenants (hash), version.
--- ARGV[1], msgpack: version, tenant.
+-- KEYS: keys (hash), tenants (hash), version, removals (sorted set).
+-- ARGV[1], msgpack: version (random), tenant, removal, kept (s).
 -- Returns msgpack: the number of removed entries.
 local argument = cmsgpack.unpack(ARGV[1])
 local removed = redis.call('HDEL', KEYS[2], argument.tenant)
@@ -12,5 +12,6 @@ for at = 1, #fields, 2 do
     removed = removed + redis.call('HDEL', KEYS[1], fields[at])
   end
 end
-if removed > 0 then redis.call('SET', KEYS[3], argument.version) end
+record_removal(KEYS[4], argument.removal, argument.kept)
+redis.call('SET', KEYS[3], next_version(KEYS[3], argument.version))
 return cmsgpack.pack(removed)

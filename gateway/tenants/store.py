@@ -1,7 +1,7 @@
 """Keys and tenants that gateways share, in Redis: digests and their settings, never a key itself.
 
-Rule: every change writes a new random version in the same step. By that one small read each gateway sees if
-anything has changed, even if the store was emptied or restored from an older copy.
+Rule: every change writes a new version in the same step. By that one small read each gateway sees if anything
+has changed, and if the store was emptied or restored from an older copy instead.
 """
 
 import logging
@@ -25,9 +25,13 @@ TENANTS = "gw:{store}:tenants"
 VERSION = "gw:{store}:version"
 # Digest of the first key, on which all gateways of this store agree.
 FIRST_KEY = "gw:{store}:first_key"
-CHANGE = load_script("change", package="gateway.tenants")
-CREATE_KEY = load_script("create_key", package="gateway.tenants")
-REMOVE_TENANT = load_script("remove_tenant", package="gateway.tenants")
+# Keys and tenants that operators removed lately, by time.
+REMOVALS = "gw:{store}:removals"
+# No gateway keeps what it lost for longer.
+REMOVALS_KEPT_S = 30 * 24 * 3600
+CHANGE = load_script("version", "change", package="gateway.tenants")
+CREATE_KEY = load_script("version", "create_key", package="gateway.tenants")
+REMOVE_TENANT = load_script("version", "remove_tenant", package="gateway.tenants")
 LOOK = load_script("look", package="gateway.tenants")
 # Others may change a tenant between reading and writing it.
 CHANGE_ATTEMPTS = 20
@@ -50,12 +54,15 @@ class KeyCreation(msgspec.Struct, frozen=True, array_like=True):
 class StoreState(msgspec.Struct, frozen=True):
     """Version of the content, which every change replaces, and the clock of Redis in seconds since 1970.
 
-    first_key: digest of the first key, empty if there is none. It belongs to no version.
+    first_key: digest of the first key, empty if there is none. It belongs to no version. keys, tenants: their
+    numbers, None where they are not counted.
     """
 
     version: bytes
     clock_s: float
     first_key: str
+    keys: int | None = None
+    tenants: int | None = None
 
 
 class TenantStore:
@@ -77,7 +84,7 @@ class TenantStore:
 
     async def revoke(self, id_: str) -> bool:
         """Remove a key; return False if there is none of that id."""
-        removed, _ = await self._change(KEYS, id_)
+        removed, _ = await self._change(KEYS, id_, removal_of_key(id_))
         return removed > 0
 
     async def keys(self) -> list[StoredKey]:
@@ -105,7 +112,7 @@ class TenantStore:
             except UnicodeDecodeError:
                 # No release has written it.
                 expected = None
-            removed, is_first = await self._change(TENANTS, name, value, expected)
+            removed, is_first = await self._change(TENANTS, name, removal_of_tenant(name), value, expected)
             if removed >= 0:
                 return TenantChange(before, after, is_first)
         raise StoreUnavailable(f"others change the tenant {name!r} all the time; try again")
@@ -115,8 +122,13 @@ class TenantStore:
 
         Return False if neither exists.
         """
-        argument = {"version": _new_version(), "tenant": name}
-        removed = await self._run(REMOVE_TENANT, (KEYS, TENANTS, VERSION), argument)
+        argument: dict[str, str | int] = {
+            "version": _new_version(),
+            "tenant": name,
+            "removal": removal_of_tenant(name),
+            "kept": REMOVALS_KEPT_S,
+        }
+        removed = await self._run(REMOVE_TENANT, (KEYS, TENANTS, VERSION, REMOVALS), argument)
         return msgspec.msgpack.decode(removed, type=int) > 0
 
     async def tenants(self) -> dict[str, config.TenantConfig]:
@@ -145,32 +157,55 @@ class TenantStore:
 
     async def look(self) -> StoreState:
         """Return the version, which is empty before the first change, the time, and the first key."""
-        reply = await self._client.run_script(LOOK, (VERSION, FIRST_KEY), b"")
-        clock_us, first_key, version = reply.split(b" ", 2)
-        return StoreState(version, int(clock_us) / 1e6, _text(first_key))
+        reply = await self._client.run_script(LOOK, (VERSION, FIRST_KEY, KEYS, TENANTS), b"")
+        clock_us, keys, tenants, first_key, version = reply.split(b" ", 4)
+        return StoreState(version, int(clock_us) / 1e6, _text(first_key), int(keys), int(tenants))
+
+    async def removals(self, since_s: float) -> frozenset[str]:
+        """Return what operators have removed since, as `removal_of_key` and `removal_of_tenant` name it.
+
+        since_s: on the clock of Redis.
+        """
+        removed = await self._client.execute("ZRANGEBYSCORE", REMOVALS, int(since_s), "+inf")
+        return frozenset(map(_text, removed))
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
     async def _change(
-        self, hash_: str, field: str, value: str | None = None, expected: str | None = None
+        self, hash_: str, field: str, removal: str, value: str | None = None, expected: str | None = None
     ) -> tuple[int, bool]:
         """Set or remove a field. Return the number of removed fields, and if there was no tenant before.
 
         expected: the value that the field has, empty for none. If it has another, nothing is changed, and the
         number is -1.
         """
-        argument = {"version": _new_version(), "field": field}
+        argument: dict[str, str | int] = {
+            "version": _new_version(),
+            "field": field,
+            "removal": removal,
+            "kept": REMOVALS_KEPT_S,
+        }
         if value is not None:
             argument["value"] = value
         if expected is not None:
             argument["expected"] = expected
-        reply = await self._run(CHANGE, (hash_, VERSION, TENANTS), argument)
+        reply = await self._run(CHANGE, (hash_, VERSION, TENANTS, REMOVALS), argument)
         return msgspec.msgpack.decode(reply, type=tuple[int, bool])
 
-    async def _run(self, script: Script, keys: Sequence[str], argument: Mapping[str, str]) -> bytes:
+    async def _run(self, script: Script, keys: Sequence[str], argument: Mapping[str, str | int]) -> bytes:
         return await self._client.run_script(script, keys, msgspec.msgpack.encode(argument))
+
+
+def removal_of_key(id_: str) -> str:
+    """Return the name of a key's removal."""
+    return f"key {id_}"
+
+
+def removal_of_tenant(name: str) -> str:
+    """Return the name of a tenant's removal, with its keys."""
+    return f"tenant {name}"
 
 
 def _new_version() -> str:

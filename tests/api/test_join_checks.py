@@ -253,7 +253,10 @@ async def test_key_that_the_upstream_refuses_is_named_to_operators_and_callers(b
     assert 503 == reply.status_code
     assert "refuses the gateway's key" in reply.text
     assert "wrong-secret" not in reply.text + replica["reason"] + ready.text
-    assert "u: refused: the upstream of this model refuses the gateway's key" in ready.text
+    (upstream,) = ready.json()["upstreams"]
+    assert "u" == upstream["name"]
+    assert not upstream["ok"]
+    assert "refused: the upstream of this model refuses the gateway's key" in upstream["reason"]
 
 
 async def test_server_that_fails_at_everything_has_its_own_words_in_the_status(boot: Boots) -> None:

@@ -1,8 +1,10 @@
 """Prices and budgets through the booted gateway: what calls cost, what is refused, and what operators see."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import unicodedata
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +16,7 @@ from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.engines import FakeEngine, tokens_of
 from tests.fakes.hooks import Gate, fail_with, tei_with_hook, until
-from tests.fakes.tei import FakeTei
+from tests.fakes.tei import Computed, FakeTei
 
 # Most tokens of one text at FakeTei.
 MOST_TOKENS = 16
@@ -211,3 +213,57 @@ async def spent_ratios(gateway: Running) -> dict[str, float]:
     found = [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]
     assert all('tenant="acme"' in line for line in found)
     return {line.partition('"')[0]: round(float(line.split()[-1]), 9) for line in found}
+
+
+class ExpandingTei(FakeTei):
+    """Server whose tokenizer normalizes texts and has a token for each so many of their bytes."""
+
+    def __init__(self, bytes_per_token: int, **info: Any) -> None:
+        super().__init__(**info)
+        self.bytes_per_token = bytes_per_token
+        self.tokens = 0
+
+    def _computed(self, reply: Any, texts: Sequence[Any]) -> Computed:
+        lengths = [len(unicodedata.normalize("NFKC", str(text)).encode()) for text in texts]
+        counted = sum(-(-length // self.bytes_per_token) + 2 for length in lengths)
+        self.tokens += counted
+        return Computed(reply, sum(lengths), counted)
+
+
+EXPANDING_TEXT = "\ufdfa" * 20
+
+
+@pytest.mark.parametrize("bytes_per_token", [1, 2, 7])
+async def test_texts_that_tokenizers_expand_keep_the_budget(boot: Boots, bytes_per_token: int) -> None:
+    server = ExpandingTei(bytes_per_token, max_input_length=8192)
+    async with gateway_of(boot, 4, server) as gateway:
+        # Without those of its canaries.
+        server.tokens = 0
+        # Equal texts would be computed once.
+        texts = [f"{EXPANDING_TEXT} {number}" for number in range(60)]
+        replies = await asyncio.gather(*(embed(gateway, text) for text in texts))
+        spent = sum(cost for _, cost in (await costs(gateway)).values())
+
+    served = sum(reply.status_code == 200 for reply in replies)
+    assert 0 < served
+    assert {429} == {reply.status_code for reply in replies} - {200} or served == 60
+    # What the upstream has computed, and not only what was recorded.
+    assert server.tokens * 1000 / 10**6 <= 4
+    assert spent == pytest.approx(server.tokens * 1000 / 10**6)
+
+
+async def test_an_upstream_that_counts_beyond_any_bound_exceeds_no_budget(
+    boot: Boots, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wrong(FakeTei):
+        def _computed(self, reply: Any, texts: Sequence[Any]) -> Computed:
+            return Computed(reply, 1, 12 * len(texts))
+
+    async with gateway_of(boot, 0.01, Wrong()) as gateway:
+        statuses = [(await embed(gateway)).status_code for _ in range(4)]
+        spent = sum(cost for _, cost in (await costs(gateway)).values())
+
+    # A letter is reserved at five tokens, of which a budget for ten has room for two calls.
+    assert [200, 200, 429, 429] == statuses
+    assert spent == pytest.approx(0.01)
+    assert any("12 in place of at most 5" in line for line in caplog.messages)

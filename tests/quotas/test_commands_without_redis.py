@@ -137,3 +137,21 @@ def test_the_file_of_another_user_is_left_alone(config: Path, command: Commands)
     assert (1, "") == (ended.status, ended.out)
     assert "belongs to another user" in ended.err
     assert not (config.parent / "state/tenants.json").exists()
+
+
+@pytest.mark.slow
+def test_a_spent_day_stays_spent_after_a_restart(config: Path) -> None:
+    owner = f'tenants: {{acme: {{keys: ["{key_digest(KEY)}"], limits: {{requests_per_day: 2}}}}}}\n'
+    config.write_text(CONFIG.format(folder=config.parent / "state") + owner)
+
+    def statuses(times: int) -> list[int]:
+        served = Served(config).wait_until_up()
+        try:
+            with served.client() as client:
+                # A request that is refused for its content costs one request.
+                return [client.post("/embed", content=b"{").status_code for _ in range(times)]
+        finally:
+            served.stop()
+
+    assert [400, 400, 429] == statuses(3)
+    assert [429] == statuses(1)

@@ -15,6 +15,7 @@ from gateway.errors import QuotaExceeded, QuotaUnavailable
 from gateway.events import Event, StoreChanged
 from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost, Limit, parse_limit
+from gateway.quotas.local_share import LocalShare
 from gateway.quotas.redis_ledger import FLUSH_S, OutagePolicy, RedisLedger, WhenUnavailable
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
@@ -58,10 +59,10 @@ class Running:
 
 @asynccontextmanager
 async def running(
-    server: RedisServer, when: WhenUnavailable = "local", *, maintain: bool = True
+    server: RedisServer, when: WhenUnavailable = "local", *, maintain: bool = True, name: str = "gateway"
 ) -> AsyncIterator[Running]:
     events: list[Event] = []
-    ledger = RedisLedger(RedisClient(server.url, 0.1), OutagePolicy(when), "gateway", events.append)
+    ledger = RedisLedger(RedisClient(server.url, 0.1), OutagePolicy(when), name, events.append)
     maintaining = asyncio.create_task(ledger.maintain()) if maintain else None
     try:
         yield Running(ledger, events)
@@ -127,7 +128,6 @@ async def test_local_policy_admits_its_share_of_the_remaining_amount(
     async with running(own_redis, maintain=False) as gateway:
         await gateway.call(400)
         own_redis.kill()
-        # Rates refill from empty at one per second; the day's remaining amount is unchanged.
         await try_repeatedly(gateway.call, 3)
         set_clocks_off(monkeypatch, 1)
         assert await gateway.call(550)
@@ -724,12 +724,73 @@ async def test_a_spent_share_is_refused_without_the_store(own_redis: RedisServer
         await gateway.call()
         own_redis.kill()
         await try_repeatedly(gateway.call, 4)
-        # The share of an outage starts empty.
-        assert [False] == await spend(gateway.ledger, 1)
+        assert [True, False] == await spend(gateway.ledger)
         with pytest.raises(QuotaExceeded) as caught:
             gateway.ledger.refuse_if_spent("acme", ONE_REQUEST, Cost())
 
     assert "degraded" == caught.value.headers["x-quota-mode"]
+
+
+TEN = (parse_limit("requests_per_minute", 10),)
+
+
+async def admitted(ledger: RedisLedger, tenant: str, times: int) -> int:
+    """Return how many of these calls are admitted."""
+    number = 0
+    for _ in range(times):
+        request = QuotaRequest(secrets.token_hex(4), tenant, TEN, Cost(), SECOND_US)
+        with suppress(QuotaExceeded):
+            ledger.settle(await ledger.reserve(request), Cost())
+            number += 1
+    return number
+
+
+async def test_idle_tenants_keep_their_limits_while_the_store_is_down(own_redis: RedisServer) -> None:
+    async with running(own_redis) as one, running(own_redis, name="two") as two:
+        # Both know of each other after their second heartbeats.
+        async with asyncio.timeout(10):
+            while {one.ledger._gateways, two.ledger._gateways} != {2}:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        for number in range(10):
+            assert 1 == await admitted(one.ledger, f"team{number}", 1)
+        own_redis.kill()
+        for gateway in (one, two):
+            await try_repeatedly(gateway.call, 4)
+            assert [True] == gateway.changes
+        found = [
+            [await admitted(gateway.ledger, f"team{number}", 4) for number in range(20)]
+            for gateway in (one, two)
+        ]
+
+    # Ten were called before, of which one in ten is used; ten were never seen.
+    assert [[4] * 20] * 2 == found
+
+
+@pytest.mark.parametrize(("used", "each"), [(0, 5), (1, 5), (4, 3), (7, 2), (9, 1), (10, 0)])
+async def test_a_share_starts_with_its_part_of_what_is_left(used: int, each: int) -> None:
+    share = LocalShare()
+    share.record("acme", [(TEN[0], (used * 6 * SECOND_US, 0))], is_down=False)
+
+    assert each == await admitted_share(share, 10)
+
+
+async def test_a_share_has_refilled_since_the_last_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    share = LocalShare()
+    share.record("acme", [(TEN[0], (60 * SECOND_US, 0))], is_down=False)
+    set_clocks_off(monkeypatch, 24)
+
+    # Four have come back, of which this gateway has half.
+    assert 2 == await admitted_share(share, 10)
+
+
+async def admitted_share(share: LocalShare, times: int) -> int:
+    number = 0
+    for _ in range(times):
+        request = QuotaRequest(secrets.token_hex(4), "acme", TEN, Cost(), SECOND_US)
+        with suppress(QuotaExceeded):
+            share.settle(await share.reserve(request, 2), Cost(), "2026-11-27")
+            number += 1
+    return number
 
 
 async def test_refuse_policy_refuses_before_a_reserve(own_redis: RedisServer) -> None:

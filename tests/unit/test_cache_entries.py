@@ -199,21 +199,21 @@ def test_vectors_of_another_width_fail_the_call() -> None:
 
 async def test_the_least_recently_used_entry_leaves_first() -> None:
     store = MemoryStore(2 * (10 + ENTRY_OVERHEAD), 60, lambda: 0)
-    store.put([(b"a", bytes(10)), (b"b", bytes(10))])
-    await store.get([b"a"])
-    store.put([(b"c", bytes(10)), (b"large", bytes(5000))])
+    store.put([(b"a", bytes(10)), (b"b", bytes(10))], "a")
+    await store.get([b"a"], "a")
+    store.put([(b"c", bytes(10)), (b"large", bytes(5000))], "a")
 
-    assert [bytes(10), None, bytes(10), None] == await store.get([b"a", b"b", b"c", b"large"])
+    assert [bytes(10), None, bytes(10), None] == await store.get([b"a", b"b", b"c", b"large"], "a")
     assert (1, 2 * (10 + ENTRY_OVERHEAD)) == (store.evictions, store.size_bytes)
 
 
 async def test_entries_expire_and_free_their_bytes() -> None:
     now_s = 0.0
     store = MemoryStore(10_000, 60, lambda: now_s)
-    store.put([(b"a", b"1")])
+    store.put([(b"a", b"1")], "a")
     now_s = 60.0
 
-    assert [None] == await store.get([b"a"])
+    assert [None] == await store.get([b"a"], "a")
     assert 0 == store.size_bytes
 
 
@@ -222,3 +222,37 @@ def test_a_distrusted_upstream_begins_a_new_epoch() -> None:
     store.distrust("one")
 
     assert (1, 0) == (store.epoch_of("one"), store.epoch_of("two"))
+
+
+async def test_one_owner_loses_its_own_entries_first() -> None:
+    store = MemoryStore(100 * (10 + ENTRY_OVERHEAD), 60, lambda: 0)
+    store.put([(b"small-%d" % number, bytes(10)) for number in range(20)], "small")
+    store.put([(b"greedy-%d" % number, bytes(10)) for number in range(500)], "greedy")
+    small = await store.get([b"small-%d" % number for number in range(20)], "small")
+    assert [bytes(10)] * 20 == small
+    assert 420 == store.evictions
+
+    # Another one takes its part from the one that holds most, and no more than an equal share.
+    store.put([(b"late-%d" % number, bytes(10)) for number in range(500)], "late")
+    kept = {
+        name: sum(
+            entry is not None
+            for entry in await store.get([b"%s-%d" % (name.encode(), n) for n in range(500)], name)
+        )
+        for name in ("small", "greedy", "late")
+    }
+    assert 20 == kept["small"]
+    assert 100 == sum(kept.values())
+    assert 33 <= kept["late"] <= 34
+    assert store.size_bytes == 100 * (10 + ENTRY_OVERHEAD)
+
+
+async def test_expired_entries_of_another_owner_leave_first() -> None:
+    now_s = 0.0
+    store = MemoryStore(10 * (10 + ENTRY_OVERHEAD), 60, lambda: now_s)
+    store.put([(b"old-%d" % number, bytes(10)) for number in range(2)], "gone")
+    now_s = 61.0
+    store.put([(b"new-%d" % number, bytes(10)) for number in range(8)], "busy")
+    store.put([(b"more-%d" % number, bytes(10)) for number in range(2)], "third")
+    assert [bytes(10)] * 8 == await store.get([b"new-%d" % number for number in range(8)], "busy")
+    assert [bytes(10)] * 2 == await store.get([b"more-%d" % number for number in range(2)], "third")

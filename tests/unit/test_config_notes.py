@@ -43,3 +43,19 @@ def test_a_sign_on_table_to_an_unknown_tenant_is_noted(
 
     assert note.startswith("  sign_on.corp.claims.tenant.values.dev: there is no tenant 'acmee' in this file")
     assert not notes_of(tmp_path, text + "quotas: {store: 'redis://redis:6379'}\n", capsys)
+
+
+LIMITED = 'tenants: {acme: {keys: ["sha256:' + 64 * "0" + '"], limits: {%s: 5}}}\n'
+
+
+@pytest.mark.parametrize("limit", ["tokens_per_day", "requests_per_month", "budget_per_month"])
+def test_a_limit_that_a_restart_may_forget_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str
+) -> None:
+    text = UPSTREAMS % "" + "currency: EUR\nmodels: {m: {upstream: t, price_per_million_tokens: 1}}\n"
+    [note] = notes_of(tmp_path, text + LIMITED % limit, capsys)
+
+    assert note.startswith(f"  tenants.acme.limits.{limit}: is forgotten at a restart")
+    for kept in ("quotas: {store: 'redis://redis:6379'}\n", "state_dir: state\n"):
+        assert not notes_of(tmp_path, text + LIMITED % limit + kept, capsys)
+    assert not notes_of(tmp_path, text + LIMITED % "tokens_per_hour", capsys)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from backends.contract import (
     Audio,
@@ -37,6 +38,7 @@ from backends.contract import (
     inputs_of,
 )
 from backends.errors import ReplicaFailed
+from backends.texts import normalized_bytes
 from gateway.batching.slices import (
     DEFAULT_BATCH_INPUTS,
     DEFAULT_BATCH_TOKENS,
@@ -285,13 +287,60 @@ def test_bounds_are_the_tightest_given_or_the_defaults(
     assert expected == bounds_of(capabilities_with(**reported), ConfiguredBounds(*configured))
 
 
+# As tokenizers.json of common models: XLM-R, ALBERT, BERT, T5, and some that are possible.
+NORMALIZERS = (
+    normalizers.NFC(),
+    normalizers.NFD(),
+    normalizers.NFKC(),
+    normalizers.NFKD(),
+    normalizers.Lowercase(),
+    # Spaces around ideographs would be no tokens.
+    normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=False),
+    normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]),
+    normalizers.Sequence([normalizers.Lowercase(), normalizers.NFKD(), normalizers.Lowercase()]),
+    normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase(), normalizers.NFKC()]),
+)
+
+
+def byte_tokens(text: str) -> int:
+    """Return the tokens of a text in the worst vocabulary: one for each byte, and a space before it."""
+    return max(len((" " + each.normalize_str(text)).encode()) for each in NORMALIZERS)
+
+
+# Signs that normal forms expand: to 18 letters, six katakana, three letters, or longer in lower case.
+EXPANDING = "\ufdfa\u3314\u1e9b\u0390\u1f82\u0130\u023a\u212b\uac01\u0149\ufb03\u00bd\U0001d160"
+
+
+@pytest.mark.parametrize("sign", EXPANDING)
+@pytest.mark.parametrize("times", [1, 20])
+def test_token_bound_covers_signs_that_normal_forms_expand(sign: str, times: int) -> None:
+    [bound] = token_bounds(Embed((sign * times,)), None)
+
+    assert bound >= byte_tokens(sign * times) + 2
+    # And hardly more: a bound that is too high refuses calls that fit.
+    assert bound <= 11 * len((sign * times).encode()) + 4
+
+
+def test_no_character_has_more_bytes_than_its_bound() -> None:
+    # One in seven of all code points.
+    for code_point in range(0, 0x110000, 7):
+        if not 0xD800 <= code_point < 0xE000:
+            character = chr(code_point)
+            assert normalized_bytes(character) >= byte_tokens(character) - 1, hex(code_point)
+
+
+def test_bytes_of_texts_without_such_signs_are_their_own() -> None:
+    for text in ("plain text", "\u4f60\u597d", "\u0441\u043b\u043e\u0432\u043e", ""):
+        assert normalized_bytes(text) == len(text.encode())
+
+
 @many
 @given(TEXTS, st.text(st.characters(codec="utf-8"), max_size=20), st.one_of(st.none(), st.integers(1, 30)))
 def test_token_bound_covers_input_prompt_and_special_tokens(
     texts: list[str], prompt: str, most: int | None
 ) -> None:
     for text, bound in zip(texts, token_bounds(Embed(tuple(texts)), most, prompt), strict=True):
-        longest = len((prompt + text).encode()) + 2
+        longest = byte_tokens(prompt + text) + 2
         assert bound >= (longest if most is None else min(longest, most))
         assert most is None or bound <= most
 

@@ -29,7 +29,7 @@ from gateway.errors import NotFound
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.usage import UsageRow, as_csv, days_between
 from gateway.tenants.file_store import FileTenantStore
-from gateway.tenants.follower import KeyFollower
+from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FIRST_TENANT
 from gateway.tenants.names import FIRST_KEY_NOTE, NO_PRICE_NOTE
 from gateway.tenants.store import TenantStore
@@ -98,6 +98,14 @@ class Admin:
         """
         if not (self._is_open and is_local_request(context)):
             self._authenticator.authenticate(context).require("admin")
+
+    def stored_state(self) -> StoredState:
+        """Return the numbers of stored keys and tenants, and what is lost of them."""
+        return StoredState() if self._follower is None else self._follower.state
+
+    def keeps_key(self, id_: str) -> bool:
+        """Return whether a key is valid only because the store has lost it."""
+        return self._follower is not None and self._follower.keeps_key(id_)
 
     @property
     def store(self) -> TenantStore | FileTenantStore:

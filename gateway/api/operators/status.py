@@ -4,7 +4,7 @@ Counts and loads are sums over all workers. States and changes are those of the 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from litestar import get
@@ -26,12 +26,14 @@ from gateway.telemetry.snapshot import (
     CheckpointStatus,
     InstanceStatus,
     LaneStatus,
+    LossStatus,
     ModelStatus,
     ReplicaStatus,
     Snapshot,
     StoreStatus,
 )
 from gateway.telemetry.totals import Totals
+from gateway.tenants.follower import StoredState
 
 FAILURES = document_errors(TEI)
 STATUS = route_options(is_probe=True, for_operators=True, needs_admin=True)
@@ -41,7 +43,10 @@ NOT_FAILED = ("ok", "cancelled", "invalid_input", "unsupported")
 
 
 class StatusSource(msgspec.Struct, frozen=True):
-    """Sources of a snapshot. worker: the number of this process among `config.workers`."""
+    """Sources of a snapshot. worker: the number of this process among `config.workers`.
+
+    stored: keys and tenants in the store.
+    """
 
     gateway: Gateway
     exporter: Metrics
@@ -50,6 +55,7 @@ class StatusSource(msgspec.Struct, frozen=True):
     worker: int
     started_s: float
     instances: InstanceTable
+    stored: Callable[[], StoredState] = StoredState
 
     def snapshot(self, registry: Sequence[ModelInfo] = ()) -> Snapshot:
         """Return the state of the gateway now. registry: the models of this host."""
@@ -78,7 +84,14 @@ class StatusSource(msgspec.Struct, frozen=True):
     def _store(self, totals: Totals) -> StoreStatus:
         # Only the kind of store is shown, because its address may contain a password.
         kind, _, _ = self.config.quotas.store.partition("://")
-        return StoreStatus(kind, totals.greatest("gateway_quota_store_away") > 0)
+        stored = self.stored()
+        loss = None
+        if stored.loss is not None and stored.until_s is not None:
+            loss = LossStatus(
+                stored.loss.at_s, stored.until_s, stored.loss.reason, stored.kept_keys, stored.kept_tenants
+            )
+        away = totals.greatest("gateway_quota_store_away") > 0
+        return StoreStatus(kind, away, stored.keys, stored.tenants, loss)
 
     def _replicas(self, totals: Totals) -> Iterator[ReplicaStatus]:
         for name, upstream in self.gateway.upstreams.items():

@@ -81,14 +81,17 @@ class Authenticator:
             raise
 
     def count_failure(self, context: CallContext, secret: str, refusal: str) -> None:
-        """Count a wrong key, token or code against its address.
+        """Count a wrong key, token or code against its address. One that was valid before is no guess.
 
         refusal: why it is wrong. A client that repeats shows only its last error.
         Raises: AuthThrottled if the address has sent too many.
         """
+        digest = key_digest(secret)
+        if self._keyring.has_known(digest):
+            return
         address, now_s = self.address_of(context), self._clock()
         _refuse_for(self._guesses.wait_s(address, now_s), f"{refusal}; ")
-        self._guesses.record_failure(address, key_digest(secret), now_s)
+        self._guesses.record_failure(address, digest, now_s)
 
     def refuse_guessing(self, context: CallContext) -> None:
         """Refuse an address that has sent too many wrong keys. Raises: AuthThrottled."""

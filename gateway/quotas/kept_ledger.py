@@ -1,0 +1,269 @@
+"""Quotas of one process that outlive it: days, months, budgets and usage in a folder, without Redis.
+
+Rule: files are written every WRITE_EVERY_S after a change, and at the end. A process that is killed loses
+what it has counted since. Rates and requests in flight start from full: they would have refilled within an
+hour.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import secrets
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gateway.events import Observe
+from gateway.quotas.ledger import MemoryLedger, QuotaRequest, Reservation, day_of
+from gateway.quotas.limits import SECOND_US, CalendarMeter, Cost, Limit, LimitStatus
+from gateway.quotas.usage import DAYS_MAX, UsageRow, usage_rows
+
+COUNTS_FILE = "quotas.json"
+LOCK_FILE = "quotas.lock"
+USAGE_FOLDER = "usage"
+WRITE_EVERY_S = 5.0
+# Some 100,000 limits, or rows of one day's usage.
+FILE_BYTES_MAX = 32 * 1024 * 1024
+DAY_US = 24 * 3600 * SECOND_US
+
+Content = TypeVar("Content")
+
+logger = logging.getLogger("gateway")
+
+
+class CalendarCount(msgspec.Struct, frozen=True):
+    """Used amount of a limit per day or month.
+
+    start_us: of its period. alerted_us: start of the last period that had an alert.
+    """
+
+    tenant: str
+    limit: Limit
+    start_us: int
+    used: int
+    alerted_us: int
+
+
+class UsageCount(msgspec.Struct, frozen=True):
+    """Usage of a model by a key on the file's day, in each unit."""
+
+    tenant: str
+    model: str
+    key: str
+    units: dict[str, int]
+
+
+# Usage of one day: by tenant, then by model and key.
+DayUsage = dict[str, dict[tuple[str, str], dict[str, int]]]
+
+
+class CountsFolder:
+    """Files of one gateway. Only the process that holds the lock reads and writes them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        # Descriptor of the locked file.
+        self._lock: int | None = None
+        # A write whose task was cancelled goes on in its thread: the last one must come after it.
+        self._writing = threading.Lock()
+        self._logged = ""
+
+    @property
+    def is_held(self) -> bool:
+        """True once this process holds the lock."""
+        return self._lock is not None
+
+    def acquire(self) -> bool:
+        """Take the lock; return False if another process has it or the folder cannot be used."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
+        except OSError as error:
+            self.log(f"{self.path} cannot be used: {error.strerror}")
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            self.log(f"another gateway keeps its quotas in {self.path}")
+            return False
+        self._lock = lock
+        return True
+
+    def release(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def read_counts(self) -> list[CalendarCount]:
+        """Return the limits as they were last written."""
+        return self._read(self.path / COUNTS_FILE, list[CalendarCount]) or []
+
+    def read_day(self, day: str) -> DayUsage:
+        """Return the usage of a day."""
+        usage: DayUsage = {}
+        for count in self._read(self._day(day), list[UsageCount]) or []:
+            usage.setdefault(count.tenant, {})[count.model, count.key] = count.units
+        return usage
+
+    def write(self, counts: bytes, days: Mapping[str, bytes], first_day: str) -> bool:
+        """Replace the files of limits and of these days, and remove days before the first that is kept."""
+        try:
+            with self._writing:
+                (self.path / USAGE_FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
+                _replace(self.path / COUNTS_FILE, counts)
+                for day, usage in days.items():
+                    _replace(self._day(day), usage)
+                for path in (self.path / USAGE_FOLDER).glob("*.json"):
+                    if path.stem < first_day:
+                        path.unlink(missing_ok=True)
+        except OSError as error:
+            self.log(f"{self.path} cannot be written: {error.strerror}")
+            return False
+        self._logged = ""
+        return True
+
+    def log(self, problem: str) -> None:
+        """Log why nothing is kept, once until it changes."""
+        if problem != self._logged:
+            self._logged = problem
+            logger.warning(
+                "limits per day and month, budgets and usage are lost at the next start: %s; set `state_dir` "
+                "to a folder of this gateway, or use Redis",
+                problem,
+            )
+
+    def _day(self, day: str) -> Path:
+        return self.path / USAGE_FOLDER / f"{day}.json"
+
+    def _read(self, path: Path, kind: type[list[Content]]) -> "list[Content] | None":
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            aside = path.with_suffix(".unreadable")
+            logger.error(  # noqa: TRY400 - the operator needs the reason, and no traceback
+                "%s cannot be read and counts as empty; it is kept as %s: %s", path, aside, error
+            )
+            with suppress(OSError):
+                path.replace(aside)
+            return None
+
+
+class KeptLedger(MemoryLedger):
+    """Ledger in memory whose days, months and usage are kept in a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        now_us: Callable[[], int] | None = None,
+        observe: Observe = lambda _: None,
+    ) -> None:
+        super().__init__(now_us, observe=observe)
+        self._folder = CountsFolder(folder)
+        self._is_changed = False
+        self._restore()
+
+    async def reserve(self, request: QuotaRequest) -> Reservation:
+        """Take a cost from all limits, or from none. Raises: QuotaExceeded, RequestExceedsLimit."""
+        self._is_changed = True
+        return await super().reserve(request)
+
+    def settle(self, reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
+        """Correct a reservation to its actual cost and return the limits afterwards."""
+        self._is_changed = True
+        return super().settle(reservation, actual)
+
+    async def usage(self, tenant: str, days: Sequence[str], *, by_key: bool = False) -> list[UsageRow]:
+        """Return the settled usage, also that of earlier processes."""
+        rows = []
+        for day in sorted(days):
+            counts = self._usage.get((tenant, day))
+            if counts is None and self._folder.is_held:
+                counts = (await asyncio.to_thread(self._folder.read_day, day)).get(tenant)
+            rows += usage_rows(tenant, day, counts or {}, by_key=by_key)
+        return rows
+
+    async def maintain(self) -> None:
+        """Write the counts after changes until cancelled."""
+        while True:
+            await asyncio.sleep(WRITE_EVERY_S)
+            if not self._folder.is_held:
+                # The process before this one may still finish its calls.
+                self._restore()
+            if self._is_changed and self._folder.is_held:
+                self._is_changed = False
+                written = await asyncio.to_thread(self._folder.write, *self._content())
+                self._is_changed |= not written
+                if written:
+                    self._forget_past_days()
+
+    async def aclose(self) -> None:
+        """Write the last counts."""
+        if self._folder.is_held:
+            self._folder.write(*self._content())
+            self._folder.release()
+
+    def _restore(self) -> None:
+        """Add what an earlier process has counted, if the folder can be used."""
+        if not self._folder.acquire():
+            return
+        for count in self._folder.read_counts():
+            meter = self._meter(count.tenant, count.limit)
+            if isinstance(meter, CalendarMeter):
+                meter.restore(count.start_us, count.used, count.alerted_us)
+        now_us = self._now()
+        for day in {day_of(now_us), day_of(now_us - DAY_US), *(day for _, day in self._usage)}:
+            for tenant, counts in self._folder.read_day(day).items():
+                self._add_usage(tenant, day, counts)
+
+    def _add_usage(self, tenant: str, day: str, counts: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+        known = self._usage[tenant, day]
+        for name, units in counts.items():
+            own = known.setdefault(name, {})
+            for unit, amount in units.items():
+                own[unit] = own.get(unit, 0) + amount
+
+    def _content(self) -> tuple[bytes, dict[str, bytes], str]:
+        """Return the content of all files, and the first day that is kept."""
+        now_us = self._now()
+        counts = []
+        for tenant, meter in self._calendars():
+            if meter.status(now_us).remaining < meter.limit.amount:
+                start_us, used, alerted_us = meter.kept
+                counts.append(CalendarCount(tenant, meter.limit, start_us, used, alerted_us))
+        days: defaultdict[str, list[UsageCount]] = defaultdict(list)
+        for (tenant, day), by_name in self._usage.items():
+            days[day] += [UsageCount(tenant, model, key, units) for (model, key), units in by_name.items()]
+        encoded = {day: msgspec.json.encode(usage) for day, usage in days.items()}
+        return msgspec.json.encode(counts), encoded, day_of(now_us - DAYS_MAX * DAY_US)
+
+    def _forget_past_days(self) -> None:
+        """Drop the usage of days that have been written and get no more."""
+        yesterday = day_of(self._now() - DAY_US)
+        for tenant, day in [key for key in self._usage if key[1] < yesterday]:
+            del self._usage[tenant, day]
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace a file in one step. Raises: OSError."""
+    if len(content) > FILE_BYTES_MAX:
+        raise OSError(0, f"{path.name} would exceed {FILE_BYTES_MAX} bytes")
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
