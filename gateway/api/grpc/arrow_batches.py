@@ -47,8 +47,8 @@ async def _answer(rpc: Rpc, kind: type[Any]) -> None:
     try:
         api.admit(context, LEAST)
         check_installed()
-        with rpc.hold(await rpc.read_only()) as message:
-            request = parse(kind, message.content, OTHER_FIELDS_MAX)
+        with rpc.holding(await rpc.read_only()) as message:
+            request = parse(kind, message, OTHER_FIELDS_MAX)
             take_target(rpc, request.target.SerializeToString() if request.HasField("target") else None)
             assert context.tenant is not None
             rows, texts = await read_in_turn(
