@@ -6,7 +6,7 @@ from typing import Protocol
 
 # Calls of connections without a verified key that are begun in one turn of the event loop. Each takes up to a
 # millisecond, and the calls of other connections wait for as long.
-CALLS_IN_TURN = 16
+CALLS_IN_TURN = 8
 
 
 class Waiter(Protocol):
