@@ -1,6 +1,5 @@
 """Answers to TEI's RPCs that have one reply: Info, one message, RerankStream."""
 
-import asyncio
 from typing import Any
 
 from backends.tei_protos import tei_pb2 as pb
@@ -19,9 +18,6 @@ from gateway.api.wire.least_costs import LEAST
 from gateway.api.wire.tei_bodies import compute_headers
 from gateway.calls import Call
 from gateway.errors import BodyTooLarge, InvalidInput
-
-# A message up to this size is decoded where it arrives.
-AT_ONCE_BYTES = 256 * 1024
 
 
 async def answer_info(rpc: Rpc, *, enveloped: bool = False) -> None:
@@ -48,7 +44,7 @@ async def answer_unary(rpc: Rpc, operation: Operation) -> None:
     try:
         api.admit(context, operation.least)
         with rpc.holding(await rpc.read_only()) as message:
-            await _reply(rpc, operation, await parse_request(rpc, operation, message))
+            await _reply(rpc, operation, parse_request(rpc, operation, message))
     except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
         raise await api.charge_failure(context, error, operation.least) from None
 
@@ -101,14 +97,11 @@ async def _reply(rpc: Rpc, operation: Operation, request: Any) -> None:
     await rpc.write(message)
 
 
-async def parse_request(rpc: Rpc, operation: Operation, message: bytes) -> Any:
+def parse_request(rpc: Rpc, operation: Operation, message: bytes) -> Any:
     """Return a decoded request. Raises: InvalidInput, MalformedBody, ModelNotFound."""
     if operation.enveloped is not None:
         message = take_request(rpc, message, operation.enveloped)
     fields_max = (operation.fields_max or rpc.parts.api.inputs_max) + OTHER_FIELDS_MAX
-    if len(message) > AT_ONCE_BYTES:
-        # A large one is not to keep the event loop from other callers.
-        return await asyncio.to_thread(parse, operation.request, message, fields_max)
     return parse(operation.request, message, fields_max)
 
 

@@ -87,7 +87,7 @@ class MessageStream:
         size = len(message.content)
         try:
             with self._rpc.holding(message) as content:
-                request = await parse_request(self._rpc, operation, content)
+                request = parse_request(self._rpc, operation, content)
             call, served = await serve(self._rpc, operation, request, context)
             self._count(context)
             return encode(operation, request, call, served, context)
