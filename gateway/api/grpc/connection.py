@@ -23,7 +23,7 @@ VERIFIED_BOUNDS = BlockBounds(FIELDS_MAX, METADATA_BYTES_MAX, METADATA_BYTES_MAX
 # Bytes of all streams that are not read yet. Before a key it is HTTP/2's own default, which has no less.
 UNVERIFIED_WINDOW_BYTES = frames.WINDOW_BYTES
 VERIFIED_WINDOW_BYTES = 1024 * 1024
-# The client is told of what was read when it is so much.
+# Bytes that are read before the client gets their window back.
 CREDIT_BYTES = 16 * 1024
 # Of a connection without a key. Its calls end at once, apart from a few that wait for a message.
 UNVERIFIED_STREAMS_MAX = 8
@@ -99,7 +99,7 @@ class Patience:
         self._left = min(self._left + gain, PATIENCE)
 
     def forgive_pings(self) -> None:
-        """Count pings anew: something was sent, which a client may measure."""
+        """Start counting pings again: something was sent, which a client may measure."""
         self._strikes = 0
 
     def count_ping(self, now_s: float) -> None:
@@ -134,7 +134,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._streams: dict[int, CallStream] = {}
         self._last_stream = 0
-        # Bytes of DATA that the client may send, and those that were read since it was told.
+        # Bytes of DATA that the client may send, and bytes that are read, of which it does not know yet.
         self._window = UNVERIFIED_WINDOW_BYTES
         self._credit = 0
         self._is_leaving = False

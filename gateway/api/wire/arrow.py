@@ -102,7 +102,8 @@ def read_texts(
     """Return the texts of an IPC stream, and their rows. Blocks; for a thread.
 
     There may be none. rows_max: most rows, nulls included. bytes_max: most bytes of all buffers once they are
-    decompressed, and of all texts. first_column: read it whatever the names are, as TEI Manager does. Raises: EmptyInput, InvalidInput, MalformedBody.
+    decompressed, and of all texts. first_column: read it whatever the names are, as TEI Manager does.
+    Raises: EmptyInput, InvalidInput, MalformedBody.
     """
     pa = _pyarrow()
     try:
