@@ -196,7 +196,8 @@ def large_messages(path: str) -> Attacker:
             options = (*UNBOUNDED, ("grpc.primary_user_agent", f"c{number % 4}"))
             with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel:
                 while time.monotonic() < end_s:
-                    rpc = channel.stream_stream(path)(iter((message,)), timeout=30)
+                    method: Any = channel.stream_stream(path)
+                    rpc = method(iter((message,)), timeout=30)
                     with contextlib.suppress(grpc.RpcError):
                         list(rpc)
                     with calls.get_lock():
@@ -242,7 +243,7 @@ class Victim:
     def __init__(self, port: int) -> None:
         self.failed = 0
         self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", UNBOUNDED)
-        self._embed = self._channel.unary_unary(EMBED)
+        self._embed: Any = self._channel.unary_unary(EMBED)
 
     def call(self, text: str) -> float:
         """Send a text; return the milliseconds."""
@@ -257,7 +258,7 @@ class Victim:
     def calls(self, seconds: float) -> list[float]:
         """Call for a time; return the milliseconds of each call."""
         end_s = time.monotonic() + seconds
-        found = []
+        found: list[float] = []
         while time.monotonic() < end_s:
             found.append(self.call(f"text {len(found)}"))
             time.sleep(0.01)
@@ -379,7 +380,7 @@ def honest(tree: Path, seconds: float) -> dict[str, float]:
 
 
 def _in_turn(victim: Victim, seconds: float) -> list[float]:
-    end_s, found = time.monotonic() + seconds, []
+    end_s, found = time.monotonic() + seconds, list[float]()
     while time.monotonic() < end_s:
         found.append(victim.call(f"text {len(found)} {end_s}"))
     return found
@@ -394,15 +395,16 @@ def _together(works: Sequence[Callable[[], None]]) -> None:
 
 
 def _stream(channel: grpc.Channel) -> None:
-    stream = channel.stream_stream("/tei.v1.Embed/EmbedStream", response_deserializer=len)
+    stream: Any = channel.stream_stream("/tei.v1.Embed/EmbedStream", response_deserializer=len)
     requests = [tei_pb2.EmbedRequest(inputs=f"s {at}").SerializeToString() for at in range(10_000)]
     list(stream(iter(requests), metadata=METADATA, timeout=120))
 
 
 def _large(channel: grpc.Channel) -> None:
     large = tei_pb2.EmbedRequest(inputs="word " * (LARGE_BYTES // 5)).SerializeToString()
+    method: Any = channel.unary_unary(EMBED)
     with contextlib.suppress(grpc.RpcError):
-        channel.unary_unary(EMBED)(large, metadata=METADATA, timeout=60)
+        method(large, metadata=METADATA, timeout=60)
 
 
 def main() -> None:

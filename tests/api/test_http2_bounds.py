@@ -404,8 +404,9 @@ async def test_malformed_requests_end_their_stream_only(block: bytes) -> None:
         assert {1: frames.PROTOCOL_ERROR} == peer.resets()
 
 
-async def test_requests_of_other_kinds_get_415() -> None:
-    fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/"), (b"content-type", b"text/json"))
+@pytest.mark.parametrize("kind", [b"text/json", b"application/grpc-web+proto", b""])
+async def test_requests_of_other_kinds_get_415(kind: bytes) -> None:
+    fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/"), (b"content-type", kind))
     async with grpc_gateway() as client, peer_of(client) as peer:
         peer.send(call(1, encode_block(fields)))
         await until(lambda: bool(peer.fields(1)))

@@ -30,6 +30,8 @@ REPLY_BLOCK = b"\x88" + encode_block(
 )
 NO_GRPC_BLOCK = encode_block(((b":status", b"415"),))
 
+# With the name of an encoding, or parameters. `application/grpc-web` is another protocol.
+GRPC_TYPE = re.compile(rb"application/grpc(?:[+;].*)?")
 FIELD_NAME = re.compile(rb":?[a-z0-9!#$%&'*+.^_`|~-]+")
 FIELD_VALUE = re.compile(rb"[^\0\r\n]*")
 # Of HTTP/1, which a proxy in front may have understood otherwise.
@@ -77,7 +79,7 @@ def read_request(fields: Sequence[Field]) -> Request:
     if not {b":method", b":path", b":scheme"} <= pseudo.keys():
         raise StreamFault(PROTOCOL_ERROR)
     named = dict(metadata)
-    if pseudo[b":method"] != b"POST" or not named.get(b"content-type", b"").startswith(CONTENT_TYPE):
+    if pseudo[b":method"] != b"POST" or not GRPC_TYPE.fullmatch(named.get(b"content-type", b"")):
         raise NotGrpc
     return Request(
         pseudo[b":path"].decode("latin-1"), metadata, named.get(b"grpc-timeout", b"").decode("latin-1")

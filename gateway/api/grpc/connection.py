@@ -23,6 +23,9 @@ VERIFIED_BOUNDS = BlockBounds(FIELDS_MAX, METADATA_BYTES_MAX, METADATA_BYTES_MAX
 # Bytes of all streams that are not read yet. Before a key it is HTTP/2's own default, which has no less.
 UNVERIFIED_WINDOW_BYTES = frames.WINDOW_BYTES
 VERIFIED_WINDOW_BYTES = 1024 * 1024
+# Bytes that are taken from the socket at once.
+UNVERIFIED_READ_BYTES = 8 * 1024
+VERIFIED_READ_BYTES = 64 * 1024
 # Bytes that are read before the client gets their window back.
 CREDIT_BYTES = 16 * 1024
 # Of a connection without a key. Its calls end at once, apart from a few that wait for a message.
@@ -77,7 +80,7 @@ class Shared:
         self.streams_max = streams_max
         self.turns = Turns()
         self.connections: dict[Http2Connection, None] = {}
-        self.buffer = memoryview(bytearray(frames.FRAME_BYTES_MAX))
+        self.buffer = memoryview(bytearray(VERIFIED_READ_BYTES))
 
 
 class Patience:
@@ -189,7 +192,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return the room for what arrives next."""
         del sizehint
-        return self._shared.buffer
+        return self._shared.buffer if self.verified else self._shared.buffer[:UNVERIFIED_READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take bytes that have arrived."""
