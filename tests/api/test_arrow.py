@@ -260,7 +260,7 @@ def test_a_dictionary_is_checked_once(kind: pa.DataType, monkeypatch: pytest.Mon
         return check(reader, dictionary)
 
     monkeypatch.setattr(arrow._TextReader, "_checked", count)
-    monkeypatch.setattr(arrow, "_columns", lambda pa, stream: map(FullChecks, columns(pa, stream)))
+    monkeypatch.setattr(arrow, "_columns", lambda *given, **named: map(FullChecks, columns(*given, **named)))
     monkeypatch.setattr(FullChecks, "count", 0)
     first, second = ["€" * 1000, "b"], ["c"]
     body = dictionaries((first, [1]), *[(first, [])] * 300, *[(second, [0])] * 2, (first, [0]), kind=kind)
@@ -456,10 +456,10 @@ async def busy_gateway(
     """Yield a gateway whose threads for Arrow are busy, their names, and the calls that wait for them."""
     gate, names, read_now = threading.Event(), list[str](), arrow.read_texts
 
-    def read_later(*arguments: Any) -> Any:
+    def read_later(*arguments: Any, **named: Any) -> Any:
         names.append(threading.current_thread().name)
         gate.wait(30)
-        return read_now(*arguments)
+        return read_now(*arguments, **named)
 
     monkeypatch.setattr(arrow, "read_texts", read_later)
     async with running_gateway({"tei-0": FakeTei(), "tei-1": FakeTei(), "rerank-0": FakeTei()}) as gateway:

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc import open_services
 from gateway.api.grpc.messages import check_fields, field, parse, varint, vector_field
-from gateway.api.grpc.rpc import address_of
+from gateway.api.grpc.server import GrpcServer
 from gateway.api.grpc.statuses import STATUSES
 from gateway.api.server.paths import OTHER
 from gateway.errors import FACTS, InvalidInput, MalformedBody
@@ -32,7 +32,9 @@ Code = grpc.StatusCode
 
 
 class Client:
-    """Client without generated stubs. gateway: the one that it calls. address: of its gRPC listener."""
+    """Client without generated stubs. gateway: the one that it calls. address, server: its gRPC listener."""
+
+    server: GrpcServer
 
     def __init__(self, gateway: Running, channel: grpc.aio.Channel, address: str = "") -> None:
         self.gateway = gateway
@@ -70,7 +72,9 @@ async def grpc_gateway(config: str = GRPC, **servers: Any) -> AsyncIterator[Clie
         try:
             address = f"127.0.0.1:{server.port}"
             async with grpc.aio.insecure_channel(address) as channel:
-                yield Client(gateway, channel, address)
+                client = Client(gateway, channel, address)
+                client.server = server
+                yield client
         finally:
             await server.stop()
 
@@ -400,9 +404,11 @@ async def test_connections_over_the_bound_are_closed() -> None:
     async with grpc_gateway(GRPC + "limits: {connections: 5}\n") as client:
         host, port = client.address.split(":")
         connections = [await asyncio.open_connection(host, int(port)) for _ in range(12)]
-        await until(lambda: sum(reader.at_eof() for reader, _ in connections) >= 7)
+        ends = [asyncio.create_task(reader.read()) for reader, _ in connections]
+        await until(lambda: sum(end.done() for end in ends) >= 7)
         for _, writer in connections:
             writer.close()
+        await asyncio.gather(*ends)
         # The server closes its ends a moment later.
         code = None
         for _ in range(200):
@@ -414,21 +420,36 @@ async def test_connections_over_the_bound_are_closed() -> None:
 
 
 async def test_health_is_answered_while_calls_without_a_key_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_services, "OPEN_READ_S", 2.0)
+    monkeypatch.setattr(open_services, "OPEN_WAIT_S", 2.0)
+    of_one, count = open_services.OPEN_RPCS_OF_ONE_MAX, open_services.OPEN_RPCS_MAX
 
     async def nothing() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()
         yield b""
 
-    async with grpc_gateway() as client:
-        open_rpcs = client.channel.stream_unary("/grpc.health.v1.Health/Check")
-        waiting = [open_rpcs(nothing()) for _ in range(open_services.OPEN_RPCS_MAX + 4)]
+    async with grpc_gateway() as client, AsyncExitStack() as stack:
+        # Channels with different options have connections of their own.
+        channels = [
+            await stack.enter_async_context(
+                grpc.aio.insecure_channel(
+                    client.address, options=(("grpc.primary_user_agent", f"c{number}"),)
+                )
+            )
+            for number in range(count // of_one + 1)
+        ]
+        waiting = [
+            channel.stream_unary("/grpc.health.v1.Health/Check")(nothing())
+            for channel in channels
+            for _ in range(of_one + 2)
+        ]
+        calls = asyncio.gather(*[call.code() for call in waiting])
+        await until(lambda: sum(connection.open_calls for connection in client.server.connections) == count)
         check = client.channel.unary_unary("/grpc.health.v1.Health/Check")
         answered = [await check(b"", timeout=20) for _ in range(3)]
-        codes = Counter([await call.code() for call in waiting])
+        codes = Counter(await calls)
 
     # Which of them are held is not defined; the others are answered without being read.
-    assert {Code.DEADLINE_EXCEEDED: open_services.OPEN_RPCS_MAX, Code.OK: 4} == codes
+    assert {Code.DEADLINE_EXCEEDED: count, Code.OK: len(waiting) - count} == codes
     expected = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
     assert [expected.SerializeToString()] * 3 == answered
 
@@ -512,12 +533,6 @@ def test_large_messages_are_counted_before_they_are_decoded() -> None:
     for malformed in (b"\x0a" + varint(2**40), b"\x0b", b"\x08" + b"\xff" * 11, b"\x0d\x00", b"\x80"):
         with pytest.raises(MalformedBody):
             check_fields(malformed, 10)
-
-
-def test_the_address_of_a_peer() -> None:
-    assert "127.0.0.1" == address_of("ipv4:127.0.0.1:5")
-    assert "::1" == address_of("ipv6:%5B::1%5D:5")
-    assert "unknown" == address_of("unix:")
 
 
 async def test_random_messages_get_a_clear_status() -> None:

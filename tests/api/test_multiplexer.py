@@ -302,6 +302,20 @@ async def test_a_table_longer_than_a_call_is_several_calls() -> None:
     np.testing.assert_array_equal(np.array([vector_of(text) for text in texts]), np.array(rows))
 
 
+async def test_arrow_reads_the_first_column_whatever_the_names_are() -> None:
+    columns = {"title": pa.array(["a b", "c"]), "text": pa.array(["not this", "nor this"])}
+    ids_first = {"id": pa.array([1, 2]), "text": pa.array(["a", "b"])}
+    async with grpc_gateway() as client:
+        content = written([pa.record_batch(columns)])
+        _, (reply,) = await replies_of(client, "EmbedArrow", [arrow(content, normalize=True)])
+        refused, _ = await replies_of(client, "EmbedArrow", [arrow(written([pa.record_batch(ids_first)]))])
+        assert Code.INVALID_ARGUMENT == await refused.code()
+        assert "the Arrow column `id` is int64; send strings" in await refused.details()
+    (batch,) = table_of(reply)
+    expected = np.array([vector_of("a b"), vector_of("c")])
+    np.testing.assert_array_equal(expected, np.array(rows_of(batch.column(0))))
+
+
 async def test_term_weights_as_arrow() -> None:
     config = GRPC.replace(
         "models:\n",
@@ -314,6 +328,9 @@ async def test_term_weights_as_arrow() -> None:
             call, (reply,) = await replies_of(client, "EmbedSparseArrow", [message])
             assert Code.OK == await call.code()
             (batch,) = table_of(reply, mux.EmbedSparseArrowResponse)
+            kind = batch.schema.field("sparse_embeddings").type
+            assert not kind.value_field.nullable
+            assert [False, False] == [kind.value_type.field(at).nullable for at in range(2)]
             first, null = batch.column("sparse_embeddings").to_pylist()
             assert null is None
             assert [] == first if noop else [800, 900] == [item["index"] for item in first]

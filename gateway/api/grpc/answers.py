@@ -1,6 +1,5 @@
 """Answers to TEI's RPCs that have one reply: Info, one message, RerankStream."""
 
-from contextlib import ExitStack
 from typing import Any
 
 from backends.tei_protos import tei_pb2 as pb
@@ -25,14 +24,18 @@ async def answer_info(rpc: Rpc, *, enveloped: bool = False) -> None:
     """Describe a model. enveloped: the message has a target."""
     api = rpc.parts.api
     tenant = api.authenticator.authenticate(rpc.context)
-    message = await rpc.read_only()
+    with rpc.holding(await rpc.read_only()) as message:
+        _read_target(rpc, message, enveloped=enveloped)
+    described = encode_info(rpc.parts.describe_model(api, tenant, rpc.context.model))
+    await rpc.begin({})
+    await rpc.write(described)
+
+
+def _read_target(rpc: Rpc, message: bytes, *, enveloped: bool) -> None:
     if enveloped:
         take_target(rpc, open_envelope(message, OTHER_FIELDS_MAX).target)
     else:
         parse(pb.InfoRequest, message, OTHER_FIELDS_MAX)
-    described = encode_info(rpc.parts.describe_model(api, tenant, rpc.context.model))
-    await rpc.begin({})
-    await rpc.write(described)
 
 
 async def answer_unary(rpc: Rpc, operation: Operation) -> None:
@@ -40,8 +43,8 @@ async def answer_unary(rpc: Rpc, operation: Operation) -> None:
     context, api = rpc.context, rpc.parts.api
     try:
         api.admit(context, operation.least)
-        with rpc.hold(await rpc.read_only()) as message:
-            await _reply(rpc, operation, parse_request(rpc, operation, message.content))
+        with rpc.holding(await rpc.read_only()) as message:
+            await _reply(rpc, operation, parse_request(rpc, operation, message))
     except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
         raise await api.charge_failure(context, error, operation.least) from None
 
@@ -51,9 +54,7 @@ async def answer_rerank_stream(rpc: Rpc, *, enveloped: str | None = None) -> Non
     context, api = rpc.context, rpc.parts.api
     try:
         api.admit(context, LEAST)
-        with ExitStack() as held:
-            request = join_rerank(await _collect(rpc, enveloped, held))
-            await _reply(rpc, RERANK, request)
+        await _reply(rpc, RERANK, join_rerank(await _collect(rpc, enveloped)))
     except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
         failure = await api.charge_failure(context, error, LEAST)
         # grpc's Python client loses a status without metadata before it, or while it is still sending.
@@ -63,15 +64,15 @@ async def answer_rerank_stream(rpc: Rpc, *, enveloped: str | None = None) -> Non
         raise failure from None
 
 
-async def _collect(rpc: Rpc, enveloped: str | None, held: ExitStack) -> list[pb.RerankStreamRequest]:
-    """Return all messages, each of which is counted as held until `held` is closed.
+async def _collect(rpc: Rpc, enveloped: str | None) -> list[pb.RerankStreamRequest]:
+    """Return all messages, each of which is counted as held until the RPC ends.
 
     Raises: BodyTooLarge, GatewayFull, InvalidInput, and the errors of `Rpc.read` and `parse`.
     """
     requests: list[pb.RerankStreamRequest] = []
     size, inputs_max = 0, rpc.parts.api.inputs_max
-    while (message := await rpc.read()) is not None:
-        held.enter_context(rpc.hold(message))
+    while (read := await rpc.read()) is not None:
+        message = read.content
         size += len(message)
         if size > rpc.parts.body_bytes_max:
             raise BodyTooLarge(f"the messages are larger than {rpc.parts.body_bytes_max} bytes together")

@@ -47,12 +47,17 @@ async def _answer(rpc: Rpc, kind: type[Any]) -> None:
     try:
         api.admit(context, LEAST)
         check_installed()
-        with rpc.hold(await rpc.read_only()) as message:
-            request = parse(kind, message.content, OTHER_FIELDS_MAX)
+        with rpc.holding(await rpc.read_only()) as message:
+            request = parse(kind, message, OTHER_FIELDS_MAX)
             take_target(rpc, request.target.SerializeToString() if request.HasField("target") else None)
             assert context.tenant is not None
             rows, texts = await read_in_turn(
-                api.arrow_threads, context.tenant, request.arrow_ipc, ROWS_MAX, rpc.parts.body_bytes_max
+                api.arrow_threads,
+                context.tenant,
+                request.arrow_ipc,
+                ROWS_MAX,
+                rpc.parts.body_bytes_max,
+                first_column=True,
             )
             stream, headers = await _served(rpc, request, rows, texts)
     except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is

@@ -8,7 +8,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from backends.tei_protos import tei_multiplexer_pb2, tei_pb2
-from gateway.api.grpc.rpc import Rpc
+from gateway.api.grpc.call_stream import OPEN_MESSAGE_BYTES_MAX, CallStream
+from gateway.api.grpc.rpc import OpenRpcs, Rpc
 from gateway.errors import GatewayError, GatewayFull, MalformedBody, NotFound
 
 SERVICES = tuple(
@@ -22,34 +23,66 @@ REFLECTION = (
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     f"/{reflection.SERVICE_NAME}/ServerReflectionInfo",
 )
-# Without a key, so many RPCs wait for a message at once, and so long.
+# Without a key, so many RPCs of all connections, and of one, wait for their client at once, and so long.
 OPEN_RPCS_MAX = 16
-OPEN_READ_S = 10.0
+OPEN_RPCS_OF_ONE_MAX = 4
+OPEN_WAIT_S = 10.0
 _REFLECTION = reflection.ReflectionServicer((*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME))
 
 
-async def answer_health(rpc: Rpc) -> None:
-    """Report whether the model, or the one of root paths, has a usable replica.
+def has_room(open_rpcs: OpenRpcs, stream: CallStream) -> bool:
+    """Return whether one more RPC without a key may wait for its client."""
+    return open_rpcs.waiting < OPEN_RPCS_MAX and stream.open_calls < OPEN_RPCS_OF_ONE_MAX
 
-    While many wait, the question is not read: probes of the process itself ask none.
-    """
-    if rpc.parts.open_rpcs.waiting >= OPEN_RPCS_MAX:
-        await _write_health(rpc)
-        return
-    with rpc.parts.open_rpcs.entered():
-        content = await rpc.read_only(OPEN_READ_S)
+
+async def answer_health(rpc: Rpc) -> None:
+    """Report whether the model, or the one of root paths, has a usable replica."""
+    content = await _read(rpc)
+    if content is None:
+        raise MalformedBody("the RPC has no message; a unary RPC has one")
     try:
         request = health_pb2.HealthCheckRequest.FromString(content)
     except DecodeError:
         raise MalformedBody("the message is no valid protobuf HealthCheckRequest") from None
     if request.service not in ("", HEALTH_SERVICE, *SERVICES):
         raise NotFound("service not registered")
-    await _write_health(rpc)
-
-
-async def _write_health(rpc: Rpc) -> None:
     await rpc.begin({})
-    await rpc.write(health_pb2.HealthCheckResponse(status=_health_of(rpc)).SerializeToString())
+    await rpc.write(_health_reply(rpc), OPEN_WAIT_S)
+
+
+def answer_health_unread(rpc: Rpc) -> None:
+    """Report the same without reading the message: probes of the process itself ask for no service.
+
+    Raises: GatewayFull, if the client takes no reply.
+    """
+    reply = _health_reply(rpc)
+    if not rpc.stream.takes(reply):
+        raise _full()
+    rpc.stream.begin({"x-request-id": rpc.context.request_id})
+    rpc.stream.write_at_once(reply)
+
+
+def refuse_reflection(_: Rpc) -> None:
+    """Refuse a question while many wait. Raises: GatewayFull."""
+    raise _full()
+
+
+def _full() -> GatewayFull:
+    return GatewayFull("many calls without a key are open; try again later")
+
+
+def _health_reply(rpc: Rpc) -> bytes:
+    reply: bytes = health_pb2.HealthCheckResponse(status=_health_of(rpc)).SerializeToString()
+    return reply
+
+
+async def _read(rpc: Rpc) -> bytes | None:
+    """Return the next message, None at the end of them. Raises: the errors of `Rpc.read`."""
+    message = await rpc.read(OPEN_WAIT_S, OPEN_MESSAGE_BYTES_MAX)
+    if message is None:
+        return None
+    with rpc.holding(message) as content:
+        return content
 
 
 def _health_of(rpc: Rpc) -> health_pb2.HealthCheckResponse.ServingStatus:
@@ -62,20 +95,12 @@ def _health_of(rpc: Rpc) -> health_pb2.HealthCheckResponse.ServingStatus:
 
 
 async def answer_reflection(rpc: Rpc) -> None:
-    """Answer each question about the services and their messages. Raises: GatewayFull while many wait."""
-    if rpc.parts.open_rpcs.waiting >= OPEN_RPCS_MAX:
-        raise GatewayFull("many calls without a key are open; try again later")
+    """Answer each question about the services and their messages. Raises: MalformedBody, DeadlineExceeded."""
     await rpc.begin({})
-    with rpc.parts.open_rpcs.entered():
-        await _answer_questions(rpc)
-
-
-async def _answer_questions(rpc: Rpc) -> None:
-    """Answer until the caller has no more questions. Raises: MalformedBody, DeadlineExceeded."""
-    while (content := await rpc.read(OPEN_READ_S)) is not None:
+    while (content := await _read(rpc)) is not None:
         try:
             request = reflection_pb2.ServerReflectionRequest.FromString(content)
         except DecodeError:
             raise MalformedBody("the message is no valid protobuf ServerReflectionRequest") from None
         for reply in _REFLECTION.ServerReflectionInfo(iter((request,)), None):
-            await rpc.write(reply.SerializeToString())
+            await rpc.write(reply.SerializeToString(), OPEN_WAIT_S)

@@ -7,16 +7,16 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import grpc
-
+from gateway.api.grpc.call_stream import CallStream
+from gateway.api.grpc.frames import CANCEL
 from gateway.api.grpc.statuses import status_of, trailing_metadata
 from gateway.api.server.call_context import CallContext
 from gateway.api.server.error_translation import as_gateway_error
 from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
-from gateway.errors import DeadlineExceeded, Internal, MalformedBody, ShuttingDown
+from gateway.errors import DeadlineExceeded, GatewayError, GatewayFull, Internal, MalformedBody, ShuttingDown
 from gateway.events import CallFinished, Observe
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Tenant
@@ -33,26 +33,17 @@ MESSAGE_WAIT_S = 60.0
 # Time in which a client ends a stream that is refused already.
 DISCARD_S = 1.0
 REASON_CHARACTERS_MAX = 1024
+# A message of more bytes is counted while it arrives.
+SMALL_MESSAGE_BYTES = 64 * 1024
 
-# grpc.aio's own types have no stubs.
-Servicer: TypeAlias = Any
 logger = logging.getLogger("gateway")
 
 
+@dataclass(slots=True)
 class OpenRpcs:
-    """Number of RPCs without a key that wait for a message, or hold one."""
+    """Number of RPCs without a key that wait for their clients."""
 
-    def __init__(self) -> None:
-        self.waiting = 0
-
-    @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
-        """Count one."""
-        self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +68,21 @@ class RpcParts:
 class RpcContext(CallContext):
     """State of one RPC, whose headers are its metadata. model: of the metadata, None without one."""
 
-    def __init__(self, servicer: Servicer) -> None:
-        metadata = servicer.invocation_metadata() or ()
-        super().__init__([_header(name, value) for name, value in metadata], address_of(servicer.peer()))
+    def __init__(self, stream: CallStream) -> None:
+        super().__init__(stream.request.metadata, stream.address)
         self.model = self.header(b"model") or None
-        self._servicer = servicer
+        self._stream = stream
 
     def timeout_s(self) -> float | None:
         """Return the time until the RPC's deadline or of its `x-timeout-s`, the sooner one.
 
         Raises: InvalidInput.
         """
-        asked, remaining = super().timeout_s(), self._servicer.time_remaining()
+        asked, remaining = super().timeout_s(), self._stream.remaining_s()
         if remaining is None:
             return asked
         # A deadline that has passed cancels the RPC anyway.
-        remaining_s = max(float(remaining), 0.001)
+        remaining_s = max(remaining, 0.001)
         return remaining_s if asked is None else min(asked, remaining_s)
 
     def of_message(self) -> "RpcContext":
@@ -104,55 +94,92 @@ class RpcContext(CallContext):
 
 
 class Message:
-    """Bytes of one message in memory, which count as HTTP's bodies do. Never evicted: it arrived whole."""
+    """Bytes of one message in memory, which count as HTTP's bodies do.
 
-    def __init__(self, tenant: str, content: bytes) -> None:
+    content: once it has arrived whole. Until then the message may be evicted.
+    """
+
+    def __init__(self, tenant: str, stream: CallStream) -> None:
         self.tenant = tenant
-        self.content = content
+        self.content = b""
         self.held_bytes = 0
+        self._stream = stream
 
     def evict(self) -> None:
-        """Do nothing: only bodies that are still arriving are evicted."""
+        """Refuse the RPC, whose message is arriving: another tenant needs the memory."""
+        self._stream.fail_reading(
+            GatewayFull("other tenants need the memory that this message takes; try again")
+        )
 
 
 class Rpc:
     """One RPC.
 
     context: its state. status: of its event. failed_message: number of the message of a stream that failed,
-    counted from 0. target: of its messages, encoded, where these have one.
+    counted from 0. target: of its messages, encoded, where these have one. path: of the method, the event's
+    route. stream: its messages. tenant, held_bytes: of a reply that the client has not read, see
+    `ReplyReader`.
     """
 
-    def __init__(self, parts: RpcParts, servicer: Servicer) -> None:
+    def __init__(self, parts: RpcParts, stream: CallStream, path: str) -> None:
         self.parts = parts
-        self.context = RpcContext(servicer)
+        self.stream = stream
+        self.path = path
+        self.context = RpcContext(stream)
         self.status = 200
         self.failed_message: int | None = None
         self.target: bytes | None = None
+        self.tenant = ""
+        self.held_bytes = 0
+        self._messages: set[Message] = set()
         self._has_begun = False
-        self._servicer = servicer
+        self._has_ended = False
+        self._failure: GatewayError | None = None
+        self._written_s = 0.0
 
     async def begin(self, headers: Mapping[str, str]) -> None:
         """Send the initial metadata, unless that is done."""
         if self._has_begun:
             return
         self._has_begun = True
-        metadata = {"x-request-id": self.context.request_id} | dict(headers)
-        await self._servicer.send_initial_metadata(tuple(metadata.items()))
+        self.stream.begin({"x-request-id": self.context.request_id} | dict(headers))
 
-    async def read(self, wait_s: float = MESSAGE_WAIT_S) -> bytes | None:
-        """Return the next message, None at the end of them. Raises: DeadlineExceeded."""
+    async def read(self, wait_s: float = MESSAGE_WAIT_S, bytes_max: int | None = None) -> Message | None:
+        """Return the next message, None at the end of them. It is held until it is released.
+
+        bytes_max: None for `limits.body_bytes`. Raises: BodyTooLarge, CompressedMessage, DeadlineExceeded,
+        GatewayFull, MalformedBody.
+        """
+        message = Message(self.tenant, self.stream)
+        in_flight = self.parts.in_flight
+
+        def grow(size: int) -> None:
+            if size > SMALL_MESSAGE_BYTES:
+                in_flight.receiving.add(message)
+                in_flight.hold(message, size - message.held_bytes)
+
+        self._messages.add(message)
         try:
             async with asyncio.timeout(wait_s):
-                message = await self._servicer.read()
+                content = await self.stream.read(
+                    self.parts.body_bytes_max if bytes_max is None else bytes_max, grow
+                )
+            if content is None:
+                self._messages.discard(message)
+                return None
+            message.content = content
+            in_flight.hold(message, len(content) - message.held_bytes)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no message came for {wait_s:g} s; close a stream that has no more"
             ) from None
-        return None if message is grpc.aio.EOF else message
+        finally:
+            in_flight.receiving.discard(message)
+        return message
 
-    async def read_only(self, wait_s: float = MESSAGE_WAIT_S) -> bytes:
-        """Return the message of a unary RPC. Raises: DeadlineExceeded, MalformedBody."""
-        message = await self.read(wait_s)
+    async def read_only(self, wait_s: float = MESSAGE_WAIT_S, bytes_max: int | None = None) -> Message:
+        """Return the message of a unary RPC. Raises: the errors of `read`."""
+        message = await self.read(wait_s, bytes_max)
         if message is None:
             raise MalformedBody("the RPC has no message; a unary RPC has one")
         return message
@@ -161,47 +188,91 @@ class Rpc:
         """Read and drop what the client still sends, for a second at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DISCARD_S):
-                while await self._servicer.read() is not grpc.aio.EOF:
-                    pass
+                await self.stream.discard_rest()
 
-    async def write(self, message: bytes) -> None:
+    async def write(self, message: bytes, wait_s: float = MESSAGE_WAIT_S) -> None:
         """Send a message. Raises: DeadlineExceeded, if the client does not read."""
+        if self.stream.takes(message):
+            self.stream.write_at_once(message)
+            return
+        in_flight = self.parts.in_flight
+        self.held_bytes, self._written_s = len(message), time.monotonic()
+        in_flight.readers.add(self)
+        in_flight.hold_reply(len(message))
         try:
-            async with asyncio.timeout(MESSAGE_WAIT_S):
-                await self._servicer.write(message)
+            async with asyncio.timeout(wait_s):
+                await self.stream.write(message)
         except TimeoutError:
-            raise DeadlineExceeded(f"the client has read nothing for {MESSAGE_WAIT_S:g} s") from None
+            raise DeadlineExceeded(f"the client has read nothing for {wait_s:g} s") from None
+        finally:
+            in_flight.readers.discard(self)
+            in_flight.release_reply(len(message))
+            self.held_bytes = 0
+
+    def bytes_per_s(self) -> float:
+        """Return how fast the client reads the reply."""
+        return self.stream.written_bytes / max(time.monotonic() - self._written_s, 0.001)
+
+    def disconnect(self) -> None:
+        """End the RPC: its client reads too slowly."""
+        self.stream.reset(CANCEL)
+
+    def release(self, message: Message) -> None:
+        """Count a message no more."""
+        self._messages.discard(message)
+        self.parts.in_flight.release(message)
 
     @contextlib.contextmanager
-    def hold(self, content: bytes) -> Iterator[Message]:
-        """Count a message as held. Raises: GatewayFull."""
-        tenant = self.context.tenant
-        message = Message(tenant.name if tenant else "", content)
-        self.parts.in_flight.hold(message, len(content))
+    def holding(self, message: Message) -> Iterator[bytes]:
+        """Count a message as held until the end of the block."""
         try:
-            yield message
+            yield message.content
         finally:
-            self.parts.in_flight.release(message)
+            self.release(message)
 
     def fail(self, error: Exception) -> None:
         """End the RPC with the status of an error, and log a bug."""
         failure = as_gateway_error(error)
-        context, at = self.context, self.failed_message
+        context = self.context
         context.outcome, self.status = failure.kind, failure.facts.status
         context.reason = failure.reason
         if isinstance(failure, Internal):
             logger.error("call %s failed", context.request_id, exc_info=error)
-        self._servicer.set_code(status_of(failure))
-        reason = failure.message if at is None else f"message {at}: {failure.message}"
-        self._servicer.set_details(reason[:REASON_CHARACTERS_MAX])
-        self._servicer.set_trailing_metadata(trailing_metadata(failure, context.request_id))
+        self._failure = failure
+
+    def cancel(self) -> None:
+        """Note that the client has left, or that the deadline has passed."""
+        self.context.outcome, self.status = "cancelled", CALLER_GONE
+
+    def end(self) -> None:
+        """Send the status, and report the end of the RPC, once."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        for message in list(self._messages):
+            self.release(message)
+        if (failure := self._failure) is not None:
+            at = self.failed_message
+            reason = failure.message if at is None else f"message {at}: {failure.message}"
+            self.stream.end(
+                status_of(failure).value[0],
+                reason[:REASON_CHARACTERS_MAX],
+                trailing_metadata(failure, self.context.request_id),
+            )
+        else:
+            self.stream.end(0)
+        event, trace = _finished(self), self.context.timeline.trace
+        if trace is not None:
+            trace.finish(event)
+        self.parts.observe(event)
 
 
-async def run_rpc(
-    parts: RpcParts, path: str, servicer: Servicer, answer: Callable[[Rpc], Awaitable[None]]
-) -> None:
-    """Run one RPC that takes a permit, and report its end. path: of the method, the event's route."""
-    rpc = Rpc(parts, servicer)
+Answer = Callable[[Rpc], Awaitable[None]]
+
+
+def start_rpc(parts: RpcParts, path: str, stream: CallStream, answer: Answer) -> None:
+    """Begin an RPC that takes a permit; without a valid key it is refused at once. path: of the method."""
+    rpc = Rpc(parts, stream, path)
     context = rpc.context
     if parts.traces is not None:
         context.timeline.trace = parts.traces.begin(
@@ -211,64 +282,100 @@ async def run_rpc(
             context.header(b"tracestate"),
         )
     try:
-        await _run_with_permit(rpc, answer)
-    finally:
-        event = _finished(rpc, path)
-        if context.timeline.trace is not None:
-            context.timeline.trace.finish(event)
-        parts.observe(event)
-
-
-async def run_open_rpc(
-    parts: RpcParts, path: str, servicer: Servicer, answer: Callable[[Rpc], Awaitable[None]]
-) -> None:
-    """Run one RPC that needs neither a key nor a permit, and report its end."""
-    rpc = Rpc(parts, servicer)
-    try:
-        await answer(rpc)
-    except Exception as error:  # noqa: BLE001 - every error becomes a status
-        rpc.fail(error)
-    except asyncio.CancelledError:
-        rpc.context.outcome, rpc.status = "cancelled", CALLER_GONE
-        raise
-    finally:
-        parts.observe(_finished(rpc, path))
-
-
-async def _run_with_permit(rpc: Rpc, answer: Callable[[Rpc], Awaitable[None]]) -> None:
-    in_flight = rpc.parts.in_flight
-    try:
-        in_flight.enter()
+        parts.in_flight.enter()
     except ShuttingDown as error:
         rpc.fail(error)
+        rpc.end()
         return
-    task = asyncio.current_task()
-    assert task is not None
-    in_flight.cancels.add(task.cancel)
+    try:
+        rpc.tenant = parts.api.authenticator.authenticate(context).name
+        stream.trust()
+        stream.start_timer()
+    except Exception as error:  # noqa: BLE001 - every error becomes a status
+        parts.in_flight.leave()
+        rpc.fail(error)
+        rpc.end()
+        return
+    stream.task = task = asyncio.create_task(_run_with_permit(rpc, answer))
+    parts.in_flight.cancels.add(task.cancel)
+    task.add_done_callback(partial(_leave, rpc))
+
+
+def start_open_rpc(parts: RpcParts, path: str, stream: CallStream, answer: Answer) -> None:
+    """Begin an RPC that needs neither a key nor a permit."""
+    rpc = Rpc(parts, stream, path)
+    stream.is_open = True
+    parts.open_rpcs.waiting += 1
+    stream.task = asyncio.create_task(_run(rpc, answer))
+    stream.task.add_done_callback(partial(_leave_open, rpc))
+
+
+def end_rpc(parts: RpcParts, path: str, stream: CallStream, answer: Callable[[Rpc], None]) -> None:
+    """Answer an RPC before anything of it is read, or refuse it. answer: may raise."""
+    rpc = Rpc(parts, stream, path)
+    try:
+        answer(rpc)
+    except Exception as error:  # noqa: BLE001 - every error becomes a status
+        rpc.fail(error)
+    rpc.end()
+
+
+async def _run(rpc: Rpc, answer: Answer) -> None:
     try:
         await answer(rpc)
     except Exception as error:  # noqa: BLE001 - every error becomes a status
         rpc.fail(error)
+    rpc.end()
+
+
+async def _run_with_permit(rpc: Rpc, answer: Answer) -> None:
+    in_flight = rpc.parts.in_flight
+    try:
+        await _run(rpc, answer)
     except asyncio.CancelledError:
+        task = asyncio.current_task()
+        assert task is not None
         if not in_flight.abandoned:
-            rpc.context.outcome, rpc.status = "cancelled", CALLER_GONE
             raise
         task.uncancel()
-        rpc.fail(
-            ShuttingDown("this gateway stopped before the call was done", retry_after_s=RETRY_AFTER_DRAIN_S)
-        )
-    finally:
-        in_flight.cancels.discard(task.cancel)
-        in_flight.leave()
+        rpc.fail(_stopped())
+        rpc.end()
 
 
-def _finished(rpc: Rpc, path: str) -> CallFinished:
+def _leave(rpc: Rpc, task: "asyncio.Task[None]") -> None:
+    """Return the permit of an RPC that was answered, or cancelled even before it began."""
+    _end(rpc, task)
+    rpc.parts.in_flight.cancels.discard(task.cancel)
+    rpc.parts.in_flight.leave()
+
+
+def _leave_open(rpc: Rpc, task: "asyncio.Task[None]") -> None:
+    rpc.parts.open_rpcs.waiting -= 1
+    _end(rpc, task)
+
+
+def _end(rpc: Rpc, task: "asyncio.Task[None]") -> None:
+    if task.cancelled():
+        rpc.cancel()
+        if not rpc.stream.has_ended:
+            rpc.fail(_stopped())
+    elif (error := task.exception()) is not None:
+        # Not expected: it is raised after the answer, so that no caller learns of it.
+        logger.error("call %s failed", rpc.context.request_id, exc_info=error)
+    rpc.end()
+
+
+def _stopped() -> ShuttingDown:
+    return ShuttingDown("this gateway stopped before the call was done", retry_after_s=RETRY_AFTER_DRAIN_S)
+
+
+def _finished(rpc: Rpc) -> CallFinished:
     context = rpc.context
     timeline, tenant = context.timeline, context.tenant
     return CallFinished(
         request_id=context.request_id,
         method=METHOD,
-        route=path,
+        route=rpc.path,
         status=rpc.status,
         outcome=context.outcome,
         reason=context.reason,
@@ -288,15 +395,3 @@ def _finished(rpc: Rpc, path: str) -> CallFinished:
         key_id=None if tenant is None else tenant.key_id or None,
         address=rpc.parts.api.authenticator.address_of(context),
     )
-
-
-def address_of(peer: str) -> str:
-    """Return the address of grpc's name of a peer, such as `ipv4:127.0.0.1:5` or `ipv6:%5B::1%5D:5`."""
-    kind, _, rest = peer.partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return "unknown"
-    return unquote(rest).rpartition(":")[0].strip("[]")
-
-
-def _header(name: str, value: str | bytes) -> tuple[bytes, bytes]:
-    return name.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace")

@@ -1,66 +1,43 @@
 """The gRPC listener of one worker: its methods, bounds and certificates.
 
-Every method is registered as a stream of bytes in both directions, which unary RPCs are on the wire too. The
-key is therefore checked before a message is read, and replies are written without an object per number.
+Every method is a stream of bytes in both directions, which unary RPCs are on the wire too. The key is
+therefore checked before a message is read, and replies are written without an object per number.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any
-
-import grpc
-import grpc.aio
 
 from gateway.api.grpc import multiplexer
 from gateway.api.grpc.answers import answer_info, answer_rerank_stream, answer_unary
 from gateway.api.grpc.arrow_batches import answer_embed_arrow, answer_sparse_arrow
-from gateway.api.grpc.open_services import HEALTH, REFLECTION, answer_health, answer_reflection
-from gateway.api.grpc.rpc import Rpc, RpcParts, Servicer, run_open_rpc, run_rpc
+from gateway.api.grpc.call_stream import CallStream
+from gateway.api.grpc.connection import HANDSHAKE_S, Http2Connection, Shared
+from gateway.api.grpc.open_services import (
+    HEALTH,
+    REFLECTION,
+    answer_health,
+    answer_health_unread,
+    answer_reflection,
+    has_room,
+    refuse_reflection,
+)
+from gateway.api.grpc.rpc import Answer, Rpc, RpcParts, end_rpc, start_open_rpc, start_rpc
 from gateway.api.grpc.streams import answer_stream
 from gateway.api.grpc.tei import INFO, RERANK_STREAM, STREAMS, UNARY
-from gateway.api.server.connection_limit import connections_within_files
+from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
 from gateway.api.server.paths import OTHER
 from gateway.config.schema import Limits, ListenerTls
-from gateway.errors import MethodNotAllowed
+from gateway.errors import GatewayError, GatewayFull, MethodNotAllowed
 
-# Keys, ids and traces take a fraction of it; HTTP's heads have the same bound.
-METADATA_BYTES_MAX = 32 * 1024
-# Connections without an RPC make room for others. A client connects again by itself.
-IDLE_MS = 60_000
-HANDSHAKE_MS = 10_000
 # A quarter of the open files: HTTP's connections, and those to replicas, need the others.
 FILES_PER_CONNECTION = 4
-PING_INTERVAL_MS = 10_000
+BACKLOG = 2048
+CHECK_S = 0.5
 STOP_S = 1.0
-# Only the identity: TEI reads no compressed messages either, and a small one may be huge once it is unpacked.
-IDENTITY_ONLY = 1
-
-Answer = Callable[[Rpc], Awaitable[None]]
-Run = Callable[[RpcParts, str, Servicer, Answer], Awaitable[None]]
-
-
-async def refuse_unknown(_: Rpc) -> None:
-    """Refuse a method that no service has. Raises: MethodNotAllowed."""
-    raise MethodNotAllowed("no service here has this method; reflection lists them")
-
-
-class Methods(grpc.GenericRpcHandler):
-    """All methods by path."""
-
-    def __init__(self, parts: RpcParts) -> None:
-        guarded = guarded_answers()
-        opened: dict[str, Answer] = dict.fromkeys(REFLECTION, answer_reflection)
-        opened[HEALTH] = answer_health
-        self._handlers = {path: _handler(run_rpc, parts, path, answer) for path, answer in guarded.items()}
-        self._handlers |= {
-            path: _handler(run_open_rpc, parts, path, answer) for path, answer in opened.items()
-        }
-        self._unknown = _handler(run_open_rpc, parts, OTHER, refuse_unknown)
-
-    def service(self, handler_call_details: Any) -> Any:
-        """Return the handler of a method. An unknown one is UNIMPLEMENTED."""
-        return self._handlers.get(handler_call_details.method, self._unknown)
 
 
 def guarded_answers() -> dict[str, Answer]:
@@ -80,65 +57,155 @@ def guarded_answers() -> dict[str, Answer]:
     return answers
 
 
-def _handler(run: Run, parts: RpcParts, path: str, answer: Answer) -> Any:
-    async def handle(_: Any, servicer: Servicer) -> None:
-        await run(parts, path, servicer, answer)
+def _raise(error: GatewayError, _: Rpc) -> None:
+    raise error
 
-    return grpc.stream_stream_rpc_method_handler(handle)
+
+class Methods:
+    """All methods by path. rpcs_max: most RPCs with a key at once."""
+
+    def __init__(self, parts: RpcParts, rpcs_max: int) -> None:
+        self._parts = parts
+        self._rpcs_max = rpcs_max
+        self._rpcs = 0
+        self._guarded = guarded_answers()
+        # By path: what answers, and what answers while many RPCs without a key wait.
+        self._open: dict[str, tuple[Answer, Callable[[Rpc], None]]] = dict.fromkeys(
+            REFLECTION, (answer_reflection, refuse_reflection)
+        )
+        self._open[HEALTH] = (answer_health, answer_health_unread)
+
+    def begin(self, stream: CallStream) -> None:
+        """Begin an RPC. An unknown one is UNIMPLEMENTED."""
+        path = stream.request.path
+        if (guarded := self._guarded.get(path)) is not None:
+            self._begin_guarded(path, stream, guarded)
+        elif (opened := self._open.get(path)) is not None:
+            answer, at_once = opened
+            if has_room(self._parts.open_rpcs, stream):
+                start_open_rpc(self._parts, path, stream, answer)
+            else:
+                end_rpc(self._parts, path, stream, at_once)
+        else:
+            self.refuse(stream, MethodNotAllowed("no service here has this method; reflection lists them"))
+
+    def refuse(self, stream: CallStream, error: GatewayError) -> None:
+        """End an RPC whose method is not known."""
+        end_rpc(self._parts, OTHER, stream, partial(_raise, error))
+
+    def _begin_guarded(self, path: str, stream: CallStream, answer: Answer) -> None:
+        if self._rpcs >= self._rpcs_max:
+            full = GatewayFull(f"{self._rpcs} RPCs are open, as many as `limits.connections` allows")
+            end_rpc(self._parts, path, stream, partial(_raise, full))
+            return
+        start_rpc(self._parts, path, stream, answer)
+        if stream.task is not None:
+            self._rpcs += 1
+            stream.task.add_done_callback(self._leave)
+
+    def _leave(self, _: "asyncio.Task[None]") -> None:
+        self._rpcs -= 1
 
 
 class GrpcServer:
     """Listener of one worker. Needs a running event loop. port: the one that it is bound to."""
 
     def __init__(self, parts: RpcParts, limits: Limits, tls: ListenerTls | None) -> None:
-        self._server = grpc.aio.server(
-            handlers=(Methods(parts),),
-            options=_options(limits),
-            maximum_concurrent_rpcs=limits.connections,
-        )
+        methods = Methods(parts, limits.connections)
+        self._limit = ConnectionLimit(connections_within_files(limits.connections, FILES_PER_CONNECTION))
+        self._shared = Shared(methods.begin, methods.refuse, self._admit, limits.connections)
+        self._in_flight = parts.in_flight
         self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._checking: asyncio.Task[None] | None = None
         self.port = 0
+
+    @property
+    def connections(self) -> list[Http2Connection]:
+        """Open connections, the oldest first."""
+        return list(self._shared.connections)
 
     async def start(self, address: str) -> None:
         """Accept calls at host:port. Raises: OSError."""
         try:
-            if self._tls is None:
-                self.port = self._server.add_insecure_port(address)
-            else:
-                self.port = self._server.add_secure_port(address, _credentials(self._tls))
-        except RuntimeError as error:
+            listener = _bind(address)
+            context = None if self._tls is None else _tls_context(self._tls)
+        except OSError as error:
             raise OSError(f"cannot listen on {address} for gRPC: {error}") from error
-        await self._server.start()
+        self.port = listener.getsockname()[1]
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Http2Connection(self._shared),
+            sock=listener,
+            backlog=BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else HANDSHAKE_S,
+        )
+        self._checking = asyncio.create_task(self._check())
 
     async def stop(self) -> None:
         """Stop accepting calls, and cancel those that are still in flight after a moment."""
-        await self._server.stop(STOP_S)
+        if self._server is None or self._checking is None:
+            return
+        self._server.close()
+        for connection in self.connections:
+            connection.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                while any(connection.is_busy for connection in self.connections):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        self._checking.cancel()
+        for connection in self.connections:
+            connection.close()
+        # The last frames leave first.
+        await asyncio.sleep(0.01)
+        for connection in self.connections:
+            connection.make_room()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                while self._shared.connections:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+
+    def _admit(self, newcomer: Http2Connection) -> bool:
+        return self._limit.admit(newcomer, self._shared.connections)
+
+    async def _check(self) -> None:
+        """Close connections that wait for their clients too long, and say that the gateway stops."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(CHECK_S)
+            now_s = loop.time()
+            for connection in self.connections:
+                if self._in_flight.draining:
+                    connection.leave()
+                connection.check(now_s)
 
 
-def _options(limits: Limits) -> Sequence[tuple[str, int]]:
-    return (
-        ("grpc.so_reuseport", 1),
-        ("grpc.max_receive_message_length", limits.body_bytes),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
-        ("grpc.absolute_max_metadata_size", METADATA_BYTES_MAX),
-        # A client that opens more at once than it knows to be allowed loses them, so it is no tighter.
-        ("grpc.max_concurrent_streams", limits.connections),
-        (
-            "grpc.max_allowed_incoming_connections",
-            connections_within_files(limits.connections, FILES_PER_CONNECTION),
-        ),
-        ("grpc.max_connection_idle_ms", IDLE_MS),
-        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-        # Two pings too early close the connection.
-        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS),
-        ("grpc.http2.max_ping_strikes", 2),
-        ("grpc.compression_enabled_algorithms_bitset", IDENTITY_ONLY),
+def _bind(address: str) -> socket.socket:
+    """Return a socket at host:port, which the parent has reserved. Raises: OSError."""
+    host, _, port = address.rpartition(":")
+    found = socket.getaddrinfo(
+        host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
+    family, _, _, _, bound = found[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Each worker has its own socket on the port.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(bound)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
-def _credentials(tls: ListenerTls) -> Any:
+def _tls_context(tls: ListenerTls) -> ssl.SSLContext:
     """Return the certificates. With `client_ca`, clients have to present one too. Raises: OSError."""
-    pair = (Path(tls.private_key).read_bytes(), Path(tls.certificate).read_bytes())
-    client_ca = None if tls.client_ca is None else Path(tls.client_ca).read_bytes()
-    return grpc.ssl_server_credentials([pair], client_ca, client_ca is not None)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(tls.certificate, tls.private_key)
+    context.set_alpn_protocols(["h2"])
+    if tls.client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(tls.client_ca)
+    return context

@@ -6,7 +6,7 @@ TEI does not have.
 
 import grpc
 
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, UnsupportedMedia
 
 _CODE = grpc.StatusCode
 STATUSES: dict[str, grpc.StatusCode] = {
@@ -49,8 +49,15 @@ STATUSES: dict[str, grpc.StatusCode] = {
 }
 
 
+class CompressedMessage(UnsupportedMedia):
+    """Message in a compression that is not read: none is, because a small one may be huge once unpacked."""
+
+
 def status_of(error: GatewayError) -> grpc.StatusCode:
     """Return the status that reports an error."""
+    if isinstance(error, CompressedMessage):
+        # As gRPC defines: the client sends it again without compression.
+        return _CODE.UNIMPLEMENTED
     return STATUSES[error.kind]
 
 

@@ -5,7 +5,7 @@ from collections import deque
 from contextlib import suppress
 
 from gateway.api.grpc.answers import encode, parse_request, serve
-from gateway.api.grpc.rpc import Rpc, RpcContext
+from gateway.api.grpc.rpc import Message, Rpc, RpcContext
 from gateway.api.grpc.tei import Operation
 from gateway.tenants.keyring import Tenant
 
@@ -71,7 +71,7 @@ class MessageStream:
 
     async def _read(self) -> None:
         while (message := await self._rpc.read()) is not None:
-            self._bytes += len(message)
+            self._bytes += len(message.content)
             self._tasks.append(asyncio.create_task(self._answer(message)))
             self._changed.set()
             while len(self._tasks) >= self._parallel or self._bytes > self._rpc.parts.body_bytes_max:
@@ -81,11 +81,12 @@ class MessageStream:
         self._changed.clear()
         await self._changed.wait()
 
-    async def _answer(self, content: bytes) -> bytes:
+    async def _answer(self, message: Message) -> bytes:
         """Return the reply to one message. Raises: GatewayError."""
         context, operation, api = self._rpc.context.of_message(), self._operation, self._rpc.parts.api
+        size = len(message.content)
         try:
-            with self._rpc.hold(content):
+            with self._rpc.holding(message) as content:
                 request = parse_request(self._rpc, operation, content)
             call, served = await serve(self._rpc, operation, request, context)
             self._count(context)
@@ -93,7 +94,7 @@ class MessageStream:
         except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
             raise await api.charge_failure(context, error, operation.least) from None
         finally:
-            self._bytes -= len(content)
+            self._bytes -= size
             self._changed.set()
 
     def _count(self, message: RpcContext) -> None:

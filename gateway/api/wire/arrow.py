@@ -74,7 +74,13 @@ def check_installed() -> None:
 
 
 async def read_in_turn(
-    threads: FairThreads, tenant: Tenant, stream: bytes | bytearray, rows_max: int, bytes_max: int
+    threads: FairThreads,
+    tenant: Tenant,
+    stream: bytes | bytearray,
+    rows_max: int,
+    bytes_max: int,
+    *,
+    first_column: bool = False,
 ) -> tuple[Rows, list[str]]:
     """Return what `read_texts` returns, read by one of `threads` when it is the tenant's turn.
 
@@ -84,22 +90,26 @@ async def read_in_turn(
     try:
         async with asyncio.timeout(READING_S):
             with threads.hold(tenant.name, len(stream)):
-                return await threads.run(claim, len(stream), partial(read_texts, stream, rows_max, bytes_max))
+                read = partial(read_texts, stream, rows_max, bytes_max, first_column=first_column)
+                return await threads.run(claim, len(stream), read)
     except TimeoutError as error:
         raise Overloaded(f"the Arrow stream was not read within {READING_S:g} s") from error
 
 
-def read_texts(stream: bytes | bytearray, rows_max: int, bytes_max: int) -> tuple[Rows, list[str]]:
+def read_texts(
+    stream: bytes | bytearray, rows_max: int, bytes_max: int, *, first_column: bool = False
+) -> tuple[Rows, list[str]]:
     """Return the texts of an IPC stream, and their rows. Blocks; for a thread.
 
     There may be none. rows_max: most rows, nulls included. bytes_max: most bytes of all buffers once they are
-    decompressed, and of all texts. Raises: EmptyInput, InvalidInput, MalformedBody.
+    decompressed, and of all texts. first_column: read it whatever the names are, as TEI Manager does.
+    Raises: EmptyInput, InvalidInput, MalformedBody.
     """
     pa = _pyarrow()
     try:
         _check_sizes(stream, rows_max, bytes_max)
         reader = _TextReader(pa, rows_max, bytes_max)
-        for column in _columns(pa, stream):
+        for column in _columns(pa, stream, first_column=first_column):
             reader.add(column)
     except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError, MemoryError) as error:
         raise MalformedBody(f"the body is no valid Arrow IPC stream: {str(error)[:200]}") from error
@@ -129,16 +139,17 @@ def _check_sizes(stream: bytes | bytearray, rows_max: int, bytes_max: int) -> No
             raise InvalidInput(f"the Arrow stream has more than {bytes_max} bytes once it is decompressed")
 
 
-def _columns(pa: Any, stream: bytes | bytearray) -> Iterator[Any]:
+def _columns(pa: Any, stream: bytes | bytearray, *, first_column: bool) -> Iterator[Any]:
     """Yield the column of texts of each batch. Raises: InvalidInput, Arrow's errors."""
     schema = pa.ipc.open_stream(pa.BufferReader(stream)).schema
-    place = _place(pa, schema)
+    place = 0 if first_column and schema.names else _place(schema)
+    _check_column(pa, schema.field(place))
     options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[place])
     for batch in pa.ipc.open_stream(pa.BufferReader(stream), options=options):
         yield batch.column(0)
 
 
-def _place(pa: Any, schema: Any) -> int:
+def _place(schema: Any) -> int:
     """Return the place of the column of texts. Raises: InvalidInput."""
     names = [name for name in COLUMNS if name in schema.names]
     if len(schema.names) != 1 and len(names) != 1:
@@ -146,14 +157,17 @@ def _place(pa: Any, schema: Any) -> int:
             f"the Arrow stream has {len(schema.names)} columns; send one, or one of them named `text`"
         )
     place: int = schema.names.index(names[0]) if names else 0
-    field = schema.field(place)
+    return place
+
+
+def _check_column(pa: Any, field: Any) -> None:
+    """Check that a column has strings. Raises: InvalidInput."""
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if not is_text:
         raise InvalidInput(
             f"the Arrow column `{field.name[:64]}` is {str(field.type)[:64]}; send strings, such as utf8"
         )
-    return place
 
 
 class _Values(NamedTuple):
@@ -319,7 +333,8 @@ def write_sparse(terms: Sequence[TermWeights], rows: Rows, form: Form = PLAIN) -
             pa.field("value", pa.float32(), nullable=False),
         ],
     )
-    column = pa.ListArray.from_arrays(pa.array(offsets), pairs, mask=_mask(pa, rows))
+    kind = pa.list_(pa.field("item", pairs.type, nullable=False))
+    column = pa.ListArray.from_arrays(pa.array(offsets), pairs, type=kind, mask=_mask(pa, rows))
     return _stream(
         pa, pa.field("sparse_embeddings", column.type, nullable=rows.has_nulls), column, rows, form
     )
