@@ -118,12 +118,17 @@ class Patience:
 class Http2Connection(asyncio.BufferedProtocol):
     """Server's end of one connection.
 
-    verified: a key of the client is known. address: of the client.
+    verified: a key of the client is known. address: of the client. owner: of whose connections the bound
+    closes some first.
     """
+
+    # The gRPC health service has no connections of its own: probes of a full gateway use HTTP.
+    for_probes = False
 
     def __init__(self, shared: Shared) -> None:
         self.verified = False
         self.address = "unknown"
+        self.owner = ""
         self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -177,6 +182,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.address = str(peer[0]).removeprefix("::ffff:")
+        self.owner = f"address {self.address}"
         self._shared.connections[self] = None
         if not self._shared.admit(self):
             self.make_room()

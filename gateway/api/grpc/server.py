@@ -166,7 +166,7 @@ class GrpcServer:
                     await asyncio.sleep(0)
 
     def _admit(self, newcomer: Http2Connection) -> bool:
-        return self._limit.admit(newcomer, self._shared.connections)
+        return self._limit.admit(newcomer, self._shared.connections) == "open"
 
     async def _check(self) -> None:
         """Close connections that wait for their clients too long, and say that the gateway stops."""
