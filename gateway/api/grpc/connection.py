@@ -39,6 +39,8 @@ IDLE_S = 60.0
 # After the client was asked to leave.
 LEAVE_S = 1.0
 UNSENT_S = 60.0
+# A client has sent its first RPC within this time, unless the machine is busy.
+NEW_S = 1.0
 # Of a connection that is ended, until its last bytes are given up.
 LINGER_S = 3.0
 PING_INTERVAL_S = 10.0
@@ -242,6 +244,10 @@ class Http2Connection(asyncio.BufferedProtocol):
         if not self.verified:
             return (0, self._opened_s)
         return None if self._streams else (1, self._idle_s)
+
+    def is_new(self) -> bool:
+        """Return whether it has had no time yet to send a request."""
+        return not self.verified and self._loop.time() - self._opened_s < NEW_S
 
     def make_room(self) -> None:
         """Close the connection at once."""
