@@ -190,7 +190,7 @@ class Pool:
         if state is State.PROBATION:
             replica.reset_history()
         replica.state = state
-        replica.rejection = None
+        replica.rejection, replica.is_unloadable = None, False
         _combine_capabilities(self)
         self.observe(ReplicaChanged(self.upstream, replica.name, shown_state(replica), printable(reason)))
         if event is ReplicaEvent.STALLED:
@@ -232,9 +232,14 @@ def reject_description(pool: Pool, replica: Replica, reason: str) -> None:
 def is_replica_expected(pool: Pool, *, holds: bool) -> bool:
     """Return whether calls may wait for a replica: one is joining, or a restarting one is expected back.
 
-    A replica that is kept out because of its vectors is not expected back. holds: as in `LaneSettings`.
+    A replica that is kept out because of its vectors, or whose model cannot be loaded, is not expected back.
+    holds: as in `LaneSettings`.
     """
-    return pool.is_joining() or (holds and not pool.has_rejected())
+    return pool.is_joining() or (holds and not pool.has_rejected() and not _is_unloadable(pool))
+
+
+def _is_unloadable(pool: Pool) -> bool:
+    return any(replica.is_unloadable for replica in pool.replicas)
 
 
 def no_replica_error(pool: Pool) -> NoReplica:
@@ -243,6 +248,8 @@ def no_replica_error(pool: Pool) -> NoReplica:
         reason = "the reachable replicas of this model return vectors of a different space and are not used"
     elif any(shown_state(replica) == "drained" for replica in pool.replicas):
         reason = "the replicas of this model that can be reached are drained"
+    elif _is_unloadable(pool):
+        reason = "this model cannot be loaded; the gateway's log and `gateway status` have the reason"
     else:
         reason = "no replica of this model can be reached"
     return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)

@@ -18,6 +18,7 @@ from backends.errors import (
     BackendError,
     ConnectionLost,
     InvalidWork,
+    ModelUnavailable,
     ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
@@ -113,7 +114,8 @@ class Prober:
                 await self._check_space(capabilities)
         except BackendError as error:
             # An engine that is still loading has not failed to join: it has not started yet.
-            if not (self._intervals.awaits_first_join and replica.state is State.JOINING):
+            is_starting = self._intervals.awaits_first_join and replica.state is State.JOINING
+            if not is_starting or isinstance(error, ModelUnavailable):
                 self._report_failed_join(error)
             return False
         if self._space is not None and self._is_rejected(self._space):
@@ -141,6 +143,7 @@ class Prober:
             # It responds again, and the line of its ejection does not contain the present fault.
             reject_description(pool, replica, error.message)
         pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.message)
+        replica.is_unloadable = isinstance(error, ModelUnavailable)
 
     async def _check_usable(self) -> None:
         """Probe a usable replica that is suspiciously silent, or that has been idle."""
