@@ -36,10 +36,14 @@ class TorchBackend:
     async def describe(self, timeout_s: float) -> Capabilities:
         """Return the model's capabilities.
 
-        Raises: ReplicaUnavailable while the engine is loading or restarting; ReplicaFailed.
+        Raises: ReplicaUnavailable while the engine is loading or restarting; ModelUnavailable if its files
+        cannot be used; ReplicaFailed.
         """
         response = await self._http.get("/info", timeout_s)
         if response.status != 200:
+            residence = await self.residence(timeout_s)
+            if residence.state == "failed":
+                raise errors.ModelUnavailable(residence.error or "its model cannot be loaded")
             raise errors.ReplicaUnavailable("the engine is not ready")
         try:
             found = wire.capabilities_decoder.decode(response.body)

@@ -498,8 +498,9 @@ class FetchSettings(Section, frozen=True):
 
     hosts: names, IP addresses, or *.example.org. ports: absent, those of the schemes. private: networks that
     are not public and may be reached nevertheless. item_bytes, request_bytes: bounds on the bytes of
-    one and of all that one request fetches. timeout_s: for one, with its redirects. in_flight:
-    concurrent fetches of one worker. ca: trusted authorities, replacing the system's.
+    one and of all that one request fetches. request_addresses: most addresses of one request. timeout_s: for
+    one, with its redirects. in_flight: concurrent fetches of one worker. ca: trusted authorities, replacing
+    the system's.
     """
 
     hosts: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -508,6 +509,7 @@ class FetchSettings(Section, frozen=True):
     private: tuple[str, ...] = ()
     item_bytes: PositiveInt = 16 * 1024 * 1024
     request_bytes: PositiveInt = 32 * 1024 * 1024
+    request_addresses: PositiveInt = 64
     timeout_s: PositiveFloat = 10.0
     in_flight: PositiveInt = 16
     in_flight_per_tenant: PositiveInt = 4

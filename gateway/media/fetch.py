@@ -62,6 +62,11 @@ class Fetcher:
         self._lookups = Permits(RESOLVER_THREADS, RESOLVER_THREADS // 8)
         self._unfinished: set[asyncio.Task[Sequence[str]]] = set()
 
+    @property
+    def addresses_max(self) -> int:
+        """Most addresses of one request."""
+        return self._settings.request_addresses
+
     async def fetch_all(self, urls: Sequence[str], tenant: str, timeout_s: float | None = None) -> Fetched:
         """Return the bytes at each address of one request. timeout_s: the caller's own, if it has one."""
         budget = self.budget()

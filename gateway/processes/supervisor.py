@@ -91,6 +91,8 @@ class Supervisor:
         self._reloads = ReloadQueue(self._applier.apply)
         self._retiring: set[asyncio.Task[None]] = set()
         self._failure: str | None = None
+        # Upstreams whose models could not be loaded at the start.
+        self._unusable: set[str] = set()
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -263,12 +265,24 @@ class Supervisor:
         is_up = self._workers.all_ready.is_set()
         if state.state == "failed" and is_up:
             logger.error("upstream %s: its model cannot be loaded: %s", state.model, state.detail)
+        elif state.state == "failed" and self._may_start_without(state.model):
+            self._progress(f"{state.model}: not served, its model cannot be loaded")
+            logger.error("upstream %s: its model cannot be loaded: %s", state.model, state.detail)
         elif state.state == "failed":
             self._failure = f"upstreams.{state.model}: {state.detail}"
             self._stop.set()
         elif not is_up:
             detail = state.detail if state.state == "loading" else f"{state.state}, {state.detail}"
             self._progress(f"{state.model}: {detail}")
+
+    def _may_start_without(self, upstream: str) -> bool:
+        """Return whether the gateway serves others while an upstream's model cannot be loaded.
+
+        A model of `preload: false` is not needed at the start.
+        """
+        self._unusable.add(upstream)
+        upstreams = self._applier.config.upstreams
+        return not upstreams[upstream].preload and not self._unusable.issuperset(upstreams)
 
     def _on_worker_request(self, worker: int, request: messages.Request) -> None:
         number = request.number

@@ -243,7 +243,7 @@ class Pool:
         if state is State.PROBATION:
             replica.reset_history()
         replica.state = state
-        replica.rejection = None
+        replica.rejection, replica.is_unloadable = None, False
         _combine_capabilities(self)
         self.observe(ReplicaChanged(self.upstream, replica.name, shown_state(replica), printable(reason)))
         if event is ReplicaEvent.STALLED:
@@ -293,9 +293,15 @@ def reject_description(pool: Pool, replica: Replica, reason: str) -> None:
 def is_replica_expected(pool: Pool, *, holds: bool) -> bool:
     """Return whether calls may wait for a replica: one is joining or returning, or one is expected back.
 
-    A replica that is kept out because of its vectors is not expected back. holds: as in `LaneSettings`.
+    A replica that is kept out because of its vectors, or whose model cannot be loaded, is not expected back.
+    holds: as in `LaneSettings`.
     """
-    return pool.is_joining() or pool.is_returning or (holds and not pool.has_rejected())
+    is_held = holds and not pool.has_rejected() and not _is_unloadable(pool)
+    return pool.is_joining() or pool.is_returning or is_held
+
+
+def _is_unloadable(pool: Pool) -> bool:
+    return any(replica.is_unloadable for replica in pool.replicas)
 
 
 def no_replica_error(pool: Pool) -> NoReplica:
@@ -308,6 +314,8 @@ def no_replica_error(pool: Pool) -> NoReplica:
         reason = KEPT_OUT_REASONS[kept_out]
     elif any(shown_state(replica) == "drained" for replica in pool.replicas):
         reason = "the replicas of this model that can be reached are drained"
+    elif _is_unloadable(pool):
+        reason = "this model cannot be loaded; the gateway's log and `gateway status` have the reason"
     else:
         reason = "no replica of this model can be reached"
     return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)

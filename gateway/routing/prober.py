@@ -18,6 +18,7 @@ from backends.errors import (
     ConnectionLost,
     CredentialRefused,
     InvalidWork,
+    ModelUnavailable,
     ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
@@ -107,7 +108,7 @@ class Prober:
         except BackendError as error:
             # An engine that is still loading has not failed to join: it has not started yet.
             is_starting = self._intervals.awaits_first_join and replica.state is State.JOINING
-            if not is_starting or isinstance(error, ReplicaFailed):
+            if not is_starting or isinstance(error, ReplicaFailed | ModelUnavailable):
                 self._report_failed_join(error)
             return False
         # Work would load a model that no caller has asked for.
@@ -192,6 +193,7 @@ class Prober:
             reject_description(pool, replica, error.explanation)
         replica.kept_out = "key" if isinstance(error, CredentialRefused) else kept_out
         pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.explanation)
+        replica.is_unloadable = isinstance(error, ModelUnavailable)
         # Calls that wait for a replica learn that none is expected.
         pool.subscribers.report_change()
 

@@ -70,6 +70,8 @@ class Replica:
         self.is_doubted = False
         # Why its last description was not accepted; None after one that was.
         self.rejection: str | None = None
+        # True while its engine cannot use the files of its model, which no restart of the engine mends.
+        self.is_unloadable = False
         # True if its vectors belong to a different space than its upstream's.
         self.is_foreign = False
         # Dimensions of the vectors from its last space check; None if it was not checked.

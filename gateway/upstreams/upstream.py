@@ -81,8 +81,8 @@ class Upstream:
     @property
     def startup_done(self) -> bool:
         """True once it no longer delays readiness: its engine has loaded, or each replica was tried."""
-        if self.settings.is_hosted:
-            return self.capabilities is not None or self.pool.has_rejected()
+        if self.settings.is_hosted and (self.capabilities is not None or self.pool.has_rejected()):
+            return True
         return not self.pool.is_joining()
 
     @property

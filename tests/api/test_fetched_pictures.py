@@ -56,6 +56,23 @@ async def test_every_dialect_fetches_and_sends_on_only_bytes(boot: Boots) -> Non
     assert all(KEY.encode() not in head for head in host.seen)
 
 
+async def test_a_request_of_many_addresses_fetches_none(boot: Boots) -> None:
+    async with (
+        serving(reply(PNG)) as host,
+        boot({"one": FakeVllm(images=True)}, config_of(host.port)) as gateway,
+    ):
+        urls = [f"http://127.0.0.1:{host.port}/{number}.png" for number in range(65)]
+        refused = await gateway.post("/v1/embeddings", {"input": [{"image": url} for url in urls]})
+        assert [] == host.seen
+        # Those that repeat are fetched once.
+        repeated = [*urls[:2], *urls[:2] * 40]
+        served = await gateway.post("/v1/embeddings", {"input": [{"image": url} for url in repeated]})
+
+    assert (400, 200) == (refused.status_code, served.status_code)
+    assert "65 addresses" in refused.text
+    assert 2 == len(host.seen)
+
+
 async def test_recordings_are_fetched_as_pictures_are(boot: Boots) -> None:
     def sent(url: str) -> list[tuple[str, dict[str, Any]]]:
         return [

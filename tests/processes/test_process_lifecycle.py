@@ -140,6 +140,35 @@ def in_flight_at_engine(client: httpx.Client) -> bool:
     return 'gateway_quota_decisions_total{decision="admitted",tenant="default"}' in text
 
 
+def test_a_refused_model_that_is_not_preloaded_stops_no_start(tmp_path: Path) -> None:
+    folder = tmp_path / "refused"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "nonsense", "architectures": ["X"]}')
+    path = write_config(tmp_path)
+    refused = f"refused: {{backend: torch, model: {folder}, preload: false}}"
+    text = path.read_text().replace("upstreams: {minilm:", f"upstreams: {{{refused}, minilm:")
+    path.write_text(text.replace("models:", "models:\n  refused: {upstream: refused}"))
+    gateway = Served(path).wait_until_up()
+    try:
+        with gateway.client() as client:
+            ready = client.get("/readyz").status_code
+            replicas = {
+                replica["upstream"]: (replica["state"], replica["reason"])
+                for replica in client.get("/admin/status").json()["replicas"]
+            }
+            called = client.post("/v1/embeddings", json={"model": "refused", "input": "a"})
+        assert 200 == embed(gateway.url, ["a"]).status_code
+    finally:
+        gateway.stop()
+
+    assert (200, 503) == (ready, called.status_code)
+    assert "cannot be loaded" in called.json()["error"]["message"]
+    assert "up" == replicas["minilm"][0]
+    assert "down" == replicas["refused"][0]
+    assert "how many tokens the model takes" in replicas["refused"][1]
+    assert any("upstream refused: its model cannot be loaded" in line for line in gateway.log)
+
+
 def test_reports_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]

@@ -27,6 +27,8 @@ DEPTH_MAX = 2000
 VALUES_MAX = 1_100_000
 # Bytes of JSON, and values of msgpack, that are counted without a pause: within about two milliseconds.
 PIECE_BYTES = 64 * 1024
+# Bytes whose characters are counted without a pause: within about two milliseconds, too.
+PAUSE_BYTES = 16 * PIECE_BYTES
 PIECE_VALUES = 4096
 
 Body = bytes | bytearray
@@ -81,7 +83,7 @@ async def check_values(body: Body, inputs_max: int, *, is_msgpack: bool) -> None
     Other callbacks of the event loop run between its pieces. Raises: InvalidInput, MalformedBody.
     """
     parts_max = PARTS_PER_INPUT * inputs_max + PARTS_ELSEWHERE
-    if not is_msgpack and has_few_values(body, parts_max):
+    if not is_msgpack and await has_few_values(body, parts_max):
         return
     for counts in count_msgpack(body) if is_msgpack else count_json(body):
         if counts.depth > DEPTH_MAX:
@@ -98,12 +100,17 @@ async def check_values(body: Body, inputs_max: int, *, is_msgpack: bool) -> None
         await asyncio.sleep(0)
 
 
-def has_few_values(body: Body, parts_max: int) -> bool:
-    """Return whether JSON is within the bounds even if all of its characters were outside strings."""
+async def has_few_values(body: Body, parts_max: int) -> bool:
+    """Return whether JSON is within the bounds even if all of its characters were outside strings.
+
+    Other callbacks of the event loop run between its pieces.
+    """
     characters = np.frombuffer(body, np.uint8)
     containers = names = commas = 0
     # Pieces that fit the processor's cache: twenty times as fast as `bytes.count`.
     for start in range(0, len(characters), PIECE_BYTES):
+        if start % PAUSE_BYTES == 0:
+            await asyncio.sleep(0)
         piece = characters[start : start + PIECE_BYTES]
         containers += _count_byte(piece, "[") + _count_byte(piece, "{")
         names += _count_byte(piece, ":")

@@ -23,7 +23,10 @@ FIRST_PRIVATE, LAST_PRIVATE = 0xE000, 0xE0FF
 
 def without_mark(body: Body) -> Body:
     """Return a body without a byte order mark, which a reader of JSON may ignore (RFC 8259 §8.1)."""
-    return body.removeprefix(MARK)
+    # `removeprefix` would copy every body.
+    if body.startswith(MARK):
+        return body[len(MARK) :]
+    return body
 
 
 def place_of_broken_text(body: Body) -> str | None:

@@ -157,10 +157,17 @@ class InferenceApi:
 
         operation: that needs them. Their bytes count as the request's body does.
 
-        Raises: GatewayFull, QuotaExceeded, QuotaUnavailable, ScopeForbidden, the errors of `Routes.resolve`.
+        Raises: InvalidInput, GatewayFull, QuotaExceeded, QuotaUnavailable, ScopeForbidden, the errors of
+        `Routes.resolve`.
         """
         if self._fetcher is None:
             return {}
+        if len(urls) > self._fetcher.addresses_max:
+            # Otherwise one request makes the gateway send thousands to a host that did not ask for them.
+            raise InvalidInput(
+                f"the request has {len(urls)} addresses of media; this gateway fetches "
+                f"{self._fetcher.addresses_max} for one request (`media.fetch.request_addresses`)"
+            )
         tenant = self.authenticator.authenticate(context)
         tenant.require_operation(operation)
         self.gateway.routes.resolve(tenant, model, operation)
