@@ -54,7 +54,9 @@ def schema_text() -> str:
     for definition in definitions.values():
         definition["properties"] = {name: _fillable(part) for name, part in definition["properties"].items()}
     definitions["Placeholder"] = {
-        "description": "Filled from the environment or a file: ${NAME}, ${NAME:-default} or ${file:/path}.",
+        "description": (
+            "Filled from the environment or a file: ${NAME}, ${NAME:-default}, ${file:/path} or ${url:NAME}."
+        ),
         "type": "string",
         "pattern": r"\$\{",
     }

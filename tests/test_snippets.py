@@ -74,7 +74,7 @@ def filled(text: str) -> Config:
         text += UPSTREAM
     if "models" not in sections:
         text += f"\nmodels: {{some: {{upstream: {next(iter(sections.get('upstreams', {'only': None})))}}}}}\n"
-    names = re.findall(r"\$\{(\w+)\}", text)
+    names = re.findall(r"\$\{(?:url:)?(\w+)\}", text)
     return parse_config(text, dict.fromkeys(names, "0" * 64), ROOT)
 
 

@@ -1,6 +1,7 @@
 """`gateway import`: the router.yaml that corresponds to another gateway's configuration."""
 
 import argparse
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,13 +33,14 @@ def import_config(options: argparse.Namespace, environment: Mapping[str, str]) -
         write_document(found.text)
     else:
         try:
-            with options.output.open("x", encoding="utf-8") as file:
-                file.write(found.text)
+            _write(options.output, found.text)
         except OSError as error:
             errors.print(f"[red]{escape(str(options.output))}[/]: {escape(error.strerror or str(error))}")
             return 1
     for line in found.left_out:
         errors.print(f"left out  {escape(line)}")
+    for line in found.warnings:
+        errors.print(f"note  {escape(line)}")
     missing = [name for name in found.variables if name not in environment]
     if missing:
         errors.print(f"set before the start: {escape(', '.join(missing))}")
@@ -46,3 +48,10 @@ def import_config(options: argparse.Namespace, environment: Mapping[str, str]) -
         key = name.removesuffix("_SHA256")
         errors.print(escape(f'  export {name}="$(printf %s "${key}" | sha256sum | cut -d " " -f 1)"'))
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a new file, with digests of keys, that only this user can read. Raises: OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)

@@ -69,6 +69,12 @@ REASONS = {
     "cooldown_time": "a replica that fails is probed until it is healthy",
 }
 NO_COUNTERPART = "it has no counterpart"
+MASTER_KEY_WARNING = (
+    "admin.keys has the SHA-256 of LiteLLM's master key, from which a chosen key can be "
+    "guessed: keep the file private, and use a random key"
+)
+# As many hexadecimal digits as make 80 bits, and letters of which they have more with near certainty.
+RANDOM_LENGTH, RANDOM_LETTERS = 20, 8
 
 
 Found = TypeVar("Found")
@@ -79,11 +85,15 @@ class Unreadable(Exception):
 
 
 class Imported(NamedTuple):
-    """Text of a router.yaml, what was left out with its reason, and the variables that it needs."""
+    """Text of a router.yaml, what was left out with its reason, and the variables that it needs.
+
+    warnings: what an operator should know of the text.
+    """
 
     text: str
     left_out: list[str]
     variables: list[str]
+    warnings: list[str]
 
 
 class References:
@@ -92,16 +102,16 @@ class References:
     def __init__(self) -> None:
         self.names: dict[str, None] = {}
 
-    def to(self, value: object, variable: str) -> str:
+    def to(self, value: object, variable: str, form: str = "") -> str:
         """Return a reference to LiteLLM's own variable, or to this one in place of a value in the file.
 
-        Raises: NotServed if LiteLLM's has a name that no variable can have.
+        form: of the placeholder. Raises: NotServed if LiteLLM's has a name that no variable can have.
         """
         name = str(value).removeprefix(REFERENCE) if is_reference(value) else variable
         if not VARIABLE.fullmatch(name):
             raise NotServed(f"{REFERENCE}{name} names no variable")
         self.names[name] = None
-        return f"${{{name}}}"
+        return f"${{{form}{name}}}"
 
     def resolved(self, value: object) -> str:
         """Return a value that is no secret, with a reference where LiteLLM has one. Raises: NotServed."""
@@ -217,7 +227,8 @@ def import_litellm(text: str) -> Imported:
         written["admin"] = {"keys": [key]}
     for name in config.keys() - {"model_list"}:
         left_out += unread(config[name], name, name)
-    return Imported(HEADING + msgspec.yaml.encode(written).decode(), sorted(left_out), list(references.names))
+    text = HEADING + msgspec.yaml.encode(written).decode()
+    return Imported(text, sorted(left_out), list(references.names), [MASTER_KEY_WARNING] if key else [])
 
 
 def is_reference(value: object) -> bool:
@@ -231,6 +242,13 @@ def text_of(value: object) -> str:
         # Its text may be endless where aliases repeat it.
         raise NotServed("a list or a mapping is where a text belongs")
     return "" if value is None else str(value)
+
+
+def looks_random(key: str) -> bool:
+    """Return whether a key is no chosen word: it is long, and its letters and digits hardly repeat."""
+    rest = key.removeprefix("sk-")
+    kinds = any(letter.isalpha() for letter in rest) and any(letter.isdigit() for letter in rest)
+    return kinds and len(rest) >= RANDOM_LENGTH and len(set(rest)) >= RANDOM_LETTERS
 
 
 def literal(value: object) -> str:
@@ -318,8 +336,10 @@ def _store(settings: Mapping[str, Any], references: References) -> str | None:
     if not (host := settings.get("redis_host")):
         return None
     place = f"{references.resolved(host)}:{references.resolved(settings.get('redis_port', 6379))}/0"
-    password = settings.get("redis_password")
-    return f"redis://:{references.to(password, 'REDIS_PASSWORD')}@{place}" if password else f"redis://{place}"
+    if not (password := settings.get("redis_password")):
+        return f"redis://{place}"
+    # LiteLLM's password is none of a URL.
+    return f"redis://:{references.to(password, 'REDIS_PASSWORD', 'url:')}@{place}"
 
 
 def _master_key(key: object, references: References) -> dict[str, Any] | None:
@@ -328,6 +348,11 @@ def _master_key(key: object, references: References) -> dict[str, Any] | None:
         return None
     if is_reference(key):
         digest = references.to(f"{key}_SHA256", "")
-    else:
+    elif looks_random(text_of(key)):
         digest = hashlib.sha256(text_of(key).encode()).hexdigest()
+    else:
+        raise NotServed(
+            "it does not look random, and a chosen key can be guessed from its digest; "
+            "`gateway keys create TENANT --scope admin` makes another"
+        )
     return {"digest": f"sha256:{digest}", "scopes": ["embed", "rerank", "tokenize", "metrics", "admin"]}

@@ -8,7 +8,7 @@ import msgspec
 from rich.table import Table
 
 from gateway.cli.context import TIMEOUT_S, show_config_problems, store_config
-from gateway.cli.output import show_line, show_table
+from gateway.cli.output import show_line, show_table, write_document
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
@@ -62,7 +62,7 @@ async def _all_tenants(config: Config, store: TenantStore) -> list[str]:
 def _show(rows: Sequence[UsageRow], form: str, currency: str | None, *, by_key: bool) -> None:
     match form:
         case "csv":
-            print(as_csv(rows, by_key=by_key).decode(), end="")
+            write_document(as_csv(rows, by_key=by_key).decode())
         case "json":
             print(msgspec.json.encode(rows).decode())
         case _:

@@ -1,9 +1,13 @@
-"""Replacement of `${NAME}`, `${NAME:-default}` and `${file:/path}` inside the scalars of parsed YAML."""
+"""Replacement of `${NAME}`, `${NAME:-default}` and `${file:/path}` inside the scalars of parsed YAML.
+
+`${url:NAME}` and `${url:file:/path}` are the same, percent-encoded for a part of a URL, such as a password.
+"""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from gateway.config.problems import Problem, join_path
 
@@ -48,11 +52,17 @@ class PlaceholderFiller:
         if inside is None:
             # $${ is the escape for a literal ${.
             return "${"
+        # Not the variable `url` with a default.
+        if inside.startswith("url:") and not inside.startswith("url:-"):
+            return quote(self._value(inside.removeprefix("url:"), path), safe="")
+        return self._value(inside, path)
+
+    def _value(self, inside: str, path: str) -> str:
         if inside.startswith("file:"):
             return self._read_file(inside.removeprefix("file:"), path)
         variable = VARIABLE.fullmatch(inside)
         if variable is None:
-            message = f"${{{inside}}} is not ${{NAME}}, ${{NAME:-default}} or ${{file:/path}}"
+            message = f"${{{inside}}} is not ${{NAME}}, ${{NAME:-default}}, ${{file:/path}} or ${{url:NAME}}"
             return self._report(path, message)
         name, default = variable.groups()
         # Secrets from files and from other programs end in a line's end, which belongs to no value.

@@ -12,7 +12,7 @@ from typing import IO
 JOBS_FILE = "batches.sqlite"
 NO_HOME = "/"
 # Rights of the group and of all others.
-OTHERS = 0o077
+OTHERS, EVERYONE = 0o077, 0o007
 
 
 def home_for_libraries(environment: Mapping[str, str]) -> dict[str, str]:
@@ -82,6 +82,7 @@ def folder_warning(folder: Path) -> str | None:
         mode = stat.S_IMODE(folder.stat().st_mode)
     except OSError:
         return None
-    if not mode & OTHERS:
+    # A volume of Kubernetes is the group's.
+    if not mode & EVERYONE:
         return None
     return f"other users can enter {folder} (mode {mode:04o}); its files are private; run: chmod 700 {folder}"

@@ -12,6 +12,8 @@ from gateway.config.money import NANO, in_currency, money_text
 from gateway.errors import InvalidInput
 from gateway.quotas.limits import UNITS
 
+# Characters with which a formula begins in Excel, LibreOffice and Google Sheets.
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 DAYS_MAX = 400
 USAGE_COLUMNS = ("tenant", "day", "model", "requests", "tokens", "inputs", "images", "cost")
 
@@ -81,10 +83,15 @@ def cell(row: UsageRow, column: str) -> object:
 
 
 def as_csv(rows: Sequence[UsageRow], *, by_key: bool = False) -> bytes:
-    """Encode rows as CSV, with the column names in the first line."""
+    """Encode rows as CSV, with the column names in the first line. No cell is a formula for a spreadsheet."""
     text = io.StringIO()
     writer = csv.writer(text)
     columns = columns_of(by_key=by_key)
     writer.writerow(columns)
-    writer.writerows([cell(row, column) for column in columns] for row in rows)
+    writer.writerows([_inert(cell(row, column)) for column in columns] for row in rows)
     return text.getvalue().encode()
+
+
+def _inert(value: object) -> object:
+    """Return a cell with a quote sign in front of a text that a spreadsheet would compute."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value

@@ -10,8 +10,12 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from gateway.cli.embed.lines import encoding_of
 from gateway.cli.embed.options import sources_of
+from gateway.cli.embed.packing import Position
 from gateway.cli.embed.parquet_sizes import BATCH_BYTES_MAX, RowSizes
+from gateway.cli.embed.plan import Reading
+from gateway.cli.embed.text_rows import CsvRows, JsonLines
 from tests.embed.conftest import Command, assert_vectors
 
 # Rows whose first text is missing; all have other texts.
@@ -311,3 +315,24 @@ def test_a_row_of_a_billion_values_is_refused(command: Command) -> None:
     outcome = command.run("in.parquet", "--to", "out.parquet")
     assert 1 == outcome.status
     assert "stand for" in outcome.errors
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "gb18030"])
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl", "in.csv.gz"])
+def test_reading_goes_on_behind_every_row_of_other_encodings(
+    command: Command, name: str, encoding: str
+) -> None:
+    texts = [*ACCENTS, "two\nlines", "\u0a0a\u000a", "日本", ""]
+    if "csv" in name:
+        lines = [f'"{number}";"{text}"\r\n' for number, text in enumerate(texts)]
+        content = "sep=;\r\nid;text\r\n" + "".join(lines)
+    else:
+        content = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+    path = command.write(name, content.encode(encoding))
+    reading = Reading("text", encoding=encoding_of(encoding))
+    sources = sources_of([path])
+    reader = CsvRows(sources, reading) if "csv" in name else JsonLines(sources, reading, "embedding")
+    rows = list(reader.rows(Position()))
+    assert texts == [row.text for row in rows]
+    for number, row in enumerate(rows):
+        assert texts[number + 1 :] == [later.text for later in reader.rows(row.end)]

@@ -67,6 +67,18 @@ def test_fills_references_from_allowed_sources(sources: SecretSources) -> None:
     assert {"authorization": "Bearer of-a-file", "x-key": "of-the-environment"} == found.headers
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", " \n"])
+def test_a_line_end_belongs_to_no_secret(sources: SecretSources, end: str) -> None:
+    environment = {**sources.environment, "UPSTREAM_KEY": f"of-the-environment{end}"}
+    sources = msgspec.structs.replace(sources, environment=environment)
+    assert sources.files is not None
+    (sources.files / "token").write_bytes(f"of-a-file{end}".encode())
+    headers = {"x-key": "${UPSTREAM_KEY}"}
+    found = read_upstream("x", {**TEI, "api_key": "${file:token}", "headers": headers}, sources)
+
+    assert ("of-a-file", {"x-key": "of-the-environment"}) == (found.api_key, found.headers)
+
+
 @pytest.mark.parametrize("name", ["out", "out/m", "./out", "out/none"])
 def test_a_link_does_not_lead_out_of_the_folder_even_if_it_looks_like_a_hub_id(
     sources: SecretSources, name: str

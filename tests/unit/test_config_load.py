@@ -249,6 +249,9 @@ def test_error_text_lists_every_problem() -> None:
         ("$TEI_KEY $ {}", {"TEI_KEY": "abc"}, "$TEI_KEY $ {}"),
         ("${TEI_KEY}", {"TEI_KEY": "${OTHER}", "OTHER": "abc"}, "${OTHER}"),
         ("${TEI_KEY}", {"TEI_KEY": "a: [b, *c"}, "a: [b, *c"),
+        ("${url:TEI_KEY}", {"TEI_KEY": "p@s/s:w#%41\n"}, "p%40s%2Fs%3Aw%23%2541"),
+        ("${url:TEI_KEY:-a b}", {}, "a%20b"),
+        ("${url:-default}", {"url": "x@y"}, "x@y"),
     ],
 )
 def test_fills_placeholders_once(written: str, environment: dict[str, str], filled: str) -> None:

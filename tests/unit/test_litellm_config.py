@@ -1,7 +1,9 @@
 """`gateway import litellm`: what is carried over, and that all else is reported."""
 
 import hashlib
+import stat
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -12,6 +14,7 @@ from gateway.config.load import parse_config
 from gateway.config.schema import Config
 
 MOVING = (Path(__file__).parents[2] / "docs" / "moving.md").read_text()
+RANDOM_KEY = "sk-T3BlbkFJq8x2Zp0LmNvR5y"
 ONE = "model_list:\n  - model_name: {name}\n    litellm_params: {{model: {model}{more}}}\n"
 
 
@@ -65,17 +68,44 @@ def test_each_provider_has_its_backend(model: str, more: str, backend: str, repl
 
 
 def test_keys_of_the_file_become_references_and_digests() -> None:
-    text = one("openai/x", ", api_key: sk-secret") + "general_settings: {master_key: sk-master}\n"
+    text = one("openai/x", ", api_key: sk-secret") + f"general_settings: {{master_key: {RANDOM_KEY}}}\n"
 
     found = import_litellm(text)
 
     assert "secret" not in found.text + "".join(found.left_out)
-    assert "sk-master" not in found.text
+    assert RANDOM_KEY not in found.text
     assert ["BGE_EMBED_API_KEY"] == found.variables
-    assert hashlib.sha256(b"sk-master").hexdigest() in found.text
+    assert hashlib.sha256(RANDOM_KEY.encode()).hexdigest() in found.text
     assert [
         "model_list[0] (bge-embed).api_key: keys are not written here; set BGE_EMBED_API_KEY"
     ] == found.left_out
+    assert ["from which a chosen key can be guessed" in line for line in found.warnings] == [True]
+
+
+@pytest.mark.parametrize(
+    "key", ["sk-1234", "sk-master", "hunter2", "sk-my-company-master-key", "a1" * 20, "1" * 40]
+)
+def test_a_chosen_key_is_left_out(key: str) -> None:
+    found = import_litellm(one("openai/x") + f"general_settings: {{master_key: '{key}'}}\n")
+
+    assert "sha256" not in found.text
+    assert ["general_settings.master_key"] == [line.partition(": ")[0] for line in found.left_out]
+    assert "does not look random" in found.left_out[0]
+    assert key not in "".join(found.left_out)
+
+
+@pytest.mark.parametrize("written", ["os.environ/REDIS_PASSWORD", "pw"])
+@pytest.mark.parametrize("password", ["plain", "p@ss/w:rd#?%41 ü", "$100%"])
+def test_any_password_of_redis_is_part_of_a_url(written: str, password: str) -> None:
+    text = one("openai/x") + f"router_settings: {{redis_host: r, redis_password: {written}}}\n"
+    found = import_litellm(text)
+    environment = dict.fromkeys(found.variables, "key") | {"REDIS_PASSWORD": password}
+    store = parse_config(found.text, environment, Path()).quotas.store
+
+    assert "REDIS_PASSWORD" in found.variables
+    parts = urlsplit(store)
+    assert ("r", 6379, "/0") == (parts.hostname, parts.port, parts.path)
+    assert password == unquote(parts.password or "")
 
 
 @pytest.mark.parametrize(
@@ -294,10 +324,12 @@ def test_the_command_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFi
     assert [0, 1] == statuses
 
     assert "${MASTER_SHA256}" in target.read_text()
+    assert 0o600 == stat.S_IMODE(target.stat().st_mode)
     errors = capsys.readouterr().err
     assert "set before the start: MASTER_SHA256" in errors
     assert "sha256sum" in errors
     assert "File exists" in errors
+    assert "keep the file private" in errors
 
 
 def test_names_of_a_file_are_no_commands_for_the_terminal(

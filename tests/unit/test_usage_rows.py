@@ -1,6 +1,10 @@
 """Rows of usage: by model, by key, fields of earlier releases, and CSV."""
 
+import csv
+import io
+
 import msgspec
+import pytest
 
 from gateway.quotas.ledger import MemoryLedger, QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost
@@ -35,6 +39,14 @@ def test_csv_has_the_key_as_its_last_column() -> None:
     assert lines[0] == "tenant,day,model,requests,tokens,inputs,images,cost,key"
     assert lines[2] == "acme,2026-11-24,bge,1,5,0,0,0.00,laptop"
     assert as_csv([]).decode().strip() == "tenant,day,model,requests,tokens,inputs,images,cost"
+
+
+@pytest.mark.parametrize("start", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1"])
+def test_no_cell_is_a_formula(start: str) -> None:
+    rows = usage_rows(start, "2026-11-24", {(start, start): {"requests": 1}}, by_key=True)
+    [_, row] = csv.reader(io.StringIO(as_csv(rows, by_key=True).decode(), newline=""))
+    assert [f"'{start}"] * 3 == [row[0], row[2], row[-1]]
+    assert "2026-11-24" == row[1]
 
 
 def test_fields_of_earlier_releases_have_no_key() -> None:

@@ -31,6 +31,7 @@ OLD_MAC = (
 
 def encoding_of(name: str) -> str | None:
     """Return an encoding by its name in Python, None for UTF-8. Raises: EmbedFailed if it cannot be read."""
+    found = ""
     try:
         found = codecs.lookup(name).name
         is_ascii = found == "utf-8-sig" or SYNTAX.encode(found) == SYNTAX.encode()

@@ -234,7 +234,8 @@ def _check_links(folder: Path, found: Sequence[Path]) -> None:
     """
     inside = folder.resolve()
     for path in found:
-        if path.is_symlink() and not path.resolve().is_relative_to(inside):
+        # A file may also be reached through a folder that is a link.
+        if not path.resolve().is_relative_to(inside):
             raise EmbedFailed(
                 f"{path}: is a symbolic link that leads out of the folder; name what it points to as an "
                 "input of its own, or remove it"
