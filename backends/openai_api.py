@@ -191,7 +191,7 @@ class OpenAIApi:
     def may_refuse_base64(self, response: UpstreamResponse, profile: OpenAIProfile) -> bool:
         """Return whether a reply to a request for base64 may be that of a server without it.
 
-        Servers say so in many ways, or reply with no vector. Only the refusal of a long input is another one.
+        Servers refuse it in many ways, or reply with no vector. Only the refusal of a long input is known.
         """
         if not profile.base64 or self.shape.base64 is None:
             return False

@@ -25,9 +25,9 @@ from backends.errors import (
     UnsupportedWork,
 )
 from gateway.routing.health import USABLE, ReplicaEvent, State
-from gateway.routing.join_checks import JoinedModel, other_model, read_scores
+from gateway.routing.join_checks import other_model, read_scores
 from gateway.routing.pool import Pool, reject_description
-from gateway.routing.replica import KeptOut, Replica
+from gateway.routing.replica import JoinedModel, KeptOut, Replica
 from gateway.routing.space_check import SpaceCheck
 
 PROBE_TIMEOUT_S = 5.0

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from backends.contract import (
     Backend,
     Capabilities,
@@ -18,7 +20,6 @@ from backends.errors import ReplicaFailed
 from backends.zero_vectors import gives_zeros, zero_row
 from gateway.events import ReplicaState
 from gateway.routing.health import PROBATION_BATCHES, USABLE, State
-from gateway.routing.join_checks import JoinedModel
 from gateway.routing.load import LOAD_KINDS, BatchLoad, LoadKind, slots_of
 from gateway.routing.pace import Pace
 from gateway.routing.refusals import Refusals
@@ -33,6 +34,13 @@ STALL_MIN_S = 3.0
 STALL_FACTOR = 3
 # The records of the slowest and the largest recent batch decay by this factor with each batch.
 EXTREMES_DECAY = 0.98
+
+
+class JoinedModel(msgspec.Struct, frozen=True):
+    """Model of a replica as it was when the replica joined. scores: of the pairs of `join_checks`, None without a reranker."""
+
+    capabilities: Capabilities
+    scores: tuple[float, ...] | None = None
 
 
 class Replica:
