@@ -17,7 +17,7 @@ from backends.contract import (
     Work,
 )
 from backends.errors import ReplicaFailed
-from backends.zero_vectors import gives_zeros, zero_row
+from backends.zero_vectors import gives_zeros
 from gateway.events import ReplicaState
 from gateway.routing.health import PROBATION_BATCHES, USABLE, State
 from gateway.routing.load import LOAD_KINDS, BatchLoad, LoadKind, slots_of
@@ -37,7 +37,7 @@ EXTREMES_DECAY = 0.98
 
 
 class JoinedModel(msgspec.Struct, frozen=True):
-    """Model of a replica as it was when the replica joined. scores: of the pairs of `join_checks`, None without a reranker."""
+    """Model that a replica joined with. scores: of a reranker, as `read_scores` returns them."""
 
     capabilities: Capabilities
     scores: tuple[float, ...] | None = None
@@ -161,14 +161,11 @@ class Replica:
         if width != expected:
             raise ReplicaFailed(f"its vectors have {width} dimensions, and had {self.width} when it joined")
 
-    async def check_not_zero(self, work: Work, reply: Reply) -> None:
-        """Check that no vector has only zeros, unless the model is static; a probe shows it once.
+    async def accept_zeros(self, row: int) -> None:
+        """Check that its model is static, because it gave a vector of zeros; a probe shows it once.
 
-        Raises: ReplicaFailed.
+        row: index of the input. Raises: ReplicaFailed.
         """
-        row = zero_row(work, reply)
-        if row is None:
-            return
         if self.gives_zeros is None:
             self.gives_zeros = await gives_zeros(self.backend)
         if not self.gives_zeros:
