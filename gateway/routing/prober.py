@@ -80,6 +80,8 @@ class Prober:
         replica.on_suspicion = self._suspected.set
 
         self._described_s = clock()
+        # Until then the replica, which is not up, asked for no requests.
+        self._paused_until_s = 0.0
 
     async def run(self) -> None:
         """Probe until the replica has joined, whenever it is down, and from time to time while it is up.
@@ -99,7 +101,7 @@ class Prober:
             if await self._try_join():
                 self._idle_since_s = self._clock()
                 continue
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(max(wait_s, self._paused_until_s - self._clock()))
             # One that is kept out has computed for the checks, and is asked again less often.
             max_s = REMOTE_PROBES.max_s if self._replica.kept_out else self._intervals.max_s
             wait_s = min(wait_s * 2, max_s)
@@ -207,6 +209,8 @@ class Prober:
         if replica.state is State.DOWN and isinstance(error, ReplicaFailed):
             # It responds again, and the line of its ejection does not contain the present fault.
             reject_description(pool, replica, error.explanation)
+        if isinstance(error, ReplicaOverloaded) and error.retry_after_s is not None:
+            self._paused_until_s = self._clock() + error.retry_after_s
         replica.kept_out = "key" if isinstance(error, CredentialRefused) else kept_out
         pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.explanation)
         # Calls that wait for a replica learn that none is expected.
@@ -216,6 +220,9 @@ class Prober:
         """Probe a usable replica that is suspiciously silent, or that has been idle."""
         pool, replica, stall_timeout_s = self._pool, self._replica, self._intervals.stall_timeout_s
         if stall_timeout_s is None:
+            return
+        if replica.is_held:
+            # It asked for no requests for a while.
             return
         replica.refusals.forget_old_size(self._clock())
         if len(pool.replicas) > 1:
