@@ -25,7 +25,7 @@ from backends.errors import (
     UnsupportedWork,
 )
 from gateway.routing.health import USABLE, ReplicaEvent, State
-from gateway.routing.join_checks import other_model, read_scores
+from gateway.routing.join_checks import is_ordered, other_model, read_scores
 from gateway.routing.pool import Pool, reject_description
 from gateway.routing.replica import JoinedModel, KeptOut, Replica
 from gateway.routing.space_check import SpaceCheck
@@ -188,6 +188,9 @@ class Prober:
     def _summary(self, capabilities: Capabilities) -> str:
         """Describe the replica on one line, with the note of its check."""
         note = self._space.note_of(self._replica.name) if self._space is not None else None
+        joined = self._replica.joined
+        if joined is not None and joined.scores is not None and not is_ordered(joined.scores):
+            note = "its scores put an unrelated text above the answer to a question"
         summary = _summary(capabilities)
         return f"{summary}; {note}" if note else summary
 
