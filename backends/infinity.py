@@ -54,7 +54,13 @@ from backends.infinity_wire import (
 )
 from backends.media_wire import check_media
 from backends.offers import OfferHistory
-from backends.openai_wire import UnequalWidths, choose_model, decode_embeddings
+from backends.openai_wire import (
+    UnequalWidths,
+    as_numbers,
+    choose_model,
+    decode_embeddings,
+    may_refuse_base64,
+)
 from backends.outputs import check_outputs
 from backends.replies import (
     check_dimensions,
@@ -199,6 +205,8 @@ class InfinityBackend:
         self._counter: TokenCounter | None = None
         self._model: str | None = None
         self._capabilities: Capabilities | None = None
+        # False once the server has refused base64 and given numbers.
+        self._base64 = True
         self._offers = OfferHistory()
 
     async def describe(self, timeout_s: float) -> Capabilities:
@@ -303,10 +311,19 @@ class InfinityBackend:
         self, work: Embed | Encode | Rerank | Classify, model: str, timeout_s: float
     ) -> UpstreamResponse:
         path, body = encode(work, model)
+        is_base64 = isinstance(work, Embed) and self._base64
+        if isinstance(work, Embed) and not is_base64:
+            body = as_numbers(body)
         known = self._capabilities if isinstance(work, Embed) and self._model == model else None
         width = known.dimensions if known is not None else None
+        remaining_s, rows = countdown(timeout_s), rows_of(work)
         encoded = msgspec.json.encode(body)
-        response = await self._http.post(path, encoded, timeout_s, rows=rows_of(work), width=width)
+        response = await self._http.post(path, encoded, remaining_s(), rows=rows, width=width)
+        if is_base64 and may_refuse_base64(response):
+            encoded = msgspec.json.encode(as_numbers(body))
+            second = await self._http.post(path, encoded, remaining_s(), rows=rows, width=width)
+            if second.status == 200:
+                response, self._base64 = second, False
         if response.status != 200:
             raise failure(response)
         return response

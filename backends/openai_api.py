@@ -17,7 +17,7 @@ from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, ScoreKind,
 from backends.errors import BackendError, ReplicaFailed, UnsupportedWork, input_too_long
 from backends.http import UpstreamClient, UpstreamResponse
 from backends.openai_envelope import context_length_in, error_of, refused_input
-from backends.openai_wire import decode_embeddings, decode_typed_embeddings, is_without_vectors
+from backends.openai_wire import TOO_LONG, decode_embeddings, decode_typed_embeddings, may_refuse_base64
 from backends.replies import (
     check_dimensions,
     check_tokens,
@@ -29,18 +29,7 @@ from backends.replies import (
 from backends.texts import check_no_instruction, check_no_late_chunking
 from backends.tokens import TokenCount
 
-# Error texts for an input that is too long: OpenAI and vLLM, llama.cpp, Ollama, Cohere.
-TOO_LONG = (
-    "maximum context length",
-    "too large to process",
-    "context size",
-    "context length",
-    "too long",
-    "too many tokens",
-)
 NUMBERS_NOTE = "numbers, not base64"
-# Statuses of a server that does not know an encoding.
-UNKNOWN_ENCODING = frozenset({400, 415, 422})
 Body = dict[str, Any]
 
 
@@ -189,16 +178,8 @@ class OpenAIApi:
         return await self._http.post(self._embeddings, body, timeout_s, rows=rows, width=profile.width)
 
     def may_refuse_base64(self, response: UpstreamResponse, profile: OpenAIProfile) -> bool:
-        """Return whether a reply to a request for base64 may be that of a server without it.
-
-        Servers say so in many ways, or reply with no vector. Only the refusal of a long input is another one.
-        """
-        if not profile.base64 or self.shape.base64 is None:
-            return False
-        if response.status == 200:
-            return is_without_vectors(response.body)
-        message = error_of(response).message.lower()
-        return response.status in UNKNOWN_ENCODING and not any(phrase in message for phrase in TOO_LONG)
+        """Return whether a server was asked for base64 and may not have it."""
+        return profile.base64 and self.shape.base64 is not None and may_refuse_base64(response)
 
     async def rerank(self, work: Rerank, profile: OpenAIProfile, timeout_s: float) -> UpstreamResponse:
         """Send documents to score and return the response of any status. Raises: BackendError."""

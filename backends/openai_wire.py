@@ -5,6 +5,7 @@ is lenient about harmless differences between servers: numbers or base64, with o
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,11 +15,23 @@ from backends.answers import decode_json, in_order, unreadable_value
 from backends.contract import Vectors
 from backends.errors import ReplicaFailed
 from backends.http import UpstreamResponse
-from backends.openai_envelope import ApiMeta, TokenUsage
+from backends.openai_envelope import ApiMeta, TokenUsage, error_of
 from backends.replies import check_vectors, float32
 
 # Most model names in an error message; a hosted server lists hundreds.
 NAMES_SHOWN = 5
+# Error texts for an input that is too long: OpenAI and vLLM, llama.cpp, Ollama, Cohere.
+TOO_LONG = (
+    "maximum context length",
+    "maximum model length",
+    "too large to process",
+    "context size",
+    "context length",
+    "too long",
+    "too many tokens",
+)
+# Statuses of a server that does not know an encoding.
+UNKNOWN_ENCODING = frozenset({400, 415, 422})
 # A list without a vector is shorter, with all other fields of a reply.
 EMPTY_BYTES_MAX = 4096
 
@@ -79,6 +92,25 @@ def decode_embeddings(body: bytes, expected: int) -> tuple[Vectors, int | None]:
     vectors = _rows([reply.data[place].embedding for place in places], [f"data[{place}]" for place in places])
     check_vectors(vectors, expected)
     return vectors, reply.usage.tokens if reply.usage else None
+
+
+def may_refuse_base64(response: UpstreamResponse) -> bool:
+    """Return whether a reply to a request for base64 may be that of a server without it.
+
+    Servers refuse it in many ways, or reply with no vector. Only the refusal of a long input is known.
+    """
+    if response.status == 200:
+        return is_without_vectors(response.body)
+    if response.status not in UNKNOWN_ENCODING:
+        return False
+    message = error_of(response).message.lower()
+    return not any(phrase in message for phrase in TOO_LONG)
+
+
+def as_numbers(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a request that asks for numbers instead of base64."""
+    fields = {name: value for name, value in body.items() if name != "endianness"}
+    return fields | {"encoding_format": "float"}
 
 
 def is_without_vectors(body: bytes) -> bool:

@@ -53,7 +53,13 @@ from backends.errors import (
 from backends.http import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.media_wire import check_media
 from backends.offers import OfferHistory
-from backends.openai_wire import choose_model, decode_embeddings, decode_models
+from backends.openai_wire import (
+    as_numbers,
+    choose_model,
+    decode_embeddings,
+    decode_models,
+    may_refuse_base64,
+)
 from backends.outputs import check_outputs, merge_replies, single_output, split_outputs
 from backends.replies import (
     check_dimensions,
@@ -264,6 +270,8 @@ class VllmBackend:
         self._configured_model = model
         self._tokenizer = tokenizer
         self._profile: VllmProfile | None = None
+        # False once the server has refused base64 and given numbers.
+        self._base64 = True
         self._offers = OfferHistory()
         self._counter: TokenCounter | None = None
 
@@ -346,7 +354,15 @@ class VllmBackend:
 
     async def _request(self, work: ModelWork, profile: VllmProfile, timeout_s: float) -> Reply:
         path, body = encode(work, profile)
-        response = await self._post(path, body, timeout_s, rows_of(work))
+        remaining_s, rows = countdown(timeout_s), rows_of(work)
+        is_base64 = isinstance(work, Embed) and self._base64
+        if isinstance(work, Embed) and not is_base64:
+            body = as_numbers(body)
+        response = await self._post(path, body, remaining_s(), rows)
+        if is_base64 and may_refuse_base64(response):
+            second = await self._post(path, as_numbers(body), remaining_s(), rows)
+            if second.status == 200:
+                response, self._base64 = second, False
         if response.status != 200:
             raise error_for(work, failure(response))
         check_reported_cuts(work, response)

@@ -13,6 +13,7 @@ import msgspec
 from backends.contract import Reply, operation_of
 from backends.errors import BackendError, RequestTooLarge
 from backends.tracing import carrier
+from backends.zero_vectors import zero_row
 from gateway.batching.joining import join_slices
 from gateway.batching.measures import LaneMeasures
 from gateway.batching.retries import MAY_BE_INPUT, RetryPolicy
@@ -105,7 +106,8 @@ class AttemptRunner:
         try:
             reply = await attempt.replica.backend.run(attempt.piece.work, self._timeout_s(attempt))
             attempt.replica.check_width(attempt.piece.work, reply)
-            await attempt.replica.check_not_zero(attempt.piece.work, reply)
+            if (row := zero_row(attempt.piece.work, reply)) is not None:
+                await attempt.replica.accept_zeros(row)
             if needs_examination(attempt.piece, reply, attempt.replica):
                 reply = await believable(attempt.piece, reply, attempt.replica, self._pool)
         except BackendError as error:

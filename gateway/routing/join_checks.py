@@ -6,7 +6,6 @@ Rule: a replica is kept out only for what no server of the right model does.
 import re
 from collections.abc import Iterable
 
-import msgspec
 import numpy as np
 
 from backends.canaries import SCORED
@@ -18,6 +17,7 @@ from backends.contract import (
     Vectors,
 )
 from backends.errors import InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
+from gateway.routing.replica import JoinedModel
 
 # Scores of a network differ by more, even if its weights are random.
 EQUAL_MAX = 1e-6
@@ -31,13 +31,6 @@ PUBLISHED_RERANKERS = re.compile(
 )
 # Operations that say what kind of model a server has.
 KINDS = frozenset({Operation.EMBED, Operation.ENCODE, Operation.RERANK, Operation.CLASSIFY})
-
-
-class JoinedModel(msgspec.Struct, frozen=True):
-    """Model of a replica as it was when the replica joined. scores: of `SCORED`, None without a reranker."""
-
-    capabilities: Capabilities
-    scores: tuple[float, ...] | None = None
 
 
 async def read_scores(backend: Backend, capabilities: Capabilities, timeout_s: float) -> tuple[float, ...]:

@@ -25,9 +25,9 @@ from backends.errors import (
     UnsupportedWork,
 )
 from gateway.routing.health import USABLE, ReplicaEvent, State
-from gateway.routing.join_checks import JoinedModel, other_model, read_scores
+from gateway.routing.join_checks import is_ordered, other_model, read_scores
 from gateway.routing.pool import Pool, reject_description
-from gateway.routing.replica import KeptOut, Replica
+from gateway.routing.replica import JoinedModel, KeptOut, Replica
 from gateway.routing.space_check import SpaceCheck
 
 PROBE_TIMEOUT_S = 5.0
@@ -77,6 +77,8 @@ class Prober:
         self._space = space
         self._idle_since_s = clock()
         self._described_s = clock()
+        # Until then the replica, which is not up, asked for no requests.
+        self._paused_until_s = 0.0
 
     async def run(self) -> None:
         """Probe until the replica has joined, whenever it is down, and from time to time while it is up.
@@ -95,7 +97,7 @@ class Prober:
             if await self._try_join():
                 self._idle_since_s = self._clock()
                 continue
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(max(wait_s, self._paused_until_s - self._clock()))
             # One that is kept out has computed for the checks, and is asked again less often.
             max_s = REMOTE_PROBES.max_s if self._replica.kept_out else self._intervals.max_s
             wait_s = min(wait_s * 2, max_s)
@@ -183,6 +185,9 @@ class Prober:
     def _summary(self, capabilities: Capabilities) -> str:
         """Describe the replica on one line, with the note of its check."""
         note = self._space.note_of(self._replica.name) if self._space is not None else None
+        joined = self._replica.joined
+        if joined is not None and joined.scores is not None and not is_ordered(joined.scores):
+            note = "its scores put an unrelated text above the answer to a question"
         summary = _summary(capabilities)
         return f"{summary}; {note}" if note else summary
 
@@ -191,6 +196,8 @@ class Prober:
         if replica.state is State.DOWN and isinstance(error, ReplicaFailed):
             # It responds again, and the line of its ejection does not contain the present fault.
             reject_description(pool, replica, error.explanation)
+        if isinstance(error, ReplicaOverloaded) and error.retry_after_s is not None:
+            self._paused_until_s = self._clock() + error.retry_after_s
         replica.kept_out = "key" if isinstance(error, CredentialRefused) else kept_out
         pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.explanation)
         replica.is_unloadable = isinstance(error, ModelUnavailable)
@@ -201,6 +208,9 @@ class Prober:
         """Probe a usable replica that is suspiciously silent, or that has been idle."""
         pool, replica, stall_timeout_s = self._pool, self._replica, self._intervals.stall_timeout_s
         if stall_timeout_s is None:
+            return
+        if replica.is_held:
+            # It asked for no requests for a while.
             return
         replica.refusals.forget_old_size(self._clock())
         if len(pool.replicas) > 1:

@@ -3,6 +3,8 @@
 from collections import Counter, deque
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from backends.contract import (
     Backend,
     Capabilities,
@@ -14,10 +16,9 @@ from backends.contract import (
     Work,
 )
 from backends.errors import ReplicaFailed
-from backends.zero_vectors import gives_zeros, zero_row
+from backends.zero_vectors import gives_zeros
 from gateway.events import ReplicaState
 from gateway.routing.health import PROBATION_BATCHES, USABLE, State
-from gateway.routing.join_checks import JoinedModel
 from gateway.routing.load import LOAD_KINDS, BatchLoad, LoadKind, slots_of
 from gateway.routing.pace import Pace
 from gateway.routing.refusals import Refusals
@@ -35,6 +36,13 @@ EXTREMES_DECAY = 0.98
 # Connections that break within this time break together.
 TOGETHER_S = 0.2
 LOSSES_KEPT = 64
+
+
+class JoinedModel(msgspec.Struct, frozen=True):
+    """Model that a replica joined with. scores: of a reranker, as `read_scores` returns them."""
+
+    capabilities: Capabilities
+    scores: tuple[float, ...] | None = None
 
 
 class Replica:
@@ -158,14 +166,11 @@ class Replica:
         if width != expected:
             raise ReplicaFailed(f"its vectors have {width} dimensions, and had {self.width} when it joined")
 
-    async def check_not_zero(self, work: Work, reply: Reply) -> None:
-        """Check that no vector has only zeros, unless the model is static; a probe shows it once.
+    async def accept_zeros(self, row: int) -> None:
+        """Check that its model is static, because it gave a vector of zeros; a probe shows it once.
 
-        Raises: ReplicaFailed.
+        row: index of the input. Raises: ReplicaFailed.
         """
-        row = zero_row(work, reply)
-        if row is None:
-            return
         if self.gives_zeros is None:
             self.gives_zeros = await gives_zeros(self.backend)
         if not self.gives_zeros:

@@ -44,7 +44,8 @@ class AttemptRecord:
 
 def hide_inputs(error: BackendError, work: Work) -> None:
     """Replace the parts of an upstream's words that quote an input, because no log line contains inputs."""
-    error.detail = without_quotations(error.detail, _texts_of(work))
+    if error.detail:
+        error.detail = without_quotations(error.detail, _texts_of(work))
 
 
 def without_quotations(words: str, texts: list[str]) -> str:
