@@ -77,15 +77,29 @@ def normalized_bytes(text: str) -> int:
 
     A token has a byte at least, but of the normalized text: NFKC turns the three bytes of U+FDFA into 33.
     """
-    if text.isascii():
-        return len(text)
+    return len(text) if text.isascii() else int(_most_bytes_each(text).sum(dtype=np.int64))
+
+
+def token_upper_bounds(texts: Sequence[str]) -> list[int]:
+    """Return `token_upper_bound` of each text, at a fraction of the cost for many."""
+    if all(map(str.isascii, texts)):
+        return [len(text) + SPECIAL_TOKENS for text in texts]
+    most = _most_bytes_each("".join(texts))
+    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    sums = np.concatenate((np.zeros(1, np.int64), np.cumsum(most, dtype=np.int64)))[ends]
+    bounds: list[int] = (np.diff(sums, prepend=0) + SPECIAL_TOKENS).tolist()
+    return bounds
+
+
+def _most_bytes_each(text: str) -> npt.NDArray[np.uint8]:
+    """Return the most bytes of each character."""
     code_points = np.frombuffer(text.encode("utf-32-le"), "<u4")
-    most = MOST_BYTES[code_points]
-    if not most.all():
-        for code_point in np.unique(code_points[most == 0]).tolist():
-            MOST_BYTES[code_point] = _most_bytes(chr(code_point))
-        most = MOST_BYTES[code_points]
-    return int(most.sum(dtype=np.int64))
+    most = np.take(MOST_BYTES, code_points)
+    if most.all():
+        return most
+    for code_point in np.unique(code_points[most == 0]).tolist():
+        MOST_BYTES[code_point] = _most_bytes(chr(code_point))
+    return np.take(MOST_BYTES, code_points)
 
 
 def _most_bytes(character: str) -> int:

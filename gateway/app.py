@@ -552,9 +552,11 @@ def _store_problem(config: Config, ledger: Ledger, follower: KeyFollower | None,
     """
     if config.quotas.store == "memory" or follower is None:
         return ""
-    refusal = follower.refusal or (ledger.refusal if isinstance(ledger, RedisLedger) else "")
-    if refusal:
+    shared = ledger if isinstance(ledger, RedisLedger) else None
+    if refusal := follower.refusal or (shared.refusal if shared is not None else ""):
         return f"Redis refuses this gateway ({refusal}); check `quotas.store`"
+    if config.quotas.when_unavailable == "refuse" and shared is not None and not shared.has_answered:
+        return "Redis has not answered yet, and `quotas.when_unavailable` is refuse"
     if follower.unserved and not operators.file_tenants:
         return f"the keys and tenants in Redis are not known ({follower.unserved})"
     return ""

@@ -37,7 +37,7 @@ from backends.contract import (
     inputs_of,
 )
 from backends.errors import ReplicaFailed
-from backends.texts import chat_of, normalized_bytes, token_upper_bound
+from backends.texts import chat_of, normalized_bytes, token_upper_bound, token_upper_bounds
 
 Output = TypeVar("Output")
 
@@ -148,7 +148,7 @@ def token_bounds(
         return [
             sum(_model_bound(part, max_input_tokens, media_tokens) for part in parts) for parts in work.inputs
         ]
-    bounds = [_token_bound(work_input) + extra for work_input in inputs_of(work)]
+    bounds = [bound + extra for bound in _token_bounds(inputs_of(work))]
     # Texts that are only tokenized are never cut.
     # The length of a model of images is that of its texts.
     if max_input_tokens is not None and not isinstance(work, Tokenize | EmbedParts):
@@ -164,11 +164,17 @@ def _instruction_bytes(work: Work) -> int:
     return normalized_bytes(instruction) if instruction else 0
 
 
-def _token_bound(work_input: WorkInput) -> int:
-    if isinstance(work_input, str):
-        return token_upper_bound(work_input)
+def _token_bounds(inputs: Sequence[WorkInput]) -> list[int]:
+    texts = [work_input for work_input in inputs if isinstance(work_input, str)]
+    if len(texts) == len(inputs):
+        return token_upper_bounds(texts)
     # Token ids are converted back to text free of charge.
-    return sum(_part_bound(part) for part in work_input)
+    return [
+        token_upper_bound(work_input)
+        if isinstance(work_input, str)
+        else sum(_part_bound(part) for part in work_input)
+        for work_input in inputs
+    ]
 
 
 def _model_bound(part: Part, max_input_tokens: int | None, media_tokens: int) -> int:

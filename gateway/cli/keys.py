@@ -110,7 +110,9 @@ async def _revoke(context: Context) -> int:
         return 1
     key_id = context.options.id
     if not await context.store.revoke(key_id):
-        show_line(f"there is no key {key_id}")
+        show_line(
+            f"there is no key {key_id}; gateways that keep it after a loss of data refuse it from now on"
+        )
         return 1
     print(f"revoked {key_id}; {context.followed}")
     return 0

@@ -94,7 +94,7 @@ class RedisLedger:
         self._failed_batch = 0
         # Why the store has refused this gateway ever since its start; nothing if it has not.
         self.refusal = ""
-        self._has_answered = False
+        self.has_answered = False
         # Tenants whose state in the store causes every script to fail.
         self._unreadable: set[str] = set()
 
@@ -185,9 +185,9 @@ class RedisLedger:
                 self._gateways = await self._heartbeat.beat()
             except StoreUnavailable as error:
                 self._record_failure(error)
-                self.refusal = str(error) if error.is_refusal and not self._has_answered else ""
+                self.refusal = str(error) if error.is_refusal and not self.has_answered else ""
             else:
-                self._has_answered, self.refusal = True, ""
+                self.has_answered, self.refusal = True, ""
                 if self._record_success():
                     self._observe(StoreChanged(away=False, reason="it answers"))
                 await self._catch_up()

@@ -294,7 +294,7 @@ class Keyring:
         return digest in self._owners or digest in self._without_tenant
 
     def has_known(self, digest: str) -> bool:
-        """Return True if the key of this digest exists, or existed: whoever sends it does not guess."""
+        """Return True if the key of this digest exists, or existed before, so that it is no guess."""
         return self.knows(digest) or digest in self._former
 
     def _rebuild(self) -> None:

@@ -1,5 +1,5 @@
 -- Return the next version of the keys and tenants: lineage.number.random, where the number grows by one with each
--- change, and the lineage is new in an empty store. Gateways thereby tell a change from a loss of data.
+-- change, and the lineage is new in an empty store. That distinguishes a change from a loss of data.
 -- random: of the caller. An earlier release wrote only that: its last one becomes the lineage.
 local function next_version(key, random)
   local present = redis.call('GET', key) or ''

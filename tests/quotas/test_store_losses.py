@@ -427,12 +427,28 @@ async def test_gateway_that_redis_refuses_is_not_ready(
 
 
 @pytest.mark.parametrize(
-    ("more", "has_snapshot", "status"), [("", False, 503), ("", True, 200), (OPS, False, 200)]
+    ("more", "has_snapshot", "policy", "status"),
+    [
+        ("", False, "local", 503),
+        ("", True, "local", 200),
+        (OPS, False, "local", 200),
+        (OPS, True, "allow", 200),
+        (OPS, True, "refuse", 503),
+    ],
 )
 async def test_gateway_without_an_answer_is_ready_if_it_knows_its_tenants(
-    boot: Boots, own_redis: RedisServer, tmp_path: Path, more: str, has_snapshot: bool, status: int
+    boot: Boots,
+    own_redis: RedisServer,
+    tmp_path: Path,
+    more: str,
+    has_snapshot: bool,
+    policy: str,
+    status: int,
 ) -> None:
-    config = CONFIG.format(store=own_redis.url) + more
+    config = CONFIG.format(store=own_redis.url).replace(
+        "timeout_ms", f"when_unavailable: {policy}, timeout_ms"
+    )
+    config += more
     tenants_file = tmp_path / TENANTS_FILE
     if has_snapshot:
         await fill(own_redis)

@@ -38,7 +38,7 @@ from backends.contract import (
     inputs_of,
 )
 from backends.errors import ReplicaFailed
-from backends.texts import normalized_bytes
+from backends.texts import normalized_bytes, token_upper_bound, token_upper_bounds
 from gateway.batching.slices import (
     DEFAULT_BATCH_INPUTS,
     DEFAULT_BATCH_TOKENS,
@@ -327,6 +327,12 @@ def test_no_character_has_more_bytes_than_its_bound() -> None:
         if not 0xD800 <= code_point < 0xE000:
             character = chr(code_point)
             assert normalized_bytes(character) >= byte_tokens(character) - 1, hex(code_point)
+
+
+@many
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=9), max_size=9))
+def test_bounds_of_many_texts_are_those_of_each(texts: list[str]) -> None:
+    assert token_upper_bounds(texts) == [token_upper_bound(text) for text in texts]
 
 
 def test_bytes_of_texts_without_such_signs_are_their_own() -> None:

@@ -2,6 +2,7 @@
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 from rich.live import Live
@@ -14,6 +15,7 @@ from gateway.telemetry.snapshot import (
     Durations,
     InstanceStatus,
     LaneStatus,
+    LossStatus,
     ModelStatus,
     ModelUpstreamStatus,
     ReplicaStatus,
@@ -171,3 +173,15 @@ def test_says_that_lines_are_hidden(height: int) -> None:
         live.refresh()
 
     assert ("more lines: a taller terminal" in out.getvalue()) is (height == 24)
+
+
+def test_shows_that_the_store_has_lost_keys_and_for_how_long_they_stay_valid() -> None:
+    loss = LossStatus(since_s=40.0, until_s=3640.0, reason="their version is missing", keys=20, tenants=3)
+    found = msgspec.structs.replace(snapshot_of(), store=StoreStatus("redis", away=False, loss=loss))
+    out = io.StringIO()
+    Console(file=out, width=200).print(view("", found, None, "", 200))
+    lines = out.getvalue().splitlines()
+    shown = " ".join(" ".join(lines[lines.index("problems") : lines.index("lanes")]).split())
+
+    assert "tenants in redis lost 3 tenants and 20 keys (their version is missing)" in shown
+    assert "refused in 59 min" in shown
