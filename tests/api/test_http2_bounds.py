@@ -149,6 +149,8 @@ def blocks_of(content: bytes, stream: int = 1) -> bytes:
     return frames.headers_frames(stream, content, ends=True)
 
 
+# A field of 14,744 letters, of five bits each.
+CODED = b"\0\x01x\xff\x80\x47" + b"\x18\xc6\x31\x8c\x63" * 1_843
 REFERENCES = head() + b"\x40\x01a\x46" + b"b" * 70
 
 
@@ -159,7 +161,7 @@ REFERENCES = head() + b"\x40\x01a\x46" + b"b" * 70
         REFERENCES + LAST_ENTRY * 1_000,
         head(**{f"k{number}": "v" * 4000 for number in range(54)}),
         head(**{f"k{number}": "v" for number in range(200)}),
-        head() + b"\0\x01a\xff\x81\x47" + b"\x1f" * 9_216,
+        head() + CODED,
     ],
     ids=["references in nine frames", "references in one", "216 KB", "200 fields", "9 KB of Huffman's code"],
 )
@@ -184,6 +186,19 @@ async def test_metadata_within_the_bounds_is_read() -> None:
         await until(lambda: peer.status(3) is not None)
         assert (16, 0) == (peer.status(1), peer.status(3))
         assert not peer.is_closed
+
+
+async def test_a_key_does_not_lift_the_bounds_of_metadata() -> None:
+    async with grpc_gateway() as client, peer_of(client) as peer:
+        peer.send(call(1, head(**KEYED), text()))
+        await until(lambda: peer.status(1) == 0)
+        # More of Huffman's code than before a key, which is no more than 32 KiB.
+        peer.send(call(3, head(**KEYED) + CODED, text()))
+        await until(lambda: peer.status(3) == 0)
+        peer.send(call(5, head(**KEYED, **{f"k{number}": "v" for number in range(200)}), text()))
+        await until(lambda: peer.is_closed)
+    assert Code.RESOURCE_EXHAUSTED.value[0] == peer.status(5)
+    assert CALM == peer.goodbye()[0]
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_000])
