@@ -432,6 +432,7 @@ def main() -> None:
         "worst",
         "p50 under",
         "worst",
+        "failed",
         "calls",
     ):
         table.add_column(column, justify="right")

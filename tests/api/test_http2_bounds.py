@@ -15,6 +15,7 @@ from gateway.api.grpc.connection import Http2Connection
 from gateway.api.grpc.frame_reader import FrameReader
 from gateway.api.grpc.frames import Frame, encode_frame
 from gateway.api.grpc.hpack import BlockBounds, BlockDecoder, encode_block
+from gateway.tenants.keyring import key_digest
 from tests.api.test_grpc import AUTHORIZED, GRPC, Client, Code, grpc_gateway, limited, status_of
 from tests.conftest import KEY
 from tests.fakes.hooks import Gate, until
@@ -149,6 +150,8 @@ def blocks_of(content: bytes, stream: int = 1) -> bytes:
     return frames.headers_frames(stream, content, ends=True)
 
 
+# A field of 14,744 letters, of five bits each.
+CODED = b"\0\x01x\xff\x80\x47" + b"\x18\xc6\x31\x8c\x63" * 1_843
 REFERENCES = head() + b"\x40\x01a\x46" + b"b" * 70
 
 
@@ -159,7 +162,7 @@ REFERENCES = head() + b"\x40\x01a\x46" + b"b" * 70
         REFERENCES + LAST_ENTRY * 1_000,
         head(**{f"k{number}": "v" * 4000 for number in range(54)}),
         head(**{f"k{number}": "v" for number in range(200)}),
-        head() + b"\0\x01a\xff\x81\x47" + b"\x1f" * 9_216,
+        head() + CODED,
     ],
     ids=["references in nine frames", "references in one", "216 KB", "200 fields", "9 KB of Huffman's code"],
 )
@@ -184,6 +187,19 @@ async def test_metadata_within_the_bounds_is_read() -> None:
         await until(lambda: peer.status(3) is not None)
         assert (16, 0) == (peer.status(1), peer.status(3))
         assert not peer.is_closed
+
+
+async def test_a_key_does_not_lift_the_bounds_of_metadata() -> None:
+    async with grpc_gateway() as client, peer_of(client) as peer:
+        peer.send(call(1, head(**KEYED), text()))
+        await until(lambda: peer.status(1) == 0)
+        # More of Huffman's code than before a key, which is no more than 32 KiB.
+        peer.send(call(3, head(**KEYED) + CODED, text()))
+        await until(lambda: peer.status(3) == 0)
+        peer.send(call(5, head(**KEYED, **{f"k{number}": "v" for number in range(200)}), text()))
+        await until(lambda: peer.is_closed)
+    assert Code.RESOURCE_EXHAUSTED.value[0] == peer.status(5)
+    assert CALM == peer.goodbye()[0]
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_000])
@@ -457,25 +473,45 @@ async def test_compressed_messages_are_unimplemented() -> None:
     assert (b"grpc-accept-encoding", b"identity") in peer.fields(1)
 
 
+TWO_TENANTS = f"tenants: {{a: {{keys: ['{key_digest('sk-a')}']}}, b: {{keys: ['{key_digest('sk-b')}']}}}}\n"
+
+
+async def test_rpcs_of_one_tenant_leave_room_for_others() -> None:
+    gate = Gate()
+    servers = {f"tei_{number}": FakeTei() for number in range(2)}
+    config = GRPC + "limits: {connections: 8}\n" + TWO_TENANTS
+    first, second = ({"authorization": f"Bearer sk-{name}"} for name in "ab")
+    async with grpc_gateway(config, **servers) as client, peer_of(client) as peer, peer_of(client) as other:
+        for server in servers.values():
+            server.hook = gate
+        peer.send(b"".join([call(number, head(**first), text()) for number in range(1, 17, 2)]))
+        await until(lambda: peer.status(15) is not None and gate.waiting > 0)
+        # Six of eight are three times as many as the two that stay free.
+        assert [None] * 6 + [8] * 2 == [peer.status(number) for number in range(1, 17, 2)]
+        other.send(call(1, head(**second), text()) + call(3, head(**second), text()))
+        await until(lambda: other.status(3) is not None)
+        assert (None, 8) == (other.status(1), other.status(3))
+        gate.opened.set()
+        await until(lambda: [peer.status(number) for number in (1, 3, 5, 7, 9, 11)] == [0] * 6)
+        await until(lambda: other.status(1) == 0)
+        peer.send(call(17, head(**first), text()))
+        await until(lambda: peer.status(17) == 0)
+
+
 async def test_streams_of_one_connection_are_bounded() -> None:
     gate = Gate()
     servers = {f"tei_{number}": FakeTei() for number in range(2)}
-    async with (
-        grpc_gateway(GRPC + "limits: {connections: 4}\n", **servers) as client,
-        peer_of(client) as peer,
-        peer_of(client) as other,
-    ):
+    config = GRPC + "limits: {connections: 3}\n"
+    async with grpc_gateway(config, **servers) as client, peer_of(client) as peer:
         for server in servers.values():
             server.hook = gate
-        peer.send(b"".join([call(number, head(**KEYED), text()) for number in (1, 3, 5, 7, 9)]))
-        await until(lambda: 9 in peer.resets() and gate.waiting > 0)
-        assert {9: frames.REFUSED_STREAM} == peer.resets()
-        other.send(call(1, head(**KEYED), text()))
-        await until(lambda: other.status(1) == Code.RESOURCE_EXHAUSTED.value[0])
+        peer.send(b"".join([call(number, head(**KEYED), text()) for number in (1, 3)]))
+        peer.send(call(5, head(REFLECTION), ends=False) + call(7, head(**KEYED), text()))
+        await until(lambda: 7 in peer.resets() and gate.waiting > 0)
+        # A client sends such a call again by itself.
+        assert {7: frames.REFUSED_STREAM} == peer.resets()
         gate.opened.set()
-        await until(lambda: [peer.status(number) for number in (1, 3, 5, 7)] == [0] * 4)
-        other.send(call(3, head(**KEYED), text()))
-        await until(lambda: other.status(3) == 0)
+        await until(lambda: [peer.status(number) for number in (1, 3)] == [0] * 2)
 
 
 async def test_a_message_counts_while_it_arrives() -> None:

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ from gateway.api.grpc.frames import CANCEL
 from gateway.api.grpc.statuses import status_of, trailing_metadata
 from gateway.api.server.call_context import CallContext
 from gateway.api.server.error_translation import as_gateway_error
-from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
+from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, SHARE_OF_FREE, InFlight
 from gateway.errors import DeadlineExceeded, GatewayError, GatewayFull, Internal, MalformedBody, ShuttingDown
 from gateway.events import CallFinished, Observe
 from gateway.telemetry.timeline import Timeline
@@ -44,6 +45,36 @@ class OpenRpcs:
     """Number of RPCs without a key that wait for their clients."""
 
     waiting: int = 0
+
+
+class RpcShares:
+    """Open RPCs with a key. Rule: no tenant can keep another one out by its RPCs.
+
+    One tenant takes at most three times as many as stay free, as bodies do of the memory.
+    """
+
+    def __init__(self, rpcs_max: int) -> None:
+        self._rpcs_max = rpcs_max
+        self._by_tenant: Counter[str] = Counter()
+        self._open = 0
+
+    def claim(self, tenant: str) -> None:
+        """Count an RPC. Raises: GatewayFull."""
+        free = self._rpcs_max - self._open - 1
+        # A bound of one has no share to divide.
+        if self._open and self._by_tenant[tenant] + 1 > SHARE_OF_FREE * free:
+            raise GatewayFull(
+                f"{self._by_tenant[tenant]} RPCs of this tenant are open, of {self._open} in all; try again"
+            )
+        self._open += 1
+        self._by_tenant[tenant] += 1
+
+    def release(self, tenant: str) -> None:
+        """Count an RPC no more."""
+        self._open -= 1
+        self._by_tenant[tenant] -= 1
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +301,7 @@ class Rpc:
 Answer = Callable[[Rpc], Awaitable[None]]
 
 
-def start_rpc(parts: RpcParts, path: str, stream: CallStream, answer: Answer) -> None:
+def start_rpc(parts: RpcParts, shares: RpcShares, path: str, stream: CallStream, answer: Answer) -> None:
     """Begin an RPC that takes a permit; without a valid key it is refused at once. path: of the method."""
     rpc = Rpc(parts, stream, path)
     context = rpc.context
@@ -291,6 +322,7 @@ def start_rpc(parts: RpcParts, path: str, stream: CallStream, answer: Answer) ->
         rpc.tenant = parts.api.authenticator.authenticate(context).name
         stream.trust()
         stream.start_timer()
+        shares.claim(rpc.tenant)
     except Exception as error:  # noqa: BLE001 - every error becomes a status
         parts.in_flight.leave()
         rpc.fail(error)
@@ -298,7 +330,7 @@ def start_rpc(parts: RpcParts, path: str, stream: CallStream, answer: Answer) ->
         return
     stream.task = task = asyncio.create_task(_run_with_permit(rpc, answer))
     parts.in_flight.cancels.add(task.cancel)
-    task.add_done_callback(partial(_leave, rpc))
+    task.add_done_callback(partial(_leave, rpc, shares))
 
 
 def start_open_rpc(parts: RpcParts, path: str, stream: CallStream, answer: Answer) -> None:
@@ -342,9 +374,10 @@ async def _run_with_permit(rpc: Rpc, answer: Answer) -> None:
         rpc.end()
 
 
-def _leave(rpc: Rpc, task: "asyncio.Task[None]") -> None:
+def _leave(rpc: Rpc, shares: RpcShares, task: "asyncio.Task[None]") -> None:
     """Return the permit of an RPC that was answered, or cancelled even before it began."""
     _end(rpc, task)
+    shares.release(rpc.tenant)
     rpc.parts.in_flight.cancels.discard(task.cancel)
     rpc.parts.in_flight.leave()
 

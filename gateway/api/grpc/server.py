@@ -25,13 +25,13 @@ from gateway.api.grpc.open_services import (
     has_room,
     refuse_reflection,
 )
-from gateway.api.grpc.rpc import Answer, Rpc, RpcParts, end_rpc, start_open_rpc, start_rpc
+from gateway.api.grpc.rpc import Answer, Rpc, RpcParts, RpcShares, end_rpc, start_open_rpc, start_rpc
 from gateway.api.grpc.streams import answer_stream
 from gateway.api.grpc.tei import INFO, RERANK_STREAM, STREAMS, UNARY
 from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
 from gateway.api.server.paths import OTHER
 from gateway.config.schema import Limits, ListenerTls
-from gateway.errors import GatewayError, GatewayFull, MethodNotAllowed
+from gateway.errors import GatewayError, MethodNotAllowed
 
 # A quarter of the open files: HTTP's connections, and those to replicas, need the others.
 FILES_PER_CONNECTION = 4
@@ -66,8 +66,7 @@ class Methods:
 
     def __init__(self, parts: RpcParts, rpcs_max: int) -> None:
         self._parts = parts
-        self._rpcs_max = rpcs_max
-        self._rpcs = 0
+        self._shares = RpcShares(rpcs_max)
         self._guarded = guarded_answers()
         # By path: what answers, and what answers while many RPCs without a key wait.
         self._open: dict[str, tuple[Answer, Callable[[Rpc], None]]] = dict.fromkeys(
@@ -79,7 +78,7 @@ class Methods:
         """Begin an RPC. An unknown one is UNIMPLEMENTED."""
         path = stream.request.path
         if (guarded := self._guarded.get(path)) is not None:
-            self._begin_guarded(path, stream, guarded)
+            start_rpc(self._parts, self._shares, path, stream, guarded)
         elif (opened := self._open.get(path)) is not None:
             answer, at_once = opened
             if has_room(self._parts.open_rpcs, stream):
@@ -92,19 +91,6 @@ class Methods:
     def refuse(self, stream: CallStream, error: GatewayError) -> None:
         """End an RPC whose method is not known."""
         end_rpc(self._parts, OTHER, stream, partial(_raise, error))
-
-    def _begin_guarded(self, path: str, stream: CallStream, answer: Answer) -> None:
-        if self._rpcs >= self._rpcs_max:
-            full = GatewayFull(f"{self._rpcs} RPCs are open, as many as `limits.connections` allows")
-            end_rpc(self._parts, path, stream, partial(_raise, full))
-            return
-        start_rpc(self._parts, path, stream, answer)
-        if stream.task is not None:
-            self._rpcs += 1
-            stream.task.add_done_callback(self._leave)
-
-    def _leave(self, _: "asyncio.Task[None]") -> None:
-        self._rpcs -= 1
 
 
 class GrpcServer:
