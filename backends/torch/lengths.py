@@ -43,6 +43,25 @@ POSITION_KEYS = {
     "mpt": "max_seq_len",
     "rwkv": "context_length",
 }
+# Positions of a network whose config.json does not state them, by `model_type`: defaults of transformers.
+DEFAULT_POSITIONS = {
+    **dict.fromkeys(
+        (
+            *("albert", "bert", "bert-generation", "camembert", "convbert", "data2vec-text", "deberta"),
+            *("deberta-v2", "distilbert", "electra", "ernie", "flaubert", "fnet", "ibert", "longformer"),
+            *("luke", "megatron-bert", "mobilebert", "mpnet", "mra", "openai-gpt", "rembert", "roberta"),
+            *("roberta-prelayernorm", "squeezebert", "xlm", "xlm-roberta", "xmod"),
+        ),
+        512,
+    ),
+    **dict.fromkeys(("bart", "biogpt", "gpt2", "gpt_bigcode", "mbart", "mvp", "plbart"), 1024),
+    **dict.fromkeys(("codegen", "gpt_neo", "gptj", "opt"), 2048),
+    **dict.fromkeys(("big_bird", "bigbird_pegasus", "yoso"), 4096),
+    "ctrl": 256,
+    "esm": 1026,
+    "nystromformer": 510,
+    "xlm-roberta-xl": 514,
+}
 # Types of networks that have a table of positions only where `position_biased_input` is true, as it is by
 # default.
 DEBERTA_TYPES = frozenset({"deberta", "deberta-v2"})
@@ -114,7 +133,8 @@ def _checked(files: CheckpointFiles, place: str, length: Any) -> Any:
 
 def _positions(files: CheckpointFiles) -> int | None:
     config, model_type = files.config, str(files.config.get("model_type", ""))
-    positions = config.get(POSITION_KEYS.get(model_type, ""), config.get("max_position_embeddings"))
+    stated = config.get("max_position_embeddings", DEFAULT_POSITIONS.get(model_type))
+    positions = config.get(POSITION_KEYS.get(model_type, ""), stated)
     offset = OFFSET_POSITIONS.get(model_type, 0)
     return positions - offset if isinstance(positions, int) and positions > offset else None
 

@@ -160,8 +160,8 @@ def _refuse_unread_switches(files: CheckpointFiles) -> None:
     unread = [f"`{name}: {value}`" for name, value in stated.items() if value != expected[name]]
     if unread:
         raise ModelUnavailable(
-            f"{files.checkpoint} states {', '.join(unread)} in config.json, which transformers' NomicBert does not "
-            "read; state it under a name that it reads, such as `rope_parameters`, or leave it out"
+            f"{files.checkpoint} states {', '.join(unread)} in config.json, which transformers' NomicBert "
+            "does not read; state it under a name that it reads, such as `rope_parameters`, or leave it out"
         )
 
 

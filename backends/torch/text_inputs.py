@@ -89,9 +89,9 @@ def _unknown_rotation(files: CheckpointFiles) -> str | None:
         return None
     known = ", ".join(sorted(ROPE_INIT_FUNCTIONS))
     return (
-        f"and rotary positions of the type {unknown!r} in `rope_scaling` of its config.json, which transformers "
-        f"does not have (it has: {known}); they are those of other code: serve it with a backend that runs this "
-        "code, or state the type that computes the same"
+        f"and rotary positions of the type {unknown!r} in `rope_scaling` of its config.json, which "
+        f"transformers does not have (it has: {known}); they are those of other code: serve it with a "
+        "backend that runs this code, or state the type that computes the same"
     )
 
 

@@ -16,7 +16,7 @@ from backends.tracing import carrier
 from backends.zero_vectors import zero_row
 from gateway.batching.joining import join_slices
 from gateway.batching.measures import LaneMeasures
-from gateway.batching.retries import MAY_BE_INPUT, RetryPolicy
+from gateway.batching.retries import RetryPolicy, is_input_possible
 from gateway.batching.slices import request_bytes
 from gateway.batching.ticket import Attempt, Ticket
 from gateway.batching.traces import RecordedTrace, SliceTrace
@@ -112,7 +112,7 @@ class AttemptRunner:
                 reply = await believable(attempt.piece, reply, attempt.replica, self._pool)
         except BackendError as error:
             attempt.end_with(error)
-            if isinstance(error, MAY_BE_INPUT) or _is_small(attempt, error):
+            if is_input_possible(error) or _is_small(attempt, error):
                 await self._callbacks.on_fault(attempt, error)
             else:
                 self._callbacks.on_error(attempt, error, self._clock())

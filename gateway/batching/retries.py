@@ -21,6 +21,7 @@ from backends.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
+    CredentialRefused,
     InvalidWork,
     ModelNotLoaded,
     PermitsTaken,
@@ -136,6 +137,11 @@ class RetryPolicy:
 
     def _may_retry(self, error: BackendError, *, is_wanted: bool, now_s: float) -> bool:
         return self.replica_returns(error) or (is_wanted and self._retries.try_spend(now_s))
+
+
+def is_input_possible(error: BackendError) -> bool:
+    """Return whether an input of the batch may have caused a failure."""
+    return isinstance(error, MAY_BE_INPUT) and not isinstance(error, CredentialRefused)
 
 
 def try_elsewhere(error: UnsupportedWork, slices: int) -> Retry:

@@ -9,19 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from backends.canaries import embed_canaries
 from backends.contract import Embed, EmbedReply, Encode, Output, Rerank, Score, Vectors, Work
 from backends.errors import InvalidWork, ModelUnavailable
 from backends.torch import wire
+from backends.torch.architectures import default_of
 from backends.torch.engine import Engine
 from backends.torch.inspection import inspect_folder
+from backends.torch.lengths import DEFAULT_POSITIONS, POSITION_KEYS
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import load
 from backends.torch.sequences import InputSequence, PreparedSequences
-from tests.engine.checkpoints import ENCODERS, make_classifier, make_encoder
+from tests.engine.checkpoints import ENCODERS, SMALL, make_classifier, make_encoder
 from tests.engine.engines import EngineInProcess, cosines, load_tiny
 from tests.engine.texts import PHRASES
 
@@ -200,3 +203,27 @@ def test_a_network_without_a_finite_row_is_refused(minilm: Path, tmp_path: Path)
 
     with pytest.raises(ModelUnavailable, match="not finite"):
         load_tiny(folder)
+
+
+def test_default_positions_are_those_of_transformers() -> None:
+    found = {
+        name: default_of(name, POSITION_KEYS.get(name, "max_position_embeddings"))
+        for name in DEFAULT_POSITIONS
+    }
+
+    assert found == DEFAULT_POSITIONS
+
+
+async def test_a_network_whose_file_states_no_positions_has_its_default(minilm: Path, tmp_path: Path) -> None:
+    config = transformers.BertConfig(**SMALL | {"max_position_embeddings": 512})
+    folder = make_encoder(config, minilm, tmp_path)
+    stored = json.loads((folder / "config.json").read_text())
+    del stored["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(stored))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": 1000}))
+
+    reply = await engine_of(load_tiny(folder)).run(Embed(("word " * 800,)))
+
+    assert isinstance(reply, EmbedReply)
+    assert (512, (0,)) == (reply.tokens, reply.truncated)

@@ -14,7 +14,9 @@ from transformers import AutoModel, AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, Vectors
 from backends.errors import BackendError, ModelUnavailable
+from backends.torch import wire
 from backends.torch.engine import Engine
+from backends.torch.inspection import inspect_folder
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import load
@@ -26,26 +28,8 @@ State = Literal["equal", "refused", "wrong", "no checkpoint"]
 LEAST_COSINE = 0.9999
 # A tokenizer that states this cuts the last text.
 TOKENS_MAX = 300
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "and",
-    "returns",
-    "values",
-    "of",
-    "all",
-    "keys",
-    "in",
-    "this",
-    "list",
-]
+SENTENCE = "the quick brown fox jumps over a lazy dog and returns values of all keys in this list"
+WORDS = SENTENCE.split()
 TEXTS = (
     "fox",
     "the lazy dog",
@@ -57,13 +41,14 @@ TEXTS = (
 SPREADS = (0.2, 0.08, 0.02)
 # Numbers in the largest network that is written.
 ELEMENTS_MAX = 10_000_000
+MORE_THAN_TEXT = "its network takes more than a text"
 T5_TYPES = frozenset({"t5", "mt5", "umt5"})
 # Texts that are more alike than this show nothing.
 ALIKE = 0.9999
 
 
 class Outcome(NamedTuple):
-    """Outcome for a type. detail: the reason of a refusal, or the least cosine. packed: as the engine has it."""
+    """Outcome for a type. detail: reason of a refusal, or least cosine. packed: as the engine has it."""
 
     model_type: str
     state: State
@@ -75,7 +60,7 @@ def compare(model_type: str, folder: Path, **keys: Any) -> Outcome:
     """Return the outcome for a type. keys: of its configuration."""
     transformers.utils.logging.set_verbosity_error()
     if not reads_text(model_type):
-        return Outcome(model_type, "no checkpoint", "its network takes more than a text")
+        return Outcome(model_type, "no checkpoint", MORE_THAN_TEXT)
     fault = write_checkpoint(model_type, folder, keys)
     if not (folder / "model.safetensors").is_file():
         return Outcome(model_type, "no checkpoint", fault)
@@ -93,6 +78,10 @@ def compare(model_type: str, folder: Path, **keys: Any) -> Outcome:
         found = asyncio.run(engine_vectors(loaded))
     except BackendError as error:
         return Outcome(model_type, "wrong", f"the engine fails: {error.message}", loaded.packed)
+    inspected = inspect_folder(wire.ModelBoot("tiny", str(folder), dtype="float32", device="cpu"), folder)
+    if inspected.refusal is not None or inspected.packed not in {None, loaded.packed}:
+        detail = f"an inspection says: packed {inspected.packed}, {inspected.refusal}"
+        return Outcome(model_type, "wrong", detail, loaded.packed)
     cosine = min(float(cosines(rows, expected).min()) for rows in found)
     state: State = "equal" if cosine >= LEAST_COSINE else "wrong"
     return Outcome(model_type, state, f"{cosine:.6f}", loaded.packed)
