@@ -99,7 +99,8 @@ class Scheduler:
                 self._queue.pop(entry)
                 self._isolated.record_turn(replica, is_isolated=False)
                 return Dispatch(self._batch_from(ticket, replica, scheduling_pass, now_s, bounds), replica)
-            elif not has_room(self._pool, ticket.piece.inputs, self._kind):
+            elif self._kind == "texts" and not has_room(self._pool, ticket.piece.inputs, self._kind):
+                # Of pictures, another tenant's first may go beyond the window; it may wait behind this one.
                 return None
             elif self._avoided(ticket) and len(scheduling_pass.deferred) < LOOK_AHEAD:
                 # A replica that has failed this ticket, or does not offer it, has a slot. The tenant's other

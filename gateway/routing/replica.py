@@ -125,12 +125,21 @@ class Replica:
     def admits(self, inputs: int, tenant: str, *, is_only_tenant: bool, kind: LoadKind = "texts") -> bool:
         """Return whether a tenant may have one more batch of this size in flight here.
 
-        While other tenants are active, a tenant that has a batch here leaves the last slot to them.
+        While other tenants are active, a tenant that has a batch here leaves the last slot to them. One
+        without a batch of pictures or sound here need not wait for those of another, which take seconds and
+        may have been sent while the window was larger: its first goes if fewer tenants than slots have one.
         """
         slots = self.slots
-        has_last = not is_only_tenant and slots > 1 and self.batches_by_tenant[kind, tenant]
+        own = self.batches_by_tenant[kind, tenant]
+        if kind == "media" and not is_only_tenant and not own and self._tenants_of(kind) < slots:
+            return self.has_room(inputs, self.slots_by_kind[kind] + 1, kind)
+        has_last = not is_only_tenant and slots > 1 and own
         reserved = slots_of(inputs, self._small_batch_slots) if has_last else 0
         return self.has_room(inputs, slots - reserved, kind)
+
+    def _tenants_of(self, kind: LoadKind) -> int:
+        """Return the number of tenants with batches of a kind here."""
+        return sum(1 for (own, _), batches in self.batches_by_tenant.items() if own == kind and batches > 0)
 
     def has_room(self, inputs: int, slots: int, kind: LoadKind = "texts") -> bool:
         """Return whether the slots and the replica's own permits allow one more batch of this size."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backends.contract import Backend, Capabilities, Embed, Operation, ReplicaSpec
+from backends.contract import Backend, Capabilities, Embed, EmbedParts, Operation, ReplicaSpec
 from backends.errors import BackendError, ReplicaFailed
 from backends.tei import open_replica
 from gateway.batching.batch_size import BatchSizer
@@ -17,7 +17,7 @@ from gateway.batching.tenant_activity import ACTIVE_S, SUSPECT_S, TenantActivity
 from gateway.batching.ticket import Attempt, Isolation, Owner, Ticket
 from gateway.errors import NoReplica
 from gateway.routing.health import ReplicaEvent, State
-from gateway.routing.load import BatchLoad
+from gateway.routing.load import BatchLoad, LoadKind
 from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
 from gateway.routing.window import Window
@@ -28,8 +28,9 @@ Arrival = tuple[str, str] | tuple[str, str, dict[str, Any]]
 
 def text_of(ticket: Ticket) -> str:
     """Return the only input of a ticket."""
-    assert isinstance(ticket.piece.work, Embed)
-    return str(ticket.piece.work.inputs[0])
+    work = ticket.piece.work
+    assert isinstance(work, Embed | EmbedParts)
+    return work.inputs[0] if isinstance(work, Embed) else str(work.inputs[0][0])
 
 
 class Bench:
@@ -44,6 +45,7 @@ class Bench:
         holds: bool = False,
         bounds: Bounds | None = None,
         small_batch_slots: int = 1,
+        kind: LoadKind = "texts",
     ) -> None:
         backend: Backend = open_replica(ReplicaSpec("http://nowhere"))
         self.replicas = [
@@ -55,9 +57,10 @@ class Bench:
         self.sizer = BatchSizer()
         self.in_flight: list[Attempt] = []
         self.isolated = IsolatedQueue(lambda: self.in_flight)
-        settings = LaneSettings(1000, 30, holds=holds)
+        settings = LaneSettings(1000, 30, holds=holds, kind=kind)
         self.scheduler = Scheduler(self.queue, self.pool, self.activity, self.sizer, settings, self.isolated)
         self.bounds = bounds or Bounds()
+        self.kind: LoadKind = kind
         self.now_s = 0.0
         self._flows = 0
         capabilities = Capabilities("m", frozenset({Operation.EMBED}), reports_input_tokens=reports_tokens)
@@ -97,7 +100,7 @@ class Bench:
                     texts = [text_of(ticket) for ticket in tickets]
                     attempt = Attempt(tickets, tickets[0].piece, replica, self.now_s, is_hedge=False)
                     tenants = tuple({ticket.owner.tenant for ticket in tickets})
-                    attempt.load = BatchLoad(len(tickets), 1, tenants)
+                    attempt.load = BatchLoad(len(tickets), 1, tenants, self.kind)
                     replica.add_batch(attempt.load, self.now_s)
                     self.in_flight.append(attempt)
                     decisions.append((replica.name, texts))
@@ -266,6 +269,31 @@ def test_last_slot_is_left_to_another_active_tenant() -> None:
     assert [("r0", ["a"]), ("r0", ["b"])] == bench.run()
     bench.add("mine", "victim")
     assert [("r0", ["mine"])] == bench.run()
+
+
+@pytest.mark.parametrize("size", [2, 1])
+def test_a_tenants_first_picture_passes_those_that_fill_a_window(size: int) -> None:
+    bench = Bench(window=4, kind="media")
+    bench.bounds = Bounds(inputs=1)
+
+    def add(name: str, tenant: str, tokens: int) -> None:
+        bench.activity.mark_active(tenant, bench.now_s)
+        piece = Slice(0, EmbedParts(((name,),)), 1, tokens)
+        Ticket(piece, Owner(tenant, len(bench.queue)), 30, 0).enqueue(bench.queue, 0)
+
+    for name in "abcdef":
+        add(name, "flood", 1)
+    assert [("r0", [name]) for name in "abcd"] == bench.run()
+    # The window shrinks while the pictures that it allowed are still in flight.
+    bench.replicas[0].window = Window(size)
+    add("mine", "victim", 90_000)
+    add("next", "victim", 90_000)
+    add("other", "third", 90_000)
+    # Fewer tenants than slots may have one in flight, and each of them only its first.
+    assert ([("r0", ["mine"])] if size == 2 else []) == bench.run()
+    bench.replicas[0].window = Window(3)
+    sent = [("r0", ["other"])] if size == 2 else [("r0", ["mine"]), ("r0", ["other"])]
+    assert sent == sorted(bench.run(), key=str)
 
 
 def test_last_slot_is_used_once_no_other_tenant_is_active() -> None:
