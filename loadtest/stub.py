@@ -164,7 +164,7 @@ class Stub:
         if effect == "lost":
             pending.connection.drop()
         elif effect.isdigit():
-            pending.connection.reply(int(effect), b'{"error":"bad word","error_type":"Backend"}')
+            pending.connection.reply(int(effect), b'{"error":"bad word","error_type":"Validation"}')
         else:
             pending.connection.reply(200, stub_protocol.render_wrong(pending.request, self.settings, effect))
 

@@ -223,12 +223,13 @@ class OutcomeHandler:
     def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
         """Queue each half of a batch as a batch of its own, to find the input that causes the failure."""
         middle = len(attempt.tickets) // 2
-        tried = {attempt.replica} if decision.avoid_replica else set()
+        failed_last = attempt.replica if decision.avoid_replica else None
         for tickets in (attempt.tickets[:middle], attempt.tickets[middle:]):
             half = object()
             for ticket in reversed(tickets):
                 if attempt in ticket.running:
                     ticket.running.discard(attempt)
-                    ticket.half, ticket.last_error, ticket.tried = half, decision.error, set(tried)
+                    ticket.half, ticket.last_error = half, decision.error
+                    ticket.tried, ticket.failed_last = set(), failed_last
                     if not ticket.is_done:
                         ticket.enqueue(self._queue, now_s, first=True)

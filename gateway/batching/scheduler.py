@@ -172,7 +172,11 @@ class Scheduler:
     def _avoided(self, ticket: Ticket) -> Collection[Replica]:
         """Return the replicas that have failed a ticket, or do not offer its work."""
         unsuited = lacking(self._pool, ticket.piece.work)
-        return {*ticket.tried, *unsuited} if unsuited else ticket.tried
+        avoided = {*ticket.tried, *unsuited} if unsuited else ticket.tried
+        failed_last = ticket.failed_last
+        if failed_last is not None and self._pool.usable({*avoided, failed_last}):
+            return {*avoided, failed_last}
+        return avoided
 
     def _batch_from(
         self,
@@ -220,7 +224,7 @@ class Scheduler:
         return msgspec.structs.replace(bounds, tokens=min(bounds.tokens, tokens_max))
 
     def _may_share(self, first: Ticket, other: Ticket, replica: Replica, now_s: float) -> bool:
-        if other.half is not first.half or replica in other.tried:
+        if other.half is not first.half or replica in other.tried or replica is other.failed_last:
             return False
         return are_joinable(first.piece, other.piece) and self._may_tenants_share(
             first, other, replica, now_s

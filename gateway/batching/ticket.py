@@ -74,9 +74,10 @@ class Ticket:
     """One slice in a lane. Invariant: every waiter gets one result, regardless of the attempts.
 
     half: identifies half of a batch that was split; the slice shares a batch only with slices of the same
-    half. faults: failures alone, at a replica that worked for others. losses: broken connections while it was
-    in flight. failed_at: replicas that failed it alone. failed_batch: the last that it was part of.
-    fault: its last failure alone. traces: of the waiting calls.
+    half. tried: replicas that do not get it again. failed_last: one that gets it again only if no other is
+    usable. faults: failures alone, at a replica that worked for others. losses: broken connections while it
+    was in flight. failed_at: replicas that failed it alone. failed_batch: the last that it was part of. fault:
+    its last failure alone. traces: of the waiting calls.
     """
 
     def __init__(self, piece: Slice, owner: Owner, deadline_s: float, now_s: float) -> None:
@@ -91,6 +92,7 @@ class Ticket:
         self.waiting_since_s = now_s
         self.queued_s = 0.0
         self.tried: set[Replica] = set()
+        self.failed_last: Replica | None = None
         self.running: set[Attempt] = set()
         self.was_sent = False
         self.was_answered = False

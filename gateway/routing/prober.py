@@ -93,7 +93,8 @@ class Prober:
                 self._idle_since_s = self._clock()
                 continue
             await asyncio.sleep(wait_s)
-            wait_s = min(wait_s * 2, self._intervals.max_s)
+            # Calls wait for a replica that broke its connections a moment ago.
+            wait_s = wait_s if self._pool.is_returning else min(wait_s * 2, self._intervals.max_s)
 
     async def _try_join(self) -> bool:
         """Return whether the replica has joined."""
