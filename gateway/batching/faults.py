@@ -13,19 +13,21 @@ long as the replica works for others.
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from backends.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
+    InvalidWork,
     ReplicaFailed,
     ReplicaUnavailable,
 )
 from gateway.batching.isolation import IsolatedQueue
-from gateway.batching.outcomes import OutcomeHandler
 from gateway.batching.retries import RetryPolicy, Split, masked, timed_out_early
-from gateway.batching.ticket import Attempt, FailedBatch, Isolation, Ticket
+from gateway.batching.suspects import Isolation
+from gateway.batching.ticket import Attempt, FailedBatch, Ticket
 from gateway.routing.health import State
 from gateway.routing.pool import Pool, lacking
 from gateway.routing.replica import Replica
@@ -50,15 +52,28 @@ class SliceFailed(Exception):
         self.error = error
 
 
+class Outcomes(Protocol):
+    """Consequences for tickets and queue."""
+
+    def apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
+        """Carry out the policy's decision about a failed batch."""
+
+    def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
+        """Queue each half of a batch as a batch of its own."""
+
+    def refuse(self, ticket: Ticket, error: BackendError, now_s: float) -> InvalidWork:
+        """Return the error of an input that failed alone."""
+
+
 class FaultHandler:
     """Judge of these failures for one lane. clock: the event loop's."""
 
     def __init__(
         self,
         pool: Pool,
-        isolated: IsolatedQueue,
+        isolated: IsolatedQueue[Ticket],
         policy: RetryPolicy,
-        outcomes: OutcomeHandler,
+        outcomes: Outcomes,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool

@@ -35,8 +35,9 @@ from gateway.batching.retries import (
 )
 from gateway.batching.slices import request_bytes
 from gateway.batching.staggered_calls import StaggeredCalls
+from gateway.batching.suspects import Isolation
 from gateway.batching.tenant_activity import TenantActivity
-from gateway.batching.ticket import Attempt, Isolation, Ticket
+from gateway.batching.ticket import Attempt, Ticket
 from gateway.routing.pool import Pool, lacking
 from gateway.routing.replica import Replica
 
@@ -50,7 +51,7 @@ class OutcomeHandler:
         self,
         pool: Pool,
         queue: FairQueue[Ticket],
-        isolated: IsolatedQueue,
+        isolated: IsolatedQueue[Ticket],
         activity: TenantActivity,
         policy: RetryPolicy,
         measures: LaneMeasures,

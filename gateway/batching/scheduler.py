@@ -21,8 +21,9 @@ from gateway.batching.isolation import IsolatedQueue
 from gateway.batching.joining import BatchTotals, are_joinable
 from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds
+from gateway.batching.suspects import Isolation
 from gateway.batching.tenant_activity import TenantActivity
-from gateway.batching.ticket import Isolation, Ticket
+from gateway.batching.ticket import Ticket
 from gateway.routing.offers import offers
 from gateway.routing.pool import Pool, has_room, is_replica_expected, lacking, no_replica_error
 from gateway.routing.replica import Replica
@@ -70,10 +71,10 @@ class Scheduler:
         activity: TenantActivity,
         sizer: BatchSizer,
         settings: LaneSettings,
-        isolated: IsolatedQueue | None = None,
+        isolated: IsolatedQueue[Ticket] | None = None,
     ) -> None:
         self._queue = queue
-        self._isolated = IsolatedQueue() if isolated is None else isolated
+        self._isolated: IsolatedQueue[Ticket] = IsolatedQueue() if isolated is None else isolated
         self._pool = pool
         self._activity = activity
         self._sizer = sizer

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -12,22 +11,11 @@ from backends.errors import AttemptTimedOut, BackendError
 from backends.tracing import Carrier
 from gateway.batching.fair_queue import Entry, FairQueue, Priority
 from gateway.batching.slices import Slice, is_indivisible
+from gateway.batching.suspects import Isolation
 from gateway.batching.traces import AttemptSpans, SliceTrace
 from gateway.events import CopyPurpose
 from gateway.routing.load import BatchLoad, kind_of
 from gateway.routing.replica import Replica
-
-
-class Isolation(IntEnum):
-    """Company in which a slice may be sent.
-
-    shared: batches with other slices. alone: by itself, because one of its batch made that fail. known: by
-    itself and one at a time at a replica, because it failed alone, or its tenant's inputs break servers.
-    """
-
-    SHARED = 0
-    ALONE = 1
-    KNOWN = 2
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -76,8 +64,8 @@ class Ticket:
     half: identifies half of a batch that was split; the slice shares a batch only with slices of the same
     half. tried: replicas that do not get it again. failed_last: one that gets it again only if no other is
     usable. faults: failures alone, at a replica that worked for others. losses: broken connections while it
-    was in flight. failed_at: replicas that failed it alone. failed_batch: the last that it was part of. fault:
-    its last failure alone. traces: of the waiting calls.
+    was in flight. failed_at: replicas that failed it alone. failed_batch: the last that it was part of.
+    fault: its last failure alone. traces: of the waiting calls.
     """
 
     def __init__(self, piece: Slice, owner: Owner, deadline_s: float, now_s: float) -> None:
