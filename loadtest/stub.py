@@ -117,6 +117,8 @@ class Stub:
         self._inputs_in_flight += inputs
         if self.settings.hang or stub_protocol.contains(self.settings.hang_word, pending.request):
             return
+        if self.settings.bad_effect == "hang" and self._is_bad(pending.request):
+            return
         if self.settings.parallel and self._running >= self.settings.parallel:
             self._queue.append(pending)
         else:
@@ -138,7 +140,9 @@ class Stub:
         self._running -= 1
         request = pending.request
         self._release(request)
-        if not self.settings.hang:
+        if self._is_bad(request):
+            self._fail(pending)
+        elif not self.settings.hang:
             tokens = b"\r\nx-compute-tokens: %d" % request.tokens
             pending.connection.reply(200, stub_protocol.render(request, self.settings), extra=tokens)
         while self._queue and self._running < self.settings.parallel:
@@ -150,6 +154,19 @@ class Stub:
             else:
                 # From the end of the previous request, not from the timer's tick: no slot loses time.
                 self._start(following, end_s)
+
+    def _is_bad(self, request: StubRequest) -> bool:
+        return stub_protocol.contains(self.settings.bad_word, request)
+
+    def _fail(self, pending: PendingRequest) -> None:
+        """Answer a request that contains the bad word as the setting says."""
+        effect = self.settings.bad_effect
+        if effect == "lost":
+            pending.connection.drop()
+        elif effect.isdigit():
+            pending.connection.reply(int(effect), b'{"error":"bad word","error_type":"Validation"}')
+        else:
+            pending.connection.reply(200, stub_protocol.render_wrong(pending.request, self.settings, effect))
 
     def _release(self, request: StubRequest) -> None:
         self.stats.in_flight -= 1

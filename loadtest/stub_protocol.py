@@ -33,7 +33,8 @@ class StubSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     hang: no request gets a reply. error_share: share of requests that get error_status. refused_word: a
     request with a text that contains this word is refused whole, as TEI does. crash_word: such a text breaks
     every connection, and no request gets a reply for down_ms, as if an engine had crashed. hang_word: such a
-    text gets no reply.
+    text gets no reply. bad_word: such a text has bad_effect: a status, `null`, `nan`, `width`, `lost` for a
+    connection that breaks, or `hang`.
     """
 
     model: str = "stub"
@@ -53,6 +54,8 @@ class StubSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     refused_word: str = ""
     crash_word: str = ""
     hang_word: str = ""
+    bad_word: str = ""
+    bad_effect: str = "500"
     down_ms: float = 0.0
 
 
@@ -223,6 +226,18 @@ def _render_openai(request: StubRequest, settings: StubSettings) -> bytes:
 
 def _floats(text: str, dimensions: int) -> bytes:
     return b"[%b,%b,%b," % tuple(repr(part).encode() for part in mark_of(text)) + _json_tail(dimensions)
+
+
+def render_wrong(request: StubRequest, settings: StubSettings, effect: str) -> bytes:
+    """Render a reply of OpenAI's API with vectors that are `null`, not finite, or of a wrong width."""
+    row = {
+        "null": None,
+        "nan": pybase64.b64encode(b"\0\0\xc0\x7f" * settings.dimensions).decode(),
+        "width": pybase64.b64encode(b"\0\0\x80\x3f" * (settings.dimensions - 1)).decode(),
+    }[effect]
+    data = [{"object": "embedding", "index": index, "embedding": row} for index in range(len(request.texts))]
+    usage = {"prompt_tokens": request.tokens, "total_tokens": request.tokens}
+    return msgspec.json.encode({"object": "list", "data": data, "model": settings.model, "usage": usage})
 
 
 def info(settings: StubSettings) -> bytes:

@@ -134,7 +134,8 @@ class AttemptRunner:
     def _timeout_s(self, attempt: Attempt) -> float:
         first = attempt.tickets[0]
         # Another upstream that can serve the call is one more place to try.
-        untried_replicas = len(self._pool.usable(first.tried)) + first.owner.may_move
+        avoid = first.tried if first.failed_last is None else {*first.tried, first.failed_last}
+        untried_replicas = len(self._pool.usable(avoid)) + first.owner.may_move
         return self._policy.timeout_s(untried_replicas, lambda: attempt.deadline_s - self._clock())
 
     def _schedule_hedge(self, attempt: Attempt) -> None:

@@ -13,18 +13,21 @@ long as the replica works for others.
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from backends.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
+    InvalidWork,
     ReplicaFailed,
     ReplicaUnavailable,
 )
 from gateway.batching.isolation import IsolatedQueue
-from gateway.batching.outcomes import OutcomeHandler
 from gateway.batching.retries import RetryPolicy, Split, masked, timed_out_early
-from gateway.batching.ticket import Attempt, FailedBatch, Isolation, Ticket
+from gateway.batching.suspects import Isolation
+from gateway.batching.ticket import Attempt, FailedBatch, Ticket
 from gateway.routing.health import State
 from gateway.routing.pool import Pool, lacking
 from gateway.routing.replica import Replica
@@ -49,15 +52,28 @@ class SliceFailed(Exception):
         self.error = error
 
 
+class Outcomes(Protocol):
+    """Consequences for tickets and queue."""
+
+    def apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
+        """Carry out the policy's decision about a failed batch."""
+
+    def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
+        """Queue each half of a batch as a batch of its own."""
+
+    def refuse(self, ticket: Ticket, error: BackendError, now_s: float) -> InvalidWork:
+        """Return the error of an input that failed alone."""
+
+
 class FaultHandler:
     """Judge of these failures for one lane. clock: the event loop's."""
 
     def __init__(
         self,
         pool: Pool,
-        isolated: IsolatedQueue,
+        isolated: IsolatedQueue[Ticket],
         policy: RetryPolicy,
-        outcomes: OutcomeHandler,
+        outcomes: Outcomes,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
@@ -65,6 +81,8 @@ class FaultHandler:
         self._policy = policy
         self._outcomes = outcomes
         self._clock = clock
+        # When the wait for a replica ends.
+        self._returns: WeakKeyDictionary[Replica, asyncio.TimerHandle] = WeakKeyDictionary()
         self._checks = WorkChecks(clock, policy.attempt_timeout_s)
 
     async def handle(self, attempt: Attempt, error: BackendError) -> None:
@@ -106,12 +124,11 @@ class FaultHandler:
     def _isolate(self, attempt: Attempt, error: BackendError) -> None:
         """Queue each slice of a batch to go alone, at a different replica if there is one."""
         now_s, replica = self._clock(), attempt.replica
-        tried = {replica} if self._pool.usable([replica]) else set()
         for ticket in reversed(attempt.tickets):
             if attempt not in ticket.running:
                 continue
             ticket.running.discard(attempt)
-            ticket.half, ticket.tried = attempt, set(tried)
+            ticket.half, ticket.tried, ticket.failed_last = attempt, set(), replica
             ticket.last_error = masked(error, len(attempt.tickets))
             ticket.losses += isinstance(error, ConnectionLost)
             if not ticket.is_done:
@@ -137,14 +154,13 @@ class FaultHandler:
         ticket.losses += isinstance(error, ConnectionLost)
         if is_broken and replica.lost_several(attempt.started_s, failed_s):
             # Any of the slices that were in flight there may have broken it.
-            self._try_again(ticket, Isolation.ALONE if ticket.losses == 1 else Isolation.KNOWN, set())
+            self._try_again(ticket, replica, Isolation.ALONE if ticket.losses == 1 else Isolation.KNOWN)
         elif not ticket.is_indivisible:
             ticket.settle(SliceFailed(error))
         else:
-            tried = {replica} if has_other else set()
             self._count_fault(ticket, replica, error, is_broken=is_broken)
             if not is_final:
-                self._try_again(ticket, Isolation.KNOWN, tried)
+                self._try_again(ticket, replica, Isolation.KNOWN)
             elif is_broken and not await self._works_again(replica, ticket):
                 ticket.settle(error)
             else:
@@ -162,7 +178,7 @@ class FaultHandler:
             suspects.add_crash(ticket.owner.tenant, now_s)
 
     async def _works_again(self, replica: Replica, ticket: Ticket) -> bool:
-        """Return whether a replica that an input may have broken completes plain work."""
+        """Return whether a replica that an input may have broken completes plain work, within a while."""
         ends_s = ticket.deadline_s if self._pool.holds else self._clock() + RETURN_S
         while not ticket.is_done and self._clock() < ends_s:
             if await self._checks.fault_of(replica, self._clock()) is None:
@@ -175,13 +191,21 @@ class FaultHandler:
         self._isolated.suspects.add(ticket.piece.work, now_s, is_refused=True)
         ticket.settle(self._outcomes.refuse(ticket, error, now_s))
 
-    def _try_again(self, ticket: Ticket, level: Isolation, tried: set[Replica]) -> None:
+    def _try_again(self, ticket: Ticket, replica: Replica, level: Isolation) -> None:
         if ticket.losses >= LOSSES_MAX:
             assert ticket.last_error is not None
             ticket.settle(ticket.last_error)
             return
-        ticket.tried = tried
+        ticket.tried, ticket.failed_last = set(), replica
         self._isolated.enqueue(ticket, level, self._clock(), first=True)
+
+    def _expect_return(self, replica: Replica) -> None:
+        """Let calls wait for a replica that may be restarting."""
+        self._pool.expect_return(replica)
+        if (timer := self._returns.pop(replica, None)) is not None:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._returns[replica] = loop.call_later(RETURN_S, self._pool.give_up, replica)
 
     async def _check(self, attempt: Attempt, error: BackendError, since_s: float) -> BackendError | None:
         """Return why a replica fails plain work, and count the failure against it; None if it works."""
@@ -194,6 +218,5 @@ class FaultHandler:
             error = ReplicaFailed(fault.message)
         self._pool.record_failure(replica, error, now_s, attempt.started_s)
         if isinstance(error, ConnectionLost) and replica.state is State.DOWN:
-            self._pool.expect_return(replica)
-            asyncio.get_running_loop().call_later(RETURN_S, self._pool.give_up, replica)
+            self._expect_return(replica)
         return fault

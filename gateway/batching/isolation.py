@@ -6,24 +6,44 @@ alternate with the other slices. They wait in queues of their own, so that they 
 """
 
 from collections.abc import Callable, Collection, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
+from backends.contract import Work
 from gateway.batching.fair_queue import Entry, FairQueue
-from gateway.batching.suspects import Suspects
-from gateway.batching.ticket import Attempt, Isolation, Ticket
+from gateway.batching.suspects import Isolation, Suspects
 from gateway.routing.replica import Replica
 
 # Slices in flight over the lane that go alone.
 ALONE_MAX = 8
 
 
-class IsolatedQueue:
+class Isolatable(Protocol):
+    """Ticket of a slice."""
+
+    isolation: Isolation
+
+    def enqueue(self, queue: FairQueue[Any], now_s: float, *, first: bool = False) -> None:
+        """Wait in a queue."""
+
+
+class InFlight(Protocol):
+    """Attempt in flight."""
+
+    isolation: Isolation
+    replica: Replica
+
+
+T = TypeVar("T", bound=Isolatable)
+
+
+class IsolatedQueue(Generic[T]):
     """Queues of the slices of one lane that go alone. in_flight: returns the lane's attempts."""
 
-    def __init__(self, in_flight: Callable[[], Collection[Attempt]] = tuple) -> None:
+    def __init__(self, in_flight: Callable[[], Collection[InFlight]] = tuple) -> None:
         self.suspects = Suspects()
         self._in_flight = in_flight
-        self.by_level: dict[Isolation, FairQueue[Ticket]] = {
+        self.by_level: dict[Isolation, FairQueue[T]] = {
             Isolation.ALONE: FairQueue(),
             Isolation.KNOWN: FairQueue(),
         }
@@ -42,26 +62,26 @@ class IsolatedQueue:
         """Return the tokens of one tenant that wait."""
         return sum(queue.tokens_of(tenant) for queue in self.by_level.values())
 
-    def items(self) -> Iterator[Ticket]:
+    def items(self) -> Iterator[T]:
         """Yield all waiting tickets, in no particular order."""
         for queue in self.by_level.values():
             yield from queue.items()
 
-    def enqueue(self, ticket: Ticket, level: Isolation, now_s: float, *, first: bool = False) -> None:
+    def enqueue(self, ticket: T, level: Isolation, now_s: float, *, first: bool = False) -> None:
         """Let a ticket wait until it can be sent alone; one that is known to fail stays known."""
         ticket.isolation = max(level, ticket.isolation)
         ticket.enqueue(self.by_level[ticket.isolation], now_s, first=first)
 
-    def remove(self, entry: Entry[Ticket]) -> bool:
+    def remove(self, entry: Entry[T]) -> bool:
         """Remove an entry out of turn; return False if it is not in these queues."""
         return any(queue.remove(entry) for queue in self.by_level.values())
 
-    def level_of(self, ticket: Ticket, now_s: float) -> Isolation:
+    def level_of(self, tenant: str, work: Work, now_s: float) -> Isolation:
         """Return the company in which a new slice may be sent."""
         suspects = self.suspects
-        if suspects.breaks_servers(ticket.owner.tenant, now_s):
+        if suspects.breaks_servers(tenant, now_s):
             return Isolation.KNOWN
-        if suspects and suspects.places_in(ticket.piece.work, now_s):
+        if suspects and suspects.places_in(work, now_s):
             return Isolation.KNOWN
         return Isolation.SHARED
 

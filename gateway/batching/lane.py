@@ -33,8 +33,9 @@ from gateway.batching.outcomes import OutcomeHandler
 from gateway.batching.retries import RetryPolicy, refusal_of
 from gateway.batching.scheduler import Dispatch, Scheduler, SchedulingPass
 from gateway.batching.slices import Bounds, Slice, separated
+from gateway.batching.suspects import Isolation
 from gateway.batching.tenant_activity import ACTIVE_S, TenantActivity
-from gateway.batching.ticket import EMPTY_ENTRY, Attempt, Isolation, Owner, Ticket
+from gateway.batching.ticket import EMPTY_ENTRY, Attempt, Owner, Ticket
 from gateway.errors import LOADING_RETRY_S, GatewayError, ModelLoading, Overloaded
 from gateway.events import AttemptFinished, CopyPurpose, LaneBacklog, Observe
 from gateway.routing.pool import Pool, held_s, no_replica_error
@@ -78,7 +79,7 @@ class Lane:
         self._activity = TenantActivity(self._queue)
         self._measures = LaneMeasures(clock())
         self._first_replica = FirstReplicaWait(pool, holds=settings.holds)
-        self._isolated = IsolatedQueue(lambda: self._attempts.in_flight)
+        self._isolated: IsolatedQueue[Ticket] = IsolatedQueue(lambda: self._attempts.in_flight)
         self._scheduler = Scheduler(
             self._queue, pool, self._activity, self._measures.sizer, settings, self._isolated
         )
@@ -242,7 +243,7 @@ class Lane:
         if ticket is None or ticket.is_done:
             ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
             level = Isolation.ALONE if is_suspect else Isolation.SHARED
-            level = max(level, self._isolated.level_of(ticket, now_s))
+            level = max(level, self._isolated.level_of(owner.tenant, piece.work, now_s))
             if level is Isolation.SHARED:
                 ticket.enqueue(self._queue, now_s)
             else:

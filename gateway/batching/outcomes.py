@@ -35,8 +35,9 @@ from gateway.batching.retries import (
 )
 from gateway.batching.slices import request_bytes
 from gateway.batching.staggered_calls import StaggeredCalls
+from gateway.batching.suspects import Isolation
 from gateway.batching.tenant_activity import TenantActivity
-from gateway.batching.ticket import Attempt, Isolation, Ticket
+from gateway.batching.ticket import Attempt, Ticket
 from gateway.routing.pool import Pool, held_s, lacking
 from gateway.routing.replica import Replica
 
@@ -53,7 +54,7 @@ class OutcomeHandler:
         self,
         pool: Pool,
         queue: FairQueue[Ticket],
-        isolated: IsolatedQueue,
+        isolated: IsolatedQueue[Ticket],
         activity: TenantActivity,
         policy: RetryPolicy,
         measures: LaneMeasures,
@@ -246,12 +247,13 @@ class OutcomeHandler:
     def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
         """Queue each half of a batch as a batch of its own, to find the input that causes the failure."""
         middle = len(attempt.tickets) // 2
-        tried = {attempt.replica} if decision.avoid_replica else set()
+        failed_last = attempt.replica if decision.avoid_replica else None
         for tickets in (attempt.tickets[:middle], attempt.tickets[middle:]):
             half = object()
             for ticket in reversed(tickets):
                 if attempt in ticket.running:
                     ticket.running.discard(attempt)
-                    ticket.half, ticket.last_error, ticket.tried = half, decision.error, set(tried)
+                    ticket.half, ticket.last_error = half, decision.error
+                    ticket.tried, ticket.failed_last = set(), failed_last
                     if not ticket.is_done:
                         ticket.enqueue(self._queue, now_s, first=True)

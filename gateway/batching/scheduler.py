@@ -21,8 +21,9 @@ from gateway.batching.isolation import IsolatedQueue
 from gateway.batching.joining import BatchTotals, are_joinable
 from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds
+from gateway.batching.suspects import Isolation
 from gateway.batching.tenant_activity import TenantActivity
-from gateway.batching.ticket import Isolation, Ticket
+from gateway.batching.ticket import Ticket
 from gateway.routing.offers import offers
 from gateway.routing.pool import Pool, has_room, is_replica_expected, lacking, no_replica_error
 from gateway.routing.replica import Replica
@@ -70,10 +71,10 @@ class Scheduler:
         activity: TenantActivity,
         sizer: BatchSizer,
         settings: LaneSettings,
-        isolated: IsolatedQueue | None = None,
+        isolated: IsolatedQueue[Ticket] | None = None,
     ) -> None:
         self._queue = queue
-        self._isolated = IsolatedQueue() if isolated is None else isolated
+        self._isolated: IsolatedQueue[Ticket] = IsolatedQueue() if isolated is None else isolated
         self._pool = pool
         self._activity = activity
         self._sizer = sizer
@@ -173,7 +174,11 @@ class Scheduler:
     def _avoided(self, ticket: Ticket) -> Collection[Replica]:
         """Return the replicas that have failed a ticket, or do not offer its work."""
         unsuited = lacking(self._pool, ticket.piece.work)
-        return {*ticket.tried, *unsuited} if unsuited else ticket.tried
+        avoided = {*ticket.tried, *unsuited} if unsuited else ticket.tried
+        failed_last = ticket.failed_last
+        if failed_last is not None and self._pool.usable({*avoided, failed_last}):
+            return {*avoided, failed_last}
+        return avoided
 
     def _batch_from(
         self,
@@ -221,7 +226,7 @@ class Scheduler:
         return msgspec.structs.replace(bounds, tokens=min(bounds.tokens, tokens_max))
 
     def _may_share(self, first: Ticket, other: Ticket, replica: Replica, now_s: float) -> bool:
-        if other.half is not first.half or replica in other.tried:
+        if other.half is not first.half or replica in other.tried or replica is other.failed_last:
             return False
         return are_joinable(first.piece, other.piece) and self._may_tenants_share(
             first, other, replica, now_s

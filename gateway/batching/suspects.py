@@ -8,6 +8,7 @@ import hashlib
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
+from enum import IntEnum
 
 import msgspec
 
@@ -24,6 +25,18 @@ PAUSE_MAX_S = 8.0
 TENANTS_MAX = 1024
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class Isolation(IntEnum):
+    """Company in which a slice may be sent.
+
+    shared: batches with other slices. alone: by itself, because one of its batch made that fail. known: by
+    itself and one at a time at a replica, because it failed alone, or its tenant's inputs break servers.
+    """
+
+    SHARED = 0
+    ALONE = 1
+    KNOWN = 2
 
 
 class Suspects:

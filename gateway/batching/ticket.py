@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -12,23 +11,12 @@ from backends.errors import AttemptTimedOut, BackendError
 from backends.tracing import Carrier
 from gateway.batching.fair_queue import Entry, FairQueue, Priority
 from gateway.batching.slices import Slice, is_indivisible
+from gateway.batching.suspects import Isolation
 from gateway.batching.traces import AttemptSpans, SliceTrace
 from gateway.events import CopyPurpose
 from gateway.routing.load import BatchLoad, kind_of
 from gateway.routing.replica import Replica
 from gateway.telemetry.attempt_record import AttemptRecord, hide_inputs
-
-
-class Isolation(IntEnum):
-    """Company in which a slice may be sent.
-
-    shared: batches with other slices. alone: by itself, because one of its batch made that fail. known: by
-    itself and one at a time at a replica, because it failed alone, or its tenant's inputs break servers.
-    """
-
-    SHARED = 0
-    ALONE = 1
-    KNOWN = 2
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -77,8 +65,9 @@ class Ticket:
     """One slice in a lane. Invariant: every waiter gets one result, regardless of the attempts.
 
     half: identifies half of a batch that was split; the slice shares a batch only with slices of the same
-    half. faults: failures alone, at a replica that worked for others. losses: broken connections while it was
-    in flight. failed_at: replicas that failed it alone. failed_batch: the last that it was part of.
+    half. tried: replicas that do not get it again. failed_last: one that gets it again only if no other is
+    usable. faults: failures alone, at a replica that worked for others. losses: broken connections while it
+    was in flight. failed_at: replicas that failed it alone. failed_batch: the last that it was part of.
     fault: its last failure alone. traces: of the waiting calls.
     """
 
@@ -94,6 +83,7 @@ class Ticket:
         self.waiting_since_s = now_s
         self.queued_s = 0.0
         self.tried: set[Replica] = set()
+        self.failed_last: Replica | None = None
         self.running: set[Attempt] = set()
         self.was_sent = False
         self.was_answered = False

@@ -100,7 +100,8 @@ class Prober:
             await asyncio.sleep(max(wait_s, self._paused_until_s - self._clock()))
             # One that is kept out has computed for the checks, and is asked again less often.
             max_s = REMOTE_PROBES.max_s if self._replica.kept_out else self._intervals.max_s
-            wait_s = min(wait_s * 2, max_s)
+            # Calls wait for a replica that broke its connections a moment ago.
+            wait_s = wait_s if self._pool.is_returning else min(wait_s * 2, max_s)
 
     async def _try_join(self) -> bool:
         """Return whether the replica has joined."""

@@ -18,6 +18,7 @@ from backends.errors import (
 from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.slices import Bounds
 from gateway.batching.tenant_activity import SUSPECT_S
+from gateway.batching.ticket import Owner
 from gateway.errors import Overloaded
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.latencies import SAMPLES_MIN
@@ -700,3 +701,31 @@ async def test_call_that_would_wait_past_its_deadline_is_told_how_long() -> None
 async def answer_at_once(texts: list[str]) -> Reply:
     """Answer without the test's help."""
     return reply_to(texts)
+
+
+async def test_a_tenant_leaves_others_a_share_of_the_queue() -> None:
+    rig = Rig(settings=LaneSettings(1000, 30, holds=False))
+    calls = [rig.call("first")]
+    await rig.sent("first")
+    greedy, refused = Owner("greedy"), 0
+    for index in range(200):
+        try:
+            rig.lane.check_room(tokens_of("8 signs."), greedy)
+        except Overloaded:
+            refused += 1
+            continue
+        calls.append(rig.call("8 signs.", tenant="greedy", work=Embed(("8 signs.",), dimensions=index + 1)))
+        await asyncio.sleep(0)
+    assert 750 == rig.lane.queued_tokens
+    assert 200 - 75 == refused
+
+    with pytest.raises(Overloaded, match="too much of yours"):
+        rig.lane.check_room(10, greedy)
+    # Three times what stays free then: 3/7 of the queue for each of two.
+    rig.lane.check_room(240, Owner("victim"))
+    # A heavier tenant may have more.
+    rig.lane.check_room(10, Owner("greedy", weight=2))
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await rig.assert_empty()

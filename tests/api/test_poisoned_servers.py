@@ -30,7 +30,7 @@ WORDS = json.dumps({"error": "no such word", "error_type": "Validation"}).encode
 CONFIG = """
 upstreams:
   embedder:
-    backend: {backend}
+    backend: tei
     replicas: {replicas}
     tokenizer: {folder}
     attempt_timeout_s: 0.5
@@ -76,6 +76,17 @@ class Poisoned(FakeTei):
         return 500, b""
 
 
+def config_for(addresses: list[str], folder: Path, more: str = "") -> str:
+    """Return the configuration of one upstream and two tenants. more: further lines."""
+    return CONFIG.format(
+        replicas=json.dumps(addresses),
+        folder=write_small_files(folder),
+        acme=key_digest(KEY),
+        other=key_digest("other"),
+        more=more,
+    )
+
+
 @asynccontextmanager
 async def poisoned_gateway(
     folder: Path, kind: str, replicas: int, *, more: str = "", **options: Any
@@ -84,14 +95,7 @@ async def poisoned_gateway(
     servers = [Poisoned(kind, **options) for _ in range(replicas)]
     async with AsyncExitStack() as stack:
         hosts = [await stack.enter_async_context(HostileReplica(server)) for server in servers]
-        config = CONFIG.format(
-            backend="tei",
-            replicas=json.dumps([host.address for host in hosts]),
-            folder=write_small_files(folder),
-            acme=key_digest(KEY),
-            other=key_digest("other"),
-            more=more,
-        )
+        config = config_for([host.address for host in hosts], folder, more)
         yield await stack.enter_async_context(running_gateway({}, config, sockets=True)), servers
 
 
@@ -209,3 +213,62 @@ async def test_embed_skips_the_row_that_a_server_fails(tmp_path: Path, kind: str
     assert 0 == status
     written = [json.loads(line)["text"] for line in target.read_text().splitlines()]
     assert [row["text"] for row in rows if row["text"] != BAD] == written
+
+
+class Crashing(FakeTei):
+    """A server that one text breaks: it drops all its connections, and those that come for a while."""
+
+    def __init__(self, down_s: float) -> None:
+        super().__init__()
+        self.crashes = 0
+        self.host: HostileReplica
+        self._down_s = down_s
+        self._down_until_s = 0.0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        now_s = asyncio.get_running_loop().time()
+        body = (await receive())["body"]
+        if BAD.encode() in body and now_s >= self._down_until_s:
+            self.crashes += 1
+            self._down_until_s = now_s + self._down_s
+            for writer in self.host.writers:
+                writer.transport.abort()
+        if now_s < self._down_until_s:
+            raise ConnectionResetError
+
+        async def received() -> dict[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        await super().__call__(scope, received, send)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_tenant_whose_texts_break_the_servers_fails_no_call_of_another(
+    tmp_path: Path, replicas: int
+) -> None:
+    servers = [Crashing(0.2) for _ in range(replicas)]
+    served: list[int] = []
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            server.host = await stack.enter_async_context(HostileReplica(server))
+        config = config_for([server.host.address for server in servers], tmp_path)
+        gateway = await stack.enter_async_context(running_gateway({}, config, sockets=True))
+
+        async def break_servers(number: int) -> None:
+            for turn in range(1000):
+                await gateway.post(OPENAI, {"input": f"{BAD} {number} {turn}"})
+
+        gateway.client.headers["authorization"] = f"Bearer {KEY}"
+        breaking = [asyncio.create_task(break_servers(number)) for number in range(4)]
+        for number in range(30):
+            text = f"fine {number}"
+            reply = await gateway.post(OPENAI, {"input": text}, authorization="Bearer other")
+            served.append(reply.status_code)
+            assert_vectors(reply, text)
+            await asyncio.sleep(0.05)
+        for task in breaking:
+            task.cancel()
+        await asyncio.gather(*breaking, return_exceptions=True)
+
+    assert [200] * 30 == served
+    assert 2 <= sum(server.crashes for server in servers) <= 15

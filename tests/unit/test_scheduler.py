@@ -13,8 +13,9 @@ from gateway.batching.isolation import ALONE_MAX, IsolatedQueue
 from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.scheduler import LOOK_AHEAD, Dispatch, Rejection, Scheduler, SchedulingPass
 from gateway.batching.slices import Bounds, Slice
+from gateway.batching.suspects import Isolation
 from gateway.batching.tenant_activity import ACTIVE_S, SUSPECT_S, TenantActivity
-from gateway.batching.ticket import Attempt, Isolation, Owner, Ticket
+from gateway.batching.ticket import Attempt, Owner, Ticket
 from gateway.errors import NoReplica
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.load import BatchLoad, LoadKind
@@ -56,7 +57,7 @@ class Bench:
         self.activity = TenantActivity(self.queue)
         self.sizer = BatchSizer()
         self.in_flight: list[Attempt] = []
-        self.isolated = IsolatedQueue(lambda: self.in_flight)
+        self.isolated: IsolatedQueue[Ticket] = IsolatedQueue(lambda: self.in_flight)
         settings = LaneSettings(1000, 30, holds=holds, kind=kind)
         self.scheduler = Scheduler(self.queue, self.pool, self.activity, self.sizer, settings, self.isolated)
         self.bounds = bounds or Bounds()
