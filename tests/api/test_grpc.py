@@ -405,7 +405,7 @@ async def test_connections_over_the_bound_are_closed() -> None:
         host, port = client.address.split(":")
         connections = [await asyncio.open_connection(host, int(port)) for _ in range(12)]
         ends = [asyncio.create_task(reader.read()) for reader, _ in connections]
-        await until(lambda: sum(end.done() for end in ends) >= 7)
+        await until(lambda: sum(end.done() for end in ends) >= 6)
         for _, writer in connections:
             writer.close()
         await asyncio.gather(*ends)

@@ -95,7 +95,7 @@ class Link(Protocol):
     def open_calls(self) -> int:
         """Number of RPCs whose methods need no key."""
 
-    def trust(self) -> None:
+    def trust(self, tenant: str) -> None:
         """Raise the bounds: a key of the client is verified."""
 
     def send_headers(self, stream: "CallStream", block: bytes, *, ends: bool) -> None:
@@ -176,9 +176,9 @@ class CallStream:
         """Return the time until the deadline, None without one."""
         return None if self._deadline_s is None else self._deadline_s - self._loop.time()
 
-    def trust(self) -> None:
+    def trust(self, tenant: str) -> None:
         """Raise the connection's bounds: the key of this RPC is verified."""
-        self._link.trust()
+        self._link.trust(tenant)
 
     def receive(self, content: bytes | bytearray) -> None:
         """Take bytes of messages from the client."""

@@ -15,6 +15,7 @@ from gateway.api.grpc.frame_writer import VERIFIED_UNSENT_BYTES, FrameWriter
 from gateway.api.grpc.frames import ConnectionFault, Frame, OversizedBlock, StreamFault
 from gateway.api.grpc.hpack import BlockBounds, BlockDecoder, BlockTooLarge, CompressionFault, Field
 from gateway.api.grpc.turns import Turns
+from gateway.api.server.connection_limit import NEW_S
 from gateway.api.server.lingering_close import LingeringClose
 from gateway.errors import BodyTooLarge, GatewayError
 
@@ -39,8 +40,6 @@ IDLE_S = 60.0
 # After the client was asked to leave.
 LEAVE_S = 1.0
 UNSENT_S = 60.0
-# A client has sent its first RPC within this time, unless the machine is busy.
-NEW_S = 1.0
 # Of a connection that is ended, until its last bytes are given up.
 LINGER_S = 3.0
 PING_INTERVAL_S = 10.0
@@ -120,11 +119,10 @@ class Patience:
 class Http2Connection(asyncio.BufferedProtocol):
     """Server's end of one connection.
 
-    verified: a key of the client is known. address: of the client. owner: of whose connections the bound
-    closes some first.
+    verified: a key of the client is known. address: of the client. owner, for_probes: as in
+    `connection_limit.Connection`.
     """
 
-    # The gRPC health service has no connections of its own: probes of a full gateway use HTTP.
     for_probes = False
 
     def __init__(self, shared: Shared) -> None:
@@ -247,7 +245,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     def is_new(self) -> bool:
         """Return whether it has had no time yet to send a request."""
-        return not self.verified and self._loop.time() - self._opened_s < NEW_S
+        return self._loop.time() < self._opened_s + NEW_S
 
     def make_room(self) -> None:
         """Close the connection at once."""
@@ -445,8 +443,9 @@ class Http2Connection(asyncio.BufferedProtocol):
 
     # Called by streams.
 
-    def trust(self) -> None:
+    def trust(self, tenant: str) -> None:
         """Raise the bounds: a key of the client is verified."""
+        self.owner = tenant
         self._patience.gain(GAIN_OF_VERIFIED_CALL)
         if not self.verified:
             self.verified = True

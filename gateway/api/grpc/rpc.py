@@ -320,7 +320,7 @@ def start_rpc(parts: RpcParts, shares: RpcShares, path: str, stream: CallStream,
         return
     try:
         rpc.tenant = parts.api.authenticator.authenticate(context).name
-        stream.trust()
+        stream.trust(rpc.tenant)
         stream.start_timer()
         shares.claim(rpc.tenant)
     except Exception as error:  # noqa: BLE001 - every error becomes a status

@@ -161,7 +161,7 @@ class GrpcServer:
             await asyncio.sleep(CHECK_S)
             now_s = loop.time()
             for connection in self.connections:
-                if self._in_flight.draining:
+                if self._in_flight.closes_connections:
                     connection.leave()
                 connection.check(now_s)
 
