@@ -15,7 +15,7 @@ def digest_of(
     settings: UpstreamSettings = SETTINGS, capabilities: Capabilities = CAPABILITIES, upstream: str = "u"
 ) -> bytes:
     identity = IdentitySource(upstream, settings).scores_of(capabilities)
-    assert identity.dimensions == 1
+    assert identity.dimensions == 2
     return identity.digest
 
 
