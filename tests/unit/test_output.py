@@ -83,7 +83,7 @@ def test_batches_show_the_lines_that_were_not_run(capsys: pytest.CaptureFixture[
 def test_reasons_of_batches_are_cut_at_the_width_of_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"FORCE_COLOR": "1", "COLUMNS": "120", "TERM": "dumb"}.items():
+    for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": "120", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
     show_batches(PAGE)
     lines = capsys.readouterr().out.splitlines()
