@@ -7,7 +7,6 @@ alternate with the other slices. They wait in queues of their own, so that they 
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, Protocol, TypeVar
-from weakref import WeakSet
 
 from backends.contract import Work
 from gateway.batching.fair_queue import Entry, FairQueue
@@ -43,15 +42,14 @@ class IsolatedQueue(Generic[T]):
     def __init__(self, in_flight: Callable[[], Collection[InFlight]] = tuple) -> None:
         self.suspects = Suspects()
         self._in_flight = in_flight
-        self.by_level: dict[Isolation, FairQueue[T]] = {
-            Isolation.ALONE: FairQueue(),
-            Isolation.KNOWN: FairQueue(),
-        }
+        self._alone: FairQueue[T] = FairQueue()
+        self._known: FairQueue[T] = FairQueue()
+        self.by_level = {Isolation.ALONE: self._alone, Isolation.KNOWN: self._known}
         # Replicas with one slot whose last batch was one of these slices.
-        self._had_turn: WeakSet[Replica] = WeakSet()
+        self.had_turn: set[Replica] = set()
 
     def __len__(self) -> int:
-        return sum(map(len, self.by_level.values()))
+        return len(self._alone) + len(self._known)
 
     @property
     def tokens(self) -> int:
@@ -95,7 +93,7 @@ class IsolatedQueue(Generic[T]):
 
         others_wait: slices that share batches wait, too.
         """
-        full = set(self._had_turn) if others_wait else set()
+        full = set(self.had_turn) if others_wait else set()
         taken: dict[Replica, list[Isolation]] = {}
         for attempt in self._in_flight():
             if attempt.isolation:
@@ -105,9 +103,7 @@ class IsolatedQueue(Generic[T]):
                 full.add(replica)
         return full
 
-    def record_turn(self, replica: Replica, *, is_isolated: bool) -> None:
-        """Record that a replica was sent a batch, of these slices or of others."""
-        if is_isolated and replica.slots == 1:
-            self._had_turn.add(replica)
-        elif self._had_turn:
-            self._had_turn.discard(replica)
+    def record_turn(self, replica: Replica) -> None:
+        """Record that a replica was sent one of these slices."""
+        if replica.slots == 1:
+            self.had_turn.add(replica)

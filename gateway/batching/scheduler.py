@@ -57,7 +57,7 @@ class SchedulingPass:
     def __init__(self) -> None:
         self.skipped_tenants: set[str] = set()
         self.deferred: list[Entry[Ticket]] = []
-        self.skipped_alone: dict[Isolation, set[str]] = {level: set() for level in Isolation}
+        self.skipped_alone: dict[Isolation, set[str]] = {}
         self.resumes_s: float | None = None
 
 
@@ -98,7 +98,6 @@ class Scheduler:
                 return Rejection(ticket, error)
             elif (replica := self._replica_for(ticket, now_s)) is not None:
                 self._queue.pop(entry)
-                self._isolated.record_turn(replica, is_isolated=False)
                 return Dispatch(self._batch_from(ticket, replica, scheduling_pass, now_s, bounds), replica)
             elif not has_room(self._pool, ticket.piece.inputs, self._kind):
                 return None
@@ -116,7 +115,7 @@ class Scheduler:
         """Take the next ticket that goes alone out of its queue; None if none can go now."""
         isolated = self._isolated
         for level, queue in isolated.by_level.items():
-            skipped = scheduling_pass.skipped_alone[level]
+            skipped = scheduling_pass.skipped_alone.setdefault(level, set())
             while (entry := queue.peek(skipped)) is not None:
                 ticket = entry.item
                 if ticket.is_done:
@@ -129,7 +128,7 @@ class Scheduler:
                     skipped.add(entry.tenant)
                 elif (replica := self._replica_alone(ticket, level, now_s)) is not None:
                     queue.pop(entry)
-                    isolated.record_turn(replica, is_isolated=True)
+                    isolated.record_turn(replica)
                     return Dispatch([ticket], replica)
                 else:
                     skipped.add(entry.tenant)
@@ -189,6 +188,8 @@ class Scheduler:
     ) -> list[Ticket]:
         """Return the ticket and those behind it, in the queue's order, that may share its batch."""
         tickets = [first]
+        if self._isolated.had_turn:
+            self._isolated.had_turn.discard(replica)
         if not len(self._queue):
             return tickets
         totals, limits = BatchTotals().plus(first.piece), self._limits(first, bounds())
