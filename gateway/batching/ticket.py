@@ -168,7 +168,8 @@ class Attempt:
         self.is_hedge = is_hedge
         self.isolation = tickets[0].isolation
         tenants = tuple({ticket.owner.tenant for ticket in tickets})
-        self.load = BatchLoad(piece.inputs, piece.tokens, tenants, kind_of(piece.work))
+        kind = kind_of(piece.work)
+        self.load = BatchLoad(piece.inputs, piece.tokens, tenants, kind, self.isolation > 0)
         self.task: asyncio.Task[None] | None = None
         self.hedge_timer: asyncio.TimerHandle | None = None
         self.outcome = "cancelled"

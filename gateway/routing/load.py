@@ -14,12 +14,16 @@ LoadKind = Literal["texts", "media"]
 
 
 class BatchLoad(msgspec.Struct, frozen=True):
-    """Load that one batch puts on a replica, and the tenants whose inputs it contains."""
+    """Load that one batch puts on a replica, and the tenants whose inputs it contains.
+
+    is_extra: it takes no slot of the window.
+    """
 
     inputs: int
     tokens: int
     tenants: Sequence[str]
     kind: LoadKind = "texts"
+    is_extra: bool = False
 
 
 def kind_of(work: Work) -> LoadKind:
