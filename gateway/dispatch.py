@@ -114,8 +114,8 @@ class Dispatcher:
 
     async def _compute(self, grant: Grant, lane: Lane, part: WorkPart, timeline: Timeline) -> Reply:
         """Return the reply of replicas to a part of a call. Raises: BackendError, GatewayError."""
-        slices = cut(part.work, part.tokens, lane.bounds(), exact=part.is_exact)
-        slices = list(lane.separated(slices, part.tokens))
+        parts = cut(part.work, part.tokens, lane.bounds(), exact=part.is_exact)
+        slices = lane.separated(parts, part.tokens)
         owner = self._owner(grant, timeline)
         lane.check_room(sum(piece.cost for piece in slices), owner)
         try:

@@ -164,7 +164,7 @@ class FaultHandler:
             elif is_broken and not await self._works_again(replica, ticket):
                 ticket.settle(error)
             else:
-                self._refuse(ticket, error)
+                ticket.settle(self._outcomes.refuse(ticket, error, self._clock()))
 
     def _count_fault(self, ticket: Ticket, replica: Replica, error: BackendError, *, is_broken: bool) -> None:
         """Count a failure alone against an input. is_broken: the replica does not work since."""
@@ -172,8 +172,9 @@ class FaultHandler:
         ticket.faults += 1
         ticket.fault = error
         if isinstance(error, ReplicaFailed | AttemptTimedOut):
-            ticket.failed_at.append(replica)
-        suspects.add(ticket.piece.work, now_s, is_refused=False)
+            ticket.failed_at = (*ticket.failed_at, replica)
+        if ticket.piece.inputs == 1:
+            suspects.add(ticket.piece.work, now_s, is_refused=False)
         if is_broken:
             suspects.add_crash(ticket.owner.tenant, now_s)
 
@@ -185,11 +186,6 @@ class FaultHandler:
                 return True
             await asyncio.sleep(LOOK_EVERY_S)
         return False
-
-    def _refuse(self, ticket: Ticket, error: BackendError) -> None:
-        now_s = self._clock()
-        self._isolated.suspects.add(ticket.piece.work, now_s, is_refused=True)
-        ticket.settle(self._outcomes.refuse(ticket, error, now_s))
 
     def _try_again(self, ticket: Ticket, replica: Replica, level: Isolation) -> None:
         if ticket.losses >= LOSSES_MAX:

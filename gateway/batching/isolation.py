@@ -1,21 +1,21 @@
-"""Slices that go alone, because one of them made a batch fail or failed before: their queues and their slots.
+"""Slices that go alone, because one of them made a batch fail or failed before: their queues and bounds.
 
-*Promises.* They share no batch. At most `ALONE_MAX` are in flight over the lane. At a replica they take half
-of its window at most, and slices that are known to fail take one slot. Where the window is one slot they
-alternate with the other slices. They wait in queues of their own, so that they block no others.
+*Promises.* They share no batch. At most `ALONE_MAX` are in flight over the lane, `AT_REPLICA_MAX` at a
+replica, and one at a replica of those that are known to fail. They take no slots of a window and wait in
+queues of their own: what hangs or fails here keeps no other slice waiting.
 """
 
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, Protocol, TypeVar
-from weakref import WeakSet
 
 from backends.contract import Work
 from gateway.batching.fair_queue import Entry, FairQueue
 from gateway.batching.suspects import Isolation, Suspects
 from gateway.routing.replica import Replica
 
-# Slices in flight over the lane that go alone.
+# Slices in flight that go alone: over the lane, and at one replica.
 ALONE_MAX = 8
+AT_REPLICA_MAX = 4
 
 
 class Isolatable(Protocol):
@@ -43,15 +43,12 @@ class IsolatedQueue(Generic[T]):
     def __init__(self, in_flight: Callable[[], Collection[InFlight]] = tuple) -> None:
         self.suspects = Suspects()
         self._in_flight = in_flight
-        self.by_level: dict[Isolation, FairQueue[T]] = {
-            Isolation.ALONE: FairQueue(),
-            Isolation.KNOWN: FairQueue(),
-        }
-        # Replicas with one slot whose last batch was one of these slices.
-        self._had_turn: WeakSet[Replica] = WeakSet()
+        self._alone: FairQueue[T] = FairQueue()
+        self._known: FairQueue[T] = FairQueue()
+        self.by_level = {Isolation.ALONE: self._alone, Isolation.KNOWN: self._known}
 
     def __len__(self) -> int:
-        return sum(map(len, self.by_level.values()))
+        return len(self._alone) + len(self._known)
 
     @property
     def tokens(self) -> int:
@@ -86,28 +83,18 @@ class IsolatedQueue(Generic[T]):
         return Isolation.SHARED
 
     @property
-    def has_slot(self) -> bool:
+    def has_place(self) -> bool:
         """True if the lane allows one more slice in flight that goes alone."""
         return sum(attempt.isolation > 0 for attempt in self._in_flight()) < ALONE_MAX
 
-    def full_replicas(self, level: Isolation, *, others_wait: bool) -> set[Replica]:
-        """Return the replicas that allow no more slices of a level.
-
-        others_wait: slices that share batches wait, too.
-        """
-        full = set(self._had_turn) if others_wait else set()
+    def full_replicas(self, level: Isolation) -> set[Replica]:
+        """Return the replicas that allow no more slices of a level."""
         taken: dict[Replica, list[Isolation]] = {}
         for attempt in self._in_flight():
             if attempt.isolation:
                 taken.setdefault(attempt.replica, []).append(attempt.isolation)
-        for replica, levels in taken.items():
-            if len(levels) >= max(1, replica.slots // 2) or (level is Isolation.KNOWN and level in levels):
-                full.add(replica)
-        return full
-
-    def record_turn(self, replica: Replica, *, is_isolated: bool) -> None:
-        """Record that a replica was sent a batch, of these slices or of others."""
-        if is_isolated and replica.slots == 1:
-            self._had_turn.add(replica)
-        elif self._had_turn:
-            self._had_turn.discard(replica)
+        return {
+            replica
+            for replica, levels in taken.items()
+            if len(levels) >= AT_REPLICA_MAX or (level is Isolation.KNOWN and level in levels)
+        }

@@ -202,8 +202,7 @@ class Lane:
                 decision.ticket.resolve(decision.error)
         self._scheduler.end_pass(scheduling_pass)
         self._comparisons.drop(self._queue)
-        skipped = scheduling_pass.skipped_tenants or any(scheduling_pass.skipped_alone.values())
-        if skipped and self._recheck_timer is None:
+        if (scheduling_pass.skipped_tenants or scheduling_pass.skipped_alone) and self._recheck_timer is None:
             # The other tenants may become inactive, and no event would report that.
             pause_s = ACTIVE_S
             if scheduling_pass.resumes_s is not None:
@@ -242,17 +241,25 @@ class Lane:
         # one.
         if ticket is None or ticket.is_done:
             ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
-            level = Isolation.ALONE if is_suspect else Isolation.SHARED
-            level = max(level, self._isolated.level_of(owner.tenant, piece.work, now_s))
-            if level is Isolation.SHARED:
+            if not is_suspect and self._isolated.suspects.is_empty:
                 ticket.enqueue(self._queue, now_s)
             else:
-                # Refused lately, it needs to fail only once more.
-                ticket.faults = int(ticket.is_indivisible and self._isolated.suspects.is_refused(piece.work))
-                self._isolated.enqueue(ticket, level, now_s)
+                self._enqueue_suspect(ticket, now_s, is_suspect=is_suspect)
             if owner.copy == "compare":
                 self._comparisons.add(ticket)
         return ticket
+
+    def _enqueue_suspect(self, ticket: Ticket, now_s: float, *, is_suspect: bool) -> None:
+        """Queue a slice in the company in which it may be sent, as far as that is known."""
+        isolated, piece = self._isolated, ticket.piece
+        level = Isolation.ALONE if is_suspect else Isolation.SHARED
+        level = max(level, isolated.level_of(ticket.owner.tenant, piece.work, now_s))
+        if level is Isolation.SHARED:
+            ticket.enqueue(self._queue, now_s)
+            return
+        # Refused lately, it needs to fail only once more.
+        ticket.faults = int(piece.inputs == 1 and isolated.suspects.is_refused(piece.work))
+        isolated.enqueue(ticket, level, now_s)
 
     def _schedule_pump(self) -> None:
         """Pump once all slices of this turn of the event loop have arrived, to see them together."""

@@ -76,7 +76,7 @@ class OutcomeHandler:
         self._pool.record_success(attempt.replica, load, took_s, now_s, was_full=was_full)
         replies = split_reply([ticket.piece for ticket in tickets], reply)
         for ticket in tickets:
-            if ticket.faults or ticket.failed_batch is not None:
+            if ticket.isolation or ticket.failed_batch is not None:
                 self._clear(ticket, attempt.replica, now_s)
         if len(tickets) == 1:
             tickets[0].settle(replies[0])
@@ -123,17 +123,23 @@ class OutcomeHandler:
 
         If it failed a batch before, its tenant shares no batch with others for a while.
         """
+        self._remember(ticket, now_s)
+        return refusal_of(error, has_index=ticket.piece.inputs == 1)
+
+    def _remember(self, ticket: Ticket, now_s: float) -> None:
+        """Remember an input at fault, and its tenant if it has failed a batch of several slices."""
+        if ticket.piece.inputs == 1:
+            self._isolated.suspects.add(ticket.piece.work, now_s, is_refused=True)
         if ticket.half is not None:
             self._activity.mark_suspect(ticket.owner.tenant, now_s)
-        return refusal_of(error, has_index=ticket.piece.inputs == 1)
 
     def _clear(self, ticket: Ticket, replica: Replica, now_s: float) -> None:
         """Clear an input that a replica has computed: where it failed before, the replica is at fault."""
-        if ticket.faults:
+        if ticket.isolation is Isolation.KNOWN:
             self._isolated.suspects.forget(ticket.piece.work)
-        failed_at, batch = list(ticket.failed_at), ticket.failed_batch
+        failed_at, batch = ticket.failed_at, ticket.failed_batch
         if batch is not None and batch.clear_one():
-            failed_at.append(batch.replica)
+            failed_at = (*failed_at, batch.replica)
         for failed in failed_at:
             if failed is not replica:
                 error = ReplicaFailed("it fails inputs that another replica computes")
@@ -219,8 +225,8 @@ class OutcomeHandler:
         return wait_s is not None and now_s + wait_s > deadline_s
 
     def _record_error(self, ticket: Ticket, replica: Replica, decision: Retry | Fail, now_s: float) -> None:
-        if isinstance(decision, Fail) and decision.blames_input and ticket.half is not None:
-            self._activity.mark_suspect(ticket.owner.tenant, now_s)
+        if isinstance(decision, Fail) and decision.blames_input:
+            self._remember(ticket, now_s)
         ticket.last_error = decision.error
         ticket.refusals += isinstance(decision.error, PermitsTaken)
         if isinstance(decision, Fail) or not decision.same_replica:
@@ -239,7 +245,8 @@ class OutcomeHandler:
                 continue
             ticket.running.discard(attempt)
             if ticket is culprit:
-                self._activity.mark_suspect(ticket.owner.tenant, now_s)
+                ticket.half = attempt
+                self._remember(ticket, now_s)
                 ticket.settle(InvalidWork(error.message, empty=error.empty, input_index=index))
             elif not ticket.is_done:
                 ticket.enqueue(self._queue, now_s, first=True)

@@ -6,7 +6,7 @@ The caller acts on each decision before it asks for the next, because a dispatch
 - While several tenants are active, a tenant with a batch at a replica leaves its last slot to the others, so
   that the next tenant's call need not wait for a different tenant's batch.
 - Slices share a batch only if there are fewer free slots than waiting slices.
-- Slices that go alone are looked at first, and have few slots; see `isolation`.
+- Slices that go alone take no slots, and few are in flight; see `isolation`.
 """
 
 from collections.abc import Callable, Collection
@@ -57,7 +57,7 @@ class SchedulingPass:
     def __init__(self) -> None:
         self.skipped_tenants: set[str] = set()
         self.deferred: list[Entry[Ticket]] = []
-        self.skipped_alone: dict[Isolation, set[str]] = {level: set() for level in Isolation}
+        self.skipped_alone: dict[Isolation, set[str]] = {}
         self.resumes_s: float | None = None
 
 
@@ -98,7 +98,6 @@ class Scheduler:
                 return Rejection(ticket, error)
             elif (replica := self._replica_for(ticket, now_s)) is not None:
                 self._queue.pop(entry)
-                self._isolated.record_turn(replica, is_isolated=False)
                 return Dispatch(self._batch_from(ticket, replica, scheduling_pass, now_s, bounds), replica)
             elif self._kind == "texts" and not has_room(self._pool, ticket.piece.inputs, self._kind):
                 # Of pictures, another tenant's first may go beyond the window; it may wait behind this one.
@@ -117,7 +116,7 @@ class Scheduler:
         """Take the next ticket that goes alone out of its queue; None if none can go now."""
         isolated = self._isolated
         for level, queue in isolated.by_level.items():
-            skipped = scheduling_pass.skipped_alone[level]
+            skipped = scheduling_pass.skipped_alone.setdefault(level, set())
             while (entry := queue.peek(skipped)) is not None:
                 ticket = entry.item
                 if ticket.is_done:
@@ -128,19 +127,18 @@ class Scheduler:
                 elif (resumes_s := isolated.suspects.paused_until_s(entry.tenant)) > now_s:
                     scheduling_pass.resumes_s = min(resumes_s, scheduling_pass.resumes_s or resumes_s)
                     skipped.add(entry.tenant)
-                elif (replica := self._replica_alone(ticket, level, now_s)) is not None:
+                elif (replica := self._replica_alone(ticket, level)) is not None:
                     queue.pop(entry)
-                    isolated.record_turn(replica, is_isolated=True)
                     return Dispatch([ticket], replica)
                 else:
                     skipped.add(entry.tenant)
         return None
 
-    def _replica_alone(self, ticket: Ticket, level: Isolation, now_s: float) -> Replica | None:
-        if not self._isolated.has_slot:
+    def _replica_alone(self, ticket: Ticket, level: Isolation) -> Replica | None:
+        if not self._isolated.has_place:
             return None
-        full = self._isolated.full_replicas(level, others_wait=bool(len(self._queue)))
-        return self._replica_for(ticket, now_s, full)
+        avoid = {*self._avoided(ticket), *self._isolated.full_replicas(level)}
+        return self._pool.pick_extra(ticket.piece.inputs, avoid, self._kind)
 
     def end_pass(self, scheduling_pass: SchedulingPass) -> None:
         """Put the deferred tickets back where they were."""
@@ -161,12 +159,10 @@ class Scheduler:
             return None
         return ticket.last_error or no_replica_error(self._pool)
 
-    def _replica_for(self, ticket: Ticket, now_s: float, full: Collection[Replica] = ()) -> Replica | None:
+    def _replica_for(self, ticket: Ticket, now_s: float) -> Replica | None:
         tenant = ticket.owner.tenant
         is_only_tenant = not self._activity.has_others(tenant, now_s)
         avoid = self._avoided(ticket)
-        if full:
-            avoid = {*avoid, *full}
         return self._pool.pick(
             ticket.piece.inputs, avoid, tenant, is_only_tenant=is_only_tenant, kind=self._kind
         )

@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import msgspec
 
-from backends.contract import Rerank, Work, inputs_of
+from backends.contract import Work, inputs_of
 
 KEPT_S = 300.0
 INPUTS_MAX = 4096
@@ -23,6 +23,8 @@ CRASHES_KEPT_S = 60.0
 PAUSE_MIN_S = 0.5
 PAUSE_MAX_S = 8.0
 TENANTS_MAX = 1024
+# Fields of a work that hold its inputs, or something of each.
+PER_INPUT = frozenset({"inputs", "documents", "pairs", "prompt_characters"})
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -51,6 +53,11 @@ class Suspects:
 
     def __len__(self) -> int:
         return len(self._inputs)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no input and no tenant is remembered."""
+        return not (self._inputs or self._crashes)
 
     def add(self, work: Work, now_s: float, *, is_refused: bool) -> None:
         """Remember the only input of a work that failed alone. is_refused: it was an input's error."""
@@ -103,9 +110,10 @@ class Suspects:
         return crashes >= CRASHES_MAX
 
     def _digests(self, work: Work) -> Iterator[bytes]:
-        """Yield the digest of each input, together with what else its result depends on most."""
-        query = work.query.encode() if isinstance(work, Rerank) else b""
-        start = hashlib.blake2b(type(work).__name__.encode() + b"\0" + query, digest_size=16, key=self._key)
+        """Yield the digest of each input, together with the options of its work."""
+        options = [getattr(work, name) for name in work.__struct_fields__ if name not in PER_INPUT]
+        head = type(work).__name__.encode() + b"\0" + _encode(options)
+        start = hashlib.blake2b(head, digest_size=16, key=self._key)
         for item in inputs_of(work):
             digest = start.copy()
             digest.update(_encode(item))

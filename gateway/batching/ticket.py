@@ -71,6 +71,16 @@ class Ticket:
     fault: its last failure alone. traces: of the waiting calls.
     """
 
+    # Defaults of the class: few tickets fail, and every call makes one.
+    isolation = Isolation.SHARED
+    faults = losses = refusals = 0
+    half: object = None
+    failed_at: tuple[Replica, ...] = ()
+    failed_last: Replica | None = None
+    failed_batch: FailedBatch | None = None
+    fault: BackendError | None = None
+    last_error: BackendError | None = None
+
     def __init__(self, piece: Slice, owner: Owner, deadline_s: float, now_s: float) -> None:
         self.piece = piece
         self.owner = owner
@@ -83,19 +93,9 @@ class Ticket:
         self.waiting_since_s = now_s
         self.queued_s = 0.0
         self.tried: set[Replica] = set()
-        self.failed_last: Replica | None = None
         self.running: set[Attempt] = set()
         self.was_sent = False
         self.was_answered = False
-        self.losses = 0
-        self.refusals = 0
-        self.isolation = Isolation.SHARED
-        self.faults = 0
-        self.failed_at: list[Replica] = []
-        self.failed_batch: FailedBatch | None = None
-        self.fault: BackendError | None = None
-        self.half: object = None
-        self.last_error: BackendError | None = None
         self.tries = 0
         self.traces: list[SliceTrace] = []
         # Of the waiting calls.
@@ -173,7 +173,8 @@ class Attempt:
         self.is_hedge = is_hedge
         self.isolation = tickets[0].isolation
         tenants = tuple({ticket.owner.tenant for ticket in tickets})
-        self.load = BatchLoad(piece.inputs, piece.cost, tenants, kind_of(piece.work), replica.tokens)
+        kind = kind_of(piece.work)
+        self.load = BatchLoad(piece.inputs, piece.cost, tenants, kind, replica.tokens, self.isolation > 0)
         self.task: asyncio.Task[None] | None = None
         self.hedge_timer: asyncio.TimerHandle | None = None
         self.outcome = "cancelled"

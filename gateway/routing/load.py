@@ -17,7 +17,8 @@ LOAD_KINDS: tuple[LoadKind, ...] = get_args(LoadKind)
 class BatchLoad(msgspec.Struct, frozen=True):
     """Load that one batch puts on a replica, and the tenants whose inputs it contains.
 
-    tokens_before: those in flight to the replica when the batch was sent.
+    tokens_before: those in flight to the replica when the batch was sent. is_extra: it takes no slot of
+    the window.
     """
 
     inputs: int
@@ -25,6 +26,7 @@ class BatchLoad(msgspec.Struct, frozen=True):
     tenants: Sequence[str]
     kind: LoadKind = "texts"
     tokens_before: int = 0
+    is_extra: bool = False
 
 
 def kind_of(work: Work) -> LoadKind:

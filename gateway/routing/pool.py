@@ -170,6 +170,11 @@ class Pool:
             replica.passed_over += 1
         chosen.passed_over = 0
 
+    def pick_extra(self, inputs: int, avoid: Collection[Replica], kind: LoadKind) -> Replica | None:
+        """Return the replica with the least work for a batch that takes no slot of the window, or None."""
+        admitting = [replica for replica in self.usable(avoid) if replica.admits_extra(inputs, kind)]
+        return min(admitting, key=lambda replica: replica.tokens, default=None)
+
     def expect_discovery(self, url: str) -> None:
         """Count the replicas behind a URL as joining until it has been resolved once."""
         self._undiscovered_urls.add(url)

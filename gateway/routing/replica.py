@@ -141,6 +141,12 @@ class Replica:
         """Return the number of tenants with batches of a kind here."""
         return sum(1 for (own, _), batches in self.batches_by_tenant.items() if own == kind and batches > 0)
 
+    def admits_extra(self, inputs: int, kind: LoadKind = "texts") -> bool:
+        """Return whether one more batch may be in flight that takes no slot of the window."""
+        if self.state is State.PROBATION and self.batches:
+            return False
+        return self.has_room(inputs, self.slots_by_kind[kind] + 1, kind)
+
     def has_room(self, inputs: int, slots: int, kind: LoadKind = "texts") -> bool:
         """Return whether the slots and the replica's own permits allow one more batch of this size."""
         permits = self.capabilities.concurrent_inputs if self.capabilities else None
@@ -190,7 +196,8 @@ class Replica:
         if not self.batches:
             self._progress_s = now_s
         self.batches += 1
-        self.slots_by_kind[load.kind] += slots_of(load.inputs, self._small_batch_slots)
+        if not load.is_extra:
+            self.slots_by_kind[load.kind] += slots_of(load.inputs, self._small_batch_slots)
         self.batches_by_tenant.update((load.kind, tenant) for tenant in load.tenants)
         self.inputs += load.inputs
         self.tokens += load.tokens
@@ -198,7 +205,8 @@ class Replica:
     def remove_batch(self, load: BatchLoad) -> None:
         """Stop counting a batch, whatever its outcome."""
         self.batches -= 1
-        self.slots_by_kind[load.kind] -= slots_of(load.inputs, self._small_batch_slots)
+        if not load.is_extra:
+            self.slots_by_kind[load.kind] -= slots_of(load.inputs, self._small_batch_slots)
         for tenant in load.tenants:
             self.batches_by_tenant[load.kind, tenant] -= 1
             if not self.batches_by_tenant[load.kind, tenant]:
@@ -212,7 +220,7 @@ class Replica:
         was_full: no more batches could have been in flight.
         """
         self.window.recover(now_s)
-        if slots_of(load.inputs, self._small_batch_slots) == 1:
+        if slots_of(load.inputs, self._small_batch_slots) == 1 and not load.is_extra:
             self.window.record_batch(load.tokens, now_s, self.batches, was_full=was_full)
         if self.refusals.pauses:
             self.refusals.end_pauses()

@@ -77,10 +77,11 @@ async def test_one_broken_connection_does_not_eject_the_last_replica(boot: Boots
         # The first attempt finds its kept-alive connection stale, and the fresh one breaks too.
         broken = iter([True, True])
         server.breaks = lambda _number, _reused: next(broken, False)
-        failed = await gateway.post(OPENAI, {"input": "a"})
+        again = await gateway.post(OPENAI, {"input": "a"})
         statuses = await statuses_of_calls(gateway)
 
-    assert 502 == failed.status_code
+    # It completed a plain text, so that the call was sent again.
+    assert 200 == again.status_code
     assert [200] * CALLS == statuses
     assert ["up"] == states(gateway)
 

@@ -397,7 +397,7 @@ async def test_last_replica_with_a_broken_connection_is_checked_before_it_is_eje
     await asyncio.gather(call, return_exceptions=True)
 
 
-@pytest.mark.parametrize("error", [ReplicaFailed("null"), ConnectionLost("reset")])
+@pytest.mark.parametrize("error", [ReplicaFailed("null"), ConnectionLost("reset"), NO])
 @pytest.mark.parametrize("replicas", [1, 2])
 async def test_input_that_failed_alone_goes_alone_when_it_is_sent_again(
     error: BackendError, replicas: int

@@ -83,12 +83,6 @@ class Bench:
         self.isolated.enqueue(ticket, level, self.now_s)
         return ticket
 
-    def finish(self) -> None:
-        """Complete all batches in flight."""
-        for attempt in self.in_flight:
-            attempt.replica.remove_batch(attempt.load)
-        self.in_flight.clear()
-
     def run(self) -> list[tuple[str, list[str]] | Exception]:
         """Act on every decision of one pass, as a lane does, and return them."""
         scheduling_pass = SchedulingPass()
@@ -101,7 +95,9 @@ class Bench:
                     texts = [text_of(ticket) for ticket in tickets]
                     attempt = Attempt(tickets, tickets[0].piece, replica, self.now_s, is_hedge=False)
                     tenants = tuple({ticket.owner.tenant for ticket in tickets})
-                    attempt.load = BatchLoad(len(tickets), 1, tenants, self.kind)
+                    attempt.load = BatchLoad(
+                        len(tickets), 1, tenants, self.kind, is_extra=attempt.isolation > 0
+                    )
                     replica.add_batch(attempt.load, self.now_s)
                     self.in_flight.append(attempt)
                     decisions.append((replica.name, texts))
@@ -199,36 +195,38 @@ def test_suspect_tenant_shares_no_batch_for_a_while(later_s: float, *, together:
     assert together is (["mine", "theirs"] == texts)
 
 
-def test_slices_that_go_alone_share_no_batch_and_take_turns_with_others() -> None:
+def test_slices_that_go_alone_share_no_batch_and_take_no_slots() -> None:
     bench = Bench()
     for text in "ab":
         bench.add_alone(text)
     for text in "cd":
         bench.add(text)
 
-    sent = []
-    for _ in range(3):
-        ((_, texts),) = bench.run()  # type: ignore[misc]
-        sent.append(texts)
-        bench.finish()
-    assert [["a"], ["c", "d"], ["b"]] == sent
+    assert [["a"], ["b"], ["c", "d"]] == [texts for _, texts in bench.run()]  # type: ignore[misc]
 
 
-def test_slices_that_go_alone_take_half_of_a_window_and_known_ones_a_slot() -> None:
-    bench = Bench(window=6)
+def test_few_slices_go_alone_at_a_replica_and_one_that_is_known_to_fail() -> None:
+    bench = Bench()
     for text in "abcde":
         bench.add_alone(text)
     for text in "fg":
         bench.add_alone(text, Isolation.KNOWN)
-    for text in "xyz":
-        bench.add(text)
+    assert [["a"], ["b"], ["c"], ["d"]] == [texts for _, texts in bench.run()]  # type: ignore[misc]
 
-    assert [["a"], ["b"], ["c"], ["x"], ["y"], ["z"]] == [texts for _, texts in bench.run()]  # type: ignore[misc]
-
-    known = Bench(window=6)
+    known = Bench()
     for text in "fg":
         known.add_alone(text, Isolation.KNOWN)
     assert [["f"]] == [texts for _, texts in known.run()]  # type: ignore[misc]
+
+
+def test_a_replica_in_probation_gets_one_slice_that_goes_alone() -> None:
+    bench = Bench(window=4)
+    bench.pool.transition(bench.replicas[0], ReplicaEvent.LOST, "")
+    bench.pool.transition(bench.replicas[0], ReplicaEvent.JOINED, "")
+    for text in "ab":
+        bench.add_alone(text)
+
+    assert [["a"]] == [texts for _, texts in bench.run()]  # type: ignore[misc]
 
 
 def test_few_slices_go_alone_at_a_time_over_the_lane() -> None:
