@@ -75,6 +75,7 @@ def _run(opener: Any, source: NetworkSource, config: Any) -> bool:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = random_network(recipe.kind, config).eval()
+        _spread(network)
     opened: OpenedNetwork = opener(network, source, PLACEMENT)
     passes = run_first_passes(
         opened.head, source.tokenizer, recipe.max_tokens, opened.outputs, int(config.vocab_size)
@@ -82,6 +83,14 @@ def _run(opener: Any, source: NetworkSource, config: Any) -> bool:
     for _ in passes:
         pass
     return opened.packed
+
+
+@torch.no_grad()
+def _spread(network: torch.nn.Module) -> None:
+    """Give each layer weights that change its input: with the usual ones a wrong layer goes unnoticed."""
+    for weight in network.parameters():
+        if weight.dim() > 1:
+            weight.normal_(std=weight.shape[-1] ** -0.5)
 
 
 def _without_missing_modules(source: NetworkSource) -> NetworkSource:

@@ -286,7 +286,7 @@ async def test_input_too_large_for_memory_fails_alone(checkpoint: Path) -> None:
     )
 
     assert [isinstance(reply, EmbedReply) for reply in replies] == [True, False, True]
-    assert "not enough memory for input 0, of 82 tokens" in str(replies[1])
+    assert "not enough memory for an input of 82 tokens" in str(replies[1])
 
 
 async def test_load_without_memory_is_retried_after_unloading_the_others(checkpoint: Path) -> None:

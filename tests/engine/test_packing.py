@@ -61,6 +61,8 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
         ("phimoe", {}, False),
         ("qwen2_moe", {}, False),
         ("llama4_text", {}, False),
+        # Its first weights are so small that an inspection took its convolutions for packed ones.
+        ("lfm2_moe", {}, False),
         ("mistral", {}, True),
         ("modernbert", {}, True),
         # A text with the token of a mask has another factor of all its tokens.

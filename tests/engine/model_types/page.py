@@ -1,7 +1,7 @@
 """Generated page of the documentation: docs/model-types.md."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.engine.model_types.comparison import MORE_THAN_TEXT, Outcome
@@ -22,30 +22,34 @@ engine's vectors, in one batch and one by one, have a cosine of at least 0.9999 
 *Packed* types compute a batch without padding. The others compute padding, or one text at a time where
 padding changes a text's vector.
 
-A type that is served needs a `tokenizer.json`, and pooling that fits its training. Other settings of a type
-can be refused: `gateway models inspect` tells.
+A type that is served needs a `tokenizer.json`, and pooling that fits its training. A checkpoint with other
+settings of its type can be refused; `gateway models inspect` gives the reason.
 """
-TABLE = "| type | reason |\n|---|---|\n"
 NOT_COMPARED = """\
-The run has no small checkpoint of these types. A load proves their weights and padding as of any other type.
-Types that read pictures or sound next to a text are left out.
+The run makes no small checkpoint of these types: sizes set by the names of keys do not fit their code. A load
+proves their weights and padding as of any other type. Types that read pictures or sound next to a text are
+left out.
 """
 
 
 def types_page(outcomes: Sequence[Outcome]) -> str:
     """Return the text of the page."""
     equal = [outcome for outcome in outcomes if outcome.state == "equal"]
-    packed = ", ".join(f"`{outcome.model_type}`" for outcome in equal if outcome.packed)
-    padded = ", ".join(f"`{outcome.model_type}`" for outcome in equal if not outcome.packed)
+    left_out = [outcome for outcome in outcomes if outcome.state == "no checkpoint"]
+    refused = (outcome for outcome in outcomes if outcome.state == "refused")
     return (
-        f"{HEAD}\n## Served, packed\n\n{packed}\n\n## Served, with padding\n\n{padded}\n"
-        f"\n## Refused\n\n{TABLE}{''.join(_rows(outcomes, 'refused'))}"
-        f"\n## Not compared\n\n{NOT_COMPARED}\n{TABLE}{''.join(_rows(outcomes, 'no checkpoint'))}"
+        f"{HEAD}\n## Served, packed\n\n{_names(outcome for outcome in equal if outcome.packed)}"
+        f"\n## Served, with padding\n\n{_names(outcome for outcome in equal if not outcome.packed)}"
+        f"\n## Refused\n\n| type | reason |\n|---|---|\n{''.join(map(_row, refused))}"
+        f"\n## Not compared\n\n{NOT_COMPARED}\n"
+        f"{_names(outcome for outcome in left_out if outcome.detail != MORE_THAN_TEXT)}"
     )
 
 
-def _rows(outcomes: Sequence[Outcome], state: str) -> Iterator[str]:
-    for outcome in outcomes:
-        if outcome.state == state and outcome.detail != MORE_THAN_TEXT:
-            reason = re.sub(r"^it has `model_type` '[^']*', ", "", outcome.detail).replace("|", "\\|")
-            yield f"| `{outcome.model_type}` | {reason} |\n"
+def _names(outcomes: Iterable[Outcome]) -> str:
+    return ", ".join(f"`{outcome.model_type}`" for outcome in outcomes) + "\n"
+
+
+def _row(outcome: Outcome) -> str:
+    reason = re.sub(r"^it has `model_type` '[^']*', (which )?", "", outcome.detail).replace("|", "\\|")
+    return f"| `{outcome.model_type}` | {reason} |\n"
