@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from backends.contract import EmbedParts, EmbedReply, Truncate
-from backends.errors import AttemptTimedOut, InvalidWork, ReplicaFailed
+from backends.errors import InvalidWork, ReplicaFailed
 from backends.torch.media.reading import READ_S_MAX, ForkServer, ReadingProcess, ReadingThreads
 from backends.torch.media.reading_wire import CPU_S_MAX, READING_BYTES_MAX, ReadRequest
 from tests.engine.engines import engine_on, load_tiny, run_work
@@ -25,6 +25,8 @@ from PIL import Image
 from tests.engine.dual_checkpoints import make_dual
 from tests.pictures import encoded, noise, one_bit_png, part_of, progressive_jpeg
 
+# Processes import the libraries, which takes long on a busy machine.
+pytestmark = pytest.mark.timeout(240)
 WAIT_S = 30
 
 
@@ -58,7 +60,7 @@ def test_a_process_that_takes_too_long_is_killed_and_the_next_picture_is_read(
     slow, other = ReadingProcess(server), ReadingProcess(server)
     slow.read(request_of(clip, encoded(noise(40, 30))))
     first = slow.number
-    with pytest.raises(AttemptTimedOut, match="not read within 0 s"):
+    with pytest.raises(InvalidWork, match="not read within 0 s"):
         slow.read(request_of(clip, one_bit_png(3_000)), 0.0)
 
     assert not Path(f"/proc/{first}").exists()

@@ -14,6 +14,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Condition, Lock, Thread, local
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from backends.contract import Audio, Image, Truncate
-from backends.errors import AttemptTimedOut, InvalidWork, ReplicaFailed
+from backends.errors import InvalidWork, ReplicaFailed
 from backends.torch.media import reading_wire as wire
 from backends.torch.media.reading_wire import ReaderKind, ReadsMedium
 from backends.torch.priority import lower_priority
@@ -137,13 +138,14 @@ class ReadingProcess:
         self.number = 0
 
     def read(self, request: wire.ReadRequest, seconds: float = READ_S_MAX) -> ReadPart:
-        """Return the features of a part. Raises: AttemptTimedOut, InvalidWork, ReplicaFailed."""
+        """Return the features of a part. Raises: InvalidWork, ReplicaFailed."""
         try:
             connection = self._started()
             connection.send_bytes(wire.encoder.encode(request))
             if not connection.poll(seconds):
                 self._end()
-                raise AttemptTimedOut(f"it was not read within {seconds:g} s")
+                # The caller's fault: as one of the replica it would count against all others.
+                raise InvalidWork(f"it was not read within {seconds:g} s; encode it again, or smaller")
             reply = wire.reply_decoder.decode(connection.recv_bytes())
         except (OSError, EOFError) as error:
             raise _failure_of(self._end()) from error
@@ -179,6 +181,7 @@ def _failure_of(ended_by: int) -> InvalidWork | ReplicaFailed:
 
 
 _own = local()
+_loads = count()
 
 
 class ProcessReader:
@@ -191,6 +194,7 @@ class ProcessReader:
         self._reader = reader
         self._kind: ReaderKind = kind
         self._checkpoint = str(checkpoint)
+        self._load = next(_loads)
         SERVER.start()
 
     @property
@@ -204,11 +208,11 @@ class ProcessReader:
         return self._reader.tokens_max
 
     def read(self, part: Image | Audio, truncate: Truncate) -> ReadPart:
-        """Return the features of one part. Raises: AttemptTimedOut, InvalidWork, ReplicaFailed."""
+        """Return the features of one part. Raises: InvalidWork, ReplicaFailed."""
         if not hasattr(_own, "process"):
             _own.process = ReadingProcess(SERVER)
         process: ReadingProcess = _own.process
-        return process.read(wire.ReadRequest(self._kind, self._checkpoint, part, truncate))
+        return process.read(wire.ReadRequest(self._kind, self._checkpoint, part, truncate, self._load))
 
     def probe(self) -> InputSequence:
         """Return the features of a part made up, to try a network with."""
@@ -225,13 +229,13 @@ class _Reading(NamedTuple):
 class ReadingThreads:
     """Threads that read for several pieces of work, which take turns.
 
-    count: of threads, two at least. One piece of work has at most half of them, and so have all large
+    threads: number of them, two at least. One piece of work has at most half of them, and so have all large
     pictures together: a small one waits for small ones only.
     """
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._share = max(1, count // 2)
+    def __init__(self, threads: int) -> None:
+        self.count = threads
+        self._share = max(1, threads // 2)
         self._changed = Condition()
         self._waiting: OrderedDict[Hashable, deque[_Reading]] = OrderedDict()
         self._running: dict[Hashable, int] = {}

@@ -93,7 +93,7 @@ def _serve(own: int) -> None:
     """Answer requests until the engine closes the socket."""
     lower_priority()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    readers: dict[tuple[ReaderKind, str], ReadsMedium] = {}
+    readers: dict[tuple[ReaderKind, str, int], ReadsMedium] = {}
     with contextlib.suppress(EOFError), Connection(own) as connection:
         while True:
             request = request_decoder.decode(connection.recv_bytes())
@@ -102,9 +102,9 @@ def _serve(own: int) -> None:
                 release_to_system()
 
 
-def _answer(request: ReadRequest, readers: dict[tuple[ReaderKind, str], ReadsMedium]) -> ReadReply:
+def _answer(request: ReadRequest, readers: dict[tuple[ReaderKind, str, int], ReadsMedium]) -> ReadReply:
     try:
-        key = request.kind, request.checkpoint
+        key = request.kind, request.checkpoint, request.load
         if key not in readers:
             if len(readers) >= READERS_MAX:
                 readers.clear()

@@ -41,12 +41,16 @@ class ReadsMedium(Protocol):
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """A picture or recording to read with the reader of a checkpoint."""
+    """A picture or recording to read with the reader of a checkpoint.
+
+    load: number of the load that it belongs to; the files may have changed since another.
+    """
 
     kind: ReaderKind
     checkpoint: str
     part: Image | Audio
     truncate: Truncate
+    load: int = 0
 
 
 class Array(msgspec.Struct, frozen=True, array_like=True):
