@@ -366,6 +366,12 @@ class Held:
 
     on_lost: Callable[[], None] | None = None
 
+    def claim(self, tenant: str) -> bool:
+        return True
+
+    def release(self, tenant: str) -> None:
+        pass
+
 
 async def test_disconnected_caller_frees_its_slot(boot: Boots) -> None:
     gate, line = Gate(), Held()
