@@ -366,10 +366,10 @@ class Held:
 
     on_lost: Callable[[], None] | None = None
 
-    def claim(self, tenant: str) -> bool:
+    def claim(self, _: str) -> bool:
         return True
 
-    def release(self, tenant: str) -> None:
+    def release(self, _: str) -> None:
         pass
 
 

@@ -17,7 +17,7 @@ from tests.fakes.infinity import FakeInfinity
 from tests.fakes.tei import FakeTei
 from tests.fakes.vllm import FakeVllm
 
-QWEN, PUBLISHED, RERANK = "Qwen/Qwen3-Embedding-0.6B", "BAAI/bge-reranker-v2-m3", "org/bge-reranker-v2-m3"
+QWEN, PUBLISHED, RERANK = "Qwen/Qwen3-Embedding-0.6B", "BAAI/bge-reranker-v2-m3", "org/made-reranker"
 # A replica of a published reranker joins only if it ranks as that does, which a fake server does not.
 PAGE = (Path(__file__).parents[2] / "docs/moving.md").read_text().replace(PUBLISHED, RERANK)
 SERVERS: dict[str, dict[str, Any]] = {
