@@ -397,8 +397,8 @@ def _input_builder(
 
 def _padding_id(config: Any) -> int:
     """Return the id that fills up shorter texts, 0 where the network has no vector for it."""
-    pad_id = config.pad_token_id or 0
-    return pad_id if 0 <= pad_id < getattr(config, "vocab_size", pad_id + 1) else 0
+    pad_id, words = config.pad_token_id or 0, getattr(config, "vocab_size", None)
+    return pad_id if pad_id >= 0 and (not isinstance(words, int) or pad_id < words) else 0
 
 
 def _special_ids(tokenizer: TextTokenizer) -> frozenset[int]:

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from backends.torch.lengths import DEFAULT_POSITIONS, POSITION_KEYS
 from backends.torch.load_plan import LoadOptions
 from backends.torch.loaded_model import LoadedModel
 from backends.torch.loader import load
+from backends.torch.networks import _padding_id
 from backends.torch.sequences import InputSequence, PreparedSequences
 from tests.engine.checkpoints import ENCODERS, SMALL, make_classifier, make_encoder
 from tests.engine.engines import EngineInProcess, cosines, load_tiny
@@ -227,3 +229,10 @@ async def test_a_network_whose_file_states_no_positions_has_its_default(minilm: 
 
     assert isinstance(reply, EmbedReply)
     assert (512, (0,)) == (reply.tokens, reply.truncated)
+
+
+@pytest.mark.parametrize(
+    ("pad_id", "words", "expected"), [(1, 10, 1), (10, 10, 0), (-1, 10, 0), (None, 10, 0), (7, None, 7)]
+)
+def test_padding_has_a_vector(pad_id: int | None, words: int | None, expected: int) -> None:
+    assert expected == _padding_id(SimpleNamespace(pad_token_id=pad_id, vocab_size=words))
