@@ -162,8 +162,9 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(repository: Path) -> Iterator[Served]:
+def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Serve the project's own router.yaml."""
-    gateway = Served(repository / "router.yaml").wait_until_up()
+    state = {"XDG_STATE_HOME": str(tmp_path_factory.mktemp("state"))}
+    gateway = Served(repository / "router.yaml", state).wait_until_up()
     yield gateway
     gateway.stop()
