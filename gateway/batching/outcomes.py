@@ -28,7 +28,7 @@ from gateway.batching.retries import (
     Retry,
     RetryPolicy,
     Split,
-    action_for,
+    is_final,
     is_refused,
     refusal_of,
     try_elsewhere,
@@ -211,10 +211,10 @@ class OutcomeHandler:
                 # Another attempt still carries it: a hedge, or the attempt that was hedged.
                 continue
             refused = is_refused(ticket.refusals, ticket.piece.inputs)
-            action = action_for(decision, len(attempt.tickets), is_refused=refused)
-            if action == "fail" or self._is_held_past(ticket.deadline_s, now_s):
+            fails = is_final(decision, len(attempt.tickets), is_refused=refused)
+            if fails or self._is_held_past(ticket.deadline_s, now_s):
                 ticket.settle(decision.error)
-            elif action == "requeue_alone" or ticket.isolation:
+            elif ticket.isolation:
                 self._isolated.enqueue(ticket, Isolation.ALONE, now_s, first=True)
             else:
                 ticket.enqueue(self._queue, now_s, first=True)

@@ -13,7 +13,6 @@ tickets and queue, and `routing.health` decides the consequence for the replica.
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import msgspec
 
@@ -68,9 +67,6 @@ class Fail(msgspec.Struct, frozen=True):
 
     error: BackendError
     blames_input: bool
-
-
-SliceAction = Literal["fail", "requeue", "requeue_alone"]
 
 
 class RetryPolicy:
@@ -152,14 +148,12 @@ def try_elsewhere(error: UnsupportedWork, slices: int) -> Retry:
     return Retry(masked(error, slices), same_replica=False)
 
 
-def action_for(decision: Retry | Fail, slices: int, *, is_refused: bool = False) -> SliceAction:
-    """Return the consequence for one slice of a failed batch.
+def is_final(decision: Retry | Fail, slices: int, *, is_refused: bool = False) -> bool:
+    """Return whether a slice of a failed batch fails with it, and is not queued again.
 
-    slices: in the failed batch. is_refused: as `is_refused` returns it.
+    slices: in the failed batch. is_refused: as `is_refused` returns it; it is tried alone once more.
     """
-    if isinstance(decision, Fail) or (is_refused and slices == 1):
-        return "fail"
-    return "requeue_alone" if is_refused else "requeue"
+    return isinstance(decision, Fail) or (is_refused and slices == 1)
 
 
 def is_refused(refusals: int, inputs: int) -> bool:

@@ -20,6 +20,7 @@ from gateway.batching.fair_queue import Entry, FairQueue
 from gateway.batching.isolation import IsolatedQueue
 from gateway.batching.joining import BatchTotals, are_joinable
 from gateway.batching.lane_settings import LaneSettings
+from gateway.batching.retries import is_refused
 from gateway.batching.slices import Bounds
 from gateway.batching.suspects import Isolation
 from gateway.batching.tenant_activity import TenantActivity
@@ -186,7 +187,7 @@ class Scheduler:
     ) -> list[Ticket]:
         """Return the ticket and those behind it, in the queue's order, that may share its batch."""
         tickets = [first]
-        if not len(self._queue):
+        if not len(self._queue) or _lacked_permits(first):
             return tickets
         totals, limits = BatchTotals().plus(first.piece), self._limits(first, bounds())
         # Waiting slices are spread over the free slots: one each if there are enough, several if not.
@@ -224,6 +225,8 @@ class Scheduler:
     def _may_share(self, first: Ticket, other: Ticket, replica: Replica, now_s: float) -> bool:
         if other.half is not first.half or replica in other.tried or replica is other.failed_last:
             return False
+        if _lacked_permits(other):
+            return False
         return are_joinable(first.piece, other.piece) and self._may_tenants_share(
             first, other, replica, now_s
         )
@@ -249,3 +252,8 @@ class Scheduler:
         tenant = ticket.owner.tenant
         is_only_tenant = not self._activity.has_others(tenant, now_s)
         return replica.admits(totals.inputs, tenant, is_only_tenant=is_only_tenant, kind=self._kind)
+
+
+def _lacked_permits(ticket: Ticket) -> bool:
+    """Return whether a replica had too few permits for a slice so often that it shares no batch any more."""
+    return is_refused(ticket.refusals, ticket.piece.inputs)

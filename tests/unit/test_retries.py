@@ -24,7 +24,7 @@ from gateway.batching.retries import (
     Retry,
     RetryPolicy,
     Split,
-    action_for,
+    is_final,
     is_refused,
     timed_out_early,
 )
@@ -154,9 +154,9 @@ def test_first_attempts_pay_for_retries_and_hedges() -> None:
 def test_slice_without_permits_runs_alone_then_fails() -> None:
     refused = Retry(PermitsTaken(MASKED_MESSAGE), same_replica=True)
 
-    assert "requeue" == action_for(refused, 1)
-    assert "requeue_alone" == action_for(refused, 4, is_refused=True)
-    assert "fail" == action_for(refused, 1, is_refused=True)
+    assert not is_final(refused, 1)
+    assert not is_final(refused, 4, is_refused=True)
+    assert is_final(refused, 1, is_refused=True)
 
 
 def test_slice_of_several_inputs_is_cut_before_one_input_is_refused() -> None:
