@@ -94,12 +94,9 @@ def damaged(seed: bytes, generator: np.random.Generator) -> bytes:
     return bytes(body)
 
 
-# Of grpc's own client, which may lose a status that comes while it sends a further message of a stream.
-LOST_STATUS = "Internal error from Core"
-
-
 async def send(client: Client, path: str, messages: list[bytes]) -> Any:
-    """Send messages of one RPC; return its status, None if the client has lost it."""
+    """Send messages of one RPC; return its status."""
+    # As clients call each method: grpc's own client may lose a status that comes before its last message.
     call: Any
     if not path.endswith("Stream"):
         call = client.channel.unary_unary(path)(messages[0], metadata=AUTHORIZED, timeout=30)
@@ -110,7 +107,7 @@ async def send(client: Client, path: str, messages: list[bytes]) -> Any:
         with suppress(grpc.aio.AioRpcError):
             async for _ in call:
                 pass
-    return None if await call.details() == LOST_STATUS else await call.code()
+    return await call.code()
 
 
 async def test_damaged_messages_get_a_clear_status() -> None:
@@ -122,9 +119,8 @@ async def test_damaged_messages_get_a_clear_status() -> None:
             count = int(generator.integers(1, 4)) if path.endswith("Stream") else 1
             messages = [damaged(SEEDS[int(generator.integers(len(SEEDS)))], generator) for _ in range(count)]
             code = await send(client, path, messages)
-            assert code is None or code in CLEAR, (code, path, messages)
+            assert code in CLEAR, (code, path, messages)
             found[code] += 1
-        assert found[None] <= CASES // 20
         in_flight = client.gateway.application.in_flight
         assert (0, 0) == (in_flight.bytes, in_flight.calls)
     assert found[Code.OK] > CASES // 50

@@ -215,10 +215,10 @@ class Rpc:
             raise MalformedBody("the RPC has no message; a unary RPC has one")
         return message
 
-    async def discard_rest(self) -> None:
-        """Read and drop what the client still sends, for a second at most."""
+    async def discard_rest(self, within_s: float = DISCARD_S) -> None:
+        """Read and drop what the client still sends, before a failure that grpc's Python client may lose."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DISCARD_S):
+            async with asyncio.timeout(within_s):
                 await self.stream.discard_rest()
 
     async def write(self, message: bytes, wait_s: float = MESSAGE_WAIT_S) -> None:

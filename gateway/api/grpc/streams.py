@@ -9,6 +9,9 @@ from gateway.api.grpc.rpc import Message, Rpc, RpcContext
 from gateway.api.grpc.tei import Operation
 from gateway.tenants.keyring import Tenant
 
+# Of a client that may wait for a reply before it sends its next message.
+DISCARD_S = 0.1
+
 
 async def answer_stream(rpc: Rpc, operation: Operation) -> None:
     """Answer each message; each is charged as one request. The first that fails ends the stream."""
@@ -18,7 +21,11 @@ async def answer_stream(rpc: Rpc, operation: Operation) -> None:
         await rpc.begin({})
     except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
         raise await api.charge_failure(context, error, operation.least) from None
-    await MessageStream(rpc, operation, parallel_of(tenant, operation)).run()
+    try:
+        await MessageStream(rpc, operation, parallel_of(tenant, operation)).run()
+    except Exception:
+        await rpc.discard_rest(DISCARD_S)
+        raise
 
 
 def parallel_of(tenant: Tenant, operation: Operation) -> int:
