@@ -13,7 +13,7 @@ from gateway.events import Observe, StoreLost
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.keyring import Keyring
-from gateway.tenants.losses import Stored, loss_between
+from gateway.tenants.losses import Stored, loss_between, tenants_end_first_key
 from gateway.tenants.snapshot import Loss, Snapshot, SnapshotFile
 from gateway.tenants.store import FIRST_KEY, StoreState, TenantStore
 
@@ -21,8 +21,6 @@ from gateway.tenants.store import FIRST_KEY, StoreState, TenantStore
 LOOK_EVERY_S = 0.4
 # Longest wait of an operator's request for the change that it made.
 REFRESH_TIMEOUT_S = 2.0
-# Difference between the clocks of this host and of Redis that a snapshot may have.
-CLOCKS_DIFFER_S = 60.0
 
 logger = logging.getLogger("gateway")
 
@@ -74,6 +72,8 @@ class KeyFollower:
         self._stored = Stored()
         self._loss: Loss | None = None
         self._kept = Stored()
+        # Tenants in the store have ended the first key, also if they are lost since.
+        self._first_key_has_ended = False
         # The store has been read since the start.
         self._has_read = False
         # The keyring has what the store or the snapshot has.
@@ -111,6 +111,11 @@ class KeyFollower:
             return ""
         return "it has not answered yet" if self._trouble is None else str(self._trouble)
 
+    @property
+    def first_key_is_ending(self) -> bool:
+        """True if the first key is valid here until the next start, because the store has tenants."""
+        return self._keyring.first_key_is_ending
+
     def keeps_key(self, id_: str) -> bool:
         """Return whether a key is valid only because the store has lost it."""
         return any(key.id == id_ for key in self._kept.keys)
@@ -147,13 +152,8 @@ class KeyFollower:
             return
         snapshot, confirmed_s = found
         age_s = max(0.0, self._clock() - confirmed_s)
-        self._seen = StoreState(
-            snapshot.version.encode(),
-            confirmed_s - CLOCKS_DIFFER_S,
-            "",
-            snapshot.stored_keys,
-            snapshot.stored_tenants,
-        )
+        self._seen = snapshot.state(confirmed_s)
+        self._first_key_has_ended = snapshot.ends_first_key
         self._stored, self._loss, self._kept = snapshot.stored, snapshot.loss, snapshot.kept
         if age_s <= self._grace_s:
             self._seen_s = time.monotonic() - age_s
@@ -180,6 +180,7 @@ class KeyFollower:
         """Take over the store's content if it has changed. Raises: StoreUnavailable."""
         seen = self._seen
         reason = "" if seen is None else loss_between(seen, state)
+        has_ended = tenants_end_first_key(self._first_key_has_ended, seen, state, reason)
         is_changed = seen is None or state.version != seen.version or bool(reason)
         if is_changed or not self._has_read or not self._serves:
             current = Stored(tuple(await self.store.keys()), await self.store.tenants())
@@ -193,13 +194,17 @@ class KeyFollower:
                 # It was emptied meanwhile: the next read compares that with what is known now.
                 return
             if self._keyring.first_key_pending:
-                self._keyring.resolve_first_key(is_active=not (again.tenants or current.tenants))
+                has_tenants = bool(again.tenants or current.tenants)
+                self._keyring.resolve_first_key(
+                    is_active=not (has_tenants or has_ended), has_lost_tenants=not has_tenants
+                )
             if reason and seen is not None:
                 self._begin_loss(seen, current, removals, reason)
             self._kept = self._kept.lacking_in(current, removals)
             self._stored, self._has_read, self._serves = current, True, True
             self._apply()
         self._seen, self._seen_s = state, time.monotonic()
+        self._first_key_has_ended = has_ended
         if self._end_loss_in_time():
             is_changed = True
             self._apply()
@@ -270,6 +275,7 @@ class KeyFollower:
             self._loss,
             self._kept.keys,
             dict(self._kept.tenants),
+            self._first_key_has_ended,
         )
         await asyncio.to_thread(self._snapshot.write, snapshot)
 
@@ -279,7 +285,7 @@ class KeyFollower:
         stored: the digest in the store, empty if there is none. Raises: StoreUnavailable.
         """
         own = self._keyring.shared_first_key
-        if own is None or own == stored or (self._keyring.first_key_is_ending and not stored):
+        if own is None or own == stored or (self._first_key_has_ended and not stored):
             return
         agreed = stored or await self.store.agree_on_first_key(own)
         if agreed == own:

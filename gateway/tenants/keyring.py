@@ -202,12 +202,13 @@ class Keyring:
     def _valid_first_key(self) -> FirstKey | None:
         return None if self.first_key_pending or self._tenants else self._first
 
-    def resolve_first_key(self, *, is_active: bool) -> None:
-        """Decide a pending first key: it is active if the store contains no tenants."""
+    def resolve_first_key(self, *, is_active: bool, has_lost_tenants: bool = False) -> None:
+        """Decide a pending first key: it is active if the store contains no tenants, and has lost none."""
         if self._first is None:
             return
         if not is_active and self._first.digest:
-            logger.info("the first key is ignored: there are tenants in Redis")
+            reason = "Redis has lost its tenants" if has_lost_tenants else "there are tenants in Redis"
+            logger.info("the first key is ignored: %s", reason)
         self._first = msgspec.structs.replace(self._first, is_pending=False) if is_active else None
         self._rebuild()
 

@@ -24,13 +24,14 @@ from gateway.store.redis_client import RedisClient
 from gateway.tenants.file_store import FILE_NAME as TENANTS_FILE
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.guess_throttle import GUESSES_MAX
-from gateway.tenants.keyring import Keyring, StoredKey, key_digest
+from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
 from gateway.tenants.snapshot import CONFIRM_EVERY_S, FILE_NAME, SnapshotFile
 from gateway.tenants.store import KEYS, TENANTS, VERSION, TenantStore
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 from tests.processes.tls_files import Authority
 from tests.quotas.redis_server import RedisServer, opened
+from tests.quotas.test_first_key import start
 
 NUMBERS = range(20)
 CONFIG = """
@@ -45,10 +46,12 @@ OPS = f"tenants:\n  ops: {{keys: [{{digest: '{key_digest(KEY)}', scopes: [embed,
 class Worker:
     """Keyring of a gateway that follows the store. now_s: its wall clock, which a test moves."""
 
-    def __init__(self, url: str, folder: Path | None = None, grace_s: float = 60.0) -> None:
+    def __init__(
+        self, url: str, folder: Path | None = None, grace_s: float = 60.0, first_key: FirstKey | None = None
+    ) -> None:
         self.now_s = 0.0
         self.events: list[Event] = []
-        self.keyring = Keyring({}, None, self._clock, has_store=True)
+        self.keyring = Keyring({}, first_key, self._clock, has_store=True)
         self.authenticator = Authenticator(self.keyring)
         snapshot = None if folder is None else SnapshotFile(folder / FILE_NAME, url)
         self.follower = KeyFollower(
@@ -270,6 +273,54 @@ async def test_restarted_gateway_knows_by_its_snapshot_what_was_lost(
         again.now_s = 61
         await again.follower.refresh()
         assert set(served(again)) == {"Unauthenticated"}
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "while stopped"])
+async def test_first_key_stays_ended_after_a_loss(
+    own_redis: RedisServer, tmp_path: Path, is_noticed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert await asyncio.to_thread(start, tmp_path, own_redis.url) is not None
+    text = (tmp_path / "first-key").read_text().strip()
+    await fill(own_redis)
+    async with Worker(own_redis.url, tmp_path).running() as worker:
+        if is_noticed:
+            own_redis.command("FLUSHALL")
+            await worker.follower.refresh()
+            # The grace ends, and nothing is kept any more.
+            worker.now_s = 61
+            await worker.follower.refresh()
+            assert worker.follower.state.loss is None
+    if not is_noticed:
+        own_redis.command("FLUSHALL")
+
+    assert await asyncio.to_thread(start, tmp_path, own_redis.url) is None
+    key = "sk-own"
+    assert await asyncio.to_thread(start, tmp_path, own_redis.url, {"GATEWAY_API_KEY": key}) is None
+    assert sum("is ignored: Redis has lost its tenants" in line for line in caplog.messages) == 2
+    # A gateway that starts in an outage decides it later, by the same rule.
+    pending = FirstKey(key_digest(text), is_pending=True, is_kept=True)
+    async with Worker(own_redis.url, tmp_path, first_key=pending).running() as restarted:
+        assert restarted.status(text) == "Unauthenticated"
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["while running", "while stopped"])
+async def test_first_key_returns_when_operators_remove_the_last_tenant(
+    own_redis: RedisServer, tmp_path: Path, is_seen: bool
+) -> None:
+    async with opened(own_redis) as store:
+        await store.put_tenant("acme", TenantConfig())
+        async with Worker(own_redis.url, tmp_path).running() as worker:
+            if is_seen:
+                await store.remove_tenant("acme")
+                await worker.follower.refresh()
+        if not is_seen:
+            await store.remove_tenant("acme")
+
+    assert await asyncio.to_thread(start, tmp_path, own_redis.url) is not None
+    pending = FirstKey(key_digest("sk-own"), is_pending=True)
+    async with Worker(own_redis.url, tmp_path, first_key=pending).running() as restarted:
+        assert restarted.status("sk-own") == "default"
 
 
 async def test_snapshot_serves_its_callers_while_redis_is_away(
