@@ -187,7 +187,7 @@ async def _has_lost_tenants(store: TenantStore, url: str, sources: KeySources) -
         return False
     snapshot, confirmed_s = found
     seen, now = snapshot.state(confirmed_s), await store.look()
-    return tenants_end_first_key(snapshot.ends_first_key, seen, now, loss_between(seen, now))
+    return tenants_end_first_key(seen, now, loss_between(seen, now), has_ended=snapshot.ends_first_key)
 
 
 def _configured(sources: KeySources) -> FirstKey | None:

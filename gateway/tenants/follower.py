@@ -172,6 +172,7 @@ class KeyFollower:
             self._record_trouble(error)
             return
         self._trouble = None
+        self._keyring.store_is_away = False
         # A store that refuses to be written to can still be read.
         with suppress(StoreUnavailable):
             await self._share_first_key(state.first_key)
@@ -180,7 +181,7 @@ class KeyFollower:
         """Take over the store's content if it has changed. Raises: StoreUnavailable."""
         seen = self._seen
         reason = "" if seen is None else loss_between(seen, state)
-        has_ended = tenants_end_first_key(self._first_key_has_ended, seen, state, reason)
+        has_ended = tenants_end_first_key(seen, state, reason, has_ended=self._first_key_has_ended)
         is_changed = seen is None or state.version != seen.version or bool(reason)
         if is_changed or not self._has_read or not self._serves:
             current = Stored(tuple(await self.store.keys()), await self.store.tenants())
@@ -252,6 +253,7 @@ class KeyFollower:
         if error.is_refusal and not self.refusal and not self._has_read:
             logger.error("Redis refuses this gateway (%s): it is not ready, and knows no stored key", error)
         self._trouble = error
+        self._keyring.store_is_away = True
         if self._serves and time.monotonic() - self._seen_s > self._grace_s:
             self._keyring.forget_stored()
             self._serves = False

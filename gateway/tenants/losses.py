@@ -69,7 +69,7 @@ def loss_between(seen: StoreState, now: StoreState) -> str:
     return _loss_by_version(seen.version, now.version)
 
 
-def tenants_end_first_key(has_ended: bool, seen: StoreState | None, now: StoreState, reason: str) -> bool:
+def tenants_end_first_key(seen: StoreState | None, now: StoreState, reason: str, *, has_ended: bool) -> bool:
     """Return whether tenants in the store have ended the first key: their loss does not bring it back.
 
     Their removal by operators does. has_ended: as of `seen`. reason: of a loss between the two.

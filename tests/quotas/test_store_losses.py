@@ -347,6 +347,40 @@ async def test_snapshot_serves_its_callers_while_redis_is_away(
         assert set(served(late)) == {"QuotaUnavailable"}
 
 
+async def test_unknown_keys_are_not_wrong_while_redis_is_away(own_redis: RedisServer) -> None:
+    await fill(own_redis)
+    async with Worker(own_redis.url).running() as worker:
+        async with opened(own_redis) as store:
+            await store.revoke("k0")
+            await worker.follower.refresh()
+            assert worker.status("sk-new") == "Unauthenticated"
+            own_redis.freeze()
+            # It was written before Redis stopped answering, and this gateway has not read it.
+            await until_away(worker)
+        # A client repeats it, which is no further guess.
+        tried = [worker.status("sk-new") for _ in range(GUESSES_MAX + 5)]
+        assert tried == ["QuotaUnavailable"] * (GUESSES_MAX + 5)
+        assert worker.status("sk-0") == "Unauthenticated"
+        guessed = [worker.status(f"wrong {number}") for number in range(GUESSES_MAX + 5)]
+        assert guessed[0] == "QuotaUnavailable"
+        assert guessed[-5:] == ["AuthThrottled"] * 5
+        assert served(worker)[1:] == ALL[1:]
+
+        own_redis.thaw()
+        async with opened(own_redis) as store:
+            await store.create_key(StoredKey("new", key_digest("sk-new"), "team1"))
+        await worker.follower.refresh()
+        assert worker.status("sk-new") == "team1"
+        assert worker.status("another") == "Unauthenticated"
+
+
+async def until_away(worker: Worker) -> None:
+    """Wait until the follower has noticed that the store does not answer."""
+    async with asyncio.timeout(10):
+        while worker.status("sk-new") != "QuotaUnavailable":  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
 async def test_a_broken_snapshot_is_reported_and_replaced(
     own_redis: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
