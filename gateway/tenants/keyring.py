@@ -125,8 +125,8 @@ class Tenant(msgspec.Struct, frozen=True):
 class Keyring:
     """All keys that are valid now, by digest. now_s: the wall clock.
 
-    has_store: keys are stored too. Until they have been read, an unknown key may still be valid. So it may while
-    `store_is_away`, unless it was valid before. budgets: of tenants and keys, with the tenant's name.
+    has_store: keys are stored too. Until they have been read, an unknown key may still be valid. The same
+    holds while `store_is_away`, unless it was valid before. budgets: of tenants and keys, with their tenant.
     clock_offset_s: how far the clock of Redis is ahead, so that a key expires on all gateways at once.
     version: grows with each change of keys and tenants. tenant_settings: of all tenants, by name; those of
     router.yaml take precedence over stored ones.
