@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gateway.events import Observe, StoreLost
+from gateway.events import Observe, StoreLost, tenants_and_keys
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.keyring import Keyring
@@ -30,6 +30,7 @@ class StoredState(msgspec.Struct, frozen=True):
 
     keys, tenants: in the store, as it was last read. kept_keys, kept_tenants: those that the store has lost
     and that are still valid here. loss, until_s: of these, None if nothing is kept; in seconds since 1970.
+    trouble: why the store cannot be read now; nothing if it can.
     """
 
     keys: int = 0
@@ -38,6 +39,7 @@ class StoredState(msgspec.Struct, frozen=True):
     kept_tenants: int = 0
     loss: Loss | None = None
     until_s: float | None = None
+    trouble: str = ""
 
 
 class KeyFollower:
@@ -86,7 +88,8 @@ class KeyFollower:
     @property
     def state(self) -> StoredState:
         """State of the stored keys and tenants."""
-        counts = StoredState(len(self._stored.keys), len(self._stored.tenants))
+        trouble = "" if self._trouble is None else str(self._trouble)
+        counts = StoredState(len(self._stored.keys), len(self._stored.tenants), trouble=trouble)
         if self._loss is None:
             return counts
         return msgspec.structs.replace(
@@ -158,6 +161,8 @@ class KeyFollower:
         if age_s <= self._grace_s:
             self._seen_s = time.monotonic() - age_s
             self._end_loss_in_time()
+            if self._loss is not None:
+                self._report_loss(self._loss, is_repeated=True)
             self._serves = True
             self._apply(is_current=False)
 
@@ -218,11 +223,14 @@ class KeyFollower:
         if not missing:
             return
         self._kept = missing
-        at_s = self._clock()
         keys, tenants = len(missing.keys), len(missing.tenants)
-        self._loss = Loss(at_s, seen.clock_s, reason, keys, tenants)
-        until = datetime.fromtimestamp(at_s + self._grace_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        self._observe(StoreLost(keys, tenants, reason, until))
+        self._loss = Loss(self._clock(), seen.clock_s, reason, keys, tenants)
+        self._report_loss(self._loss, is_repeated=False)
+
+    def _report_loss(self, loss: Loss, *, is_repeated: bool) -> None:
+        until = datetime.fromtimestamp(loss.at_s + self._grace_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        keys, tenants = len(self._kept.keys), len(self._kept.tenants)
+        self._observe(StoreLost(keys, tenants, loss.reason, until, is_repeated))
 
     def _end_loss_in_time(self) -> bool:
         """Forget what is kept if it has been restored, or after `grace_s`. Return whether the loss ended."""
@@ -235,9 +243,8 @@ class KeyFollower:
         if self._clock() - self._loss.at_s <= self._grace_s:
             return False
         logger.error(
-            "%d keys and %d tenants that Redis has lost are refused from now on: quotas.key_grace_s is over",
-            len(self._kept.keys),
-            len(self._kept.tenants),
+            "%s that Redis has lost are refused from now on: quotas.key_grace_s is over",
+            tenants_and_keys(len(self._kept.tenants), len(self._kept.keys)),
         )
         self._loss, self._kept = None, Stored()
         return True

@@ -21,6 +21,7 @@ from gateway.config.schema import TenantConfig
 from gateway.errors import AuthThrottled, QuotaUnavailable, Unauthenticated
 from gateway.events import Event, StoreLost
 from gateway.store.redis_client import RedisClient
+from gateway.telemetry.access_log import EventLine
 from gateway.tenants.file_store import FILE_NAME as TENANTS_FILE
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.guess_throttle import GUESSES_MAX
@@ -268,7 +269,11 @@ async def test_restarted_gateway_knows_by_its_snapshot_what_was_lost(
     # The grace is counted from the loss, and not from the next start.
     async with Worker(own_redis.url, tmp_path).running() as again:
         assert served(again) == ALL
-        assert again.losses == []
+        [repeated] = again.losses
+        assert msgspec.structs.replace(repeated, is_repeated=False) == loss
+        assert str(EventLine(repeated)).startswith(
+            "Redis had lost, before this start, and still lacks 20 tenants and 20 keys (their version"
+        )
         assert again.follower.state.loss == since_s
         again.now_s = 61
         await again.follower.refresh()
@@ -448,6 +453,16 @@ async def test_status_and_metrics_show_a_loss(boot: Boots, own_redis: RedisServe
     ):
         assert line in metrics.splitlines()
     assert [200, 200, 401] == [call.status_code, revoked.status_code, after_revocation.status_code]
+
+
+async def test_status_has_the_reason_of_an_outage(boot: Boots, own_redis: RedisServer) -> None:
+    async with boot({"tei-0": FakeTei()}, CONFIG.format(store=own_redis.url) + OPS) as gateway:
+        assert (await store_status(gateway))["reason"] == ""
+        own_redis.command("ACL", "SETUSER", "default", "nocommands", "+acl")
+        async with asyncio.timeout(20):
+            while not (status := await store_status(gateway))["away"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert "its user lacks rights" in status["reason"]
 
 
 WRONG_PASSWORD = "wrong password"
