@@ -10,6 +10,7 @@ from rich.table import Table
 
 from gateway.cli.context import Action, Context, run_action
 from gateway.cli.limits import format_limits, parse_limits
+from gateway.cli.lost_tenants import find_lost_tenants, show_lost_tenants, show_replaced, shown
 from gateway.cli.output import show_line, show_table
 from gateway.cli.unknown_names import warn_of_first_key_end, warn_of_idle_budgets, warn_of_unknown_models
 from gateway.config.schema import LimitAmount, TenantConfig, limit_problems
@@ -30,6 +31,7 @@ async def _set(context: Context) -> int:
         _show_only_in_file(context)
         return 1
     tenant = context.options.tenant
+    lost = await find_lost_tenants(context)
     try:
         changed = await context.store.change_tenant(tenant, _change(context.options))
     except ValueError as error:
@@ -46,19 +48,12 @@ async def _set(context: Context) -> int:
     for name in _absent(context.options.unset or (), before or TenantConfig()):
         show_line(f"--unset {name}: it was not set")
     for change in changed.changes:
-        print(f"  {change.field}: {_shown(change.was)} -> {_shown(change.now)}")
+        print(f"  {change.field}: {shown(change.was)} -> {shown(change.now)}")
     if not changed.changes and changed.before is not None:
         print("  nothing has changed")
-    warn_of_first_key_end(context, is_first=changed.is_first)
+    show_replaced(tenant, lost, changed)
+    warn_of_first_key_end(context, is_first=changed.is_first and not lost.has_ended_first_key)
     return 0
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "not set"
-    return (
-        " ".join(value) if isinstance(value, list | tuple) else msgspec.json.encode(value).decode().strip('"')
-    )
 
 
 def _show_only_in_file(context: Context) -> None:
@@ -137,6 +132,7 @@ async def _list(context: Context) -> int:
         _show_only_in_file(context)
         return 1
     stored = await context.store.tenants()
+    await show_lost_tenants(context)
     if context.options.json:
         print(msgspec.json.encode(stored).decode())
         return 0

@@ -5,6 +5,8 @@ import json
 import os
 import ssl
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -326,6 +328,61 @@ async def test_first_key_returns_when_operators_remove_the_last_tenant(
     pending = FirstKey(key_digest("sk-own"), is_pending=True)
     async with Worker(own_redis.url, tmp_path, first_key=pending).running() as restarted:
         assert restarted.status("sk-own") == "default"
+
+
+def run_gateway(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on the host of a gateway with this state_dir."""
+    path = folder / "router.yaml"
+    path.write_text(CONFIG.format(store=url) + f"state_dir: {folder}\n")
+    command = [sys.executable, "-m", "gateway", *words, "-c", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "while stopped"])
+async def test_commands_name_what_was_lost(own_redis: RedisServer, tmp_path: Path, is_noticed: bool) -> None:
+    async with opened(own_redis) as store:
+        await store.put_tenant("acme", TenantConfig(weight=2, limits={"tokens_per_minute": 5000}))
+        for name in ("k1", "k2"):
+            await store.create_key(StoredKey(name, key_digest(f"sk-{name}"), "acme"))
+    async with Worker(own_redis.url, tmp_path).running() as worker:
+        if is_noticed:
+            own_redis.command("FLUSHALL")
+            await worker.follower.refresh()
+    if not is_noticed:
+        own_redis.command("FLUSHALL")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return run_gateway(tmp_path, own_redis.url, *words)
+
+    for words in (("tenants", "list"), ("keys", "list"), ("keys", "list", "--json")):
+        listed = await asyncio.to_thread(run, *words)
+        [line] = listed.stderr.splitlines()
+        until = "until 20" if is_noticed else "for quotas.key_grace_s (3600 s) from the loss"
+        assert line.startswith(
+            f"Redis has lost 1 tenant and 2 keys: gateways that knew them accept them {until}"
+        )
+    assert listed.stdout == "[]\n"
+    done = await asyncio.to_thread(run, "tenants", "set", "acme", "--limit", "requests_per_minute=600")
+    # The first key has ended before: no note on that.
+    assert done.stderr.splitlines() == [
+        "Redis had lost acme; these settings replace those that gateways kept:",
+        "  limits.tokens_per_minute: 5000 -> not set",
+        "  weight: 2 -> 1",
+        "  limits.requests_per_minute: not set -> 600",
+    ]
+    again = await asyncio.to_thread(run, "tenants", "list")
+    assert "Redis has lost 0 tenants and 2 keys" in again.stderr
+
+
+async def test_commands_hint_at_a_loss_that_no_snapshot_shows(own_redis: RedisServer, tmp_path: Path) -> None:
+    blank = await asyncio.to_thread(run_gateway, tmp_path, own_redis.url, "tenants", "list")
+    async with opened(own_redis) as store:
+        await store.put_tenant("acme", TenantConfig())
+        await store.remove_tenant("acme")
+    removed = await asyncio.to_thread(run_gateway, tmp_path, own_redis.url, "tenants", "list")
+
+    assert blank.stderr.startswith("Redis has no record of any tenant or key: it is new, or it was emptied")
+    assert removed.stderr == ""
 
 
 async def test_snapshot_serves_its_callers_while_redis_is_away(
