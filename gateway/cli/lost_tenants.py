@@ -51,13 +51,14 @@ async def find_lost_tenants(context: Context) -> LostTenants:
     reason = loss_between(seen, now)
     has_ended = tenants_end_first_key(seen, now, reason, has_ended=snapshot.ends_first_key)
     nothing = LostTenants(has_ended_first_key=has_ended, is_blank=is_blank)
-    until_s = None
     if reason:
-        known, since_s = snapshot.stored.joined(snapshot.kept), seen.clock_s
+        known, since_s, until_s = snapshot.stored.joined(snapshot.kept), seen.clock_s, None
     elif loss is not None:
         known, since_s = snapshot.kept, loss.seen_s
         until_s = loss.at_s + context.config.quotas.key_grace_s
-    if not reason and (until_s is None or until_s < time.time()):
+        if until_s < time.time():
+            return nothing
+    else:
         return nothing
     current = Stored(tuple(await store.keys()), await store.tenants())
     missing = known.lacking_in(current, await store.removals(since_s))

@@ -210,9 +210,9 @@ def _store_line(event: StoreChanged) -> str:
 
 
 def _lost_line(event: StoreLost) -> str:
-    lost = "had lost, before this start, and still lacks" if event.is_repeated else "has lost"
+    lost = "Redis had lost, before this start, and still lacks" if event.is_repeated else "Redis has lost"
     return (
-        f"Redis {lost} {tenants_and_keys(event.tenants, event.keys)} ({event.reason}): they stay valid "
+        f"{lost} {tenants_and_keys(event.tenants, event.keys)} ({event.reason}): they stay valid "
         f'here until {event.until}; restore them, see docs/production.md, "An emptied Redis"'
     )
 
