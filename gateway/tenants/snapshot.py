@@ -18,13 +18,15 @@ import msgspec
 from gateway.config import schema as config
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.losses import Stored
-from gateway.tenants.store import check_stored_limits
+from gateway.tenants.store import StoreState, check_stored_limits
 
 FILE_NAME = "redis-tenants.json"
 # Some 50,000 keys.
 FILE_BYTES_MAX = 16 * 1024 * 1024
 # How often an unchanged snapshot is confirmed.
 CONFIRM_EVERY_S = 15.0
+# Difference between the clocks of this host and of Redis that a snapshot may have.
+CLOCKS_DIFFER_S = 60.0
 
 logger = logging.getLogger("gateway")
 
@@ -48,6 +50,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     store: digest of the store's address. version, stored_keys, stored_tenants: its state. keys, tenants:
     those in the store. loss: of the data in `kept_keys` and `kept_tenants`, which are valid for a while.
+    first_key_has_ended: the store had tenants, and no operator has removed them since.
     """
 
     store: str
@@ -59,6 +62,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     loss: Loss | None = None
     kept_keys: tuple[StoredKey, ...] = ()
     kept_tenants: dict[str, config.TenantConfig] = {}
+    first_key_has_ended: bool = False
+
+    @property
+    def ends_first_key(self) -> bool:
+        """True if tenants have ended the first key. An earlier release wrote only the tenants."""
+        return self.first_key_has_ended or bool(self.stored_tenants or self.kept_tenants)
 
     @property
     def stored(self) -> Stored:
@@ -69,6 +78,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     def kept(self) -> Stored:
         """Keys and tenants that the store has lost."""
         return Stored(self.kept_keys, self.kept_tenants)
+
+    def state(self, confirmed_s: float) -> StoreState:
+        """Return the state of the store as it was when the file was last confirmed."""
+        return StoreState(
+            self.version.encode(), confirmed_s - CLOCKS_DIFFER_S, "", self.stored_keys, self.stored_tenants
+        )
 
     def all_limits(self) -> Iterator[dict[str, config.LimitAmount]]:
         """Yield the limits of every key and tenant."""
