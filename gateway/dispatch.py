@@ -55,6 +55,8 @@ from gateway.upstreams.vector_scores import place_of_input, vector_scores
 OVERLOADED_RETRY_S = 2
 # 32 texts of 512 tokens with vectors of 1,024 numbers: 64 MiB in memory, and 180 MB of JSON.
 REPLY_NUMBERS_MAX = 16 * 1024 * 1024
+# Slices of a call whose halves are searched for an input at fault at once.
+SEARCHES_MAX = 2
 # A backend's message about a field of the request begins with its name.
 FIELD = re.compile(r"`(?P<name>\w+)`")
 
@@ -194,7 +196,7 @@ def _check_numbers(numbers: int) -> None:
 class _Submission:
     """Slices of one call on their way through a lane. tokens: count of each input of the call."""
 
-    __slots__ = ("_grant", "_lane", "_numbers", "_owner", "_tokens")
+    __slots__ = ("_grant", "_lane", "_numbers", "_owner", "_searches", "_tokens")
 
     def __init__(self, lane: Lane, grant: Grant, owner: Owner, tokens: Sequence[int]) -> None:
         self._lane = lane
@@ -203,17 +205,21 @@ class _Submission:
         self._tokens = tokens
         # In the replies so far, of outputs that are larger than one vector for an input.
         self._numbers = 0
+        # Made for the first of several slices that fails.
+        self._searches: asyncio.Semaphore | None = None
 
-    async def submit_all(self, slices: Sequence[Slice]) -> list[tuple[Slice, SliceReply]]:
+    async def submit_all(
+        self, slices: Sequence[Slice], *, is_suspect: bool = False
+    ) -> list[tuple[Slice, SliceReply]]:
         """Return the slices that were computed, in order, with their replies.
 
-        On the first error, cancel the other slices.
+        On the first error, cancel the other slices. is_suspect: they are parts of a slice that failed.
         """
         if len(slices) == 1:
-            return await self._submit(slices[0])
+            return await self._submit(slices[0], is_suspect=is_suspect)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._submit(piece)) for piece in slices]
+                tasks = [group.create_task(self._submit(piece, is_suspect=is_suspect)) for piece in slices]
         except BaseExceptionGroup as failures:
             # The caller gets one error; which of several slices failed first does not matter to it.
             raise failures.exceptions[0] from failures
@@ -259,7 +265,8 @@ class _Submission:
                 if piece.inputs == 1 or is_indivisible(piece.work):
                     raise _refusal_of(piece, error) from error
                 tokens = self._tokens[piece.start : piece.start + piece.inputs]
-                return await self.submit_all(cut_again(piece, tokens, self._lane.bounds()))
+                parts = cut_again(piece, tokens, self._lane.bounds())
+                return await self.submit_all(parts, is_suspect=is_suspect)
         raise error
 
     async def _search(self, piece: Slice, *, is_suspect: bool) -> list[tuple[Slice, SliceReply]]:
@@ -268,6 +275,14 @@ class _Submission:
         One after the other, so that the search costs two requests for each halving, however many inputs are
         at fault. is_suspect: the slice is a half itself. Raises: InvalidWork, with the input at fault.
         """
+        if is_suspect:
+            return await self._search_halves(piece, is_suspect=True)
+        # The first input at fault ends the call: what all searches at once would send is of no use.
+        self._searches = self._searches or asyncio.Semaphore(SEARCHES_MAX)
+        async with self._searches:
+            return await self._search_halves(piece, is_suspect=False)
+
+    async def _search_halves(self, piece: Slice, *, is_suspect: bool) -> list[tuple[Slice, SliceReply]]:
         tokens = self._tokens[piece.start : piece.start + piece.inputs]
         computed: list[tuple[Slice, SliceReply]] = []
         try:

@@ -7,6 +7,7 @@ long as the replica works for others.
   or a timeout. A slice of several inputs fails with `SliceFailed`, and the stage `dispatch` cuts it.
 - One input that fails alone is tried once more, at a different replica if there is one. If it fails again,
   and the replica completes plain work, the error is the input's.
+- 503 as an answer to work, 401 and 403 are such errors too; `refused` judges 429, and 503 with a pause.
 - If the replica fails plain work, too, the failure counts against the replica, and retries cost budget.
 - An input whose attempt broke the server is not judged before a replica works again.
 """
@@ -20,12 +21,14 @@ from backends.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
+    CredentialRefused,
     InvalidWork,
     ReplicaFailed,
     ReplicaUnavailable,
 )
 from gateway.batching.isolation import IsolatedQueue
-from gateway.batching.retries import RetryPolicy, Split, masked, timed_out_early
+from gateway.batching.refused import RefusalHandler
+from gateway.batching.retries import RetryPolicy, Split, is_refusal, masked, timed_out_early
 from gateway.batching.suspects import Isolation
 from gateway.batching.ticket import Attempt, FailedBatch, Ticket
 from gateway.routing.health import State
@@ -37,9 +40,13 @@ from gateway.routing.work_check import WorkChecks
 FAULTS_MAX = 2
 # Servers that broke under a slice while they broke under others too; the slice fails then.
 LOSSES_MAX = 5
+# Servers that were unready since they had a slice, after which no other one gets it.
+UNREADY_MAX = 2
 # How long calls wait for a replica that broke its connections, and how often it is checked meanwhile.
 RETURN_S = 3.0
 LOOK_EVERY_S = 0.25
+# Failures after which a server may have to restart.
+BREAKING = (ConnectionLost, ReplicaUnavailable)
 # Failures of a check that leave open whether there is a server at all.
 UNANSWERED = (ConnectionLost, ReplicaUnavailable, AttemptTimedOut)
 
@@ -57,6 +64,9 @@ class Outcomes(Protocol):
 
     def apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         """Carry out the policy's decision about a failed batch."""
+
+    def hold(self, replica: Replica, until_s: float) -> None:
+        """Give a replica no work for as long as it asked for."""
 
     def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
         """Queue each half of a batch as a batch of its own."""
@@ -84,6 +94,7 @@ class FaultHandler:
         # When the wait for a replica ends.
         self._returns: WeakKeyDictionary[Replica, asyncio.TimerHandle] = WeakKeyDictionary()
         self._checks = WorkChecks(clock, policy.attempt_timeout_s)
+        self._refusals = RefusalHandler(pool, isolated, outcomes, self._checks, clock)
 
     async def handle(self, attempt: Attempt, error: BackendError) -> None:
         """Find out whether the replica works, then divide, retry, refuse or fail the batch."""
@@ -92,6 +103,9 @@ class FaultHandler:
             replica.record_loss(attempt.started_s, now_s)
         if not any(attempt in ticket.running for ticket in attempt.tickets):
             # It was handed back already, when its replica stalled.
+            return
+        if is_refusal(error):
+            await self._refusals.handle(attempt, error)
             return
         patience_s = replica.patience_s(self._policy.attempt_timeout_s)
         is_early = timed_out_early(error, now_s - attempt.started_s, patience_s)
@@ -110,7 +124,7 @@ class FaultHandler:
                 await self._check(attempt, error, self._clock())
             return
         fault = await self._check(attempt, error, attempt.started_s)
-        if isinstance(error, ConnectionLost):
+        if isinstance(error, ConnectionLost) or (fault and isinstance(error, ReplicaUnavailable)):
             self._isolate(attempt, error)
         elif fault is None:
             split = Split(masked(error, len(attempt.tickets)), avoid_replica=len(self._pool.usable()) > 1)
@@ -130,7 +144,7 @@ class FaultHandler:
             ticket.running.discard(attempt)
             ticket.half, ticket.tried, ticket.failed_last = attempt, set(), replica
             ticket.last_error = masked(error, len(attempt.tickets))
-            ticket.losses += isinstance(error, ConnectionLost)
+            ticket.losses += isinstance(error, BREAKING)
             if not ticket.is_done:
                 self._isolated.enqueue(ticket, Isolation.ALONE, now_s, first=True)
         self._pool.subscribers.report_change()
@@ -146,6 +160,9 @@ class FaultHandler:
         is_strict = is_final or isinstance(error, AttemptTimedOut)
         fault = await self._check(attempt, error, failed_s if is_strict else attempt.started_s)
         is_broken = fault is not None and isinstance(error, ConnectionLost)
+        if fault is not None and isinstance(error, ReplicaUnavailable) and self._is_spent(ticket, attempt):
+            ticket.settle(error)
+            return
         if ticket.is_done or ticket.running != {attempt} or (fault is not None and not is_broken):
             self._outcomes.apply(attempt, error, self._clock())
             return
@@ -166,12 +183,22 @@ class FaultHandler:
             else:
                 ticket.settle(self._outcomes.refuse(ticket, error, self._clock()))
 
+    def _is_spent(self, ticket: Ticket, attempt: Attempt) -> bool:
+        """Count a server that is unready since it had a slice; return whether no other one may have it."""
+        ticket.losses += 1
+        losses_max = LOSSES_MAX if self._pool.holds else UNREADY_MAX
+        if ticket.losses < losses_max or ticket.is_done or ticket.running != {attempt}:
+            return False
+        if ticket.piece.inputs == 1:
+            self._isolated.suspects.add(ticket.piece.work, self._clock(), is_refused=False)
+        return True
+
     def _count_fault(self, ticket: Ticket, replica: Replica, error: BackendError, *, is_broken: bool) -> None:
         """Count a failure alone against an input. is_broken: the replica does not work since."""
         now_s, suspects = self._clock(), self._isolated.suspects
         ticket.faults += 1
         ticket.fault = error
-        if isinstance(error, ReplicaFailed | AttemptTimedOut):
+        if isinstance(error, ReplicaFailed | AttemptTimedOut | ReplicaUnavailable):
             ticket.failed_at = (*ticket.failed_at, replica)
         if ticket.piece.inputs == 1:
             suspects.add(ticket.piece.work, now_s, is_refused=False)
@@ -212,6 +239,8 @@ class FaultHandler:
         now_s = self._clock()
         if isinstance(error, ConnectionLost) and not isinstance(fault, UNANSWERED):
             error = ReplicaFailed(fault.message)
+        elif isinstance(error, ReplicaUnavailable | CredentialRefused):
+            error = fault
         self._pool.record_failure(replica, error, now_s, attempt.started_s)
         if isinstance(error, ConnectionLost) and replica.state is State.DOWN:
             self._expect_return(replica)

@@ -1,7 +1,7 @@
 """Outcomes of attempts: applies replies and errors to the replica, the tickets and the queue.
 
 `retries` decides the consequence of an error. This module carries it out. Failures that an input may cause go
-through `faults` first.
+through `faults` first, refusals for a while through `refused`.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from backends.errors import (
     AttemptTimedOut,
     BackendError,
     InvalidWork,
+    ModelNotLoaded,
     PermitsTaken,
     ReplicaFailed,
     RequestTooLarge,
@@ -40,9 +41,6 @@ from gateway.batching.tenant_activity import TenantActivity
 from gateway.batching.ticket import Attempt, Ticket
 from gateway.routing.pool import Pool, held_s, lacking
 from gateway.routing.replica import Replica
-
-# A server that asks for a shorter pause would be asked all the time.
-HOLD_MIN_S = 0.1
 
 logger = logging.getLogger("gateway")
 
@@ -98,8 +96,8 @@ class OutcomeHandler:
             self._learn_size(replica, request_bytes(attempt.piece.work), now_s)
         elif isinstance(error, PermitsTaken):
             self._pause(replica)
-        if error.retry_after_s:
-            self._hold(replica, now_s + max(HOLD_MIN_S, error.retry_after_s))
+        if error.retry_after_s and isinstance(error, ModelNotLoaded):
+            self.hold(replica, now_s + error.retry_after_s)
         if error.retryable or isinstance(error, UnsupportedWork):
             self._pool.record_failure(replica, error, now_s, attempt.started_s)
         if isinstance(error, InvalidWork) and error.input_index is not None and len(attempt.tickets) > 1:
@@ -160,7 +158,7 @@ class OutcomeHandler:
         if pause_s is not None:
             asyncio.get_running_loop().call_later(pause_s, self._resume, replica)
 
-    def _hold(self, replica: Replica, until_s: float) -> None:
+    def hold(self, replica: Replica, until_s: float) -> None:
         """Give a replica no work for as long as it asked for."""
         if replica.hold(until_s):
             asyncio.get_running_loop().call_at(until_s, self._release, replica, until_s)

@@ -32,7 +32,8 @@ from backends.errors import (
 from gateway.batching.lane_settings import LaneSettings
 from gateway.routing.retry_budget import RetryBudget
 
-# Failures that a replica's state or one input of the batch may cause.
+# Failures that a replica's state or one input of the batch may cause, as may every answer of `is_refusal` and
+# `is_unready`.
 MAY_BE_INPUT = (ReplicaFailed, ConnectionLost, AttemptTimedOut)
 # A slice for which a replica had no permits this often runs alone once more, and then fails. One of several
 # inputs is cut in two by the stage `dispatch`, which is sooner of use than more patience.
@@ -137,7 +138,22 @@ class RetryPolicy:
 
 def is_input_possible(error: BackendError) -> bool:
     """Return whether an input of the batch may have caused a failure."""
-    return isinstance(error, MAY_BE_INPUT) and not isinstance(error, CredentialRefused)
+    return isinstance(error, MAY_BE_INPUT) or is_refusal(error) or is_unready(error)
+
+
+def is_refusal(error: BackendError) -> bool:
+    """Return whether a server, or a proxy before it, answered work with 429, or with 503 and a pause.
+
+    Permits are a matter of numbers, unless a pause comes with their want.
+    """
+    if isinstance(error, PermitsTaken) or is_unready(error):
+        return bool(error.retry_after_s)
+    return isinstance(error, ReplicaOverloaded)
+
+
+def is_unready(error: BackendError) -> bool:
+    """Return whether a server, or a proxy before it, answered work with 503."""
+    return isinstance(error, ReplicaUnavailable) and error.upstream_status is not None
 
 
 def try_elsewhere(error: UnsupportedWork, slices: int) -> Retry:
@@ -179,6 +195,9 @@ def refusal_of(error: BackendError, *, has_index: bool) -> InvalidWork:
             words = "the upstream answers other inputs and does not answer this one"
         case ConnectionLost():
             words = "the upstream serves other inputs and breaks the connection for this one"
+        case CredentialRefused():
+            words = "the upstream accepts the gateway's key for other inputs and refuses this one"
+            return InvalidWork(words, input_index=0 if has_index else None)
         case _:
             words = "the upstream serves other inputs and fails for this one"
     return InvalidWork(f"{words}: {error.message}", input_index=0 if has_index else None)

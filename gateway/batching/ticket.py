@@ -67,13 +67,14 @@ class Ticket:
     half: identifies half of a batch that was split; the slice shares a batch only with slices of the same
     half. tried: replicas that do not get it again. failed_last: one that gets it again only if no other is
     usable. faults: failures alone, at a replica that worked for others. losses: broken connections while it
-    was in flight. failed_at: replicas that failed it alone. failed_batch: the last that it was part of.
+    was in flight, and answers of 503 by servers that fail plain work too. pauses: refusals alone with a
+    pause. failed_at: replicas that failed it alone. failed_batch: the last that it was part of.
     fault: its last failure alone. traces: of the waiting calls.
     """
 
     # Defaults of the class: few tickets fail, and every call makes one.
     isolation = Isolation.SHARED
-    faults = losses = refusals = 0
+    faults = losses = refusals = pauses = 0
     half: object = None
     failed_at: tuple[Replica, ...] = ()
     failed_last: Replica | None = None

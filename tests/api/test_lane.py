@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from backends.contract import Embed, Reply
@@ -22,6 +23,7 @@ from gateway.batching.ticket import Owner
 from gateway.errors import Overloaded
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.latencies import SAMPLES_MIN
+from gateway.routing.window import Window
 from gateway.routing.work_check import PLAIN_TEXT
 from tests.fakes.hooks import until
 from tests.fakes.replicas import Rig, assert_vectors, reply_to, tokens_of
@@ -655,6 +657,7 @@ async def test_replica_that_asks_for_a_pause_gets_no_work_until_then() -> None:
     refusal = ReplicaOverloaded("full").with_facts(upstream_status="429", retry_after_s=0.05)
     asked_s = rig.clock()
     (await rig.sent("first")).fail(refusal)
+    (await rig.sent(PLAIN_TEXT)).fail(refusal)
     (await rig.sent("first", to=1)).succeed()
     assert_vectors(await first, "first")
     assert rig.replicas[0].is_held
@@ -662,7 +665,7 @@ async def test_replica_that_asks_for_a_pause_gets_no_work_until_then() -> None:
         call = rig.call(f"more {number}")
         (await rig.sent(f"more {number}", to=1)).succeed()
         await call
-    assert 1 == len(rig.backends[0].requests)
+    assert [["first"], [PLAIN_TEXT]] == [request.texts for request in rig.backends[0].requests]
 
     await until(lambda: not rig.replicas[0].is_held)
     assert rig.clock() >= asked_s + 0.05
@@ -670,14 +673,15 @@ async def test_replica_that_asks_for_a_pause_gets_no_work_until_then() -> None:
         rig.backends[index].handler = answer_at_once
     for number in range(4):
         await rig.call(f"later {number}")
-    assert len(rig.backends[0].requests) > 1
+    assert len(rig.backends[0].requests) > 2
 
 
 async def test_call_waits_for_the_end_of_a_pause_before_its_deadline() -> None:
     rig = Rig(1)
     call = rig.call("a")
-    (await rig.sent("a")).fail(ReplicaOverloaded("full").with_facts(retry_after_s=0.02))
-    await until(lambda: len(rig.backends[0].requests) == 2)
+    for text in ("a", PLAIN_TEXT):
+        (await rig.sent(text)).fail(ReplicaOverloaded("full").with_facts(retry_after_s=0.02))
+    await until(lambda: len(rig.backends[0].requests) == 3)
     rig.backends[0].pending[0].succeed()
 
     assert_vectors(await call, "a")
@@ -686,7 +690,8 @@ async def test_call_waits_for_the_end_of_a_pause_before_its_deadline() -> None:
 async def test_call_that_would_wait_past_its_deadline_is_told_how_long() -> None:
     rig = Rig(1)
     first = rig.call("first", within_s=20)
-    (await rig.sent("first")).fail(ReplicaOverloaded("full").with_facts(retry_after_s=30.0))
+    for text in ("first", PLAIN_TEXT):
+        (await rig.sent(text)).fail(ReplicaOverloaded("full").with_facts(retry_after_s=30.0))
 
     with pytest.raises(ReplicaOverloaded) as waited:
         await first
@@ -695,7 +700,90 @@ async def test_call_that_would_wait_past_its_deadline_is_told_how_long() -> None
 
     assert 30 == waited.value.retry_after_s
     assert 30 == refused.value.retry_after_s
-    assert 1 == len(rig.backends[0].requests)
+    assert 2 == len(rig.backends[0].requests)
+
+
+async def test_an_input_that_is_told_to_pause_holds_no_replica_that_works_for_others() -> None:
+    rig = Rig(3)
+    refusal = ReplicaUnavailable("busy").with_facts(upstream_status="503", retry_after_s=30.0)
+    fails(rig, lambda texts: refusal if texts == ["bad"] else None)
+
+    with pytest.raises(ReplicaUnavailable) as told:
+        await rig.call("bad", within_s=60)
+    assert 30 == told.value.retry_after_s
+    assert [False] * 3 == [replica.is_held for replica in rig.replicas]
+    assert {State.UP} == {replica.state for replica in rig.replicas}
+    assert 2 == sum(request.texts == ["bad"] for backend in rig.backends for request in backend.requests)
+
+
+async def test_a_short_pause_is_waited_for_by_its_own_input_alone() -> None:
+    rig = Rig(1)
+    call = rig.call("a")
+    (await rig.sent("a")).fail(ReplicaOverloaded("full").with_facts(retry_after_s=0.02))
+    (await rig.sent(PLAIN_TEXT)).succeed()
+    assert not rig.replicas[0].is_held
+    (await rig.sent("a")).succeed()
+
+    assert_vectors(await call, "a")
+
+
+async def test_a_refusal_of_one_input_leaves_the_window_as_it_is() -> None:
+    rig = Rig(1)
+    rig.replicas[0].window = Window(start=4)
+    fails(rig, lambda texts: ReplicaOverloaded("full") if "bad" in texts else None)
+
+    for _ in range(20):
+        with pytest.raises(ReplicaOverloaded):
+            await rig.call("bad")
+    assert 4 == rig.replicas[0].window.size
+
+    fails(rig, lambda _: ReplicaOverloaded("full"))
+    with pytest.raises(ReplicaOverloaded):
+        await rig.call("fine")
+    assert rig.replicas[0].window.size < 4
+
+
+@pytest.mark.parametrize("pause_s", [None, 30.0])
+async def test_a_metered_replica_gets_no_check_and_is_held_after_two_inputs(pause_s: float | None) -> None:
+    rig = Rig(1)
+    rig.replicas[0].window = Window(start=4)
+    rig.replicas[0].capabilities = msgspec.structs.replace(rig.replica.capabilities, metered=True)
+    refusal = ReplicaOverloaded("full").with_facts(upstream_status="429", retry_after_s=pause_s)
+    fails(rig, lambda texts: refusal if texts[0].startswith("bad") else None)
+
+    with pytest.raises(ReplicaOverloaded):
+        await rig.call("bad 1", within_s=20)
+    assert not rig.replicas[0].is_held
+    with pytest.raises(ReplicaOverloaded):
+        await rig.call("bad 1", within_s=20)
+    assert (False, 4) == (rig.replicas[0].is_held, rig.replicas[0].window.size)
+    with pytest.raises(ReplicaOverloaded):
+        await rig.call("bad 2", within_s=20)
+    assert rig.replicas[0].window.size < 4
+    assert rig.replicas[0].is_held is (pause_s is not None)
+    assert [PLAIN_TEXT] not in [request.texts for request in rig.replica.requests]
+
+
+async def test_an_unready_server_is_taken_out_and_its_call_fails_over() -> None:
+    rig = Rig(2)
+    unready = ReplicaUnavailable("not ready").with_facts(upstream_status="503")
+    call = rig.call("a")
+    for text in ("a", PLAIN_TEXT):
+        (await rig.sent(text)).fail(unready)
+    (await rig.sent("a", to=1)).succeed()
+
+    assert_vectors(await call, "a")
+    assert [State.DOWN, State.UP] == [replica.state for replica in rig.replicas]
+
+
+async def test_a_text_that_breaks_servers_behind_a_proxy_takes_out_two_at_most() -> None:
+    rig = Rig(4)
+    unready = ReplicaUnavailable("not ready").with_facts(upstream_status="503")
+    fails(rig, lambda _: unready)
+
+    with pytest.raises(ReplicaUnavailable):
+        await rig.call("bad")
+    assert 2 == sum(replica.state is State.DOWN for replica in rig.replicas)
 
 
 async def answer_at_once(texts: list[str]) -> Reply:

@@ -6,6 +6,7 @@ that an input that hangs costs nothing. `POISON_HISTORIES=2000` runs so many his
 
 import asyncio
 import os
+from collections.abc import Callable
 from random import Random
 
 import numpy as np
@@ -22,7 +23,17 @@ from backends.contract import (
     inputs_of,
 )
 from backends.contract import Work as BackendWork
-from backends.errors import AttemptTimedOut, ConnectionLost, InvalidWork, ReplicaFailed, RequestTooLarge
+from backends.errors import (
+    AttemptTimedOut,
+    BackendError,
+    ConnectionLost,
+    CredentialRefused,
+    InvalidWork,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    RequestTooLarge,
+)
 from gateway.admission import Grant
 from gateway.batching.lane import Lane
 from gateway.batching.lane_settings import LaneSettings
@@ -46,8 +57,26 @@ from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.fakes.tei import score_of, vector_of
 
+PAUSE_S = 30.0
 HISTORIES = int(os.environ.get("POISON_HISTORIES", "60"))
-KINDS = ("400", "413", "500", "null", "nan", "width", "lost", "hang")
+# Refusals for a while, with and without a pause.
+LATER = {"paused-503": 503, "429": 429, "paused-429": 429}
+ERRORS: dict[str, Callable[[], BackendError]] = {
+    "400": lambda: InvalidWork("the server refuses it"),
+    "413": lambda: RequestTooLarge("the request is too large"),
+    "500": lambda: ReplicaFailed("the server returned 500"),
+    "null": lambda: ReplicaFailed("the server returned null"),
+    "nan": lambda: ReplicaFailed("the server returned nan"),
+    "lost": lambda: ConnectionLost("the connection broke"),
+    "hang": lambda: AttemptTimedOut("no answer in time"),
+    "503": lambda: ReplicaUnavailable("not ready").with_facts(upstream_status="503"),
+    "401": lambda: CredentialRefused("the key is refused"),
+    "403": lambda: CredentialRefused("the key is refused"),
+    "paused-503": lambda: ReplicaUnavailable("busy").with_facts(upstream_status="503", retry_after_s=PAUSE_S),
+    "429": lambda: ReplicaOverloaded("full").with_facts(upstream_status="429"),
+    "paused-429": lambda: ReplicaOverloaded("full").with_facts(upstream_status="429", retry_after_s=PAUSE_S),
+}
+KINDS = (*ERRORS, "width")
 WIDTH = len(vector_of("a"))
 ATTEMPT_TIMEOUT_S = 5.0
 DEADLINE_S = 900.0
@@ -106,18 +135,10 @@ class PoisonedReplica:
         return EmbedReply(vectors, sum(counts), (), counts)
 
     async def _fail(self, kind: str, timeout_s: float) -> None:
-        match kind:
-            case "400":
-                raise InvalidWork("the server refuses it")
-            case "413":
-                raise RequestTooLarge("the request is too large")
-            case "lost":
-                raise ConnectionLost("the connection broke")
-            case "hang":
-                await asyncio.sleep(timeout_s)
-                raise AttemptTimedOut("no answer in time")
-            case "500" | "null" | "nan":
-                raise ReplicaFailed(f"the server returned {kind}")
+        if kind == "hang":
+            await asyncio.sleep(timeout_s)
+        if (error := ERRORS.get(kind)) is not None:
+            raise error()
 
     async def aclose(self) -> None:
         pass
@@ -176,7 +197,7 @@ def random_text(chance: Random, kinds: list[str], bad_share: float) -> str:
 
 def random_works(chance: Random) -> list[Embed | Rerank]:
     """Return the works of a history."""
-    kinds = chance.sample(KINDS, chance.choice((1, 1, 2, 8)))
+    kinds = chance.sample(KINDS, chance.choice((1, 1, 2, len(KINDS))))
     bad_share = chance.choice((0.2, 0.05, 0.02))
     works: list[Embed | Rerank] = []
     for _ in range(chance.randint(5, 40)):
@@ -194,6 +215,9 @@ def assert_right(work: Embed | Rerank, result: Reply | GatewayError) -> None:
     bad = [index for index, text in enumerate(texts) if kind_of(text) is not None]
     if isinstance(result, GatewayError):
         assert bad, result.message
+        if result.facts.status in {LATER.get(str(kind_of(texts[index]))) for index in bad}:
+            assert result.retry_after_s is not None
+            return
         assert ("caller", False) == (result.facts.source, result.facts.retryable), result.message
         if result.input_index is None:
             # The first two inputs of a slice are bad: what all inputs share may be the cause.
@@ -230,6 +254,7 @@ async def run_history(chance: Random) -> None:
         event for event in world.events if isinstance(event, ReplicaChanged) and event.state == "down"
     ]
     assert {State.UP} == {replica.state for replica in world.pool.replicas}
+    assert not any(replica.is_held for replica in world.pool.replicas)
     assert 0 == world.lane.queued_tokens
     slices = sum(isinstance(event, AttemptFinished) for event in world.events)
     texts = sum(len(inputs_of(work)) for work in works)

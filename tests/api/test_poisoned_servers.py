@@ -24,7 +24,9 @@ from tests.fakes.hostile_replica import HostileReplica
 from tests.fakes.tei import FakeTei, assert_vectors, vector_of
 
 BAD = "poison"
-KINDS = ("400", "413", "500", "null", "nan", "width", "lost", "hang")
+KINDS = ("400", "413", "500", "null", "nan", "width", "lost", "hang", "503", "401", "403")
+# Refusals for a while, with and without a pause.
+LATER = {"paused-503": 503, "429": 429, "paused-429": 429}
 OPENAI = "/v1/embeddings"
 WORDS = json.dumps({"error": "no such word", "error_type": "Validation"}).encode()
 CONFIG = """
@@ -43,6 +45,14 @@ tenants:
 """
 
 
+class PausedError(Exception):
+    """Answer of a status with a pause. status: of the answer."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
 class Poisoned(FakeTei):
     """A server on which one text has an effect."""
 
@@ -50,6 +60,14 @@ class Poisoned(FakeTei):
         super().__init__(**options)
         self.kind = kind
         self.hook = self._hook
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except PausedError as error:
+            headers = [(b"retry-after", b"30")]
+            await send({"type": "http.response.start", "status": error.status, "headers": headers})
+            await send({"type": "http.response.body", "body": b"{}"})
 
     async def _hook(self, path: str, body: dict[str, Any]) -> tuple[int, bytes] | None:  # noqa: ARG002
         texts = body.get("input") or body.get("inputs") or body.get("texts") or ()
@@ -62,7 +80,9 @@ class Poisoned(FakeTei):
     async def _effect(self, count: int) -> tuple[int, bytes]:
         rows = [[float(number) for number in vector_of("a")]] * count
         match self.kind:
-            case "400" | "413" | "500":
+            case "paused-503" | "paused-429":
+                raise PausedError(int(self.kind.removeprefix("paused-")))
+            case "400" | "413" | "500" | "503" | "401" | "403" | "429":
                 return int(self.kind), WORDS
             case "null":
                 return 200, body_of({"data": [None] * count, "object": "list", "model": "m"})
@@ -127,6 +147,63 @@ async def test_callers_of_two_tenants_are_not_hurt(tmp_path: Path, kind: str, re
     assert [] == downs(gateway)
     sent = [body["input"] for server in servers for _, body in server.requests if "input" in body]
     assert any(len(texts) > 1 for texts in sent), "no texts were joined"
+
+
+@pytest.mark.parametrize("kind", LATER)
+@pytest.mark.parametrize("replicas", [1, 4])
+async def test_a_text_that_is_refused_for_a_while_delays_no_other_caller(
+    tmp_path: Path, kind: str, replicas: int
+) -> None:
+    async with poisoned_gateway(tmp_path, kind, replicas) as (gateway, servers):
+
+        async def call(number: int) -> Any:
+            text = f"{BAD} {number // 40}" if number % 20 == 7 else f"text {number}"
+            key = "other" if number % 3 else KEY
+            return text, await gateway.post(OPENAI, {"input": [text]}, authorization=f"Bearer {key}")
+
+        # The pause is 30 s.
+        async with asyncio.timeout(20):
+            replies = await asyncio.gather(*(call(number) for number in range(120)))
+
+    for text, reply in replies:
+        if BAD in text:
+            assert LATER[kind] == reply.status_code, reply.text
+            assert "retry-after" in reply.headers
+        else:
+            assert_vectors(reply, text)
+    assert [] == downs(gateway)
+    sent = [body["input"] for server in servers for _, body in server.requests if "input" in body]
+    assert any(len(texts) > 1 for texts in sent), "no texts were joined"
+
+
+@pytest.mark.parametrize(("status", "pause"), [(429, b"30"), (503, b"30"), (503, b"")])
+async def test_a_server_that_refuses_all_work_gets_none(tmp_path: Path, status: int, pause: bytes) -> None:
+    async with poisoned_gateway(tmp_path, "400", 2) as (gateway, servers):
+        refused = servers[0]
+
+        async def refuse(_: str, body: dict[str, Any]) -> tuple[int, bytes] | None:
+            if pause:
+                raise PausedError(status)
+            return status, WORDS
+
+        refused.hook = refuse
+        gateway.client.headers["authorization"] = f"Bearer {KEY}"
+        for number in range(20):
+            assert_vectors(await gateway.post(OPENAI, {"input": f"text {number}"}), f"text {number}")
+
+    assert len(refused.requests) <= 4
+    assert (1 if status == 503 else 0) == len(downs(gateway))
+
+
+@pytest.mark.parametrize("kind", ["400", "500", "503", "401"])
+async def test_a_call_of_many_bad_texts_costs_few_requests(tmp_path: Path, kind: str) -> None:
+    texts = [f"{BAD} {number}" for number in range(2048)]
+    async with poisoned_gateway(tmp_path, kind, 2) as (gateway, servers):
+        reply = await gateway.post(OPENAI, {"input": texts}, authorization=f"Bearer {KEY}")
+
+    assert 400 == reply.status_code, reply.text
+    # 64 slices, and the search in two of them.
+    assert sum(len(server.requests) for server in servers) <= 200
 
 
 @pytest.mark.parametrize("kind", KINDS)
