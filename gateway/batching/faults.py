@@ -164,7 +164,7 @@ class FaultHandler:
         elif not ticket.is_indivisible:
             ticket.settle(SliceFailed(error))
         else:
-            self._count_fault(ticket, replica, error, is_broken=is_broken)
+            self._count_fault(attempt, error, is_broken=is_broken)
             if not is_final:
                 self._try_again(ticket, replica, Isolation.KNOWN)
             elif is_broken and not await self._works_again(replica, ticket):
@@ -184,14 +184,15 @@ class FaultHandler:
         else:
             self._outcomes.apply(attempt, error, self._clock())
 
-    def _count_fault(self, ticket: Ticket, replica: Replica, error: BackendError, *, is_broken: bool) -> None:
+    def _count_fault(self, attempt: Attempt, error: BackendError, *, is_broken: bool) -> None:
         """Count a failure alone against an input. is_broken: the replica does not work since."""
-        now_s, suspects = self._clock(), self._isolated.suspects
+        ticket, now_s, suspects = attempt.tickets[0], self._clock(), self._isolated.suspects
         ticket.faults += 1
         ticket.fault = error
         ticket.has_hung = isinstance(error, AttemptTimedOut)
-        if isinstance(error, ReplicaFailed | AttemptTimedOut):
-            ticket.failed_at = (*ticket.failed_at, replica)
+        # A replica that had less time than usual is not at fault if another one computes the input.
+        if isinstance(error, ReplicaFailed) or (ticket.has_hung and attempt.brief_s is None):
+            ticket.failed_at = (*ticket.failed_at, attempt.replica)
         if ticket.piece.inputs == 1:
             suspects.add(ticket.piece.work, now_s, is_refused=False, has_hung=ticket.has_hung)
         if is_broken:
