@@ -129,7 +129,7 @@ class Lane:
 
         Raises: Overloaded.
         """
-        if not (len(self._queue) or len(self._isolated)):
+        if not (len(self._queue) or (self._isolated.is_used and len(self._isolated))):
             # An empty queue takes any call: one that is larger than the bound could never pass otherwise.
             return
         waiting_tokens = self._queue.tokens + self._isolated.tokens
@@ -191,7 +191,7 @@ class Lane:
         Runs after each arrival, finished attempt and replica change.
         """
         self._first_replica.wake()
-        if not (len(self._queue) or len(self._isolated)):
+        if not (len(self._queue) or (self._isolated.is_used and len(self._isolated))):
             return
         scheduling_pass, now_s = SchedulingPass(), self._clock()
         while (decision := self._scheduler.decide(scheduling_pass, now_s, self.bounds)) is not None:
@@ -301,7 +301,9 @@ class Lane:
             del self._shared[key]
         ticket.is_done = True
         ticket.cancel_unwanted()
-        was_queued = self._queue.remove(ticket.entry) or self._isolated.remove(ticket.entry)
+        was_queued = self._queue.remove(ticket.entry)
+        if not was_queued and self._isolated.is_used:
+            was_queued = self._isolated.remove(ticket.entry)
         ticket.entry = EMPTY_ENTRY
         if was_queued:
             self.pump()
