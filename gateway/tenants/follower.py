@@ -243,7 +243,7 @@ class KeyFollower:
         if self._clock() - self._loss.at_s <= self._grace_s:
             return False
         logger.error(
-            "%s that Redis has lost are refused from now on: quotas.key_grace_s is over",
+            "what Redis has lost is refused from now on (%s): quotas.key_grace_s is over",
             tenants_and_keys(len(self._kept.tenants), len(self._kept.keys)),
         )
         self._loss, self._kept = None, Stored()
