@@ -7,7 +7,6 @@ has lost its data knows by it what was lost. The time of the file is that at whi
 import hashlib
 import logging
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.config import schema as config
+from gateway.config.state_folder import make_private_folder, replace_private
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.losses import Stored
 from gateway.tenants.store import StoreState, check_stored_limits
@@ -123,18 +123,9 @@ class SnapshotFile:
         if len(encoded) > FILE_BYTES_MAX:
             self._log(f"no snapshot of keys and tenants is kept: it would exceed {FILE_BYTES_MAX} bytes")
             return
-        draft = self._path.with_name(f".{FILE_NAME}-{secrets.token_hex(8)}")
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(encoded)
-                    file.flush()
-                    os.fsync(descriptor)
-                draft.replace(self._path)
-            finally:
-                draft.unlink(missing_ok=True)
+            make_private_folder(self._path.parent)
+            replace_private(self._path, encoded)
         except OSError as error:
             self._log(f"the snapshot {self._path} of keys and tenants cannot be written: {error.strerror}")
         self._confirmed_s = time.monotonic()
