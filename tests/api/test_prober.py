@@ -12,7 +12,7 @@ from gateway.routing.health import State
 from gateway.routing.load import BatchLoad
 from gateway.routing.pool import Pool
 from gateway.routing.prober import ProbeIntervals, Prober
-from gateway.routing.replica import STALL_MIN_S, Replica
+from gateway.routing.replica import BRIEF_MIN_S, STALL_MIN_S, Replica
 from tests.fakes.hooks import until
 from tests.fakes.replicas import HeldReplica, Rig, assert_vectors, reply_to
 
@@ -89,6 +89,21 @@ async def test_patience_is_several_times_the_slowest_recent_batch() -> None:
     assert replica.patience_s(30) == pytest.approx(6)
     assert not replica.is_silent(6.9, 30)
     assert replica.is_silent(7.1, 30)
+
+
+async def test_brief_time_follows_the_slowest_batch_or_the_last_check() -> None:
+    replica = Rig().replicas[0]
+    assert replica.brief_s(30) == 30
+    replica.plain_s = 0.02
+    assert replica.brief_s(30) == BRIEF_MIN_S
+    replica.add_batch(BatchLoad(32, 1_000, ["acme"]), 0.0)
+    # A hundred times the tokens of a check.
+    assert replica.brief_s(30) == pytest.approx(6)
+    replica.record_success(BatchLoad(32, 1_000, ["acme"]), 0.5, 1.0, was_full=False)
+    assert replica.brief_s(30) == 1.5
+    # All work is slow here.
+    replica.record_success(BatchLoad(32, 1_000, ["acme"]), 20.0, 1.0, was_full=False)
+    assert replica.brief_s(30) == 30
 
 
 @pytest.mark.parametrize(

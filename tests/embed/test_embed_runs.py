@@ -331,6 +331,20 @@ def test_rows_that_the_server_refuses_are_found(command: Command) -> None:
     assert_vectors(rows)
 
 
+def test_a_refused_row_that_the_server_names_is_sent_alone_at_once(command: Command) -> None:
+    command.write_rows("in.jsonl", [*ROWS[:9], {"text": "a poisoned text"}, *ROWS[9:20]])
+
+    def refuse(texts: Sequence[str]) -> Reply | None:
+        places = [place for place, text in enumerate(texts) if text == "a poisoned text"]
+        return error(400, f"input {places[0]}: it is refused") if places else None
+
+    command.server.hook = refuse
+    outcome = command.run("in.jsonl", "--to", "out.jsonl", "--on-bad", "skip", "--concurrency", "1")
+    assert (outcome.status, outcome.summary["bad"]) == (0, 1), outcome.errors
+    assert_vectors(command.rows("out.jsonl"))
+    assert [21, 9, 1, 11] == [len(body["input"]) for body in command.server.bodies if "input" in body][-4:]
+
+
 TOO_SLOW = "the model's deadline of 60 s passed; send fewer inputs"
 
 

@@ -24,6 +24,7 @@ from gateway.cli.embed.replies import (
     Unreadable,
     body_of,
     code_of,
+    place_of,
     problem_of,
     read_reply,
     read_tokens,
@@ -49,10 +50,17 @@ HINTS = {
 
 
 class Refused(Exception):
-    """The server refuses these texts or options. The message is the server's, with its status."""
+    """The server refuses these texts or options. The message is the server's, with its status.
+
+    place: index of the text at fault, as the server reports it; None if it does not.
+    """
+
+    def __init__(self, message: str, place: int | None = None) -> None:
+        super().__init__(message)
+        self.place = place
 
 
-class TooSlow(Exception):
+class TooSlow(Refused):
     """The server's own deadline for a call passed, and it wants fewer inputs. The message is the server's."""
 
 
@@ -122,7 +130,7 @@ class Caller:
         """Return the vectors of texts.
 
         ends: returns whether a call that is too slow for the server is not worth repeating. Raises: Refused,
-        TooSlow, EmbedFailed, EmbedStopped.
+        EmbedFailed, EmbedStopped.
         """
         form, url = self._form, request.base + request.path
         body = body_of(request, texts, packed=form == "base64")
@@ -137,7 +145,7 @@ class Caller:
             if self._is_other_form_left(form, reply.status):
                 return await self.embed(request, texts, ends)
             if reply.status in REFUSALS:
-                raise Refused(_words(reply.status, reply.body))
+                raise Refused(_words(reply.status, reply.body), place_of(reply.body, len(texts)))
             raise EmbedFailed(f"{url}: {_words(reply.status, reply.body)}")
         return self._read(url, reply, len(texts))
 

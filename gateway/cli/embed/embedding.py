@@ -1,6 +1,7 @@
 """Vectors of one chunk: calls, and the search for the rows that the server refuses."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -44,6 +45,9 @@ class Found(NamedTuple):
     unknown_cuts: int
     refused: dict[int, str]
     slow: tuple[int, ...] = ()
+
+
+NOTHING = Found({}, 0, None, [], 0, {})
 
 
 class Embedder:
@@ -91,28 +95,33 @@ class Embedder:
         )
 
     async def _found(self, chunk: Chunk, source: Source, indices: Sequence[int]) -> Found:
-        """Return the outcome of some texts of a chunk; refused ones are searched by halves."""
+        """Return the outcome of some texts of a chunk; refused ones are searched."""
         if not indices:
-            return Found({}, 0, None, [], 0, {})
+            return NOTHING
         try:
             reply = await self._caller.embed(self._request, [chunk.texts[index] or "" for index in indices])
         except Refused as error:
-            if len(indices) == 1:
-                return self._refused(indices[0], f"{source.place(chunk.lines[indices[0]])}: {error}")
-        except TooSlow:
-            if len(indices) == 1:
-                return Found({}, 0, None, [], 0, {}, (indices[0],))
+            if len(indices) > 1:
+                return await self._found_in_parts(chunk, source, indices, error.place)
+            if isinstance(error, TooSlow):
+                return NOTHING._replace(slow=(indices[0],))
+            return self._refused(indices[0], f"{source.place(chunk.lines[indices[0]])}: {error}")
         except EmbedStopped as error:
             # One of these rows may be what the server cannot answer.
             place, last_line = source.place(chunk.lines[indices[0]]), chunk.lines[indices[-1]]
             raise EmbedStopped(f"{place} to {last_line}: {error}") from error
-        else:
-            self._successes += 1
-            return _found_in(reply, indices)
-        middle = len(indices) // 2
-        first = await self._found(chunk, source, indices[:middle])
-        second = await self._found(chunk, source, indices[middle:])
-        return _both(first, second)
+        self._successes += 1
+        return _found_in(reply, indices)
+
+    async def _found_in_parts(
+        self, chunk: Chunk, source: Source, indices: Sequence[int], place: int | None
+    ) -> Found:
+        """Return the outcome of several texts that were refused. place: the one at fault, None if unknown."""
+        starts = [0, len(indices) // 2] if place is None else [0, place, place + 1]
+        found = NOTHING
+        for start, end in pairwise([*starts, len(indices)]):
+            found = _both(found, await self._found(chunk, source, indices[start:end]))
+        return found
 
     async def _found_again(self, chunk: Chunk, source: Source, index: int, successes: int) -> Found:
         """Return the outcome of a text that the server did not answer by its deadline, sent alone again.
@@ -124,7 +133,7 @@ class Embedder:
         try:
             text = chunk.texts[index] or ""
             reply = await self._caller.embed(self._request, [text], lambda: self._successes > successes)
-        except (Refused, TooSlow) as error:
+        except Refused as error:
             return self._refused(index, f"{place}: {error}")
         except EmbedStopped as error:
             raise EmbedStopped(f"{place}: {error}") from error
@@ -137,7 +146,7 @@ class Embedder:
             raise EmbedFailed(f"{problem}; --on-bad skip leaves such rows out")
         if not self._successes and self._refusals >= REFUSALS_MAX:
             raise EmbedFailed(f"{problem}; the server refuses every row")
-        return Found({}, 0, None, [], 0, {index: problem})
+        return NOTHING._replace(refused={index: problem})
 
 
 def _found_in(reply: Reply, indices: Sequence[int]) -> Found:

@@ -1,5 +1,6 @@
 """Bodies of calls, and the vectors in their replies. Pure."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -28,6 +29,8 @@ UNREADABLE = (
 )
 # Of one reply; a call has a few MiB of text at most.
 TOKENS_MAX = 2**31
+# The gateway's messages about one input begin with its index.
+INPUT = re.compile(r"input ([0-9]{1,9}): ")
 NO_VECTORS = "its vectors are no lists of numbers of a fixed size"
 SIDES = {"error": "NONE", "left": "START", "right": "END"}
 
@@ -218,6 +221,12 @@ def code_of(body: bytes) -> str | None:
         return msgspec.json.decode(body, type=_ErrorReply).error.code
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def place_of(body: bytes, count: int) -> int | None:
+    """Return the index that the message of an error begins with; None if it names none of so many texts."""
+    found = INPUT.match(_message_of(body))
+    return int(found[1]) if found is not None and int(found[1]) < count else None
 
 
 def _message_of(body: bytes) -> str:
