@@ -298,8 +298,11 @@ def test_a_line_end_belongs_to_no_key(tmp_path: Path, end: str) -> None:
 
 
 def test_a_key_of_several_lines_is_refused_at_the_start(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # `serve` replaces the handlers of its process, which is that of other tests here.
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
     (tmp_path / "router.yaml").write_text(CONFIG.format(store="memory") + f"state_dir: {tmp_path}\n")
     assert 1 == serve(tmp_path / "router.yaml", {"GATEWAY_API_KEY": "my-secret\r\nx: y"})
     shown = capsys.readouterr().err
