@@ -65,7 +65,7 @@ class Outcomes(Protocol):
     def apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         """Carry out the policy's decision about a failed batch."""
 
-    def hold(self, replica: Replica, until_s: float) -> None:
+    def hold(self, replica: Replica, pause_s: float, now_s: float) -> None:
         """Give a replica no work for as long as it asked for."""
 
     def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
