@@ -216,9 +216,12 @@ def in_order(indices: Sequence[int | None], path: str, *, listed: bool) -> list[
 
     Raises: ReplicaFailed, unless each input has one entry.
     """
+    places = list(range(len(indices)))
+    if indices == places:
+        return places
     missing = [place for place, index in enumerate(indices) if index is None]
     if len(missing) == len(indices) and (listed or len(indices) == 1):
-        return list(range(len(indices)))
+        return places
     known = {index: place for place, index in enumerate(indices) if index is not None}
     if len(missing) == 1:
         free = next(index for index in range(len(indices)) if index not in known)

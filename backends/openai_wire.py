@@ -4,6 +4,7 @@ Source: OpenAI OpenAPI document 2.3.0. Decoding is strict if a vector could be a
 is lenient about harmless differences between servers: numbers or base64, with or without usage.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ TOO_LONG = (
 UNKNOWN_ENCODING = frozenset({400, 415, 422})
 # A list without a vector is shorter, with all other fields of a reply.
 EMPTY_BYTES_MAX = 4096
+EMPTY_LIST = re.compile(rb"\[\s*\]")
 
 
 class UnequalWidths(ReplicaFailed):
@@ -115,7 +117,7 @@ def as_numbers(body: dict[str, Any]) -> dict[str, Any]:
 
 def is_without_vectors(body: bytes) -> bool:
     """Return whether a body is a list without any vector, as of a server that does not know base64."""
-    if len(body) > EMPTY_BYTES_MAX:
+    if len(body) > EMPTY_BYTES_MAX or EMPTY_LIST.search(body) is None:
         return False
     try:
         return not msgspec.json.decode(body, type=UpstreamEmbeddings).data

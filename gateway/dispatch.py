@@ -26,9 +26,11 @@ from gateway.batching.slices import (
     halves,
     is_indivisible,
     join,
+    parts_of,
     request_bytes,
     separated,
 )
+from gateway.batching.suspects import Suspicion
 from gateway.batching.ticket import Owner
 from gateway.cache.call_cache import CallCache, ItemCache
 from gateway.cache.entries import SplitCall, SplitPairs
@@ -57,6 +59,8 @@ OVERLOADED_RETRY_S = 2
 REPLY_NUMBERS_MAX = 16 * 1024 * 1024
 # Slices of a call whose halves are searched for an input at fault at once.
 SEARCHES_MAX = 2
+# Parts of a slice that timed out. The lane sends several at once, each with a short timeout.
+PARTS_MAX = 32
 # A backend's message about a field of the request begins with its name.
 FIELD = re.compile(r"`(?P<name>\w+)`")
 
@@ -209,99 +213,111 @@ class _Submission:
         self._searches: asyncio.Semaphore | None = None
 
     async def submit_all(
-        self, slices: Sequence[Slice], *, is_suspect: bool = False
+        self, slices: Sequence[Slice], suspicion: Suspicion = Suspicion.NONE
     ) -> list[tuple[Slice, SliceReply]]:
         """Return the slices that were computed, in order, with their replies.
 
-        On the first error, cancel the other slices. is_suspect: they are parts of a slice that failed.
+        On the first error, cancel the other slices. suspicion: of parts of a slice that failed.
         """
         if len(slices) == 1:
-            return await self._submit(slices[0], is_suspect=is_suspect)
+            return await self._submit(slices[0], suspicion)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._submit(piece, is_suspect=is_suspect)) for piece in slices]
+                tasks = [group.create_task(self._submit(piece, suspicion)) for piece in slices]
         except BaseExceptionGroup as failures:
             # The caller gets one error; which of several slices failed first does not matter to it.
             raise failures.exceptions[0] from failures
         return [computed for task in tasks for computed in task.result()]
 
-    async def _submit(self, piece: Slice, *, is_suspect: bool = False) -> list[tuple[Slice, SliceReply]]:
+    async def _submit(
+        self, piece: Slice, suspicion: Suspicion = Suspicion.NONE
+    ) -> list[tuple[Slice, SliceReply]]:
         """Return the replies to a slice, which is cut if that is of use. Raises: BackendError, GatewayError.
 
-        is_suspect: it is part of a slice that failed.
+        suspicion: of a part of a slice that failed.
         """
         grant = self._grant
         try:
             reply = await self._lane.submit(
-                piece, self._owner, grant.deadline.at_s, self._count_unanswered, is_suspect=is_suspect
+                piece, self._owner, grant.deadline.at_s, self._count_unanswered, suspicion
             )
         except TimeoutError as error:
             raise grant.deadline.error() from error
         except (errors.BackendError, SliceFailed) as error:
-            return await self._submit_parts(piece, error, is_suspect=is_suspect)
+            return await self._submit_parts(piece, error, suspicion)
         grant.count(reply.reply.tokens)
         if isinstance(reply.reply, EncodeReply):
             self._check_size(reply.reply)
         return [(piece, reply)]
 
     async def _submit_parts(
-        self, piece: Slice, error: errors.BackendError | SliceFailed, *, is_suspect: bool
+        self, piece: Slice, error: errors.BackendError | SliceFailed, suspicion: Suspicion
     ) -> list[tuple[Slice, SliceReply]]:
         """Return the replies to the parts of a slice that failed as a whole.
 
         Raises: the error, if no part could succeed.
         """
         match error:
+            case SliceFailed(error=errors.AttemptTimedOut()):
+                self._grant.count_outlasted()
+                return await self._search(piece, Suspicion.HUNG, is_part=bool(suspicion))
             case SliceFailed():
-                if isinstance(error.error, errors.AttemptTimedOut):
-                    self._grant.count_outlasted()
-                return await self._search(piece, is_suspect=is_suspect)
+                return await self._search(piece, Suspicion.FAILED, is_part=bool(suspicion))
             case errors.InvalidWork():
                 if _hides_input(piece, error):
-                    return await self._search(piece, is_suspect=is_suspect)
-                is_single = piece.inputs == 1 and (is_suspect or len(self._tokens) > 1)
+                    return await self._search(piece, Suspicion.FAILED, is_part=bool(suspicion))
+                is_single = piece.inputs == 1 and (bool(suspicion) or len(self._tokens) > 1)
                 raise _named(error, piece, is_single=is_single) from error
             case errors.RequestTooLarge() | errors.PermitsTaken():
                 if piece.inputs == 1 or is_indivisible(piece.work):
                     raise _refusal_of(piece, error) from error
                 tokens = self._tokens[piece.start : piece.start + piece.inputs]
                 parts = cut_again(piece, tokens, self._lane.bounds())
-                return await self.submit_all(parts, is_suspect=is_suspect)
+                return await self.submit_all(parts, suspicion)
         raise error
 
-    async def _search(self, piece: Slice, *, is_suspect: bool) -> list[tuple[Slice, SliceReply]]:
-        """Return the replies to the halves of a slice that failed, one of whose inputs may be at fault.
+    async def _search(
+        self, piece: Slice, suspicion: Suspicion, *, is_part: bool
+    ) -> list[tuple[Slice, SliceReply]]:
+        """Return the replies to the parts of a slice that failed, one of whose inputs may be at fault.
 
-        One after the other, so that the search costs two requests for each halving, however many inputs are
-        at fault. is_suspect: the slice is a half itself. Raises: InvalidWork, with the input at fault.
+        Halves go one after the other, so that the search costs two requests for each halving, however many
+        inputs are at fault. The parts of a slice that timed out go together: each may cost a timeout.
+        is_part: the slice is a part itself. Raises: InvalidWork, with the input at fault.
         """
-        if is_suspect:
-            return await self._search_halves(piece, is_suspect=True)
+        if is_part:
+            return await self._search_parts(piece, suspicion, is_part=True)
         # The first input at fault ends the call: what all searches at once would send is of no use.
         self._searches = self._searches or asyncio.Semaphore(SEARCHES_MAX)
         async with self._searches:
-            return await self._search_halves(piece, is_suspect=False)
+            return await self._search_parts(piece, suspicion, is_part=False)
 
-    async def _search_halves(self, piece: Slice, *, is_suspect: bool) -> list[tuple[Slice, SliceReply]]:
+    async def _search_parts(
+        self, piece: Slice, suspicion: Suspicion, *, is_part: bool
+    ) -> list[tuple[Slice, SliceReply]]:
         tokens = self._tokens[piece.start : piece.start + piece.inputs]
         computed: list[tuple[Slice, SliceReply]] = []
         try:
+            if suspicion is Suspicion.HUNG:
+                return await self.submit_all(parts_of(piece, tokens, PARTS_MAX), suspicion)
             for half in halves(piece, tokens):
-                computed += await self._submit(half, is_suspect=True)
+                computed += await self._submit(half, suspicion)
         except errors.InvalidWork as error:
             # If an input before it was computed, the fault is its own. Else it may be in what all share.
-            is_named = is_suspect or error.input_index != piece.start
-            if is_named or not await self._is_refused(piece, 1, tokens):
+            is_named = is_part or error.input_index != piece.start
+            if is_named or not await self._is_refused(piece, 1, tokens, suspicion):
                 raise
             raise errors.InvalidWork(error.message, empty=error.empty) from error
         return computed
 
-    async def _is_refused(self, piece: Slice, place: int, tokens: Sequence[int]) -> bool:
+    async def _is_refused(
+        self, piece: Slice, place: int, tokens: Sequence[int], suspicion: Suspicion
+    ) -> bool:
         """Return whether one input of a slice is refused alone."""
         parts = separated(piece, tokens, [place])
         (single,) = [part for part in parts if part.start == piece.start + place]
         try:
-            await self._submit(single, is_suspect=True)
+            await self._submit(single, suspicion)
         except errors.InvalidWork:
             return True
         except (errors.BackendError, GatewayError):

@@ -245,12 +245,19 @@ class StoreLost(msgspec.Struct, frozen=True):
     """The store has lost keys and tenants, which no operator removed.
 
     keys, tenants: number of lost ones. until: moment until which they stay valid here, in UTC.
+    is_repeated: this was noticed before the start, and these are still missing.
     """
 
     keys: int
     tenants: int
     reason: str
     until: str
+    is_repeated: bool = False
+
+
+def tenants_and_keys(tenants: int, keys: int) -> str:
+    """Return both numbers in words, as in `1 tenant and 3 keys`."""
+    return f"{tenants} tenant{'s' * (tenants != 1)} and {keys} key{'s' * (keys != 1)}"
 
 
 # ended: it exited, or a signal killed it. hung: it stopped responding, and the supervisor killed it.

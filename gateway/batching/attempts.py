@@ -136,7 +136,15 @@ class AttemptRunner:
         # Another upstream that can serve the call is one more place to try.
         avoid = first.tried if first.failed_last is None else {*first.tried, first.failed_last}
         untried_replicas = len(self._pool.usable(avoid)) + first.owner.may_move
-        return self._policy.timeout_s(untried_replicas, lambda: attempt.deadline_s - self._clock())
+        timeout_s = self._policy.timeout_s(untried_replicas, lambda: attempt.deadline_s - self._clock())
+        # The recent times of a replica may be those of texts alone.
+        if first.has_hung and attempt.load.kind == "texts":
+            expected_s = attempt.replica.brief_s(self._policy.attempt_timeout_s)
+            brief_s = self._policy.brief_timeout_s(expected_s, first.faults)
+            if brief_s is not None and brief_s <= timeout_s:
+                attempt.brief_s = brief_s
+                return brief_s
+        return timeout_s
 
     def _schedule_hedge(self, attempt: Attempt) -> None:
         if len(attempt.tickets) > 1 or attempt.load.inputs > 1 or len(self._pool.usable()) < 2:

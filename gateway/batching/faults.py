@@ -8,6 +8,8 @@ long as the replica works for others.
 - One input that fails alone is tried once more, at a different replica if there is one. If it fails again,
   and the replica completes plain work, the error is the input's.
 - 503 as an answer to work, 401 and 403 are such errors too; `refused` judges 429, and 503 with a pause.
+- The parts of what timed out get a shorter timeout, by the recent times of the replica. One that passes is
+  tried once more with a longer one. Without evidence that the replica works, the usual timeout holds again.
 - If the replica fails plain work, too, the failure counts against the replica, and retries cost budget.
 - An input whose attempt broke the server is not judged before a replica works again.
 """
@@ -71,7 +73,7 @@ class Outcomes(Protocol):
     def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
         """Queue each half of a batch as a batch of its own."""
 
-    def refuse(self, ticket: Ticket, error: BackendError, now_s: float) -> InvalidWork:
+    def refuse(self, ticket: Ticket, replica: Replica, error: BackendError, now_s: float) -> InvalidWork:
         """Return the error of an input that failed alone."""
 
 
@@ -108,7 +110,7 @@ class FaultHandler:
             await self._refusals.handle(attempt, error)
             return
         patience_s = replica.patience_s(self._policy.attempt_timeout_s)
-        is_early = timed_out_early(error, now_s - attempt.started_s, patience_s)
+        is_early = attempt.brief_s is None and timed_out_early(error, now_s - attempt.started_s, patience_s)
         if len(attempt.tickets) > 1:
             await self._divide(attempt, error, is_early=is_early)
         elif is_early:
@@ -119,9 +121,12 @@ class FaultHandler:
     async def _divide(self, attempt: Attempt, error: BackendError, *, is_early: bool) -> None:
         """Divide a batch of several slices, so that none of them meets the same neighbours again."""
         if isinstance(error, AttemptTimedOut):
+            for ticket in attempt.tickets:
+                ticket.has_hung = not is_early
             self._isolate(attempt, error)
-            if not is_early:
-                await self._check(attempt, error, self._clock())
+            if not is_early and await self._check(attempt, error, self._clock()) is not None:
+                for ticket in attempt.tickets:
+                    ticket.has_hung = False
             return
         fault = await self._check(attempt, error, attempt.started_s)
         if isinstance(error, ConnectionLost) or (fault and isinstance(error, ReplicaUnavailable)):
@@ -154,17 +159,18 @@ class FaultHandler:
         ticket, replica = attempt.tickets[0], attempt.replica
         avoid = {replica, *ticket.tried, *lacking(self._pool, ticket.piece.work)}
         has_other = bool(self._pool.usable(avoid))
-        is_last_try = isinstance(error, AttemptTimedOut) and not has_other
+        has_timed_out = isinstance(error, AttemptTimedOut)
+        is_last_try = has_timed_out and not has_other and attempt.brief_s is None
         is_final = ticket.is_indivisible and (ticket.faults + 1 >= FAULTS_MAX or is_last_try)
         # What it answered before it failed shows little of a replica that hangs now.
-        is_strict = is_final or isinstance(error, AttemptTimedOut)
+        is_strict = is_final or has_timed_out
         fault = await self._check(attempt, error, failed_s if is_strict else attempt.started_s)
         is_broken = fault is not None and isinstance(error, ConnectionLost)
         if fault is not None and isinstance(error, ReplicaUnavailable) and self._is_spent(ticket, attempt):
             ticket.settle(error)
             return
         if ticket.is_done or ticket.running != {attempt} or (fault is not None and not is_broken):
-            self._outcomes.apply(attempt, error, self._clock())
+            self._blame_replica(attempt, error)
             return
         ticket.running.discard(attempt)
         ticket.last_error = error
@@ -175,13 +181,25 @@ class FaultHandler:
         elif not ticket.is_indivisible:
             ticket.settle(SliceFailed(error))
         else:
-            self._count_fault(ticket, replica, error, is_broken=is_broken)
+            self._count_fault(attempt, error, is_broken=is_broken)
             if not is_final:
                 self._try_again(ticket, replica, Isolation.KNOWN)
             elif is_broken and not await self._works_again(replica, ticket):
                 ticket.settle(error)
             else:
-                ticket.settle(self._outcomes.refuse(ticket, error, self._clock()))
+                ticket.settle(self._outcomes.refuse(ticket, replica, error, self._clock()))
+
+    def _blame_replica(self, attempt: Attempt, error: BackendError) -> None:
+        """Carry out the policy's decision about a slice that failed alone, and not by its inputs' fault."""
+        ticket = attempt.tickets[0]
+        is_only = not ticket.is_done and ticket.running == {attempt}
+        if is_only and attempt.brief_s is not None and isinstance(error, AttemptTimedOut):
+            # All work is slow there, and only the shorter timeout has passed.
+            ticket.running.discard(attempt)
+            ticket.last_error, ticket.has_hung = error, False
+            self._try_again(ticket, attempt.replica, Isolation.ALONE)
+        else:
+            self._outcomes.apply(attempt, error, self._clock())
 
     def _is_spent(self, ticket: Ticket, attempt: Attempt) -> bool:
         """Count a server that is unready since it had a slice; return whether no other one may have it."""
@@ -193,15 +211,19 @@ class FaultHandler:
             self._isolated.suspects.add(ticket.piece.work, self._clock(), is_refused=False)
         return True
 
-    def _count_fault(self, ticket: Ticket, replica: Replica, error: BackendError, *, is_broken: bool) -> None:
+    def _count_fault(self, attempt: Attempt, error: BackendError, *, is_broken: bool) -> None:
         """Count a failure alone against an input. is_broken: the replica does not work since."""
-        now_s, suspects = self._clock(), self._isolated.suspects
+        ticket, now_s, suspects = attempt.tickets[0], self._clock(), self._isolated.suspects
         ticket.faults += 1
         ticket.fault = error
-        if isinstance(error, ReplicaFailed | AttemptTimedOut | ReplicaUnavailable):
-            ticket.failed_at = (*ticket.failed_at, replica)
+        ticket.has_hung = isinstance(error, AttemptTimedOut)
+        # A replica that had less time than usual is not at fault if another one computes the input.
+        if isinstance(error, ReplicaFailed | ReplicaUnavailable) or (
+            ticket.has_hung and attempt.brief_s is None
+        ):
+            ticket.failed_at = (*ticket.failed_at, attempt.replica)
         if ticket.piece.inputs == 1:
-            suspects.add(ticket.piece.work, now_s, is_refused=False)
+            suspects.add(ticket.piece.work, now_s, is_refused=False, has_hung=ticket.has_hung)
         if is_broken:
             suspects.add_crash(ticket.owner.tenant, now_s)
 

@@ -38,10 +38,14 @@ T = TypeVar("T", bound=Isolatable)
 
 
 class IsolatedQueue(Generic[T]):
-    """Queues of the slices of one lane that go alone. in_flight: returns the lane's attempts."""
+    """Queues of the slices of one lane that go alone. in_flight: returns the lane's attempts.
+
+    is_used: a slice has gone alone. Nearly no lane ever has one, and each call would ask for their number.
+    """
 
     def __init__(self, in_flight: Callable[[], Collection[InFlight]] = tuple) -> None:
         self.suspects = Suspects()
+        self.is_used = False
         self._in_flight = in_flight
         self._alone: FairQueue[T] = FairQueue()
         self._known: FairQueue[T] = FairQueue()
@@ -66,6 +70,7 @@ class IsolatedQueue(Generic[T]):
 
     def enqueue(self, ticket: T, level: Isolation, now_s: float, *, first: bool = False) -> None:
         """Let a ticket wait until it can be sent alone; one that is known to fail stays known."""
+        self.is_used = True
         ticket.isolation = max(level, ticket.isolation)
         ticket.enqueue(self.by_level[ticket.isolation], now_s, first=first)
 

@@ -33,7 +33,7 @@ from gateway.batching.outcomes import OutcomeHandler
 from gateway.batching.retries import RetryPolicy, refusal_of
 from gateway.batching.scheduler import Dispatch, Scheduler, SchedulingPass
 from gateway.batching.slices import Bounds, Slice, separated
-from gateway.batching.suspects import Isolation
+from gateway.batching.suspects import Isolation, Suspicion
 from gateway.batching.tenant_activity import ACTIVE_S, TenantActivity
 from gateway.batching.ticket import EMPTY_ENTRY, Attempt, Owner, Ticket
 from gateway.errors import LOADING_RETRY_S, GatewayError, ModelLoading, Overloaded
@@ -129,7 +129,7 @@ class Lane:
 
         Raises: Overloaded.
         """
-        if not (len(self._queue) or len(self._isolated)):
+        if not (len(self._queue) or (self._isolated.is_used and len(self._isolated))):
             # An empty queue takes any call: one that is larger than the bound could never pass otherwise.
             return
         waiting_tokens = self._queue.tokens + self._isolated.tokens
@@ -149,19 +149,18 @@ class Lane:
         owner: Owner,
         deadline_s: float,
         on_unanswered: Callable[[Slice], None] = lambda _: None,
-        *,
-        is_suspect: bool = False,
+        suspicion: Suspicion = Suspicion.NONE,
     ) -> SliceReply:
         """Run a slice on a replica before the deadline, which is on the lane's clock.
 
         on_unanswered: called with a slice that a replica may have computed, but whose reply no caller
-        received. is_suspect: it is part of a slice that failed, and shares no batch. Raises: BackendError if
+        received. suspicion: of a part of a slice that failed, which shares no batch. Raises: BackendError if
         the last replica tried refused or failed; SliceFailed if one of several inputs may be at fault;
         NoReplica, ModelLoading or TimeoutError at the deadline.
         """
         self._check_held(deadline_s)
         key = (owner.tenant, owner.priority, owner.may_move, owner.copy, piece.work)
-        ticket = self._ticket_for(key, piece, owner, deadline_s, is_suspect=is_suspect)
+        ticket = self._ticket_for(key, piece, owner, deadline_s, suspicion)
         if owner.trace is not None:
             ticket.traces.append(owner.trace)
         if owner.record is not None:
@@ -192,7 +191,7 @@ class Lane:
         Runs after each arrival, finished attempt and replica change.
         """
         self._first_replica.wake()
-        if not (len(self._queue) or len(self._isolated)):
+        if not (len(self._queue) or (self._isolated.is_used and len(self._isolated))):
             return
         scheduling_pass, now_s = SchedulingPass(), self._clock()
         while (decision := self._scheduler.decide(scheduling_pass, now_s, self.bounds)) is not None:
@@ -230,7 +229,7 @@ class Lane:
             raise _held_error(wait_s)
 
     def _ticket_for(
-        self, key: WorkKey, piece: Slice, owner: Owner, deadline_s: float, *, is_suspect: bool
+        self, key: WorkKey, piece: Slice, owner: Owner, deadline_s: float, suspicion: Suspicion
     ) -> Ticket:
         """Return the ticket of equal work of the tenant, or a new one in the queue."""
         now_s = self._clock()
@@ -241,24 +240,26 @@ class Lane:
         # one.
         if ticket is None or ticket.is_done:
             ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
-            if not is_suspect and self._isolated.suspects.is_empty:
+            if not suspicion and self._isolated.suspects.is_empty:
                 ticket.enqueue(self._queue, now_s)
             else:
-                self._enqueue_suspect(ticket, now_s, is_suspect=is_suspect)
+                self._enqueue_suspect(ticket, now_s, suspicion)
             if owner.copy == "compare":
                 self._comparisons.add(ticket)
         return ticket
 
-    def _enqueue_suspect(self, ticket: Ticket, now_s: float, *, is_suspect: bool) -> None:
+    def _enqueue_suspect(self, ticket: Ticket, now_s: float, suspicion: Suspicion) -> None:
         """Queue a slice in the company in which it may be sent, as far as that is known."""
         isolated, piece = self._isolated, ticket.piece
-        level = Isolation.ALONE if is_suspect else Isolation.SHARED
+        level = Isolation.ALONE if suspicion else Isolation.SHARED
         level = max(level, isolated.level_of(ticket.owner.tenant, piece.work, now_s))
         if level is Isolation.SHARED:
             ticket.enqueue(self._queue, now_s)
             return
+        known = isolated.suspects.recall(piece.work) if piece.inputs == 1 else None
         # Refused lately, it needs to fail only once more.
-        ticket.faults = int(piece.inputs == 1 and isolated.suspects.is_refused(piece.work))
+        ticket.faults = int(known is not None and known.is_refused)
+        ticket.has_hung = suspicion is Suspicion.HUNG or (known is not None and known.has_hung)
         isolated.enqueue(ticket, level, now_s)
 
     def _schedule_pump(self) -> None:
@@ -300,7 +301,9 @@ class Lane:
             del self._shared[key]
         ticket.is_done = True
         ticket.cancel_unwanted()
-        was_queued = self._queue.remove(ticket.entry) or self._isolated.remove(ticket.entry)
+        was_queued = self._queue.remove(ticket.entry)
+        if not was_queued and self._isolated.is_used:
+            was_queued = self._isolated.remove(ticket.entry)
         ticket.entry = EMPTY_ENTRY
         if was_queued:
             self.pump()

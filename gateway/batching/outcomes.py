@@ -29,6 +29,7 @@ from gateway.batching.retries import (
     Retry,
     RetryPolicy,
     Split,
+    effect_of,
     is_final,
     is_refused,
     refusal_of,
@@ -44,6 +45,9 @@ from gateway.routing.replica import Replica
 
 # A server that asks for a shorter pause would be asked all the time.
 HOLD_MIN_S = 0.1
+
+# Lines about inputs that make servers fail are at least this far apart.
+WARN_EVERY_S = 10.0
 
 logger = logging.getLogger("gateway")
 
@@ -67,6 +71,9 @@ class OutcomeHandler:
         self._policy = policy
         self._measures = measures
         self._deliveries = StaggeredCalls()
+        # Moment of the last warning, and those that were left out since.
+        self._warned_s: float | None = None
+        self._unlogged = 0
         self._random = Random()  # noqa: S311 - it spreads retries and protects no secret
 
     def handle_reply(self, attempt: Attempt, reply: Reply, now_s: float) -> None:
@@ -119,18 +126,38 @@ class OutcomeHandler:
             self.apply(attempt, error, now_s)
         attempt.cancel()
 
-    def refuse(self, ticket: Ticket, error: BackendError, now_s: float) -> InvalidWork:
-        """Return the error of an input that failed alone.
+    def refuse(self, ticket: Ticket, replica: Replica, error: BackendError, now_s: float) -> InvalidWork:
+        """Return the error of an input that failed alone, last at a replica.
 
         If it failed a batch before, its tenant shares no batch with others for a while.
         """
-        self._remember(ticket, now_s)
+        self._warn(ticket, replica, error, now_s)
+        self._remember(ticket, now_s, has_hung=isinstance(error, AttemptTimedOut))
         return refusal_of(error, has_index=ticket.piece.inputs == 1)
 
-    def _remember(self, ticket: Ticket, now_s: float) -> None:
+    def _warn(self, ticket: Ticket, replica: Replica, error: BackendError, now_s: float) -> None:
+        """Log an input that makes servers fail, once, and without its text."""
+        known = self._isolated.suspects.recall(ticket.piece.work) if ticket.piece.inputs == 1 else None
+        if known is not None and known.is_refused:
+            return
+        if self._warned_s is not None and now_s - self._warned_s < WARN_EVERY_S:
+            self._unlogged += 1
+            return
+        logger.warning(
+            "upstream %s: %s %s for an input of tenant %s, and works for others; the input is refused; "
+            "%d more since the last such line",
+            self._pool.upstream,
+            replica.name,
+            effect_of(error),
+            ticket.owner.tenant,
+            self._unlogged,
+        )
+        self._warned_s, self._unlogged = now_s, 0
+
+    def _remember(self, ticket: Ticket, now_s: float, *, has_hung: bool = False) -> None:
         """Remember an input at fault, and its tenant if it has failed a batch of several slices."""
         if ticket.piece.inputs == 1:
-            self._isolated.suspects.add(ticket.piece.work, now_s, is_refused=True)
+            self._isolated.suspects.add(ticket.piece.work, now_s, is_refused=True, has_hung=has_hung)
         if ticket.half is not None:
             self._activity.mark_suspect(ticket.owner.tenant, now_s)
 

@@ -39,6 +39,8 @@ MAY_BE_INPUT = (ReplicaFailed, ConnectionLost, AttemptTimedOut)
 # inputs is cut in two by the stage `dispatch`, which is sooner of use than more patience.
 REFUSALS_MAX = 6
 REFUSALS_MAX_OF_SEVERAL = 2
+# An input that failed alone gets so many times the shorter timeout before it is refused.
+VERDICT_FACTOR = 3
 # An attempt gets at least this long, however close the deadline is.
 ATTEMPT_MIN_S = 0.05
 MASKED_MESSAGE = "a replica did not do the batch that this call was part of"
@@ -132,6 +134,15 @@ class RetryPolicy:
             return self.attempt_timeout_s
         return max(ATTEMPT_MIN_S, min(time_left_s() / 2, self.attempt_timeout_s))
 
+    def brief_timeout_s(self, expected_s: float, faults: int) -> float | None:
+        """Return the timeout for a slice whose batch timed out; None if it gets the usual one.
+
+        expected_s: what the replica needs for such work. faults: failures alone. Too short a timeout harms
+        no fine input: only the second, longer one decides.
+        """
+        timeout_s = expected_s * (VERDICT_FACTOR if faults else 1)
+        return timeout_s if timeout_s < self.attempt_timeout_s else None
+
     def _may_retry(self, error: BackendError, *, is_wanted: bool, now_s: float) -> bool:
         return self.replica_returns(error) or (is_wanted and self._retries.try_spend(now_s))
 
@@ -183,6 +194,17 @@ def timed_out_early(error: BackendError, took_s: float, patience_s: float) -> bo
     Callers' short deadlines are not the replica's fault. patience_s: how long the replica may take.
     """
     return isinstance(error, AttemptTimedOut) and took_s < patience_s
+
+
+def effect_of(error: BackendError) -> str:
+    """Return the words for what a replica does when an input makes it fail."""
+    match error:
+        case AttemptTimedOut():
+            return "does not answer"
+        case ConnectionLost():
+            return "breaks the connection"
+        case _:
+            return f"fails ({error.kind})"
 
 
 def refusal_of(error: BackendError, *, has_index: bool) -> InvalidWork:

@@ -88,7 +88,7 @@ class Scheduler:
 
         bounds: returns the bounds of one upstream request.
         """
-        if len(self._isolated) and (decision := self._decide_alone(scheduling_pass, now_s)) is not None:
+        if self._isolated.is_used and (decision := self._decide_alone(scheduling_pass, now_s)) is not None:
             return decision
         while (entry := self._queue.peek(scheduling_pass.skipped_tenants)) is not None:
             ticket = entry.item

@@ -296,6 +296,12 @@ def halves(piece: Slice, tokens: Sequence[int]) -> list[Slice]:
     return separated(piece, tokens, (), [0, (piece.inputs + 1) // 2])
 
 
+def parts_of(piece: Slice, tokens: Sequence[int], parts_max: int) -> list[Slice]:
+    """Return at most so many parts of a slice, of like numbers of inputs. tokens: as of `halves`."""
+    size = -(-piece.inputs // parts_max)
+    return separated(piece, tokens, (), range(0, piece.inputs, size))
+
+
 def separated(
     piece: Slice, tokens: Sequence[int], places: Sequence[int], starts: Sequence[int] = (0,)
 ) -> list[Slice]:

@@ -9,6 +9,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -41,13 +42,32 @@ class Isolation(IntEnum):
     KNOWN = 2
 
 
+class Suspicion(IntEnum):
+    """Failure of a slice that was cut, because one of its inputs may be at fault. none: there was none.
+
+    failed: an error or a broken connection. hung: no answer in time.
+    """
+
+    NONE = 0
+    FAILED = 1
+    HUNG = 2
+
+
+class Remembered(NamedTuple):
+    """Input that failed alone. has_hung: it got no answer. is_refused: its caller got an error."""
+
+    is_refused: bool
+    has_hung: bool
+    until_s: float
+
+
 class Suspects:
     """Table of inputs and tenants."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(16)
-        # By digest: whether the input was refused for it, and until when it is remembered; the oldest first.
-        self._inputs: OrderedDict[bytes, tuple[bool, float]] = OrderedDict()
+        # By digest, the oldest first.
+        self._inputs: OrderedDict[bytes, Remembered] = OrderedDict()
         # By tenant: servers that its inputs broke in a row, and the moment of the last.
         self._crashes: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
@@ -59,11 +79,12 @@ class Suspects:
         """True if no input and no tenant is remembered."""
         return not (self._inputs or self._crashes)
 
-    def add(self, work: Work, now_s: float, *, is_refused: bool) -> None:
-        """Remember the only input of a work that failed alone. is_refused: it was an input's error."""
+    def add(self, work: Work, now_s: float, *, is_refused: bool, has_hung: bool = False) -> None:
+        """Remember the only input of a work that failed alone; one that was refused stays so."""
         digest = next(self._digests(work))
-        was_refused, _ = self._inputs.pop(digest, (False, 0.0))
-        self._inputs[digest] = (is_refused or was_refused, now_s + KEPT_S)
+        before = self._inputs.pop(digest, None)
+        was_refused = before is not None and before.is_refused
+        self._inputs[digest] = Remembered(is_refused or was_refused, has_hung, now_s + KEPT_S)
         while len(self._inputs) > INPUTS_MAX:
             self._inputs.popitem(last=False)
 
@@ -74,15 +95,15 @@ class Suspects:
 
     def places_in(self, work: Work, now_s: float) -> list[int]:
         """Return the places of the inputs of a work that are remembered."""
-        while self._inputs and next(iter(self._inputs.values()))[1] <= now_s:
+        while self._inputs and next(iter(self._inputs.values())).until_s <= now_s:
             self._inputs.popitem(last=False)
         if not self._inputs:
             return []
         return [place for place, digest in enumerate(self._digests(work)) if digest in self._inputs]
 
-    def is_refused(self, work: Work) -> bool:
-        """Return whether the only input of a work was refused lately."""
-        return bool(self._inputs) and self._inputs.get(next(self._digests(work)), (False, 0.0))[0]
+    def recall(self, work: Work) -> Remembered | None:
+        """Return what is remembered of the only input of a work; None if it is not."""
+        return self._inputs.get(next(self._digests(work))) if self._inputs else None
 
     def add_crash(self, tenant: str, now_s: float) -> None:
         """Record that a tenant's input broke a server."""

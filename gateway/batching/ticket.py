@@ -69,12 +69,14 @@ class Ticket:
     usable. faults: failures alone, at a replica that worked for others. losses: broken connections while it
     was in flight, and answers of 503 by servers that fail plain work too. pauses: refusals alone with a
     pause. failed_at: replicas that failed it alone. failed_batch: the last that it was part of.
-    fault: its last failure alone. traces: of the waiting calls.
+    fault: its last failure alone. has_hung: an attempt with it timed out, and nothing shows that the replica
+    was at fault. traces: of the waiting calls.
     """
 
     # Defaults of the class: few tickets fail, and every call makes one.
     isolation = Isolation.SHARED
     faults = losses = refusals = pauses = 0
+    has_hung = False
     half: object = None
     failed_at: tuple[Replica, ...] = ()
     failed_last: Replica | None = None
@@ -156,7 +158,13 @@ class Ticket:
 
 
 class Attempt:
-    """One try of a batch at one replica. piece: the slices of all tickets as one."""
+    """One try of a batch at one replica.
+
+    piece: the slices of all tickets as one. brief_s: its timeout, if that is shorter than usual because the
+    slice was part of a batch that timed out.
+    """
+
+    brief_s: float | None = None
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ class Context(msgspec.Struct, frozen=True):
 
     redis: None if there is none. store: of tenants and keys; None if they are only in router.yaml. file: of
     the store if it is no Redis. folder: where a gateway without Redis would keep the file, if it is known.
+    state: folder of a gateway with Redis on this host, if it is known.
     """
 
     options: argparse.Namespace
@@ -43,6 +44,7 @@ class Context(msgspec.Struct, frozen=True):
     store: TenantStore | FileTenantStore | None
     file: Path | None = None
     folder: Path | None = None
+    state: Path | None = None
 
     @property
     def no_store(self) -> str:
@@ -109,15 +111,15 @@ def run_action(action: Action, options: argparse.Namespace, environment: Mapping
 async def _run(
     action: Action, options: argparse.Namespace, config: Config, environment: Mapping[str, str]
 ) -> int:
+    folder = state_folder(config.state_dir, environment)
     if config.quotas.store == MEMORY:
-        folder = state_folder(config.state_dir, environment)
         file = _tenants_file(folder)
         store = None if file is None else FileTenantStore(file)
         return await action(Context(options, config, None, store, file, folder))
     redis = RedisClient(config.quotas.store, TIMEOUT_S)
     shared = TenantStore(redis)
     try:
-        return await action(Context(options, config, redis, shared))
+        return await action(Context(options, config, redis, shared, state=folder))
     finally:
         await shared.aclose()
 

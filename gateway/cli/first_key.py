@@ -22,6 +22,9 @@ from gateway.tenants.file_store import FILE_NAME as TENANTS_FILE
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.first_key_file import FILE_NAME, FirstKeyFileError, keep_first_key, read_first_key
 from gateway.tenants.keyring import key_digest
+from gateway.tenants.losses import loss_between, tenants_end_first_key
+from gateway.tenants.snapshot import FILE_NAME as SNAPSHOT_FILE
+from gateway.tenants.snapshot import SnapshotFile
 from gateway.tenants.store import FIRST_KEY, TenantStore
 
 VARIABLE = "GATEWAY_API_KEY"
@@ -86,7 +89,7 @@ def first_key(config: Config, sources: KeySources) -> FirstKey | None:
     waits until Redis has reported that it contains none.
     """
     if config.tenants:
-        _log_ignored(sources, "router.yaml")
+        _log_ignored(sources, "there are tenants in router.yaml")
         return None
     try:
         if config.quotas.store == "memory":
@@ -118,7 +121,9 @@ async def create_first_key_later(url: str, sources: KeySources) -> None:
             logger.warning("there is no first key: %s, or set %s; then restart the gateway", error, VARIABLE)
             return
         else:
-            place = "not needed: there are tenants in Redis" if key is None else key.note
+            place = (
+                "not needed: there are tenants in Redis, or were until a loss" if key is None else key.note
+            )
             logger.info("Redis is available; the first key is %s", place)
             return
 
@@ -133,7 +138,8 @@ def _has_admin_key(sources: KeySources) -> bool:
         logger.warning("%s; its keys and the first key are refused", error)
         return True
     if has_key:
-        _log_ignored(sources, f"{sources.tenants_file}, with a key that has the scope admin")
+        place = f"{sources.tenants_file}, with a key that has the scope admin"
+        _log_ignored(sources, f"there are tenants in {place}")
     return has_key
 
 
@@ -146,7 +152,10 @@ async def _agree(url: str, sources: KeySources) -> FirstKey | None:
     store = TenantStore(RedisClient(url, STORE_TIMEOUT_S))
     try:
         if await store.has_tenants():
-            _log_ignored(sources, "Redis")
+            _log_ignored(sources, "there are tenants in Redis")
+            return None
+        if await _has_lost_tenants(store, url, sources):
+            _log_ignored(sources, "Redis has lost its tenants, and only their removal revives it")
             return None
         if key := _configured(sources):
             return key
@@ -164,6 +173,21 @@ async def _agree(url: str, sources: KeySources) -> FirstKey | None:
         _discard(sources.file, is_new=created is not None)
     note = f"the first key of this store, which another gateway keeps in its state_dir   ({SETS_YOUR_OWN})"
     return FirstKey(agreed, "$KEY", note, is_kept=True)
+
+
+async def _has_lost_tenants(store: TenantStore, url: str, sources: KeySources) -> bool:
+    """Return whether this gateway's snapshot has tenants that an empty store has lost.
+
+    Tenants that operators removed while the gateway was stopped are not lost. Raises: StoreUnavailable.
+    """
+    if sources.tenants_file is None:
+        return False
+    found = SnapshotFile(sources.tenants_file.with_name(SNAPSHOT_FILE), url).read()
+    if found is None:
+        return False
+    snapshot, confirmed_s = found
+    seen, now = snapshot.state(confirmed_s), await store.look()
+    return tenants_end_first_key(seen, now, loss_between(seen, now), has_ended=snapshot.ends_first_key)
 
 
 def _configured(sources: KeySources) -> FirstKey | None:
@@ -235,8 +259,8 @@ def _discard(path: Path, *, is_new: bool) -> None:
     )
 
 
-def _log_ignored(sources: KeySources, place: str) -> None:
+def _log_ignored(sources: KeySources, reason: str) -> None:
     if sources.configured is not None:
-        logger.info("GATEWAY_API_KEY is ignored: there are tenants in %s", place)
+        logger.info("GATEWAY_API_KEY is ignored: %s", reason)
     elif sources.file is not None and sources.file.exists():
-        logger.info("the first key in %s is ignored: there are tenants in %s", sources.file, place)
+        logger.info("the first key in %s is ignored: %s", sources.file, reason)

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from gateway.cli.context import Action, Context, run_action
 from gateway.cli.limits import format_limits, parse_limits
+from gateway.cli.lost_tenants import show_lost_tenants
 from gateway.cli.output import show_line, show_table
 from gateway.cli.unknown_names import warn_of_idle_budgets, warn_of_unknown_models
 from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
@@ -90,6 +91,7 @@ async def _list(context: Context) -> int:
         return 1
     stored = await context.store.keys()
     tenants = {*context.config.tenants, *await context.store.tenants()}
+    await show_lost_tenants(context)
     if context.options.json:
         print(msgspec.json.encode(stored).decode())
         return 0

@@ -10,6 +10,7 @@ from rich.text import Text
 from gateway.cli import status_tables as tables
 from gateway.cli.formats import NONE, milliseconds, short, span
 from gateway.cli.printable import plain
+from gateway.events import tenants_and_keys
 from gateway.telemetry.snapshot import ModelStatus, Rates, ReplicaStatus, Snapshot, StoreStatus
 
 GOOD = frozenset(("up", "ready"))
@@ -68,7 +69,9 @@ def _body(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Iterator
 def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
     """Yield what is not as it should be: subject, state and reason."""
     if snapshot.store.away:
-        yield f"quotas in {snapshot.store.kind}", "unavailable", "requests are counted without the store"
+        effect = "requests are counted without the store"
+        reason = ": ".join(filter(None, (snapshot.store.reason, effect)))
+        yield f"quotas in {snapshot.store.kind}", "unavailable", reason
     yield from _losses(snapshot)
     for replica in snapshot.replicas:
         # On probation it serves, and a failure takes it down.
@@ -86,7 +89,7 @@ def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
 def _losses(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
     """Yield the loss of the store's tenants and keys, while they are still valid."""
     if (loss := snapshot.store.loss) is not None:
-        lost = f"{loss.tenants} tenants and {loss.keys} keys ({loss.reason})"
+        lost = f"{tenants_and_keys(loss.tenants, loss.keys)} ({loss.reason})"
         left = f"they are refused in {span(max(0.0, loss.until_s - snapshot.at_s))} unless they are restored"
         yield f"tenants in {snapshot.store.kind}", "lost", f"{lost}: {left}"
 

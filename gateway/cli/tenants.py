@@ -10,9 +10,10 @@ from rich.table import Table
 
 from gateway.cli.context import Action, Context, run_action
 from gateway.cli.limits import format_limits, parse_limits
+from gateway.cli.lost_tenants import find_lost_tenants, show_lost_tenants, show_replaced, shown
 from gateway.cli.output import show_line, show_table
 from gateway.cli.unknown_names import warn_of_first_key_end, warn_of_idle_budgets, warn_of_unknown_models
-from gateway.config.schema import LimitAmount, TenantConfig
+from gateway.config.schema import LimitAmount, TenantConfig, limit_problems
 from gateway.tenants.names import name_problem
 from gateway.tenants.settings_change import SettingsChange, merged
 
@@ -30,6 +31,7 @@ async def _set(context: Context) -> int:
         _show_only_in_file(context)
         return 1
     tenant = context.options.tenant
+    lost = await find_lost_tenants(context)
     try:
         changed = await context.store.change_tenant(tenant, _change(context.options))
     except ValueError as error:
@@ -42,20 +44,16 @@ async def _set(context: Context) -> int:
         show_line(f"{tenant} is set, but router.yaml also defines it and takes precedence")
     else:
         print(f"{tenant} is set; {context.followed}")
+    before = None if context.options.replace else changed.before
+    for name in _absent(context.options.unset or (), before or TenantConfig()):
+        show_line(f"--unset {name}: it was not set")
     for change in changed.changes:
-        print(f"  {change.field}: {_shown(change.was)} -> {_shown(change.now)}")
+        print(f"  {change.field}: {shown(change.was)} -> {shown(change.now)}")
     if not changed.changes and changed.before is not None:
         print("  nothing has changed")
-    warn_of_first_key_end(context, is_first=changed.is_first)
+    show_replaced(tenant, lost, changed)
+    warn_of_first_key_end(context, is_first=changed.is_first and not lost.has_ended_first_key)
     return 0
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "not set"
-    return (
-        " ".join(value) if isinstance(value, list | tuple) else msgspec.json.encode(value).decode().strip('"')
-    )
 
 
 def _show_only_in_file(context: Context) -> None:
@@ -74,21 +72,38 @@ def _change(options: argparse.Namespace) -> SettingsChange:
 
 
 def _with_removals(patch: dict[str, Any], names: Sequence[str], known: TenantConfig) -> dict[str, Any]:
-    """Return a patch that also removes settings and limits. Raises: ValueError if one is not set."""
+    """Return a patch that also removes settings and limits. Raises: ValueError if there is none of a name."""
     patch = copy.deepcopy(patch)
     for name in names:
         model, _, limit = name.rpartition(":")
         if name in SETTINGS:
             patch[name] = None
-        elif name.removeprefix("limits.") in known.limits:
-            patch["limits"].setdefault(name.removeprefix("limits."), None)
-        elif limit in known.model_limits.get(model, {}):
+        elif model and _is_limit(limit):
             patch["model_limits"].setdefault(model, {}).setdefault(limit, None)
+        elif _is_limit(name):
+            patch["limits"].setdefault(name.removeprefix("limits."), None)
         else:
-            of_models = [f"{of}:{it}" for of, found in known.model_limits.items() for it in found]
-            limits = [*known.limits, *of_models]
-            raise ValueError(f"--unset {name}: it is not set; there is: {', '.join([*limits, *SETTINGS])}")
+            there = ", ".join(_set_fields(known)) or "nothing"
+            raise ValueError(f"--unset {name}: there is no such setting or limit; set is: {there}")
     return patch
+
+
+def _is_limit(name: str) -> bool:
+    return not limit_problems({name.removeprefix("limits."): 1})
+
+
+def _set_fields(settings: TenantConfig) -> list[str]:
+    """Return the names of the limits and settings that differ from those of a new tenant."""
+    of_models = [f"{model}:{name}" for model, limits in settings.model_limits.items() for name in limits]
+    new = TenantConfig()
+    changed = [name for name in SETTINGS if getattr(settings, name) != getattr(new, name)]
+    return [*settings.limits, *of_models, *changed]
+
+
+def _absent(names: Sequence[str], known: TenantConfig) -> list[str]:
+    """Return those of the names that a tenant has not set."""
+    there = _set_fields(known)
+    return [name for name in names if name.removeprefix("limits.") not in there]
 
 
 def _patch(options: argparse.Namespace) -> dict[str, Any]:
@@ -117,6 +132,7 @@ async def _list(context: Context) -> int:
         _show_only_in_file(context)
         return 1
     stored = await context.store.tenants()
+    await show_lost_tenants(context)
     if context.options.json:
         print(msgspec.json.encode(stored).decode())
         return 0

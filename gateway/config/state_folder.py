@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -60,6 +61,23 @@ def open_private(path: Path) -> IO[str]:
         if os.fstat(descriptor).st_mode & OTHERS:
             os.fchmod(descriptor, 0o600)
     return os.fdopen(descriptor, "r+", encoding="ascii")
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """Write a file that no other user can read, in one step: a reader finds the old content or the new one.
+
+    Raises: OSError.
+    """
+    draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def make_private(path: Path) -> None:

@@ -1,15 +1,13 @@
 """The file that keeps instances over a restart of the gateway, and the lock that gives it one owner."""
 
 import fcntl
-import os
-import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from gateway.config.state_folder import make_private_folder, open_private
+from gateway.config.state_folder import make_private_folder, open_private, replace_private
 from gateway.instances.records import Record
 
 FILE_NAME = "instances.json"
@@ -51,16 +49,7 @@ class StateFile:
 
     def write(self, records: Iterable[Record]) -> None:
         """Replace the file in one step. Raises: OSError."""
-        draft = self._path.with_name(f".{FILE_NAME}-{secrets.token_hex(8)}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(tuple(records)))
-                file.flush()
-                os.fsync(descriptor)
-            draft.replace(self._path)
-        finally:
-            draft.unlink(missing_ok=True)
+        replace_private(self._path, msgspec.json.encode(tuple(records)))
 
     def close(self) -> None:
         """Release the lock."""

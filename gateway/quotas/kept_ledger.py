@@ -9,7 +9,6 @@ import asyncio
 import fcntl
 import logging
 import os
-import secrets
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gateway.config.state_folder import replace_private
 from gateway.events import Observe
 from gateway.quotas.ledger import MemoryLedger, QuotaRequest, Reservation, day_of
 from gateway.quotas.limits import SECOND_US, CalendarMeter, Cost, Limit, LimitStatus
@@ -257,13 +257,4 @@ def _replace(path: Path, content: bytes) -> None:
     """Replace a file in one step. Raises: OSError."""
     if len(content) > FILE_BYTES_MAX:
         raise OSError(0, f"{path.name} would exceed {FILE_BYTES_MAX} bytes")
-    draft = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_private(path, content)

@@ -131,15 +131,22 @@ class Ledger(Protocol):
 
 
 class MemoryLedger:
-    """Quotas of one process. now_us: the wall clock in microseconds; days and months need it."""
+    """Quotas of one process. now_us: the wall clock in microseconds; days and months need it.
+
+    is_share: the limits are parts of larger ones. A rate that is full admits a call above its amount, and
+    refuses others until that debt is paid.
+    """
 
     def __init__(
         self,
         now_us: Callable[[], int] | None = None,
         lease_us: int = MEMORY_LEASE_US,
         observe: Observe = lambda _: None,
+        *,
+        is_share: bool = False,
     ) -> None:
         self._observe = observe
+        self._is_share = is_share
         self._lease_us = lease_us
         self._now_us = now_us or (lambda: time.time_ns() // 1000)
         self._latest_us = 0
@@ -168,9 +175,9 @@ class MemoryLedger:
         meters = [self._meter(request.tenant, limit) for limit in request.limits]
         if request.id in self._open:
             return Reservation(request, tuple(meter.status(now_us) for meter in meters))
-        if not request.shadow:
+        if not request.shadow and not self._is_share:
             check_reachable(request)
-        waits = [(meter.wait_us(request.cost.of(meter.limit.unit), now_us), meter) for meter in meters]
+        waits = [(meter.wait_us(self._fitting(request, meter.limit), now_us), meter) for meter in meters]
         longest_us, blocking = max(waits, key=lambda wait: wait[0], default=(0, None))
         over = blocking.limit if blocking is not None and longest_us > 0 else None
         if over is not None and not request.shadow:
@@ -233,6 +240,11 @@ class MemoryLedger:
         self._meters.pop((tenant, limit), None)
         self._spent.forget(tenant)
 
+    def _fitting(self, request: QuotaRequest, limit: Limit) -> int:
+        """Return the amount that must fit into a limit for a request to pass."""
+        cost = request.cost.of(limit.unit)
+        return min(cost, limit.amount) if self._is_share and limit.period in WINDOWS_US else cost
+
     def _calendars(self) -> Iterator[tuple[str, CalendarMeter]]:
         """Yield each meter of a day or month, with its tenant."""
         for (tenant, _), meter in self._meters.items():
@@ -289,12 +301,13 @@ def check_reachable(request: QuotaRequest) -> None:
         if cost > limit.amount:
             text = LimitText(limit, request.tenant, request.cost.currency)
             raise RequestExceedsLimit(
-                f"this call {_cost_text(request, text)}, and {limit.name} is {text.amount}: it can never "
+                f"this call {cost_text(request, text)}, and {limit.name} is {text.amount}: it can never "
                 "pass; send fewer or shorter inputs"
             )
 
 
-def _cost_text(request: QuotaRequest, text: LimitText) -> str:
+def cost_text(request: QuotaRequest, text: LimitText) -> str:
+    """Describe the cost of a request in the unit of a limit."""
     bound: Bound = "lower" if request.is_lower_bound else "upper" if request.is_bound else None
     return text.cost(request.cost.of(text.limit.unit), bound)
 
@@ -344,7 +357,7 @@ def refusal(
     if exact_s > RETRY_AFTER_MAX_S:
         headers["x-should-retry"] = "false"
     return QuotaExceeded(
-        f"limit {text.name}: {remaining}this call {_cost_text(request, text)}; "
+        f"limit {text.name}: {remaining}this call {cost_text(request, text)}; "
         f"{restart}try again in {format_duration(exact_s * SECOND_US)}",
         unit=limit.unit,
         calendar=calendar,

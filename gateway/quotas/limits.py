@@ -170,7 +170,7 @@ class RateMeter:
         return max(0, -(-(self._debt(now_us) + cost - window) // self.limit.amount))
 
     def take(self, number: int, amount: int, now_us: int) -> None:
-        """Charge a reservation whose amount fits; its number is higher than any before."""
+        """Charge a reservation; its number is higher than any before. More than fits leaves a debt."""
         cost, now = amount * self._window_us, now_us * self.limit.amount
         self._firsts.append(number)
         self._tats.append(now - self._moved)

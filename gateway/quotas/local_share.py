@@ -8,8 +8,18 @@ from itertools import count
 
 import msgspec
 
-from gateway.quotas.ledger import LEASE_US, NOTHING, MemoryLedger, QuotaRequest, Reservation, refusal
-from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, LimitStatus, Unit
+from gateway.errors import QuotaExceeded
+from gateway.quotas.ledger import (
+    LEASE_US,
+    NOTHING,
+    MemoryLedger,
+    QuotaRequest,
+    Reservation,
+    cost_text,
+    refusal,
+)
+from gateway.quotas.limit_text import LimitText
+from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, LimitStatus, Unit, period_end_us
 from gateway.quotas.operations import LimitState, decode_statuses
 
 # With this many free slots in flight, and half of the limit free, requests hardly ever wait for one.
@@ -18,6 +28,8 @@ FREE_SLOTS_MIN = 64
 # old the state may be that shows it.
 AMPLE_COSTS = 100
 AMPLE_US = 10 * SECOND_US
+# Advice to a caller who waits for the end of an outage, which is unknown.
+OUTAGE_RETRY_S = 10
 
 
 class OfflineUsage(msgspec.Struct, frozen=True):
@@ -52,11 +64,12 @@ class LocalShare:
     A rate refills by 1/N of its amount, also since the last state. Its usage is charged to the store
     afterwards. A limit is overshot by at most what other gateways had used between the last state that this
     gateway saw and the outage, and less than one unit for each gateway, because shares of rates are rounded
-    up: a tenant that stays within its limits at each gateway is not refused.
+    up: a tenant that stays within its limits at each gateway is not refused. A call that fits only the whole
+    rate passes when this share is full, and leaves it in debt: each gateway overshoots by at most one call.
     """
 
     def __init__(self) -> None:
-        self._ledger = MemoryLedger()
+        self._ledger = MemoryLedger(is_share=True)
         # The last state of each limit that the store returned, and when.
         self._states: dict[str, dict[Limit, tuple[LimitState, int]]] = defaultdict(dict)
         self._shares: dict[tuple[str, Limit], Limit] = {}
@@ -105,7 +118,7 @@ class LocalShare:
 
     def reset(self) -> None:
         """Forget the counts of an outage, at its end."""
-        self._ledger = MemoryLedger()
+        self._ledger = MemoryLedger(is_share=True)
         self._shares.clear()
 
     def refuse_if_spent(self, tenant: str, limits: Sequence[Limit], least: Cost) -> None:
@@ -116,10 +129,10 @@ class LocalShare:
     async def reserve(self, request: QuotaRequest, gateways: int) -> Reservation:
         """Reserve from this gateway's share. Raises: QuotaExceeded."""
         shares = tuple([await self._share(request.tenant, limit, gateways) for limit in request.limits])
-        for share in shares:
-            if request.cost.of(share.unit) > share.amount and not request.shadow:
-                # It fits the whole limit but not this share: it may pass once the store is up.
-                raise refusal(request, share, SECOND_US, ())
+        if not request.shadow:
+            for limit, share in zip(request.limits, shares, strict=True):
+                if limit.period in ("day", "month") and request.cost.of(limit.unit) > share.amount:
+                    raise self._no_share(request, limit, share)
         reservation = await self._ledger.reserve(msgspec.structs.replace(request, limits=shares))
         self._requests[request.id] = request
         return msgspec.structs.replace(reservation, degraded=True)
@@ -169,6 +182,24 @@ class LocalShare:
         """Return the free slots of a limit in flight as last known; 0 if the store never returned it."""
         (used, *_), _ = self._states[tenant].get(limit, ((limit.amount,), 0))
         return limit.amount - used
+
+    def _no_share(self, request: QuotaRequest, limit: Limit, share: Limit) -> QuotaExceeded:
+        """Build the error for a call that a share of a day or month can never admit."""
+        remaining, now_us = self._remaining(request.tenant, limit), time.time_ns() // 1000
+        if remaining is not None and request.cost.of(limit.unit) > remaining:
+            # By the last known state the whole limit has no room for it either.
+            left_us = period_end_us(limit.period, now_us) - now_us
+            return refusal(request, limit, left_us, [LimitStatus(limit, remaining, left_us)], now_us)
+        text = LimitText(limit, request.tenant, request.cost.currency)
+        admits = LimitText(share, request.tenant, request.cost.currency).amount
+        return QuotaExceeded(
+            f"limit {text.name}: this gateway may admit {admits} of it, and this call "
+            f"{cost_text(request, text)}; it may pass when the store is available again",
+            unit=limit.unit,
+            calendar=False,
+            retry_after_s=OUTAGE_RETRY_S,
+            headers={},
+        )
 
     async def _share(self, tenant: str, limit: Limit, gateways: int) -> Limit:
         key = (tenant, limit)

@@ -89,7 +89,8 @@ def wait_of(status: LimitStatus, cost: Cost) -> int:
     A limit in flight never waits here: when a slot becomes free is unknown.
     """
     limit = status.limit
-    amount = cost.of(limit.unit)
+    # Only a gateway's share admits more than its whole amount, when it is full.
+    amount = min(cost.of(limit.unit), limit.amount)
     if limit.period == "in_flight" or status.remaining >= amount:
         return 0
     window_us = WINDOWS_US.get(limit.period)

@@ -1,8 +1,6 @@
 """Records of the models of this host, in one file of `state_dir`."""
 
 import fcntl
-import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.config.state_folder import make_private_folder, open_private
+from gateway.config.state_folder import make_private_folder, open_private, replace_private
 
 State = Literal["available", "downloading", "downloaded", "loading", "verified", "failed"]
 FILE_NAME = "registry.json"
@@ -105,13 +103,4 @@ class Records:
             yield
 
     def _replace(self, content: bytes) -> None:
-        draft = self._path.with_name(f".{FILE_NAME}-{secrets.token_hex(8)}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(descriptor)
-            draft.replace(self._path)
-        finally:
-            draft.unlink(missing_ok=True)
+        replace_private(self._path, content)

@@ -275,6 +275,12 @@ def has_room(pool: Pool, inputs: int, kind: LoadKind = "texts") -> bool:
 
 def held_s(pool: Pool, now_s: float) -> float | None:
     """Return the time until a usable replica may get work, None if one may or none is usable."""
+    # Asked once for each slice, and nearly always of no use.
+    for replica in pool.replicas:
+        if replica.is_held:
+            break
+    else:
+        return None
     usable = pool.usable()
     if not usable or not all(replica.is_held for replica in usable):
         return None

@@ -31,6 +31,10 @@ KeptOut: TypeAlias = Literal["model", "key", "output"]
 # of that much work, is probed.
 STALL_MIN_S = 3.0
 STALL_FACTOR = 3
+# The least time for work that was part of a batch that timed out.
+BRIEF_MIN_S = 1.0
+# Tokens of the plain text of a check, at least.
+PLAIN_TOKENS = 10
 # The records of the slowest and the largest recent batch decay by this factor with each batch.
 EXTREMES_DECAY = 0.98
 # Connections that break within this time break together.
@@ -53,6 +57,7 @@ class Replica:
     kept_out: why it responds and is not used, except for its vectors; None if it is used or does not respond.
     joined: the model that it last joined with. gives_zeros: its model gives zeros for a text without a known
     word; None if that is not known. held_until_s: when it may get work again after it asked for a pause.
+    plain_s: the time that it took for its last check with a plain text.
     """
 
     # Batches that went to others since its last one.
@@ -62,6 +67,7 @@ class Replica:
     kept_out: KeptOut | None = None
     joined: JoinedModel | None = None
     gives_zeros: bool | None = None
+    plain_s: float | None = None
 
     def __init__(
         self, name: str, backend: Backend, window: Window | None = None, small_batch_slots: int = 1
@@ -261,6 +267,7 @@ class Replica:
         """Forget everything that was learned before the replica rejoined."""
         self._failures = self._successes = 0
         self._slowest_s = self._largest_tokens = 0.0
+        self.plain_s = None
         self.paces = {kind: Pace() for kind in LOAD_KINDS}
         self.passed_over = 0
         self.refusals = Refusals()
@@ -280,8 +287,25 @@ class Replica:
         """
         if not self._largest_tokens:
             return timeout_s
-        expected_s = STALL_FACTOR * self._slowest_s * max(1.0, self.tokens / self._largest_tokens)
+        expected_s = self._expected_s(self._slowest_s, self._largest_tokens)
         return min(timeout_s, max(STALL_MIN_S, expected_s))
+
+    def brief_s(self, timeout_s: float) -> float:
+        """Return how long the work in flight takes at most if no input of it hangs, by its recent times.
+
+        timeout_s: as of `patience_s`. Before it has completed a batch, the time of a check counts.
+        """
+        if self._largest_tokens:
+            expected_s = self._expected_s(self._slowest_s, self._largest_tokens)
+        elif self.plain_s is not None:
+            expected_s = self._expected_s(self.plain_s, PLAIN_TOKENS)
+        else:
+            return timeout_s
+        return min(timeout_s, max(BRIEF_MIN_S, expected_s))
+
+    def _expected_s(self, took_s: float, tokens: float) -> float:
+        """Return several times what the work in flight takes. took_s: the time for so many tokens."""
+        return STALL_FACTOR * took_s * max(1.0, self.tokens / tokens)
 
 
 def gets_work(replica: Replica) -> bool:

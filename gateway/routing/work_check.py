@@ -41,6 +41,7 @@ class WorkChecks:
         return await asyncio.shield(task)
 
     async def _check(self, replica: Replica) -> BackendError | None:
+        started_s = self._clock()
         try:
             await self._compute(replica)
         except (InvalidWork, UnsupportedWork):
@@ -52,7 +53,9 @@ class WorkChecks:
         finally:
             del self._running[replica]
         self._failures.pop(replica, None)
-        replica.record_answer(self._clock())
+        now_s = self._clock()
+        replica.plain_s = now_s - started_s
+        replica.record_answer(now_s)
         return None
 
     async def _compute(self, replica: Replica) -> None:

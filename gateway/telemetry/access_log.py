@@ -25,6 +25,7 @@ from gateway.events import (
     StoreChanged,
     StoreLost,
     UpstreamJudged,
+    tenants_and_keys,
 )
 
 logger = logging.getLogger("gateway")
@@ -209,8 +210,9 @@ def _store_line(event: StoreChanged) -> str:
 
 
 def _lost_line(event: StoreLost) -> str:
+    lost = "Redis had lost, before this start, and still lacks" if event.is_repeated else "Redis has lost"
     return (
-        f"Redis has lost {event.tenants} tenants and {event.keys} keys ({event.reason}): they stay valid "
+        f"{lost} {tenants_and_keys(event.tenants, event.keys)} ({event.reason}): they stay valid "
         f'here until {event.until}; restore them, see docs/production.md, "An emptied Redis"'
     )
 

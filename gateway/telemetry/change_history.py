@@ -19,6 +19,7 @@ from gateway.events import (
     StoreChanged,
     StoreLost,
     UpstreamJudged,
+    tenants_and_keys,
 )
 from gateway.telemetry.snapshot import StatusChange
 
@@ -42,6 +43,8 @@ class ChangeHistory:
         self._clock = clock
         self._changes: deque[StatusChange] = deque(maxlen=CHANGES_MAX)
         self._replicas: dict[tuple[str, str], ReplicaHistory] = {}
+        # Why the quota store is away, as this worker saw it; nothing while it answers.
+        self.store_trouble = ""
 
     def observe(self, event: Event) -> None:
         """Record one event."""
@@ -51,9 +54,11 @@ class ChangeHistory:
             case ReplicaChanged():
                 self._replica_changed(event)
             case StoreChanged():
+                self.store_trouble = event.reason if event.away else ""
                 self._add("quota store", "away" if event.away else "back", event.reason)
             case StoreLost():
-                what = f"lost {event.tenants} tenants and {event.keys} keys"
+                still = "still lacks" if event.is_repeated else "lost"
+                what = f"{still} {tenants_and_keys(event.tenants, event.keys)}"
                 self._add("keys and tenants in Redis", what, event.reason)
             case SpaceChecked(changed=True, outcome=outcome) if outcome != "fits":
                 self._add(_name(event), f"vectors: {outcome}", event.reason)

@@ -157,6 +157,7 @@ class LossStatus(msgspec.Struct, frozen=True):
 class StoreStatus(msgspec.Struct, frozen=True):
     """Quota store. away: at least one worker currently counts without it.
 
+    reason: why it is away, if the worker that answers knows it.
     keys, tenants: those in the store. loss: None while nothing is lost.
     """
 
@@ -165,6 +166,7 @@ class StoreStatus(msgspec.Struct, frozen=True):
     keys: int = 0
     tenants: int = 0
     loss: LossStatus | None = None
+    reason: str = ""
 
 
 class StatusChange(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ class StoreMetrics:
             case StoreChanged():
                 self._away.set(1 if event.away else 0)
                 self._changes.labels("away" if event.away else "back").inc()
-            case StoreLost():
+            case StoreLost() if not event.is_repeated:
                 self._losses.inc()
 
     def refresh(self, read: ReadStored) -> None:

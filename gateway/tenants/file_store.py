@@ -7,8 +7,6 @@ file before or after it. They notice a change by the file's number and time.
 import asyncio
 import fcntl
 import logging
-import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from gateway.config import schema as config
-from gateway.config.state_folder import make_private_folder, open_private
+from gateway.config.state_folder import make_private_folder, open_private, replace_private
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.settings_change import SettingsChange, TenantChange
@@ -115,16 +113,7 @@ class _TenantsFile:
             raise StoreUnavailable(
                 f"{self._path} would exceed {FILE_BYTES_MAX} bytes; use Redis for so many keys"
             )
-        draft = self._path.with_name(f".{FILE_NAME}-{secrets.token_hex(8)}")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(encoded)
-                file.flush()
-                os.fsync(descriptor)
-            draft.replace(self._path)
-        finally:
-            draft.unlink(missing_ok=True)
+        replace_private(self._path, encoded)
 
     def _unusable(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(f"{self._path} cannot be used: {error.strerror}; set `state_dir`")

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gateway.events import Observe, StoreLost
+from gateway.events import Observe, StoreLost, tenants_and_keys
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.keyring import Keyring
-from gateway.tenants.losses import Stored, loss_between
+from gateway.tenants.losses import Stored, loss_between, tenants_end_first_key
 from gateway.tenants.snapshot import Loss, Snapshot, SnapshotFile
 from gateway.tenants.store import FIRST_KEY, StoreState, TenantStore
 
@@ -21,8 +21,6 @@ from gateway.tenants.store import FIRST_KEY, StoreState, TenantStore
 LOOK_EVERY_S = 0.4
 # Longest wait of an operator's request for the change that it made.
 REFRESH_TIMEOUT_S = 2.0
-# Difference between the clocks of this host and of Redis that a snapshot may have.
-CLOCKS_DIFFER_S = 60.0
 
 logger = logging.getLogger("gateway")
 
@@ -32,6 +30,7 @@ class StoredState(msgspec.Struct, frozen=True):
 
     keys, tenants: in the store, as it was last read. kept_keys, kept_tenants: those that the store has lost
     and that are still valid here. loss, until_s: of these, None if nothing is kept; in seconds since 1970.
+    trouble: why the store cannot be read now; nothing if it can.
     """
 
     keys: int = 0
@@ -40,6 +39,7 @@ class StoredState(msgspec.Struct, frozen=True):
     kept_tenants: int = 0
     loss: Loss | None = None
     until_s: float | None = None
+    trouble: str = ""
 
 
 class KeyFollower:
@@ -74,6 +74,8 @@ class KeyFollower:
         self._stored = Stored()
         self._loss: Loss | None = None
         self._kept = Stored()
+        # Tenants in the store have ended the first key, also if they are lost since.
+        self._first_key_has_ended = False
         # The store has been read since the start.
         self._has_read = False
         # The keyring has what the store or the snapshot has.
@@ -86,7 +88,8 @@ class KeyFollower:
     @property
     def state(self) -> StoredState:
         """State of the stored keys and tenants."""
-        counts = StoredState(len(self._stored.keys), len(self._stored.tenants))
+        trouble = "" if self._trouble is None else str(self._trouble)
+        counts = StoredState(len(self._stored.keys), len(self._stored.tenants), trouble=trouble)
         if self._loss is None:
             return counts
         return msgspec.structs.replace(
@@ -110,6 +113,11 @@ class KeyFollower:
         if self._serves:
             return ""
         return "it has not answered yet" if self._trouble is None else str(self._trouble)
+
+    @property
+    def first_key_is_ending(self) -> bool:
+        """True if the first key is valid here until the next start, because the store has tenants."""
+        return self._keyring.first_key_is_ending
 
     def keeps_key(self, id_: str) -> bool:
         """Return whether a key is valid only because the store has lost it."""
@@ -147,17 +155,14 @@ class KeyFollower:
             return
         snapshot, confirmed_s = found
         age_s = max(0.0, self._clock() - confirmed_s)
-        self._seen = StoreState(
-            snapshot.version.encode(),
-            confirmed_s - CLOCKS_DIFFER_S,
-            "",
-            snapshot.stored_keys,
-            snapshot.stored_tenants,
-        )
+        self._seen = snapshot.state(confirmed_s)
+        self._first_key_has_ended = snapshot.ends_first_key
         self._stored, self._loss, self._kept = snapshot.stored, snapshot.loss, snapshot.kept
         if age_s <= self._grace_s:
             self._seen_s = time.monotonic() - age_s
             self._end_loss_in_time()
+            if self._loss is not None:
+                self._report_loss(self._loss, is_repeated=True)
             self._serves = True
             self._apply(is_current=False)
 
@@ -172,6 +177,7 @@ class KeyFollower:
             self._record_trouble(error)
             return
         self._trouble = None
+        self._keyring.store_is_away = False
         # A store that refuses to be written to can still be read.
         with suppress(StoreUnavailable):
             await self._share_first_key(state.first_key)
@@ -180,6 +186,7 @@ class KeyFollower:
         """Take over the store's content if it has changed. Raises: StoreUnavailable."""
         seen = self._seen
         reason = "" if seen is None else loss_between(seen, state)
+        has_ended = tenants_end_first_key(seen, state, reason, has_ended=self._first_key_has_ended)
         is_changed = seen is None or state.version != seen.version or bool(reason)
         if is_changed or not self._has_read or not self._serves:
             current = Stored(tuple(await self.store.keys()), await self.store.tenants())
@@ -193,13 +200,17 @@ class KeyFollower:
                 # It was emptied meanwhile: the next read compares that with what is known now.
                 return
             if self._keyring.first_key_pending:
-                self._keyring.resolve_first_key(is_active=not (again.tenants or current.tenants))
+                has_tenants = bool(again.tenants or current.tenants)
+                self._keyring.resolve_first_key(
+                    is_active=not (has_tenants or has_ended), has_lost_tenants=not has_tenants
+                )
             if reason and seen is not None:
                 self._begin_loss(seen, current, removals, reason)
             self._kept = self._kept.lacking_in(current, removals)
             self._stored, self._has_read, self._serves = current, True, True
             self._apply()
         self._seen, self._seen_s = state, time.monotonic()
+        self._first_key_has_ended = has_ended
         if self._end_loss_in_time():
             is_changed = True
             self._apply()
@@ -212,11 +223,14 @@ class KeyFollower:
         if not missing:
             return
         self._kept = missing
-        at_s = self._clock()
         keys, tenants = len(missing.keys), len(missing.tenants)
-        self._loss = Loss(at_s, seen.clock_s, reason, keys, tenants)
-        until = datetime.fromtimestamp(at_s + self._grace_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        self._observe(StoreLost(keys, tenants, reason, until))
+        self._loss = Loss(self._clock(), seen.clock_s, reason, keys, tenants)
+        self._report_loss(self._loss, is_repeated=False)
+
+    def _report_loss(self, loss: Loss, *, is_repeated: bool) -> None:
+        until = datetime.fromtimestamp(loss.at_s + self._grace_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        keys, tenants = len(self._kept.keys), len(self._kept.tenants)
+        self._observe(StoreLost(keys, tenants, loss.reason, until, is_repeated))
 
     def _end_loss_in_time(self) -> bool:
         """Forget what is kept if it has been restored, or after `grace_s`. Return whether the loss ended."""
@@ -229,9 +243,8 @@ class KeyFollower:
         if self._clock() - self._loss.at_s <= self._grace_s:
             return False
         logger.error(
-            "%d keys and %d tenants that Redis has lost are refused from now on: quotas.key_grace_s is over",
-            len(self._kept.keys),
-            len(self._kept.tenants),
+            "what Redis has lost is refused from now on (%s): quotas.key_grace_s is over",
+            tenants_and_keys(len(self._kept.tenants), len(self._kept.keys)),
         )
         self._loss, self._kept = None, Stored()
         return True
@@ -247,6 +260,7 @@ class KeyFollower:
         if error.is_refusal and not self.refusal and not self._has_read:
             logger.error("Redis refuses this gateway (%s): it is not ready, and knows no stored key", error)
         self._trouble = error
+        self._keyring.store_is_away = True
         if self._serves and time.monotonic() - self._seen_s > self._grace_s:
             self._keyring.forget_stored()
             self._serves = False
@@ -270,6 +284,7 @@ class KeyFollower:
             self._loss,
             self._kept.keys,
             dict(self._kept.tenants),
+            self._first_key_has_ended,
         )
         await asyncio.to_thread(self._snapshot.write, snapshot)
 
@@ -279,7 +294,7 @@ class KeyFollower:
         stored: the digest in the store, empty if there is none. Raises: StoreUnavailable.
         """
         own = self._keyring.shared_first_key
-        if own is None or own == stored or (self._keyring.first_key_is_ending and not stored):
+        if own is None or own == stored or (self._first_key_has_ended and not stored):
             return
         agreed = stored or await self.store.agree_on_first_key(own)
         if agreed == own:

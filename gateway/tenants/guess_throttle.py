@@ -26,6 +26,10 @@ class GuessThrottle:
         debt_s = self._empty_at_s.get(address, now_s) - now_s
         return max(0.0, debt_s + REFILL_S - GUESSES_MAX * REFILL_S)
 
+    def has_recent(self, address: str, digest: str) -> bool:
+        """Return whether a failure of this address with this key was counted lately."""
+        return (address, digest) in self._recent
+
     def record_failure(self, address: str, digest: str, now_s: float) -> None:
         """Count one wrong key."""
         guess = address, digest

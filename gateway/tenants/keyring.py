@@ -125,8 +125,8 @@ class Tenant(msgspec.Struct, frozen=True):
 class Keyring:
     """All keys that are valid now, by digest. now_s: the wall clock.
 
-    has_store: keys are stored too. Until they have been read, an unknown key may still be valid. budgets: of
-    tenants and keys, with the tenant's name.
+    has_store: keys are stored too. Until they have been read, an unknown key may still be valid. The same
+    holds while `store_is_away`, unless it was valid before. budgets: of tenants and keys, with their tenant.
     clock_offset_s: how far the clock of Redis is ahead, so that a key expires on all gateways at once.
     version: grows with each change of keys and tenants. tenant_settings: of all tenants, by name; those of
     router.yaml take precedence over stored ones.
@@ -146,6 +146,7 @@ class Keyring:
         self.version = 0
         self.has_store = has_store
         self._store_unread = has_store
+        self.store_is_away = False
         self._without_tenant: Mapping[str, StoredKey] = {}
         self._owners: dict[str, tuple[str, Tenant]] = {}
         # Digests of keys that are valid no more, the latest last.
@@ -202,12 +203,13 @@ class Keyring:
     def _valid_first_key(self) -> FirstKey | None:
         return None if self.first_key_pending or self._tenants else self._first
 
-    def resolve_first_key(self, *, is_active: bool) -> None:
-        """Decide a pending first key: it is active if the store contains no tenants."""
+    def resolve_first_key(self, *, is_active: bool, has_lost_tenants: bool = False) -> None:
+        """Decide a pending first key: it is active if the store contains no tenants, and has lost none."""
         if self._first is None:
             return
         if not is_active and self._first.digest:
-            logger.info("the first key is ignored: there are tenants in Redis")
+            reason = "Redis has lost its tenants" if has_lost_tenants else "there are tenants in Redis"
+            logger.info("the first key is ignored: %s", reason)
         self._first = msgspec.structs.replace(self._first, is_pending=False) if is_active else None
         self._rebuild()
 
@@ -253,7 +255,8 @@ class Keyring:
         # the found digest takes constant time.
         found, tenant = self._owners.get(digest, ("", None))
         if not hmac.compare_digest(found, digest) or tenant is None:
-            raise _refusal(self._without_tenant.get(digest), store_unread=self._store_unread)
+            may_be_stored = self._store_unread or (self.store_is_away and digest not in self._former)
+            raise _refusal(self._without_tenant.get(digest), may_be_stored=may_be_stored)
         if tenant.expires_s is not None and tenant.expires_s <= self._now_s() + self.clock_offset_s:
             raise Unauthenticated("this API key has expired")
         return tenant
@@ -270,7 +273,7 @@ class Keyring:
             # They need no tenant, and without one there are no limits: they call no models.
             scopes = tuple(scope for scope in key.scopes or () if scope in OPERATOR_SCOPES)
             return _owner(config.TenantConfig(), msgspec.structs.replace(key, scopes=scopes))
-        if self._store_unread:
+        if self._store_unread or self.store_is_away:
             raise QuotaUnavailable("the store of tenants is unavailable, and this one is not known")
         raise TenantUnknown(f"the tenant of this token, {key.tenant!r}, is not defined; ask the operator")
 
@@ -282,7 +285,7 @@ class Keyring:
         """
         owner = self._by_id.get((tenant, key_id))
         if owner is None or (mark and owner.key_mark != mark):
-            if self._store_unread:
+            if self._store_unread or self.store_is_away:
                 raise QuotaUnavailable("the key store is unavailable", retry_after_s=1)
             raise Unauthenticated("the key that created this batch, or its tenant, no longer exists")
         if owner.expires_s is not None and owner.expires_s <= self._now_s() + self.clock_offset_s:
@@ -334,13 +337,16 @@ class Keyring:
                 _warn_of_missing_tenant(tenant, ids)
 
 
-def _refusal(key: StoredKey | None, *, store_unread: bool) -> GatewayError:
-    """Return the error for a key that has no owner. key: as stored, if it is known."""
+def _refusal(key: StoredKey | None, *, may_be_stored: bool) -> GatewayError:
+    """Return the error for a key that has no owner.
+
+    key: as stored, if it is known. may_be_stored: the store, which may have it, cannot be read.
+    """
     if key is not None:
         return TenantUnknown(
             f"the tenant of this key, {key.tenant!r}, is not defined; ask the operator to define it"
         )
-    if store_unread:
+    if may_be_stored:
         return QuotaUnavailable("the key store is unavailable, and this key is not known", retry_after_s=1)
     return Unauthenticated("Incorrect API key provided: this gateway does not know it")
 

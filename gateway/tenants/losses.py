@@ -69,6 +69,17 @@ def loss_between(seen: StoreState, now: StoreState) -> str:
     return _loss_by_version(seen.version, now.version)
 
 
+def tenants_end_first_key(seen: StoreState | None, now: StoreState, reason: str, *, has_ended: bool) -> bool:
+    """Return whether tenants in the store have ended the first key: their loss does not bring it back.
+
+    Their removal by operators does. has_ended: as of `seen`. reason: of a loss between the two.
+    """
+    had_tenants = seen is not None and bool(seen.tenants)
+    if now.tenants or reason:
+        return bool(now.tenants) or has_ended or had_tenants
+    return has_ended and not had_tenants
+
+
 def _loss_by_version(seen: bytes, now: bytes) -> str:
     if not seen:
         return ""

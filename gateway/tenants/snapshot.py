@@ -7,7 +7,6 @@ has lost its data knows by it what was lost. The time of the file is that at whi
 import hashlib
 import logging
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +15,18 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.config import schema as config
+from gateway.config.state_folder import make_private_folder, replace_private
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.losses import Stored
-from gateway.tenants.store import check_stored_limits
+from gateway.tenants.store import StoreState, check_stored_limits
 
 FILE_NAME = "redis-tenants.json"
 # Some 50,000 keys.
 FILE_BYTES_MAX = 16 * 1024 * 1024
 # How often an unchanged snapshot is confirmed.
 CONFIRM_EVERY_S = 15.0
+# Difference between the clocks of this host and of Redis that a snapshot may have.
+CLOCKS_DIFFER_S = 60.0
 
 logger = logging.getLogger("gateway")
 
@@ -48,6 +50,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     store: digest of the store's address. version, stored_keys, stored_tenants: its state. keys, tenants:
     those in the store. loss: of the data in `kept_keys` and `kept_tenants`, which are valid for a while.
+    first_key_has_ended: the store had tenants, and no operator has removed them since.
     """
 
     store: str
@@ -59,6 +62,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     loss: Loss | None = None
     kept_keys: tuple[StoredKey, ...] = ()
     kept_tenants: dict[str, config.TenantConfig] = {}
+    first_key_has_ended: bool = False
+
+    @property
+    def ends_first_key(self) -> bool:
+        """True if tenants have ended the first key. An earlier release wrote only the tenants."""
+        return self.first_key_has_ended or bool(self.stored_tenants or self.kept_tenants)
 
     @property
     def stored(self) -> Stored:
@@ -69,6 +78,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     def kept(self) -> Stored:
         """Keys and tenants that the store has lost."""
         return Stored(self.kept_keys, self.kept_tenants)
+
+    def state(self, confirmed_s: float) -> StoreState:
+        """Return the state of the store as it was when the file was last confirmed."""
+        return StoreState(
+            self.version.encode(), confirmed_s - CLOCKS_DIFFER_S, "", self.stored_keys, self.stored_tenants
+        )
 
     def all_limits(self) -> Iterator[dict[str, config.LimitAmount]]:
         """Yield the limits of every key and tenant."""
@@ -108,18 +123,9 @@ class SnapshotFile:
         if len(encoded) > FILE_BYTES_MAX:
             self._log(f"no snapshot of keys and tenants is kept: it would exceed {FILE_BYTES_MAX} bytes")
             return
-        draft = self._path.with_name(f".{FILE_NAME}-{secrets.token_hex(8)}")
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(encoded)
-                    file.flush()
-                    os.fsync(descriptor)
-                draft.replace(self._path)
-            finally:
-                draft.unlink(missing_ok=True)
+            make_private_folder(self._path.parent)
+            replace_private(self._path, encoded)
         except OSError as error:
             self._log(f"the snapshot {self._path} of keys and tenants cannot be written: {error.strerror}")
         self._confirmed_s = time.monotonic()

@@ -6,8 +6,9 @@ that an input that hangs costs nothing. `POISON_HISTORIES=2000` runs so many his
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,10 +79,12 @@ ERRORS: dict[str, Callable[[], BackendError]] = {
 }
 KINDS = (*ERRORS, "width")
 WIDTH = len(vector_of("a"))
-ATTEMPT_TIMEOUT_S = 5.0
+ATTEMPT_TIMEOUT_S = 30.0
 DEADLINE_S = 900.0
 # Of a batch.
 WORK_S = 0.01
+# More than a working replica gets for a part of a batch that timed out, and less than for the verdict.
+SLOW_S = 2.0
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
@@ -106,7 +109,8 @@ def kind_of(text: str) -> str | None:
 class PoisonedReplica:
     """A replica on which some texts have effects."""
 
-    def __init__(self, batch_inputs: int) -> None:
+    def __init__(self, batch_inputs: int, work_s: float = WORK_S) -> None:
+        self.work_s = work_s
         self.capabilities = Capabilities(
             "m",
             frozenset({Operation.EMBED, Operation.RERANK}),
@@ -122,7 +126,10 @@ class PoisonedReplica:
         self.requests += 1
         texts = [str(text) for text in inputs_of(work)]
         kinds = {kind for text in texts if (kind := kind_of(text)) is not None}
-        await asyncio.sleep(WORK_S)
+        if self.work_s > timeout_s:
+            await asyncio.sleep(timeout_s)
+            raise AttemptTimedOut("no answer in time")
+        await asyncio.sleep(self.work_s)
         if kinds:
             await self._fail(min(kinds), timeout_s)
         counts = tuple(len(text) for text in texts)
@@ -135,6 +142,10 @@ class PoisonedReplica:
         return EmbedReply(vectors, sum(counts), (), counts)
 
     async def _fail(self, kind: str, timeout_s: float) -> None:
+        if kind == "slow":
+            await asyncio.sleep(min(SLOW_S, timeout_s))
+            if timeout_s < SLOW_S:
+                raise AttemptTimedOut("no answer in time")
         if kind == "hang":
             await asyncio.sleep(timeout_s)
         if (error := ERRORS.get(kind)) is not None:
@@ -151,10 +162,9 @@ async def _no_limits(*_: object) -> int:
 class PoisonedWorld:
     """One upstream behind a dispatcher."""
 
-    def __init__(self, chance: Random) -> None:
+    def __init__(self, backends: list[PoisonedReplica], window: int) -> None:
         self.events: list[Event] = []
-        self.backends = [PoisonedReplica(chance.randint(1, 32)) for _ in range(chance.choice((1, 2, 4)))]
-        window = chance.choice((1, 2, 4, 8))
+        self.backends = backends
         replicas = [Replica(str(i), backend, Window(window)) for i, backend in enumerate(self.backends)]
         self.pool = Pool("up", replicas, "least_tokens", self.events.append, seed=0)
         settings = config.UpstreamSettings(backend="tei", replicas=("http://up",))
@@ -172,11 +182,13 @@ class PoisonedWorld:
             self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.capabilities)
             replica.width = WIDTH
 
-    async def call(self, index: int, work: Embed | Rerank, tenant: str) -> Reply | GatewayError:
+    async def call(
+        self, index: int, work: Embed | Rerank, tenant: str, deadline_s: float = DEADLINE_S
+    ) -> Reply | GatewayError:
         """Return the reply to a call, or its error."""
-        at_s = asyncio.get_running_loop().time() + DEADLINE_S
-        route = Route("m", "up", Operation.EMBED, work.truncate, DEADLINE_S)
-        owner, deadline = Tenant(tenant), Deadline(at_s, DEADLINE_S)
+        at_s = asyncio.get_running_loop().time() + deadline_s
+        route = Route("m", "up", Operation.EMBED, work.truncate, deadline_s)
+        owner, deadline = Tenant(tenant), Deadline(at_s, deadline_s)
         reservation = Reservation(QuotaRequest(str(index), tenant, (), NOTHING, 10**9, "m"), ())
         inputs = self.upstream.model_inputs
         prepared = await self.preparer.prepare(inputs, owner, route, Call(work), deadline)
@@ -239,7 +251,8 @@ def assert_right(work: Embed | Rerank, result: Reply | GatewayError) -> None:
 
 async def run_history(chance: Random) -> None:
     """Run the calls of a history and check their results and the replicas."""
-    world, works = PoisonedWorld(chance), random_works(chance)
+    backends = [PoisonedReplica(chance.randint(1, 32)) for _ in range(chance.choice((1, 2, 4)))]
+    world, works = PoisonedWorld(backends, chance.choice((1, 2, 4, 8))), random_works(chance)
     is_burst = chance.random() < 0.5
 
     async def send(index: int, work: Embed | Rerank) -> Reply | GatewayError:
@@ -269,3 +282,77 @@ def test_no_input_hurts_another(part: int) -> None:
                 runner.run(run_history(Random(seed)))
             except AssertionError as error:
                 raise AssertionError(f"history {seed}") from error
+
+
+# The default deadline of a model.
+MODEL_DEADLINE_S = 60.0
+
+
+def world_of(replicas: int, *, work_s: float = WORK_S) -> PoisonedWorld:
+    """Return replicas with requests of 32 inputs, behind a dispatcher with the default settings."""
+    return PoisonedWorld([PoisonedReplica(32, work_s) for _ in range(replicas)], 4)
+
+
+def simulated(history: Coroutine[Any, Any, None]) -> None:
+    """Run a history in simulated time."""
+    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
+        runner.run(history)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("size", [1, 6, 32, 256])
+def test_names_what_hangs_before_the_deadline(replicas: int, size: int, caplog: Any) -> None:
+    async def history() -> None:
+        world, place = world_of(replicas), size * 4 // 7
+        works = [
+            Embed(tuple(f"bad hang {call}" if i == place else f"fine {call} {i}" for i in range(size)))
+            for call in range(3)
+        ]
+        fine = Embed(("fine",))
+        calls = [world.call(0, fine, "a"), *(world.call(0, work, "b", MODEL_DEADLINE_S) for work in works)]
+        for work, result in zip((fine, *works), await asyncio.gather(*calls), strict=True):
+            assert_right(work, result)
+            assert work is fine or place == result.input_index  # type: ignore[union-attr]
+        # Sent again, it takes no more than the short timeout and a check.
+        again = await world.call(1, works[0], "b", 10.0)
+        assert_right(works[0], again)
+
+    simulated(history())
+    lines = [record.getMessage() for record in caplog.records if "of tenant b" in record.getMessage()]
+    assert 1 <= len(lines) <= 3
+    assert all("does not answer for an input of tenant b" in line for line in lines)
+    assert "bad hang" not in caplog.text
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_slow_input_next_to_one_that_hangs_is_computed(replicas: int) -> None:
+    async def history() -> None:
+        world = world_of(replicas)
+        # They wait for a slot and share a batch.
+        held = [asyncio.create_task(world.call(0, Embed((f"fine {i}",)), "a")) for i in range(4 * replicas)]
+        await asyncio.sleep(0)
+        works = [Embed((text,)) for text in ("bad hang", "bad slow", "fine")]
+        hung, slow, fine = await asyncio.gather(*(world.call(1, work, "a") for work in works))
+        assert isinstance(hung, GatewayError)
+        assert [True, True] == [isinstance(result, EmbedReply) for result in (slow, fine)]
+        assert [0] * replicas == [replica.record_failure() - 1 for replica in world.pool.replicas]
+        await asyncio.gather(*held)
+
+    simulated(history())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_replicas_that_became_slow_lose_no_call(replicas: int) -> None:
+    async def history() -> None:
+        world = world_of(replicas)
+        for _ in range(10):
+            await world.call(0, Embed(("before",)), "a")
+        for backend in world.backends:
+            backend.work_s = ATTEMPT_TIMEOUT_S + 1
+        calls = [asyncio.create_task(world.call(i, Embed((f"fine {i}", f"and {i}")), "a")) for i in range(20)]
+        await asyncio.sleep(ATTEMPT_TIMEOUT_S + 0.5)
+        for backend in world.backends:
+            backend.work_s = ATTEMPT_TIMEOUT_S / 2
+        assert [EmbedReply] * 20 == [type(result) for result in await asyncio.gather(*calls)]
+
+    simulated(history())

@@ -331,6 +331,43 @@ def test_rows_that_the_server_refuses_are_found(command: Command) -> None:
     assert_vectors(rows)
 
 
+TOO_SLOW = "the model's deadline of 60 s passed; send fewer inputs"
+
+
+@pytest.mark.parametrize("place", [0, 9, 24])
+def test_rows_that_the_server_never_answers_are_found(command: Command, place: int) -> None:
+    rows = [*ROWS[:24], *ROWS[:1]]
+    rows[place] = {"text": "a hanging text"}
+    command.write_rows("in.jsonl", rows)
+
+    def deadline_passes(texts: Sequence[str]) -> Reply | None:
+        return error(504, TOO_SLOW) if "a hanging text" in texts else None
+
+    command.server.hook = deadline_passes
+    failed = command.run("in.jsonl", "--to", "out.jsonl", "--concurrency", "1", "--deadline", "60")
+    assert failed.status == 1
+    assert f"in.jsonl:{place + 1}: the server returned 504: {TOO_SLOW}; --on-bad skip" in failed.errors
+    command.server.bodies.clear()
+    passed = command.run("in.jsonl", "--to", "out.jsonl", "--on-bad", "skip", "--concurrency", "1")
+    assert (passed.status, passed.summary["bad"]) == (0, 1), passed.errors
+    kept = command.rows("out.jsonl")
+    assert [row["text"] for row in rows if row["text"] != "a hanging text"] == [row["text"] for row in kept]
+    assert_vectors(kept)
+    sent = [len(body["input"]) for body in command.server.bodies if "a hanging text" in body["input"]]
+    assert sent == sorted(sent, reverse=True)
+    assert sent[-3:] != [1, 1, 1]
+    assert sent[-2:] == [1, 1]
+
+
+def test_a_busy_server_loses_no_row(command: Command) -> None:
+    command.write_rows("in.jsonl", ROWS[:4])
+    # Each row is sent alone once, and the first of them three times more, before anything is answered.
+    command.server.faults = [error(504, TOO_SLOW)] * 10
+    passed = command.run("in.jsonl", "--to", "out.jsonl", "--on-bad", "skip", "--concurrency", "1")
+    assert (passed.status, passed.summary["bad"]) == (0, 0), passed.errors
+    assert [row["text"] for row in ROWS[:4]] == [row["text"] for row in command.rows("out.jsonl")]
+
+
 def test_options_that_the_server_refuses_end_the_run_soon(command: Command) -> None:
     command.write_rows("in.jsonl", [{"text": f"{number}"} for number in range(1000)])
     command.server.hook = lambda _: error(400, "no such dimensions")

@@ -783,6 +783,66 @@ async def test_a_share_has_refilled_since_the_last_state(monkeypatch: pytest.Mon
     assert 2 == await admitted_share(share, 10)
 
 
+def share_request(limit: Limit, cost: Cost) -> QuotaRequest:
+    return QuotaRequest(secrets.token_hex(4), "acme", (limit,), cost, 60 * SECOND_US)
+
+
+@pytest.mark.parametrize(("amount", "tokens"), [(2000, 1512), (2000, 2000), (6, 6), (1, 1)])
+async def test_a_full_share_admits_one_call_that_fits_only_the_whole_rate(
+    monkeypatch: pytest.MonkeyPatch, amount: int, tokens: int
+) -> None:
+    start_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: start_ns)
+    share, cost = LocalShare(), Cost(tokens=tokens)
+    limit = parse_limit("tokens_per_minute", amount)
+    share.settle(await share.reserve(share_request(limit, cost), 2), cost, "2026-11-27")
+
+    # The debt is paid at the rate of the share, and no other call passes before.
+    part = -(-amount // 2)
+    wait_s = -(-60 * tokens // part)
+    with pytest.raises(QuotaExceeded, match=f"try again in {wait_s // 60}m{wait_s % 60}s"):
+        await share.reserve(share_request(limit, cost), 2)
+    with pytest.raises(QuotaExceeded):
+        await share.reserve(share_request(limit, Cost(tokens=1)), 2)
+    monkeypatch.setattr(time, "time_ns", lambda: start_ns + wait_s * 10**9)
+    assert (await share.reserve(share_request(limit, cost), 2)).degraded
+
+
+async def test_gateways_overshoot_a_rate_by_one_large_call_each() -> None:
+    limit, cost, gateways = parse_limit("tokens_per_minute", 2000), Cost(tokens=1512), 2
+    admitted_tokens = 0
+    for share in [LocalShare() for _ in range(gateways)]:
+        for _ in range(20):
+            with suppress(QuotaExceeded):
+                share.settle(await share.reserve(share_request(limit, cost), gateways), cost, "2026-11-27")
+                admitted_tokens += cost.tokens
+
+    assert admitted_tokens == gateways * cost.tokens
+
+
+async def test_a_refunded_large_call_leaves_its_share_full() -> None:
+    share, limit, cost = LocalShare(), parse_limit("tokens_per_minute", 2000), Cost(tokens=1512)
+    for _ in range(3):
+        share.settle(await share.reserve(share_request(limit, cost), 2), Cost(requests=0), "2026-11-27")
+
+
+async def test_a_day_without_a_share_names_the_reason_and_no_false_wait() -> None:
+    share = LocalShare()
+    limit = parse_limit("requests_per_day", 1)
+    with pytest.raises(QuotaExceeded) as unused:
+        await share.reserve(share_request(limit, Cost()), 2)
+    share.record("acme", [(limit, (1, 3600 * SECOND_US))], is_down=True)
+    with pytest.raises(QuotaExceeded) as spent:
+        await share.reserve(share_request(limit, Cost()), 2)
+
+    assert unused.value.message == (
+        "limit requests_per_day (1): this gateway may admit 0 of it, and this call costs 1 request; "
+        "it may pass when the store is available again"
+    )
+    assert unused.value.retry_after_s == 10
+    assert "nothing is left, and this call costs 1 request; it starts again on " in spent.value.message
+
+
 async def admitted_share(share: LocalShare, times: int) -> int:
     number = 0
     for _ in range(times):

@@ -5,6 +5,8 @@ import json
 import os
 import ssl
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,16 +23,18 @@ from gateway.config.schema import TenantConfig
 from gateway.errors import AuthThrottled, QuotaUnavailable, Unauthenticated
 from gateway.events import Event, StoreLost
 from gateway.store.redis_client import RedisClient
+from gateway.telemetry.access_log import EventLine
 from gateway.tenants.file_store import FILE_NAME as TENANTS_FILE
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.guess_throttle import GUESSES_MAX
-from gateway.tenants.keyring import Keyring, StoredKey, key_digest
+from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
 from gateway.tenants.snapshot import CONFIRM_EVERY_S, FILE_NAME, SnapshotFile
 from gateway.tenants.store import KEYS, TENANTS, VERSION, TenantStore
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 from tests.processes.tls_files import Authority
 from tests.quotas.redis_server import RedisServer, opened
+from tests.quotas.test_first_key import start
 
 NUMBERS = range(20)
 CONFIG = """
@@ -45,10 +49,12 @@ OPS = f"tenants:\n  ops: {{keys: [{{digest: '{key_digest(KEY)}', scopes: [embed,
 class Worker:
     """Keyring of a gateway that follows the store. now_s: its wall clock, which a test moves."""
 
-    def __init__(self, url: str, folder: Path | None = None, grace_s: float = 60.0) -> None:
+    def __init__(
+        self, url: str, folder: Path | None = None, grace_s: float = 60.0, first_key: FirstKey | None = None
+    ) -> None:
         self.now_s = 0.0
         self.events: list[Event] = []
-        self.keyring = Keyring({}, None, self._clock, has_store=True)
+        self.keyring = Keyring({}, first_key, self._clock, has_store=True)
         self.authenticator = Authenticator(self.keyring)
         snapshot = None if folder is None else SnapshotFile(folder / FILE_NAME, url)
         self.follower = KeyFollower(
@@ -265,11 +271,118 @@ async def test_restarted_gateway_knows_by_its_snapshot_what_was_lost(
     # The grace is counted from the loss, and not from the next start.
     async with Worker(own_redis.url, tmp_path).running() as again:
         assert served(again) == ALL
-        assert again.losses == []
+        [repeated] = again.losses
+        assert msgspec.structs.replace(repeated, is_repeated=False) == loss
+        assert str(EventLine(repeated)).startswith(
+            "Redis had lost, before this start, and still lacks 20 tenants and 20 keys (their version"
+        )
         assert again.follower.state.loss == since_s
         again.now_s = 61
         await again.follower.refresh()
         assert set(served(again)) == {"Unauthenticated"}
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "while stopped"])
+async def test_first_key_stays_ended_after_a_loss(
+    own_redis: RedisServer, tmp_path: Path, is_noticed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert await asyncio.to_thread(start, tmp_path, own_redis.url) is not None
+    text = (tmp_path / "first-key").read_text().strip()
+    await fill(own_redis)
+    async with Worker(own_redis.url, tmp_path).running() as worker:
+        if is_noticed:
+            own_redis.command("FLUSHALL")
+            await worker.follower.refresh()
+            # The grace ends, and nothing is kept any more.
+            worker.now_s = 61
+            await worker.follower.refresh()
+            assert worker.follower.state.loss is None
+    if not is_noticed:
+        own_redis.command("FLUSHALL")
+
+    assert await asyncio.to_thread(start, tmp_path, own_redis.url) is None
+    key = "sk-own"
+    assert await asyncio.to_thread(start, tmp_path, own_redis.url, {"GATEWAY_API_KEY": key}) is None
+    assert sum("is ignored: Redis has lost its tenants" in line for line in caplog.messages) == 2
+    # A gateway that starts in an outage decides it later, by the same rule.
+    pending = FirstKey(key_digest(text), is_pending=True, is_kept=True)
+    async with Worker(own_redis.url, tmp_path, first_key=pending).running() as restarted:
+        assert restarted.status(text) == "Unauthenticated"
+
+
+@pytest.mark.parametrize("is_seen", [True, False], ids=["while running", "while stopped"])
+async def test_first_key_returns_when_operators_remove_the_last_tenant(
+    own_redis: RedisServer, tmp_path: Path, is_seen: bool
+) -> None:
+    async with opened(own_redis) as store:
+        await store.put_tenant("acme", TenantConfig())
+        async with Worker(own_redis.url, tmp_path).running() as worker:
+            if is_seen:
+                await store.remove_tenant("acme")
+                await worker.follower.refresh()
+        if not is_seen:
+            await store.remove_tenant("acme")
+
+    assert await asyncio.to_thread(start, tmp_path, own_redis.url) is not None
+    pending = FirstKey(key_digest("sk-own"), is_pending=True)
+    async with Worker(own_redis.url, tmp_path, first_key=pending).running() as restarted:
+        assert restarted.status("sk-own") == "default"
+
+
+def run_gateway(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on the host of a gateway with this state_dir."""
+    path = folder / "router.yaml"
+    path.write_text(CONFIG.format(store=url) + f"state_dir: {folder}\n")
+    command = [sys.executable, "-m", "gateway", *words, "-c", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "while stopped"])
+async def test_commands_name_what_was_lost(own_redis: RedisServer, tmp_path: Path, is_noticed: bool) -> None:
+    async with opened(own_redis) as store:
+        await store.put_tenant("acme", TenantConfig(weight=2, limits={"tokens_per_minute": 5000}))
+        for name in ("k1", "k2"):
+            await store.create_key(StoredKey(name, key_digest(f"sk-{name}"), "acme"))
+    async with Worker(own_redis.url, tmp_path).running() as worker:
+        if is_noticed:
+            own_redis.command("FLUSHALL")
+            await worker.follower.refresh()
+    if not is_noticed:
+        own_redis.command("FLUSHALL")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return run_gateway(tmp_path, own_redis.url, *words)
+
+    for words in (("tenants", "list"), ("keys", "list"), ("keys", "list", "--json")):
+        listed = await asyncio.to_thread(run, *words)
+        [line] = listed.stderr.splitlines()
+        until = "until 20" if is_noticed else "for quotas.key_grace_s (3600 s) from the loss"
+        assert line.startswith(
+            f"Redis has lost 1 tenant and 2 keys: gateways that knew them accept them {until}"
+        )
+    assert listed.stdout == "[]\n"
+    done = await asyncio.to_thread(run, "tenants", "set", "acme", "--limit", "requests_per_minute=600")
+    # The first key has ended before: no note on that.
+    assert done.stderr.splitlines() == [
+        "Redis had lost acme; these settings replace those that gateways kept:",
+        "  limits.tokens_per_minute: 5000 -> not set",
+        "  weight: 2 -> 1",
+        "  limits.requests_per_minute: not set -> 600",
+    ]
+    again = await asyncio.to_thread(run, "tenants", "list")
+    assert "Redis has lost 0 tenants and 2 keys" in again.stderr
+
+
+async def test_commands_hint_at_a_loss_that_no_snapshot_shows(own_redis: RedisServer, tmp_path: Path) -> None:
+    blank = await asyncio.to_thread(run_gateway, tmp_path, own_redis.url, "tenants", "list")
+    async with opened(own_redis) as store:
+        await store.put_tenant("acme", TenantConfig())
+        await store.remove_tenant("acme")
+    removed = await asyncio.to_thread(run_gateway, tmp_path, own_redis.url, "tenants", "list")
+
+    assert blank.stderr.startswith("Redis has no record of any tenant or key: it is new, or it was emptied")
+    assert removed.stderr == ""
 
 
 async def test_snapshot_serves_its_callers_while_redis_is_away(
@@ -294,6 +407,40 @@ async def test_snapshot_serves_its_callers_while_redis_is_away(
     os.utime(path, (old_s, old_s))
     async with Worker(own_redis.url, tmp_path).running() as late:
         assert set(served(late)) == {"QuotaUnavailable"}
+
+
+async def test_unknown_keys_are_not_wrong_while_redis_is_away(own_redis: RedisServer) -> None:
+    await fill(own_redis)
+    async with Worker(own_redis.url).running() as worker:
+        async with opened(own_redis) as store:
+            await store.revoke("k0")
+            await worker.follower.refresh()
+            assert worker.status("sk-new") == "Unauthenticated"
+            own_redis.freeze()
+            # It was written before Redis stopped answering, and this gateway has not read it.
+            await until_away(worker)
+        # A client repeats it, which is no further guess.
+        tried = [worker.status("sk-new") for _ in range(GUESSES_MAX + 5)]
+        assert tried == ["QuotaUnavailable"] * (GUESSES_MAX + 5)
+        assert worker.status("sk-0") == "Unauthenticated"
+        guessed = [worker.status(f"wrong {number}") for number in range(GUESSES_MAX + 5)]
+        assert guessed[0] == "QuotaUnavailable"
+        assert guessed[-5:] == ["AuthThrottled"] * 5
+        assert served(worker)[1:] == ALL[1:]
+
+        own_redis.thaw()
+        async with opened(own_redis) as store:
+            await store.create_key(StoredKey("new", key_digest("sk-new"), "team1"))
+        await worker.follower.refresh()
+        assert worker.status("sk-new") == "team1"
+        assert worker.status("another") == "Unauthenticated"
+
+
+async def until_away(worker: Worker) -> None:
+    """Wait until the follower has noticed that the store does not answer."""
+    async with asyncio.timeout(10):
+        while worker.status("sk-new") != "QuotaUnavailable":  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
 
 
 async def test_a_broken_snapshot_is_reported_and_replaced(
@@ -363,6 +510,16 @@ async def test_status_and_metrics_show_a_loss(boot: Boots, own_redis: RedisServe
     ):
         assert line in metrics.splitlines()
     assert [200, 200, 401] == [call.status_code, revoked.status_code, after_revocation.status_code]
+
+
+async def test_status_has_the_reason_of_an_outage(boot: Boots, own_redis: RedisServer) -> None:
+    async with boot({"tei-0": FakeTei()}, CONFIG.format(store=own_redis.url) + OPS) as gateway:
+        assert (await store_status(gateway))["reason"] == ""
+        own_redis.command("ACL", "SETUSER", "default", "nocommands", "+acl")
+        async with asyncio.timeout(20):
+            while not (status := await store_status(gateway))["away"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert "its user lacks rights" in status["reason"]
 
 
 WRONG_PASSWORD = "wrong password"

@@ -23,7 +23,7 @@ from gateway.tenants.settings_change import merged
 from gateway.tenants.store import KEYS, TENANTS, TenantStore
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
-from tests.quotas.conftest import Commands
+from tests.quotas.conftest import Commands, Ended
 from tests.quotas.redis_server import RedisServer, opened
 from tests.quotas.test_keys_command import gateway as process
 
@@ -229,6 +229,24 @@ def test_settings_that_a_command_does_not_name_stay(
     assert ({}, {}, 2) == tuple(stored()[name] for name in ("limits", "model_limits", "weight"))
 
 
+def test_what_is_not_set_can_be_unset_again(file: Path, command: Commands) -> None:
+    def ended(*words: str) -> Ended:
+        return command("tenants", "set", "acme", "--limit", "tokens_per_day=9", *words, "-c", str(file))
+
+    absent = ("budget_per_day", "limits.inputs_per_day", "bge:tokens_per_day", "models")
+    options = [word for name in absent for word in ("--unset", name)]
+    ended("--limit", "budget_per_day=5")
+    first, second = ended(*options), ended(*options)
+    wrong = ended("--unset", "tokens_per_moon")
+
+    assert [0, 0] == [first.status, second.status]
+    assert "  limits.budget_per_day: 5 -> not set" in first.out
+    assert "  nothing has changed" in second.out
+    assert [f"--unset {name}: it was not set" for name in absent] == second.err.splitlines()
+    assert (1, "") == (wrong.status, wrong.out)
+    assert wrong.err.strip().endswith("; set is: tokens_per_day, limits")
+
+
 async def test_removing_a_tenant_removes_its_keys(own_redis: RedisServer) -> None:
     async with opened(own_redis) as store:
         await store.create_key(StoredKey("k", key_digest("secret"), "acme"))
@@ -346,7 +364,8 @@ async def test_rejects_invalid_settings_without_storing_them(boot: Boots, own_re
         (("set", "acme", "--model-limit", "bge:bytes_per_day=5"), "unknown limit"),
         (("set", "acme", "--weight", "0"), "weight"),
         (("set", "acme", "--queue-tokens", "0"), "queue_tokens"),
-        (("set", "acme", "--unset", "budget_per_month"), "--unset budget_per_month: it is not set"),
+        (("set", "acme", "--unset", "budget_per_moon"), "--unset budget_per_moon: there is no such setting"),
+        (("set", "acme", "--unset", "bge:bytes_per_day"), "or limit; set is: nothing"),
         (("set", ""), "name"),
         (("remove", "nobody"), "no tenant nobody"),
     ],

@@ -185,3 +185,15 @@ def test_shows_that_the_store_has_lost_keys_and_for_how_long_they_stay_valid() -
 
     assert "tenants in redis lost 3 tenants and 20 keys (their version is missing)" in shown
     assert "refused in 59 min" in shown
+
+
+def test_shows_why_the_store_is_away_and_numbers_in_words() -> None:
+    loss = LossStatus(since_s=40.0, until_s=3640.0, reason="their version is missing", keys=3, tenants=1)
+    store = StoreStatus("redis", away=True, loss=loss, reason="it refuses the user name or password")
+    found = msgspec.structs.replace(snapshot_of(), store=store)
+    out = io.StringIO()
+    Console(file=out, width=200).print(view("", found, None, "", 200))
+    shown = " ".join(out.getvalue().split())
+
+    assert "it refuses the user name or password: requests are counted without the store" in shown
+    assert "lost 1 tenant and 3 keys (" in shown

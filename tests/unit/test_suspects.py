@@ -38,10 +38,10 @@ def test_a_refusal_is_remembered_until_the_input_is_computed() -> None:
     suspects, work = Suspects(), Embed(("bad",))
     suspects.add(work, 0.0, is_refused=True)
     suspects.add(work, 1.0, is_refused=False)
-    assert suspects.is_refused(work)
+    assert suspects.recall(work) == (True, False, 1.0 + KEPT_S)
 
     suspects.forget(work)
-    assert not suspects.is_refused(work)
+    assert suspects.recall(work) is None
     assert 0 == len(suspects)
 
 

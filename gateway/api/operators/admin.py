@@ -125,8 +125,11 @@ class Admin:
         await self._stored.refresh()
 
     def first_key_notes(self, *, is_first: bool) -> list[str]:
-        """Return a note if a change ends the first key. is_first: there was no tenant in Redis before."""
-        ends = is_first and not self.file_tenants and isinstance(self.store, TenantStore)
+        """Return a note if a change ends the first key. is_first: there was no tenant in the store before.
+
+        Lost tenants have ended it before, unless this gateway runs since.
+        """
+        ends = is_first and self._follower is not None and self._follower.first_key_is_ending
         return [FIRST_KEY_NOTE] if ends else []
 
     def budget_notes(self, *limits: Iterable[str]) -> list[str]:

@@ -91,7 +91,9 @@ class StatusSource(msgspec.Struct, frozen=True):
                 stored.loss.at_s, stored.until_s, stored.loss.reason, stored.kept_keys, stored.kept_tenants
             )
         away = totals.greatest("gateway_quota_store_away") > 0
-        return StoreStatus(kind, away, stored.keys, stored.tenants, loss)
+        # The current reason, which may not be the first, or that of counts in a store that can be read.
+        reason = (stored.trouble or self.records.changes.store_trouble) if away else ""
+        return StoreStatus(kind, away, stored.keys, stored.tenants, loss, reason)
 
     def _replicas(self, totals: Totals) -> Iterator[ReplicaStatus]:
         for name, upstream in self.gateway.upstreams.items():

@@ -8,7 +8,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 
 from gateway.api.server.call_context import CallContext
-from gateway.errors import AuthThrottled, TokenRefused, Unauthenticated
+from gateway.errors import AuthThrottled, QuotaUnavailable, TokenRefused, Unauthenticated
 from gateway.tenants.guess_throttle import GuessThrottle
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
 from gateway.tenants.sign_on.sign_on import SignOn
@@ -58,9 +58,21 @@ class Authenticator:
         try:
             if self.sign_on.issuers and is_token(key):
                 return self._find_user(context, key)
-            return self._keyring.identify(key)
+            return self._identify(context, key)
         except Unauthenticated as refusal:
             self.count_failure(context, key, refusal.message)
+            raise
+
+    def _identify(self, context: CallContext, key: str) -> Tenant:
+        """Return the owner of a key. While the store is away, each unknown key counts once as a guess.
+
+        The caller of a valid key that is not known yet may try it again until the store has returned.
+        """
+        try:
+            return self._keyring.identify(key)
+        except QuotaUnavailable as refusal:
+            if not self._guesses.has_recent(self.address_of(context), key_digest(key)):
+                self.count_failure(context, key, refusal.message)
             raise
 
     def _find_user(self, context: CallContext, token: str) -> Tenant:

@@ -21,7 +21,7 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 # uvicorn buffers this much. The call of a larger reply ends only when the client has read the reply.
 AT_ONCE_BYTES = 64 * 1024
 LENGTH_DIGITS_MAX = 18
-TOO_MANY_REQUESTS = 429
+BAD_REQUEST, TOO_MANY_REQUESTS, INTERNAL = 400, 429, 500
 
 
 class CallIO:
@@ -152,7 +152,8 @@ class CallIO:
         body = reply.body
         if self._connection is not None:
             self._connection.set_tenant(self.tenant)
-        await self._pace_refusal(reply.status)
+        if reply.status >= BAD_REQUEST:
+            await self._pace_refusal(reply.status)
         headers = encode_headers(reply.headers)
         if reply.status != 204:
             headers.append((b"content-type", reply.media_type.encode()))
@@ -193,7 +194,8 @@ class CallIO:
     async def send(self, message: Message) -> None:
         """Send an ASGI message, with the headers of every reply."""
         if message["type"] == "http.response.start":
-            await self._pace_refusal(message["status"])
+            if message["status"] >= BAD_REQUEST:
+                await self._pace_refusal(message["status"])
             self.replying, self.status = True, message["status"]
             message["headers"] = [*message["headers"], *self.headers]
             if self._in_flight.closes_connections:
@@ -208,7 +210,7 @@ class CallIO:
 
     async def _pace_refusal(self, status: int) -> None:
         """Wait before the reply to a refused request, if its owner has had many of them."""
-        if not 400 <= status < 500 or (self.tenant and status != TOO_MANY_REQUESTS):
+        if status >= INTERNAL or (self.tenant and status != TOO_MANY_REQUESTS):
             # A refused request of a tenant, other than over its limits, is charged to these limits.
             return
         connection, refusals = self._connection, self.refusals

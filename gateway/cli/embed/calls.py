@@ -34,6 +34,8 @@ from gateway.cli.embed.replies import (
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Statuses that a part of the texts may have caused.
 REFUSALS = frozenset({400, 413, 422})
+# In the gateway's error for a call that is not done by the deadline of its model.
+FEWER = "send fewer inputs"
 # A server without Arrow may refuse to be asked for it.
 NOT_ARROW = frozenset({406, 415})
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.25, 30.0
@@ -48,6 +50,10 @@ HINTS = {
 
 class Refused(Exception):
     """The server refuses these texts or options. The message is the server's, with its status."""
+
+
+class TooSlow(Exception):
+    """The server's own deadline for a call passed, and it wants fewer inputs. The message is the server's."""
 
 
 class HttpReply(NamedTuple):
@@ -110,15 +116,26 @@ class Caller:
                 return request
             raise EmbedFailed(f"{url} lists no model; name it with --model") from error
 
-    async def embed(self, request: Request, texts: Sequence[str]) -> Reply:
-        """Return the vectors of texts. Raises: Refused, EmbedFailed, EmbedStopped."""
+    async def embed(
+        self, request: Request, texts: Sequence[str], ends: Callable[[], bool] = lambda: True
+    ) -> Reply:
+        """Return the vectors of texts.
+
+        ends: returns whether a call that is too slow for the server is not worth repeating. Raises: Refused,
+        TooSlow, EmbedFailed, EmbedStopped.
+        """
         form, url = self._form, request.base + request.path
         body = body_of(request, texts, packed=form == "base64")
         accepted = f"{ARROW}, application/json" if form == "arrow" else "application/json"
-        reply = await self._repeated(url, partial(self._send, "POST", url, body, accepted))
+        reply = await self._repeated(url, partial(self._send, "POST", url, body, accepted), ends)
+        if _is_too_slow(reply):
+            words = _words(reply.status, reply.body)
+            if len(texts) > 1:
+                self._report(f"{url}: {words}; trying again with fewer")
+            raise TooSlow(words)
         if reply.status != 200:
             if self._is_other_form_left(form, reply.status):
-                return await self.embed(request, texts)
+                return await self.embed(request, texts, ends)
             if reply.status in REFUSALS:
                 raise Refused(_words(reply.status, reply.body))
             raise EmbedFailed(f"{url}: {_words(reply.status, reply.body)}")
@@ -149,8 +166,16 @@ class Caller:
         fingerprint = reply.headers.get("x-embedding-fingerprint")
         return found._replace(tokens=tokens, fingerprint=fingerprint, truncated=truncated)
 
-    async def _repeated(self, url: str, send: Callable[[], Awaitable[HttpReply]]) -> HttpReply:
-        """Return the first reply that is worth reading. Raises: EmbedFailed, EmbedStopped."""
+    async def _repeated(
+        self,
+        url: str,
+        send: Callable[[], Awaitable[HttpReply]],
+        ends: Callable[[], bool] = lambda: False,
+    ) -> HttpReply:
+        """Return the first reply that is worth reading. ends: as of `embed`.
+
+        Raises: EmbedFailed, EmbedStopped.
+        """
         end_s = time.monotonic() + self._pace.deadline_s
         attempt = 0
         while True:
@@ -160,7 +185,7 @@ class Caller:
             except (httpx.HTTPError, TimeoutError) as error:
                 problem, asked_s = str(error) or type(error).__name__, None
             else:
-                if reply.status not in RETRIED:
+                if reply.status not in RETRIED or (_is_too_slow(reply) and ends()):
                     return reply
                 if _is_spent(reply):
                     raise EmbedStopped(f"{url}: {_words(reply.status, reply.body)}")
@@ -206,6 +231,11 @@ class Caller:
         if reply.headers.get("content-encoding", "identity") != "identity":
             raise EmbedFailed(f"{url}: the server compresses its replies, although it is asked not to")
         return HttpReply(reply.status_code, reply.headers, bytes(content))
+
+
+def _is_too_slow(reply: HttpReply) -> bool:
+    """Return whether the deadline of the server's model passed, which a smaller call may meet."""
+    return reply.status == 504 and FEWER in problem_of(reply.body)
 
 
 def _is_spent(reply: HttpReply) -> bool:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from gateway.cli.embed.calls import Caller, Refused
+from gateway.cli.embed.calls import Caller, Refused, TooSlow
 from gateway.cli.embed.chunks import Chunk
 from gateway.cli.embed.manifest import Counts, PartFacts, Space
 from gateway.cli.embed.packing import Position
@@ -32,7 +32,10 @@ class Embedded(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Outcome of some texts: their vectors by index, the replies' facts, and what was refused."""
+    """Outcome of some texts: their vectors by index, the replies' facts, and what was refused.
+
+    slow: indices of texts that the server did not answer by its deadline, sent alone.
+    """
 
     vectors: dict[int, bytes]
     tokens: int
@@ -40,6 +43,7 @@ class Found(NamedTuple):
     cut: list[int]
     unknown_cuts: int
     refused: dict[int, str]
+    slow: tuple[int, ...] = ()
 
 
 class Embedder:
@@ -56,7 +60,10 @@ class Embedder:
         """Return a chunk with its vectors. Raises: EmbedFailed, EmbedStopped."""
         source = self._sources[chunk.end.file]
         indices = [index for index, text in enumerate(chunk.texts) if text is not None]
+        successes = self._successes
         found = await self._found(chunk, source, indices)
+        for index in found.slow:
+            found = _both(found, await self._found_again(chunk, source, index, successes))
         batch = chunk.batch
         vectors = [found.vectors.get(index) for index in range(len(batch))]
         if found.refused:
@@ -92,6 +99,9 @@ class Embedder:
         except Refused as error:
             if len(indices) == 1:
                 return self._refused(indices[0], f"{source.place(chunk.lines[indices[0]])}: {error}")
+        except TooSlow:
+            if len(indices) == 1:
+                return Found({}, 0, None, [], 0, {}, (indices[0],))
         except EmbedStopped as error:
             # One of these rows may be what the server cannot answer.
             place, last_line = source.place(chunk.lines[indices[0]]), chunk.lines[indices[-1]]
@@ -103,6 +113,23 @@ class Embedder:
         first = await self._found(chunk, source, indices[:middle])
         second = await self._found(chunk, source, indices[middle:])
         return _both(first, second)
+
+    async def _found_again(self, chunk: Chunk, source: Source, index: int, successes: int) -> Found:
+        """Return the outcome of a text that the server did not answer by its deadline, sent alone again.
+
+        It is at fault if the server answered other calls meanwhile; otherwise the server is busy, and the
+        call is repeated. successes: before the first call with it.
+        """
+        place = source.place(chunk.lines[index])
+        try:
+            text = chunk.texts[index] or ""
+            reply = await self._caller.embed(self._request, [text], lambda: self._successes > successes)
+        except (Refused, TooSlow) as error:
+            return self._refused(index, f"{place}: {error}")
+        except EmbedStopped as error:
+            raise EmbedStopped(f"{place}: {error}") from error
+        self._successes += 1
+        return _found_in(reply, [index])
 
     def _refused(self, index: int, problem: str) -> Found:
         self._refusals += 1
@@ -133,6 +160,7 @@ def _both(first: Found, second: Found) -> Found:
         first.cut + second.cut,
         first.unknown_cuts + second.unknown_cuts,
         first.refused | second.refused,
+        first.slow + second.slow,
     )
 
 
