@@ -75,6 +75,9 @@ class RefusalHandler:
     async def handle(self, attempt: Attempt, error: BackendError) -> None:
         """Find out whether the replica refuses all work, then hold it, or divide or answer the batch."""
         replica = attempt.replica
+        if not any(attempt in ticket.running for ticket in attempt.tickets):
+            # It was handed back already, when its replica stalled.
+            return
         fault = await self._fault(attempt, error)
         now_s = self._clock()
         if fault is not None:
