@@ -16,7 +16,7 @@ from backends.tracing import carrier
 from backends.zero_vectors import zero_row
 from gateway.batching.joining import join_slices
 from gateway.batching.measures import LaneMeasures
-from gateway.batching.retries import RetryPolicy, is_input_possible
+from gateway.batching.retries import RetryPolicy, is_input_possible, is_refusal
 from gateway.batching.slices import request_bytes
 from gateway.batching.ticket import Attempt, Ticket
 from gateway.batching.traces import RecordedTrace, SliceTrace
@@ -33,13 +33,15 @@ HEDGE_QUANTILE = 0.95
 class AttemptCallbacks(msgspec.Struct, frozen=True):
     """Functions of the lane that an attempt calls. The float is the current time.
 
-    on_fault: after a failure that an input may cause; the attempt stays at its replica meanwhile. on_end:
-    after the attempt has left its replica, whatever its outcome. is_idle: whether the queue is empty.
+    on_fault: after a failure that an input may cause; the attempt stays at its replica meanwhile. on_refusal:
+    the same after a refusal for a while. on_end: after the attempt has left its replica, whatever its
+    outcome. is_idle: whether the queue is empty.
     """
 
     on_reply: Callable[[Attempt, Reply, float], None]
     on_error: Callable[[Attempt, BackendError, float], None]
     on_fault: Callable[[Attempt, BackendError], Awaitable[None]]
+    on_refusal: Callable[[Attempt, BackendError], Awaitable[None]]
     on_end: Callable[[Attempt], None]
     is_idle: Callable[[], bool]
 
@@ -112,7 +114,9 @@ class AttemptRunner:
                 reply = await believable(attempt.piece, reply, attempt.replica, self._pool)
         except BackendError as error:
             attempt.end_with(error)
-            if is_input_possible(error) or _is_small(attempt, error):
+            if is_refusal(error):
+                await self._callbacks.on_refusal(attempt, error)
+            elif is_input_possible(error) or _is_small(attempt, error):
                 await self._callbacks.on_fault(attempt, error)
             else:
                 self._callbacks.on_error(attempt, error, self._clock())

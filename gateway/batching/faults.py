@@ -29,8 +29,7 @@ from backends.errors import (
     ReplicaUnavailable,
 )
 from gateway.batching.isolation import IsolatedQueue
-from gateway.batching.refused import RefusalHandler
-from gateway.batching.retries import RetryPolicy, Split, is_refusal, masked, timed_out_early
+from gateway.batching.retries import RetryPolicy, Split, masked, timed_out_early
 from gateway.batching.suspects import Isolation
 from gateway.batching.ticket import Attempt, FailedBatch, Ticket
 from gateway.routing.health import State
@@ -67,9 +66,6 @@ class Outcomes(Protocol):
     def apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         """Carry out the policy's decision about a failed batch."""
 
-    def hold(self, replica: Replica, until_s: float) -> None:
-        """Give a replica no work for as long as it asked for."""
-
     def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
         """Queue each half of a batch as a batch of its own."""
 
@@ -78,7 +74,7 @@ class Outcomes(Protocol):
 
 
 class FaultHandler:
-    """Judge of these failures for one lane. clock: the event loop's."""
+    """Judge of these failures for one lane. clock: the event loop's. checks: of the lane's replicas."""
 
     def __init__(
         self,
@@ -95,8 +91,7 @@ class FaultHandler:
         self._clock = clock
         # When the wait for a replica ends.
         self._returns: WeakKeyDictionary[Replica, asyncio.TimerHandle] = WeakKeyDictionary()
-        self._checks = WorkChecks(clock, policy.attempt_timeout_s)
-        self._refusals = RefusalHandler(pool, isolated, outcomes, self._checks, clock)
+        self.checks = WorkChecks(clock, policy.attempt_timeout_s)
 
     async def handle(self, attempt: Attempt, error: BackendError) -> None:
         """Find out whether the replica works, then divide, retry, refuse or fail the batch."""
@@ -105,9 +100,6 @@ class FaultHandler:
             replica.record_loss(attempt.started_s, now_s)
         if not any(attempt in ticket.running for ticket in attempt.tickets):
             # It was handed back already, when its replica stalled.
-            return
-        if is_refusal(error):
-            await self._refusals.handle(attempt, error)
             return
         patience_s = replica.patience_s(self._policy.attempt_timeout_s)
         is_early = attempt.brief_s is None and timed_out_early(error, now_s - attempt.started_s, patience_s)
@@ -231,7 +223,7 @@ class FaultHandler:
         """Return whether a replica that an input may have broken completes plain work, within a while."""
         ends_s = ticket.deadline_s if self._pool.holds else self._clock() + RETURN_S
         while not ticket.is_done and self._clock() < ends_s:
-            if await self._checks.fault_of(replica, self._clock()) is None:
+            if await self.checks.fault_of(replica, self._clock()) is None:
                 return True
             await asyncio.sleep(LOOK_EVERY_S)
         return False
@@ -255,7 +247,7 @@ class FaultHandler:
     async def _check(self, attempt: Attempt, error: BackendError, since_s: float) -> BackendError | None:
         """Return why a replica fails plain work, and count the failure against it; None if it works."""
         replica = attempt.replica
-        fault = await self._checks.fault_of(replica, since_s)
+        fault = await self.checks.fault_of(replica, since_s)
         if fault is None:
             return None
         now_s = self._clock()

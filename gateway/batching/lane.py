@@ -30,6 +30,7 @@ from gateway.batching.isolation import IsolatedQueue
 from gateway.batching.lane_settings import LaneSettings
 from gateway.batching.measures import LaneMeasures
 from gateway.batching.outcomes import OutcomeHandler
+from gateway.batching.refused import RefusalHandler
 from gateway.batching.retries import RetryPolicy, refusal_of
 from gateway.batching.scheduler import Dispatch, Scheduler, SchedulingPass
 from gateway.batching.slices import Bounds, Slice, separated
@@ -88,10 +89,12 @@ class Lane:
             pool, self._queue, self._isolated, self._activity, policy, self._measures
         )
         faults = FaultHandler(pool, self._isolated, policy, self._outcomes, clock)
+        refusals = RefusalHandler(pool, self._isolated, self._outcomes, faults.checks, clock)
         callbacks = AttemptCallbacks(
             self._outcomes.handle_reply,
             self._outcomes.handle_error,
             faults.handle,
+            refusals.handle,
             self._handle_end,
             lambda: not (len(self._queue) or len(self._isolated)),
         )

@@ -43,6 +43,9 @@ from gateway.batching.ticket import Attempt, Ticket
 from gateway.routing.pool import Pool, held_s, lacking
 from gateway.routing.replica import Replica
 
+# A server that asks for a shorter pause would be asked all the time.
+HOLD_MIN_S = 0.1
+
 # Lines about inputs that make servers fail are at least this far apart.
 WARN_EVERY_S = 10.0
 
@@ -104,7 +107,7 @@ class OutcomeHandler:
         elif isinstance(error, PermitsTaken):
             self._pause(replica)
         if error.retry_after_s and isinstance(error, ModelNotLoaded):
-            self.hold(replica, now_s + error.retry_after_s)
+            self.hold(replica, error.retry_after_s, now_s)
         if error.retryable or isinstance(error, UnsupportedWork):
             self._pool.record_failure(replica, error, now_s, attempt.started_s)
         if isinstance(error, InvalidWork) and error.input_index is not None and len(attempt.tickets) > 1:
@@ -185,8 +188,9 @@ class OutcomeHandler:
         if pause_s is not None:
             asyncio.get_running_loop().call_later(pause_s, self._resume, replica)
 
-    def hold(self, replica: Replica, until_s: float) -> None:
+    def hold(self, replica: Replica, pause_s: float, now_s: float) -> None:
         """Give a replica no work for as long as it asked for."""
+        until_s = now_s + max(HOLD_MIN_S, pause_s)
         if replica.hold(until_s):
             asyncio.get_running_loop().call_at(until_s, self._release, replica, until_s)
 

@@ -32,8 +32,6 @@ PAUSES_MAX = 2
 WAITED_S = 5.0
 # Refusals of different inputs within this time are of all.
 TOGETHER_S = 10.0
-# A server that asks for a shorter pause would be asked all the time.
-HOLD_MIN_S = 0.1
 
 
 class Outcomes(Protocol):
@@ -42,7 +40,7 @@ class Outcomes(Protocol):
     def apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         """Carry out the policy's decision about a failed batch."""
 
-    def hold(self, replica: Replica, until_s: float) -> None:
+    def hold(self, replica: Replica, pause_s: float, now_s: float) -> None:
         """Give a replica no work for as long as it asked for."""
 
     def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
@@ -77,11 +75,14 @@ class RefusalHandler:
     async def handle(self, attempt: Attempt, error: BackendError) -> None:
         """Find out whether the replica refuses all work, then hold it, or divide or answer the batch."""
         replica = attempt.replica
+        if not any(attempt in ticket.running for ticket in attempt.tickets):
+            # It was handed back already, when its replica stalled.
+            return
         fault = await self._fault(attempt, error)
         now_s = self._clock()
         if fault is not None:
             if error.retry_after_s:
-                self._outcomes.hold(replica, now_s + max(HOLD_MIN_S, error.retry_after_s))
+                self._outcomes.hold(replica, error.retry_after_s, now_s)
             self._pool.record_failure(replica, fault, now_s, attempt.started_s)
             self._outcomes.apply(attempt, error, now_s)
         elif len(attempt.tickets) > 1:

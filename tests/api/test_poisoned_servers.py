@@ -195,6 +195,18 @@ async def test_a_server_that_refuses_all_work_gets_none(tmp_path: Path, status: 
     assert (1 if status == 503 else 0) == len(downs(gateway))
 
 
+async def test_a_server_that_refuses_the_key_for_all_work_is_taken_out(tmp_path: Path) -> None:
+    async with poisoned_gateway(tmp_path, "400", 2) as (gateway, servers):
+        # Of the join checks, too, which do not pass the hook.
+        servers[0].api_key = "another"
+        gateway.client.headers["authorization"] = f"Bearer {KEY}"
+        for number in range(20):
+            assert_vectors(await gateway.post(OPENAI, {"input": f"text {number}"}), f"text {number}")
+
+    (down,) = downs(gateway)
+    assert "credential" in down.reason
+
+
 @pytest.mark.parametrize("kind", ["400", "500", "503", "401"])
 async def test_a_call_of_many_bad_texts_costs_few_requests(tmp_path: Path, kind: str) -> None:
     texts = [f"{BAD} {number}" for number in range(2048)]
@@ -231,7 +243,7 @@ async def test_names_document_137_of_a_rerank(tmp_path: Path, kind: str) -> None
     assert reply.json()["error"].startswith("input 137: ")
 
 
-@pytest.mark.parametrize("kind", ["500", "null", "lost", "hang"])
+@pytest.mark.parametrize("kind", ["500", "null", "lost", "hang", "503", "401"])
 async def test_a_batch_ends_with_the_error_of_one_line(tmp_path: Path, kind: str) -> None:
     texts = {"c0": "alpha", "c1": "beta", "c2": f"this is {BAD}", "c3": "gamma"}
     lines = [
@@ -279,7 +291,7 @@ async def test_calls_of_several_texts_get_the_place_of_one_that_hangs(tmp_path: 
     assert [] == downs(gateway)
 
 
-@pytest.mark.parametrize("kind", ["500", "null", "lost", "hang"])
+@pytest.mark.parametrize("kind", ["500", "null", "lost", "hang", "503", "403"])
 async def test_embed_skips_the_row_that_a_server_fails(tmp_path: Path, kind: str) -> None:
     rows = [{"text": BAD if number == 137 else f"text {number}"} for number in range(300)]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -6,6 +6,7 @@ from backends.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
+    CredentialRefused,
     InvalidWork,
     ModelNotLoaded,
     PermitsTaken,
@@ -25,6 +26,8 @@ from gateway.batching.retries import (
     RetryPolicy,
     Split,
     is_final,
+    is_input_possible,
+    is_refusal,
     is_refused,
     timed_out_early,
 )
@@ -206,3 +209,26 @@ def test_only_a_timeout_before_the_replicas_usual_time_is_early(
     error: BackendError, took_s: float, *, expected: bool
 ) -> None:
     assert expected is timed_out_early(error, took_s, patience_s=3.0)
+
+
+ANSWERED_503 = ReplicaUnavailable(MESSAGE).with_facts(upstream_status="503")
+PAUSED_503 = ReplicaUnavailable(MESSAGE).with_facts(upstream_status="503", retry_after_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ReplicaUnavailable(MESSAGE), (False, False)),
+        (ReplicaUnavailable(MESSAGE).with_facts(retry_after_s=1.0), (False, False)),
+        (ANSWERED_503, (True, False)),
+        (PAUSED_503, (True, True)),
+        (ReplicaOverloaded(MESSAGE), (True, True)),
+        (PermitsTaken(MESSAGE), (False, False)),
+        (PermitsTaken(MESSAGE).with_facts(retry_after_s=1.0), (True, True)),
+        (CredentialRefused(MESSAGE), (True, False)),
+        (ModelNotLoaded(MESSAGE).with_facts(upstream_status="503"), (False, False)),
+        (InvalidWork(MESSAGE).with_facts(retry_after_s=1.0), (False, False)),
+    ],
+)
+def test_an_input_may_cause_what_a_server_answers(error: BackendError, expected: tuple[bool, bool]) -> None:
+    assert expected == (is_input_possible(error), is_refusal(error))
