@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import pytest
 import uvicorn
 
+from gateway.api.server import unread_replies
 from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
 from gateway.api.server.http_protocol import CONNECTION, BoundedProtocol
+from gateway.api.server.in_flight import InFlight
 from gateway.api.server.lingering_close import LingeringClose
 from tests.fakes.hooks import until
 
@@ -395,9 +397,11 @@ async def test_one_of_many_requests_in_one_packet_is_parsed_at_a_time() -> None:
         protocol = await ImpatientProtocol.accepted.get()
         await until(lambda: protocol.flow.read_paused)
         assert (1, 1999 * len(request)) == (protocol.parsed, len(protocol._rest))
+        assert 1999 * len(request) == protocol.in_flight.bytes
         ImpatientProtocol.released.set()
         assert [b"200 /slow="] * 2000 == await read_replies(reader, 2000)
         assert (2000, 0) == (protocol.parsed, len(protocol._rest))
+        assert 0 == protocol.in_flight.bytes
         # It reads on.
         assert not protocol.flow.read_paused
 
@@ -413,6 +417,33 @@ async def test_requests_of_a_client_that_does_not_read_stay_unparsed() -> None:
         assert protocol.flow.read_paused
         assert protocol.parsed < 200
         assert len(protocol._rest) <= 256 * 1024
+
+
+async def test_kept_requests_of_lost_connections_are_counted_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An eighth is for those that make no progress.
+    monkeypatch.setattr(ImpatientProtocol, "in_flight", InFlight(8 * 40_000))
+    monkeypatch.setattr(unread_replies, "GRACE_S", 0.001)
+    async with connected(application=echo) as (_, first), asyncio.timeout(20):
+        ImpatientProtocol.released = asyncio.Event()
+        opened = [await asyncio.open_connection(*first.get_extra_info("peername")[:2]) for _ in range(4)]
+        protocols = [await ImpatientProtocol.accepted.get() for _ in range(5)][1:]
+        for (_, writer), protocol in zip(opened, protocols, strict=True):
+            writer.write(b"GET /slow HTTP/1.1\r\n\r\n" + b"GET /a HTTP/1.1\r\n\r\n" * 1000)
+            await until(lambda protocol=protocol: bool(protocol._rest) or protocol.is_closing())
+            # The server's clock has a resolution of one millisecond.
+            await asyncio.sleep(0.01)
+        # The fourth exceeds the bound: one of the three that came before it makes room.
+        await until(
+            lambda: [True] == [protocol.is_closing() for protocol in protocols if protocol.is_closing()]
+        )
+        assert 3 * 19_000 == ImpatientProtocol.in_flight.bytes
+        for _, writer in opened:
+            writer.transport.abort()
+        # A loss is noticed when more is read.
+        ImpatientProtocol.released.set()
+        for protocol in protocols:
+            await protocol.ended.wait()
+        assert 0 == ImpatientProtocol.in_flight.bytes
 
 
 MIXED = (

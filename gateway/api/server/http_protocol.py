@@ -169,6 +169,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _tail: Received = b""
     # The request that is not answered yet.
     _handle: ConnectionHandle | None = None
+    # Counts what came after it.
+    _kept: Backlog | None = None
     # Whether the connection is to persist after the request whose body is owed.
     _persists = False
     _refusal: Refusal | None = None
@@ -224,10 +226,17 @@ class BoundedProtocol(HttpToolsProtocol):
             self._read(data if end - at == size else data[at:end])
             at = end
         if at < size and self._refusal is None and not self.is_closing():
-            self._rest += memoryview(data)[at:]
-            self.flow.pause_reading()
+            self._keep(data, at)
         # After the parsing: most requests come whole and need no timer.
         self._start_owed_timer()
+
+    def _keep(self, data: bytes, at: int) -> None:
+        """Keep bytes until the request before them is answered, and count them as a reply that waits."""
+        self._rest += memoryview(data)[at:]
+        self.flow.pause_reading()
+        self._kept = self._kept or Backlog(self.transport, self.loop, self.in_flight, self._rest.__len__)
+        self._kept.tenant = self.owner
+        self._kept.start()
 
     def _read_rest(self) -> None:
         """Feed the parser with the next request of those that came together."""
@@ -235,8 +244,10 @@ class BoundedProtocol(HttpToolsProtocol):
             piece = bytes(self._rest[:end])
             del self._rest[:end]
             self._read(piece)
-        if not self._rest and self._in_head and self._refusal is None:
-            self.flow.resume_reading()
+        if not self._rest:
+            self._end_kept()
+            if self._in_head and self._refusal is None:
+                self.flow.resume_reading()
         self._start_owed_timer()
 
     def _end_of_piece(self, data: Received, at: int) -> int:
@@ -535,9 +546,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._lingering.start()
         self.flow.resume_reading()
 
+    def _end_kept(self) -> None:
+        if self._kept is not None:
+            self._kept.end()
+
     def _drop_requests(self) -> None:
         """Report the loss of the connection to the call without a reply, and forget what came after it."""
         self._rest.clear()
+        self._end_kept()
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.lose()
