@@ -163,7 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_begun = False
     _head_bytes = 0
     _framing_bytes = 0
-    # What is owed of a body whose length was announced; 0 for one in chunks.
+    # Bytes still owed of a body whose length was announced; 0 for a body in chunks.
     _body_bytes = 0
     # The last bytes of a part of a head or of a chunked body: its end may be split.
     _tail: Received = b""
@@ -360,7 +360,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.headers.append((name, value))
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body; of one in chunks, take it off the count of framing twice.
+        """Take a piece of the body; subtract twice its size from the framing if it came in a chunk.
 
         It was counted as framing.
         """
