@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import pytest
 import uvicorn
 
+from gateway.api.server import unread_replies
 from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
 from gateway.api.server.http_protocol import CONNECTION, BoundedProtocol
+from gateway.api.server.in_flight import InFlight
 from gateway.api.server.lingering_close import LingeringClose
 from tests.fakes.hooks import until
 
@@ -25,6 +27,7 @@ class ImpatientProtocol(BoundedProtocol):
     """Protocol with short timeouts.
 
     ended: set when the connection is lost. read_timeouts: number of expired timers of heads and bodies.
+    parsed: number of requests whose head was parsed.
     """
 
     head_timeout_s = 0.2
@@ -32,6 +35,7 @@ class ImpatientProtocol(BoundedProtocol):
     write_timeout_s = 0.2
     ended: asyncio.Event
     read_timeouts = 0
+    parsed = 0
     # Accepted connections, in order; each test has its own queue.
     accepted: ClassVar[asyncio.Queue["ImpatientProtocol"]]
     # Lets calls to /slow continue.
@@ -45,6 +49,10 @@ class ImpatientProtocol(BoundedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.ended.set()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.parsed += 1
 
     def _on_read_timeout(self) -> None:
         super()._on_read_timeout()
@@ -374,11 +382,132 @@ async def test_reading_pauses_while_pipelined_requests_wait() -> None:
         assert protocol.flow.read_paused
         # The kernel's buffers are full, and the server has read only a small part of the 20 MB.
         assert not sending.done()
-        assert sum(len(cycle.body) for cycle, _ in protocol.pipeline) < 1_000_000
+        assert len(protocol._rest) < 1_000_000
         ImpatientProtocol.released.set()
         replies = await read_replies(reader, 5001)
         assert [b"200 /slow=", *(b"200 /%d=" % number + b"x" * 4000 for number in range(5000))] == replies
         await sending
+
+
+async def test_one_of_many_requests_in_one_packet_is_parsed_at_a_time() -> None:
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(20):
+        ImpatientProtocol.released = asyncio.Event()
+        request = b"GET /slow HTTP/1.1\r\n\r\n"
+        writer.write(request * 2000)
+        protocol = await ImpatientProtocol.accepted.get()
+        await until(lambda: protocol.flow.read_paused)
+        assert (1, 1999 * len(request)) == (protocol.parsed, len(protocol._rest))
+        assert 1999 * len(request) == protocol.in_flight.bytes
+        ImpatientProtocol.released.set()
+        assert [b"200 /slow="] * 2000 == await read_replies(reader, 2000)
+        assert (2000, 0) == (protocol.parsed, len(protocol._rest))
+        assert 0 == protocol.in_flight.bytes
+        # It reads on.
+        assert not protocol.flow.read_paused
+
+
+@pytest.mark.usefixtures("patient")
+async def test_requests_of_a_client_that_does_not_read_stay_unparsed() -> None:
+    async with connected(kernel_bytes=4096) as (reader, writer), asyncio.timeout(20):
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /small HTTP/1.1\r\n\r\n" * 10_000)
+        protocol = await ImpatientProtocol.accepted.get()
+        await until(lambda: protocol.flow.write_paused)
+        await asyncio.sleep(0)
+        assert protocol.flow.read_paused
+        assert protocol.parsed < 200
+        assert len(protocol._rest) <= 256 * 1024
+
+
+async def test_kept_requests_of_lost_connections_are_counted_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    # An eighth is for those that make no progress.
+    monkeypatch.setattr(ImpatientProtocol, "in_flight", InFlight(8 * 40_000))
+    monkeypatch.setattr(unread_replies, "GRACE_S", 0.001)
+    async with connected(application=echo) as (_, first), asyncio.timeout(20):
+        ImpatientProtocol.released = asyncio.Event()
+        opened = [await asyncio.open_connection(*first.get_extra_info("peername")[:2]) for _ in range(4)]
+        protocols = [await ImpatientProtocol.accepted.get() for _ in range(5)][1:]
+        for (_, writer), protocol in zip(opened, protocols, strict=True):
+            writer.write(b"GET /slow HTTP/1.1\r\n\r\n" + b"GET /a HTTP/1.1\r\n\r\n" * 1000)
+            await until(lambda protocol=protocol: bool(protocol._rest) or protocol.is_closing())
+            # The server's clock has a resolution of one millisecond.
+            await asyncio.sleep(0.01)
+        # The fourth exceeds the bound: one of the three that came before it makes room.
+        await until(
+            lambda: [True] == [protocol.is_closing() for protocol in protocols if protocol.is_closing()]
+        )
+        assert 3 * 19_000 == ImpatientProtocol.in_flight.bytes
+        for _, writer in opened:
+            writer.transport.abort()
+        # A loss is noticed when more is read.
+        ImpatientProtocol.released.set()
+        for protocol in protocols:
+            await protocol.ended.wait()
+        assert 0 == ImpatientProtocol.in_flight.bytes
+
+
+MIXED = (
+    b"GET /a HTTP/1.1\r\nhost: x\r\n\r\n"
+    # A body that looks like requests, and an empty line before the next head.
+    b"POST /b HTTP/1.1\r\nContent-Length: 29\r\n\r\nGET /no HTTP/1.1\r\n\r\n\r\nGET /no\r\n"
+    b"DELETE /c HTTP/1.1\r\ncontent-length: 0\r\n\r\n"
+    b"POST /d HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"6\r\n\r\n\r\nde\r\n2;e=1\r\n\r\n\r\n0\r\nx: content-length: 3\r\nx-length: 3\r\n\r\n"
+    b"POST /e HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
+    b"PUT /f HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 5\r\n\r\n\r\n\r\nf"
+    b"GET /g HTTP/1.1\r\n\r\n"
+)
+MIXED_REPLIES = [
+    b"200 /a=",
+    b"200 /b=GET /no HTTP/1.1\r\n\r\n\r\nGET /no",
+    b"200 /c=",
+    b"200 /d=\r\n\r\nde\r\n",
+    b"200 /e=",
+    b"200 /f=\r\n\r\nf",
+    b"200 /g=",
+]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_requests_are_told_apart_wherever_they_are_cut() -> None:
+    async with connected(application=echo) as (reader, _), asyncio.timeout(60):
+        protocol = await ImpatientProtocol.accepted.get()
+        for cut in range(len(MIXED)):
+            protocol.data_received(MIXED[:cut])
+            if cut % 2:
+                # The first requests are answered, or the rest comes before they are.
+                await until(lambda: protocol._handle is None or not protocol._in_head)
+            protocol.data_received(MIXED[cut:])
+            assert MIXED_REPLIES == await read_replies(reader, len(MIXED_REPLIES))
+
+
+@pytest.mark.usefixtures("patient")
+async def test_requests_that_come_byte_by_byte_are_told_apart() -> None:
+    async with connected(application=echo) as (reader, _), asyncio.timeout(60):
+        protocol = await ImpatientProtocol.accepted.get()
+        for byte in MIXED:
+            await until(lambda: not protocol._rest)
+            protocol.data_received(bytes([byte]))
+        assert MIXED_REPLIES == await read_replies(reader, len(MIXED_REPLIES))
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /a HTTP/1.1\r\n\r\n"])
+async def test_blank_lines_without_a_head_are_refused_at_the_bound_of_a_head(before: bytes) -> None:
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+        writer.write(before + b"\r\n" * 100_000)
+        if before:
+            assert [b"200 /a="] == await read_replies(reader, 1)
+        assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_kept_request_is_answered_after_the_end_of_the_time_for_a_head() -> None:
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+        ImpatientProtocol.released = asyncio.Event()
+        writer.write(b"GET /slow HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\nGET /c HT")
+        await asyncio.sleep(2 * ImpatientProtocol.head_timeout_s)
+        ImpatientProtocol.released.set()
+        assert [b"200 /slow=", b"200 /b="] == await read_replies(reader, 2)
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
 
 
 async def _send(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
@@ -403,8 +532,7 @@ async def test_complete_requests_are_answered_before_a_malformed_one_is_refused(
         ImpatientProtocol.released = asyncio.Event()
         writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok" + malformed)
         protocol = await ImpatientProtocol.accepted.get()
-        # The refusal is pending, or a connection that is not read has outlived its timer.
-        await until(lambda: protocol._refusal is not None or protocol.read_timeouts >= 2)
+        await until(lambda: bytes(protocol._rest[:10]) == malformed[:10])
         ImpatientProtocol.released.set()
         assert [b"200 /slow=ok"] == await read_replies(reader, 1)
         assert (await reader.read()).startswith(b"HTTP/1.1 " + status)
@@ -423,7 +551,7 @@ async def test_a_client_that_abandons_requests_logs_no_error(caplog: pytest.LogC
         ImpatientProtocol.released = asyncio.Event()
         writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n" * 3)
         protocol = await ImpatientProtocol.accepted.get()
-        await until(lambda: len(protocol.pipeline) == 2)
+        await until(lambda: len(protocol._rest) > 0)
         writer.transport.abort()
         await writer.wait_closed()
         ImpatientProtocol.released.set()

@@ -34,6 +34,27 @@ async def test_names_the_input_by_its_place_in_the_call(boot: Boots, config: str
     assert message.startswith("input 2: This model's maximum context length is 16 tokens; this input has 42")
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "element"),
+    [
+        # Elements that the decoder would refuse show that they are counted before it.
+        ("/v1/embeddings", "input", [True, 2, 3]),
+        ("/v1/embeddings", "input", {"a": 1}),
+        ("/rerank", "texts", [1]),
+        ("/v1/rerank", "documents", {"text": 1}),
+        ("/embed", "inputs", [{}]),
+    ],
+)
+async def test_too_many_inputs_are_refused_before_they_are_decoded(
+    boot: Boots, config: str, path: str, field: str, element: object
+) -> None:
+    async with boot({"one": FakeInfinity()}, config) as gateway:
+        reply = await gateway.post(path, {field: [element] * 20_000, "query": "q", "model": "m"})
+
+    assert reply.status_code in {400, 422}
+    assert "20000 inputs; this gateway takes 2048 in a call" in reply.text
+
+
 async def test_passes_on_what_another_gateway_says_about_a_field(boot: Boots) -> None:
     message = "`dimensions` must be between 1 and 384, not 5000"
     server = FakeTei()

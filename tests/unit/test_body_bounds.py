@@ -16,6 +16,7 @@ from gateway.api.server.body_bounds import (
     UNCOUNTED_BYTES,
     VALUES_MAX,
     Counts,
+    check_count_of_inputs,
     check_values,
     count_json,
     count_msgpack,
@@ -191,6 +192,36 @@ async def test_other_callbacks_run_while_a_large_body_is_counted() -> None:
     turning.cancel()
 
     assert turns >= len(body) // PAUSE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("inputs", "is_refused"),
+    [
+        pytest.param([[1, 2]] * 2049, True, id="token-ids"),
+        pytest.param(["x", *[{"a": 1}] * 2048], True, id="objects"),
+        pytest.param([[1, 2]] * 2048, False, id="as-many-as-allowed"),
+        pytest.param([1] * 5000, False, id="one-input-of-token-ids"),
+        pytest.param([[[1]] * 5000], False, id="one-nested-input"),
+        pytest.param("[{" * 5000, False, id="brackets-in-a-text"),
+        pytest.param({"a": [[]] * 5000}, False, id="an-object"),
+    ],
+)
+@pytest.mark.parametrize("is_msgpack", [False, True])
+async def test_a_list_of_too_many_inputs_is_refused(inputs: Any, is_refused: bool, is_msgpack: bool) -> None:
+    encode = msgspec.msgpack.encode if is_msgpack else msgspec.json.encode
+    body = encode({"model": "m", "input": inputs, "ignored": [[]] * 3000})
+    checked = check_count_of_inputs(body, frozenset({"input", "texts"}), 2048, is_msgpack=is_msgpack)
+    if not is_refused:
+        await checked
+        return
+    with pytest.raises(InvalidInput, match="2049 inputs; this gateway takes 2048 in a call") as refused:
+        await checked
+    assert "input" == refused.value.param
+
+
+@pytest.mark.parametrize("body", [b'{"input":[' + b"[1]," * 3000, b"[" * 3000, b'{"input":[' + b"[" * 60_000])
+async def test_the_decoder_reports_malformed_inputs(body: bytes) -> None:
+    await check_count_of_inputs(body, frozenset({"input"}), 2048, is_msgpack=False)
 
 
 def test_a_refusal_comes_before_the_end_of_a_body() -> None:

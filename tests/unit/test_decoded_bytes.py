@@ -40,6 +40,23 @@ def test_counts_everything_in_a_body() -> None:
     assert 5 * once < decoded_bytes(nested) < 5 * once + 2000
 
 
+def test_counts_every_container_of_a_level() -> None:
+    """Compare with the sum of the sizes of all values, each taken by itself."""
+    tuples: object = ((1.5, ("x", None)),) * 3
+    data = [Sent([["e"], "é"], {"k": [{"n": [True, [2.5]]}, tuples]}), [], {}, ["文", [["y"]]]] * 50
+
+    assert decoded_bytes(data) == _size_of(data)
+
+
+def _size_of(value: object) -> int:
+    size = sys.getsizeof(value)
+    if isinstance(value, Sent):
+        return size + _size_of(value.input) + _size_of(value.metadata)
+    if isinstance(value, dict):
+        return size + sum(_size_of(key) + _size_of(item) for key, item in value.items())
+    return size + sum(map(_size_of, value)) if isinstance(value, list | tuple) else size
+
+
 def test_counts_token_ids_as_objects() -> None:
     data = msgspec.json.decode(b'{"input":[[' + b"1000," * 99_999 + b"1000]]}", type=Sent)
 

@@ -7,6 +7,7 @@ docs/decisions/037-values-counted-before-decoding.md has the reasons and figures
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -61,6 +62,7 @@ LENGTHS = {
 }
 ARRAYS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
 MAPS = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
+CONTAINERS = ARRAYS | MAPS
 
 
 class Counts(msgspec.Struct):
@@ -98,6 +100,54 @@ async def check_values(body: Body, inputs_max: int, *, is_msgpack: bool) -> None
         if counts.values > VALUES_MAX:
             raise InvalidInput(f"the body has more than {VALUES_MAX} values; send several requests")
         await asyncio.sleep(0)
+
+
+async def check_count_of_inputs(
+    body: Body, fields: frozenset[str], inputs_max: int, *, is_msgpack: bool
+) -> None:
+    """Refuse a list of too many inputs that are arrays or objects, which take the longest to decode.
+
+    fields: of the body that are lists of inputs. Raises: InvalidInput.
+    """
+    if not is_msgpack and not await _has_more_containers(body, inputs_max):
+        return
+    decode: Any = msgspec.msgpack.decode if is_msgpack else msgspec.json.decode
+    try:
+        parts = decode(body, type=dict[str, msgspec.Raw])
+        for field in fields.intersection(parts):
+            content = bytes(parts[field])
+            if not is_msgpack and not await _has_more_containers(content, inputs_max):
+                continue
+            inputs = decode(content, type=list[msgspec.Raw])
+            # A list of token ids is one input.
+            if len(inputs) > inputs_max and not (is_msgpack and _are_scalars(inputs)):
+                raise too_many_inputs(len(inputs), inputs_max, field)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        # The decoder of the whole body reports it.
+        return
+
+
+def _are_scalars(values: list[msgspec.Raw]) -> bool:
+    """Return whether no value of msgpack is an array or a map."""
+    return not any(memoryview(value)[0] in CONTAINERS for value in values)
+
+
+def too_many_inputs(count: int, inputs_max: int, field: str) -> InvalidInput:
+    """Return the error of a call with more inputs than the gateway takes."""
+    return InvalidInput(f"{count} inputs; this gateway takes {inputs_max} in a call", param=field)
+
+
+async def _has_more_containers(body: Body, containers_max: int) -> bool:
+    """Return whether JSON might have more arrays and objects. Other callbacks run between its pieces."""
+    characters, containers = np.frombuffer(body, np.uint8), 0
+    for start in range(0, len(characters), PIECE_BYTES):
+        if start and start % PAUSE_BYTES == 0:
+            await asyncio.sleep(0)
+        piece = characters[start : start + PIECE_BYTES]
+        containers += _count_byte(piece, "[") + _count_byte(piece, "{")
+        if containers > containers_max:
+            return True
+    return False
 
 
 async def has_few_values(body: Body, parts_max: int) -> bool:

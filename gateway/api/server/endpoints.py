@@ -18,7 +18,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from gateway.api.server.allowed_values import note_choices
-from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_values
+from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_count_of_inputs, check_values
 from gateway.api.server.body_texts import place_of_broken_text, without_mark
 from gateway.api.server.decoded_bytes import decoded_bytes
 from gateway.api.server.encoding import BYTES
@@ -34,6 +34,13 @@ from gateway.quotas.limits import Cost
 MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
 Body: TypeAlias = bytes | bytearray
 WITHOUT_TOKENS = ("/tokenize", "/decode", "/detokenize", f"/v1/models/{NAME}/:countTokens")
+# Fields of which each element of a list is an input.
+INPUT_FIELDS = frozenset(
+    (
+        *("input", "inputs", "texts", "documents", "passages", "items", "requests", "contents", "instances"),
+        *("queries", "data_1", "data_2", "text_1", "text_2"),
+    )
+)
 LEAST_BY_PATH = dict.fromkeys(WITHOUT_TOKENS, LEAST_WITHOUT_TOKENS) | {"/v1/batches": LEAST_OF_BATCHES}
 
 # Called with the decoded body, the context, the `InferenceApi` and the model's name in the path, if any.
@@ -73,6 +80,7 @@ class Endpoint:
         self.forms = forms
         self._least = least
         self.body = handler.__annotations__["data"]
+        self._input_fields = INPUT_FIELDS.intersection(getattr(self.body, "__struct_encode_fields__", ()))
         self._dialects = dialects
         self._json = msgspec.json.Decoder(self.body)
         self._msgpack = msgspec.msgpack.Decoder(self.body) if forms.msgpack else None
@@ -116,6 +124,7 @@ class Endpoint:
         """Decode a body whose values are counted first. Raises: as `decode`; GatewayFull."""
         is_msgpack = self._msgpack is not None and _is_msgpack(context)
         await check_values(body, inputs_max, is_msgpack=is_msgpack)
+        await check_count_of_inputs(body, self._input_fields, inputs_max, is_msgpack=is_msgpack)
         data = self.decode(body, context)
         context.io.hold_decoded(decoded_bytes(data))
         # Decoding and the bounds of its tokens take 0.1 s each for the largest text: not both at a stretch.

@@ -6,9 +6,8 @@ bounds.
 
 import asyncio
 import sys
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import httptools
 import msgspec
@@ -29,6 +28,10 @@ HTTP_UNAVAILABLE = 503
 PROBE_PATHS = frozenset({"/livez", "/readyz", "/health"})
 # Headers, and tokens of `connection`, that ask for a different protocol.
 UPGRADING = frozenset({b"upgrade", b"http2-settings"})
+# The end of every head, and of every chunked body.
+BLANK_LINE = b"\r\n\r\n"
+
+Received: TypeAlias = bytes | bytearray
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -131,9 +134,10 @@ class ConnectionHandle:
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. A timer runs while the client owes a head or a body, or reads slower than it is sent.
 
-    Pipelined requests are answered in order, and no more is read while one of them waits for its turn. A
-    request that cannot be read is refused after every request before it has been answered. A request that is
-    answered before its body is complete is the last one of its connection.
+    One request is parsed at a time: the bytes after it are kept as they came until it is answered, and no
+    more is read meanwhile. Therefore pipelined requests are answered in order, and one that cannot be read is
+    refused after every request before it. A request that is answered before its body is complete is the last
+    one of its connection.
     """
 
     head_timeout_s = 10.0
@@ -159,6 +163,14 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_begun = False
     _head_bytes = 0
     _framing_bytes = 0
+    # Bytes still owed of a body whose length was announced; 0 for a body in chunks.
+    _body_bytes = 0
+    # The last bytes of a part of a head or of a chunked body: its end may be split.
+    _tail: Received = b""
+    # The request that is not answered yet.
+    _handle: ConnectionHandle | None = None
+    # Counts what came after it.
+    _kept: Backlog | None = None
     # Whether the connection is to persist after the request whose body is owed.
     _persists = False
     _refusal: Refusal | None = None
@@ -169,10 +181,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time for the head of the first request."""
-        # Of the requests that have come and are not answered, in order.
-        self._handles: deque[ConnectionHandle] = deque()
+        # What has come after a request that is not answered yet: at most what the event loop reads at once.
+        self._rest = bytearray()
         super().connection_made(transport)
-        self.flow = PipelineFlow(self.transport, self.pipeline)
+        self.flow = PipelineFlow(self.transport, self._rest)
         transport.set_write_buffer_limits(self.write_buffer_bytes)
         self._pace = BodyPace(self.loop)
         self.backlog = Backlog(transport, self.loop, self.in_flight)
@@ -197,29 +209,82 @@ class BoundedProtocol(HttpToolsProtocol):
         self.backlog.end()
         self._lingering.cancel()
         self._reply_transport.close = self.transport.close
-        while self._handles:
-            self._handles.popleft().lose()
+        self._drop_requests()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, but no more of a head or of framing than the bound."""
+        """Feed the parser with one request, and keep what comes after it."""
         if self._lingering.begun:
             self._lingering.drop(len(data))
             return
-        while data and self._refusal is None and not self.is_closing():
-            if self._in_head:
-                room = self.head_bytes_max - self._head_bytes
-                piece, data = data[:room], data[room:]
-                self._head_bytes += len(piece)
-            else:
-                piece, data = data, b""
-                # `on_body` takes the body's own bytes off again.
-                self._framing_bytes += len(piece)
-            self._feed(piece)
-            if self._head_begun or not self._in_head:
-                self._check_head_and_framing()
+        if self._rest:
+            # The event loop had read it before the pause.
+            self._rest += data
+            return
+        at, size = 0, len(data)
+        while at < size and (end := self._end_of_piece(data, at)) > at:
+            self._read(data if end - at == size else data[at:end])
+            at = end
+        if at < size and self._refusal is None and not self.is_closing():
+            self._keep(data, at)
         # After the parsing: most requests come whole and need no timer.
         self._start_owed_timer()
+
+    def _keep(self, data: bytes, at: int) -> None:
+        """Keep bytes until the request before them is answered, and count them as a reply that waits."""
+        self._rest += memoryview(data)[at:]
+        self.flow.pause_reading()
+        self._kept = self._kept or Backlog(self.transport, self.loop, self.in_flight, self._rest.__len__)
+        self._kept.tenant = self.owner
+        self._kept.start()
+
+    def _read_rest(self) -> None:
+        """Feed the parser with the next request of those that came together."""
+        while self._rest and (end := self._end_of_piece(self._rest, 0)):
+            piece = bytes(self._rest[:end])
+            del self._rest[:end]
+            self._read(piece)
+        if not self._rest:
+            self._end_kept()
+            if self._in_head and self._refusal is None:
+                self.flow.resume_reading()
+        self._start_owed_timer()
+
+    def _end_of_piece(self, data: Received, at: int) -> int:
+        """Return the end of what the parser may read at once: no head, body or set of trailers after another.
+
+        The parser cannot stop within what it is given, and a request takes a hundred times its shortest form
+        in memory. The result is `at` while nothing may be read.
+        """
+        if self._refusal is not None or self.is_closing():
+            return at
+        if not self._in_head:
+            return min(len(data), at + self._body_bytes) if self._body_bytes else self._end_of_lines(data, at)
+        if self._handle is not None:
+            return at
+        return min(self._end_of_lines(data, at), at + self.head_bytes_max - self._head_bytes)
+
+    def _end_of_lines(self, data: Received, at: int) -> int:
+        """Return the end of the next blank line, or of the data; its beginning may have come before."""
+        split = (self._tail + data[at : at + 3]).find(BLANK_LINE) if self._tail else -1
+        end = at + split - len(self._tail) if split >= 0 else data.find(BLANK_LINE, at)
+        if split < 0 and end < 0:
+            self._tail = (self._tail + data[max(at, len(data) - 3) :])[-3:]
+            return len(data)
+        self._tail = b""
+        return end + len(BLANK_LINE)
+
+    def _read(self, piece: bytes) -> None:
+        """Feed the parser, but no more of a head or of framing than the bound."""
+        if self._in_head:
+            self._head_bytes += len(piece)
+        elif not self._body_bytes:
+            # `on_body` takes the body's own bytes off again.
+            self._framing_bytes += len(piece)
+        self._feed(piece)
+        # Blank lines before a head count as one.
+        if self._head_bytes or self._framing_bytes:
+            self._check_head_and_framing()
 
     def is_closing(self) -> bool:
         """Return whether nothing that arrives is read as a request any more."""
@@ -275,8 +340,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Note that a head has begun."""
+        if self._handle is not None:
+            # Stops the parser: the end of the request before it was none of this protocol.
+            raise ValueError
         super().on_message_begin()
         self._head_begun = True
+        self._body_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a line of the head; drop a trailer, which must not act as a header."""
@@ -285,11 +354,20 @@ class BoundedProtocol(HttpToolsProtocol):
             name = name.lower()
             if name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
+            elif name == b"content-length":
+                # The parser refuses what is no number, as it does when this raises.
+                self._body_bytes = int(value)
             self.headers.append((name, value))
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body, and as much off the count of framing twice: it was counted as framing."""
-        self._framing_bytes -= 2 * len(body)
+        """Take a piece of the body; subtract twice its size from the framing if it came in a chunk.
+
+        It was counted as framing.
+        """
+        if self._body_bytes:
+            self._body_bytes -= len(body)
+        else:
+            self._framing_bytes -= 2 * len(body)
         self._pace.bytes += len(body)
         cycle = self.cycle
         if cycle.response_complete:
@@ -313,8 +391,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = self._framing_bytes = self._pace.bytes = 0
         self._persists = False
         self._stop_read_timer()
-        self._handles.append(ConnectionHandle(self, self.cycle))
-        self.scope["extensions"] = {CONNECTION: self._handles[-1]}  # type: ignore[dict-item]
+        self._handle = ConnectionHandle(self, self.cycle)
+        self.scope["extensions"] = {CONNECTION: self._handle}  # type: ignore[dict-item]
 
     def on_message_complete(self) -> None:
         """Stop the timer: the client owes nothing until the next request begins."""
@@ -360,13 +438,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self.server_state.total_requests += 1
             self._stalls.start()
             return
-        was_last = not self.pipeline
-        if self._handles:
-            self._handles.popleft()
+        self._handle = None
         self.is_held_back = False
         super().on_response_complete()
-        if self._refusal is not None and was_last:
+        if self._refusal is not None:
             self._end(self._refusal)
+        elif self._rest:
+            # In a later turn: callers on other connections come first.
+            self.loop.call_soon(self._read_rest)
         if self.transport.get_write_buffer_size():
             self._stalls.start()
 
@@ -388,7 +467,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if not cycle.response_complete:
                 return None
             return (3 if self.flow.write_paused else 1), ends_s
-        return (2, ends_s) if not self.pipeline and not self.flow.read_paused else None
+        return (2, ends_s) if not self.flow.read_paused else None
 
     def is_new(self) -> bool:
         """Return whether the client has had no time yet to send a request."""
@@ -424,8 +503,8 @@ class BoundedProtocol(HttpToolsProtocol):
         elif not self._in_head and not self._pace.is_late(was_paused=self.flow.take_has_paused()):
             self._start_read_timer(self._pace.next_check_s())
         else:
-            if self._handles and not self._in_head:
-                self._handles[-1].timed_out = True
+            if self._handle is not None and not self._in_head:
+                self._handle.timed_out = True
             self._refuse(408, "request_timeout", "the request was not complete in time")
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
@@ -435,11 +514,7 @@ class BoundedProtocol(HttpToolsProtocol):
         refusal = Refusal(status, kind, message)
         # uvicorn's annotation is wrong: there is no cycle before the first head is complete.
         cycle: RequestResponseCycle | None = self.cycle
-        waits_for_its_turn = not self._in_head and bool(self.pipeline)
-        if waits_for_its_turn:
-            # Half a request in the pipeline: its turn never comes.
-            self.pipeline.popleft()
-        if waits_for_its_turn or (self._in_head and cycle is not None and not cycle.response_complete):
+        if self._in_head and cycle is not None and not cycle.response_complete:
             self._refusal = refusal
             self.flow.pause_reading()
         elif not self._in_head and cycle is not None and cycle.response_started:
@@ -467,11 +542,21 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.is_closing():
             return
         self._stop_read_timer()
-        self.pipeline.clear()
-        while self._handles:
-            self._handles.popleft().lose()
+        self._drop_requests()
         self._lingering.start()
         self.flow.resume_reading()
+
+    def _end_kept(self) -> None:
+        if self._kept is not None:
+            self._kept.end()
+
+    def _drop_requests(self) -> None:
+        """Report the loss of the connection to the call without a reply, and forget what came after it."""
+        self._rest.clear()
+        self._end_kept()
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.lose()
 
 
 class ProbesOnly:
@@ -510,7 +595,10 @@ def bounded_protocol(in_flight: InFlight, connections_max: int) -> type[BoundedP
 
 
 class PipelineFlow(FlowControl):
-    """Flow control that resumes reading only when no pipelined request waits; uvicorn's always resumes."""
+    """Flow control that resumes reading only when no pipelined request waits; uvicorn's always resumes.
+
+    waiting: what has come of such requests.
+    """
 
     def __init__(self, transport: asyncio.Transport, waiting: Collection[object]) -> None:
         super().__init__(transport)

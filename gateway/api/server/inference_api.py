@@ -9,6 +9,7 @@ import msgspec
 
 from backends.contract import Capabilities, Operation, Reply
 from gateway.api.server.authentication import Authenticator
+from gateway.api.server.body_bounds import too_many_inputs
 from gateway.api.server.call_context import CallContext
 from gateway.api.server.error_translation import as_gateway_error
 from gateway.api.server.request_context import RequestContext
@@ -220,7 +221,7 @@ class InferenceApi:
         if not count:
             raise EmptyInput(f"`{field}` is an empty list", param=field)
         if count > self.inputs_max:
-            raise InvalidInput(f"{count} inputs; this gateway takes {self.inputs_max} in a call", param=field)
+            raise too_many_inputs(count, self.inputs_max, field)
 
     def texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
         """Return the inputs of a call, which may be one text or a list.

@@ -1,4 +1,4 @@
-"""Replies that the client of one connection has not taken: their bytes, and the time for them."""
+"""Bytes that wait on one connection: replies that its client has not taken, and requests after them."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import fcntl
 import math
 import struct
 import termios
+from collections.abc import Callable
 
 from gateway.api.server.in_flight import InFlight
 
@@ -14,15 +15,21 @@ GRACE_S = 2.0
 
 
 class Backlog:
-    """Bytes of replies that the client of one connection has not taken.
+    """Bytes that wait on one connection for its client, which has not taken its replies.
 
-    in_flight: counts them. tenant: of the last call on the connection.
+    in_flight: counts them. tenant: of the last call on the connection. count: returns how many wait; those of
+    replies if it is None.
     """
 
     def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, in_flight: InFlight
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        in_flight: InFlight,
+        count: Callable[[], int] | None = None,
     ) -> None:
         self._transport = transport
+        self._count = count or transport.get_write_buffer_size
         self._loop = loop
         self._in_flight = in_flight
         self.tenant = ""
@@ -30,9 +37,9 @@ class Backlog:
         self._since_s = 0.0
 
     def start(self) -> None:
-        """Count what the transport buffers, until all of it is taken."""
+        """Count what waits, until all of it is taken."""
         self.end()
-        self.held_bytes = self._transport.get_write_buffer_size()
+        self.held_bytes = self._count()
         self._since_s = self._loop.time()
         # This reply is not among the readers yet: a single one always fits.
         self._in_flight.hold_reply(self.held_bytes)
@@ -49,7 +56,7 @@ class Backlog:
         age_s = self._loop.time() - self._since_s
         if age_s < GRACE_S:
             return math.inf
-        return (self.held_bytes - self._transport.get_write_buffer_size()) / age_s
+        return (self.held_bytes - self._count()) / age_s
 
     def disconnect(self) -> None:
         """Drop the connection with what it buffers."""
