@@ -50,12 +50,15 @@ class Check(msgspec.Struct):
     reason: str = ""
 
 
-class ReadyReport(msgspec.Struct):
-    """Reply to /readyz?verbose. upstreams: those that serve nothing do not end the readiness of others."""
+class ReadyReport(msgspec.Struct, omit_defaults=True):
+    """Reply to /readyz. checks, upstreams: with `verbose`.
+
+    An upstream that serves nothing does not end the readiness of others.
+    """
 
     ready: bool
-    checks: list[Check]
-    upstreams: list[Check]
+    checks: list[Check] = []
+    upstreams: list[Check] = []
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -69,8 +72,7 @@ class Readiness(msgspec.Struct, frozen=True):
 
 @get(
     "/readyz",
-    responses={200: ResponseSpec(ReadyReport, generate_examples=False, description="Empty without `verbose`")}
-    | FAILURES,
+    responses={200: ResponseSpec(ReadyReport, generate_examples=False, description="Ready")} | FAILURES,
     tags=["Probes"],
     opt=LIVENESS,
     security=NO_KEY,
@@ -108,7 +110,7 @@ async def readyz(
         raise ModelLoading(reasons["upstreams"])
     if reasons["store"]:
         raise QuotaUnavailable(reasons["store"], retry_after_s=1)
-    return empty()
+    return Response(msgspec.json.encode(ReadyReport(ready=True)), media_type="application/json")
 
 
 def _upstream_check(name: str, upstream: Upstream) -> Check:
