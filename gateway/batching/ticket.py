@@ -91,7 +91,8 @@ class Ticket:
         self.entry: Entry[Ticket] = Entry(
             self, owner.tenant, piece.cost, owner.flow, owner.weight, owner.priority
         )
-        self.waiters: set[asyncio.Future[Reply]] = set()
+        # In the order of arrival: of equal inputs of a call, the first is named in an error.
+        self.waiters: dict[asyncio.Future[Reply], None] = {}
         self.is_done = False
         self.waiting_since_s = now_s
         self.queued_s = 0.0
@@ -118,12 +119,12 @@ class Ticket:
         """Add a waiter, which waits until a moment on the lane's clock."""
         self.deadline_s = max(self.deadline_s, deadline_s)
         waiter: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.waiters.add(waiter)
+        self.waiters[waiter] = None
         return waiter
 
     def remove_waiter(self, waiter: asyncio.Future[Reply]) -> bool:
         """Remove a waiter that has its result or has left; return True if none remains."""
-        self.waiters.discard(waiter)
+        self.waiters.pop(waiter, None)
         return not self.waiters
 
     @property
