@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.canaries import CANARIES
+from backends.reference_texts import CANARIES
 from gateway.additions.composing import compose
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.check import show_problems
