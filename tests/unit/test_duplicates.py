@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.contract import Embed, EmbedParts, EmbedReply, EncodeReply, Image, Part, PatchGrid
-from gateway.lane.duplicates import with_duplicates, without_duplicates
 
 # Equal by content, and not the same objects.
 parts: st.SearchStrategy[Part] = st.one_of(
@@ -30,12 +29,12 @@ def dense_reply(work: EmbedParts) -> EmbedReply:
 @given(inputs)
 def test_every_input_gets_its_own_vector(given_inputs: tuple[tuple[Part, ...], ...]) -> None:
     work = EmbedParts(given_inputs)
-    fewer, places = without_duplicates(work)
+    fewer, places = work.without_duplicates()
     assert isinstance(fewer, EmbedParts)
     assert len(set(given_inputs)) == len(fewer.inputs)
     reply = dense_reply(fewer)
     if places is not None:
-        spread = with_duplicates(reply, places)
+        spread = reply.select(places)
         assert isinstance(spread, EmbedReply)
         assert reply.tokens == spread.tokens
         reply = spread
@@ -46,14 +45,14 @@ def test_every_input_gets_its_own_vector(given_inputs: tuple[tuple[Part, ...], .
 
 @given(inputs)
 def test_every_input_gets_its_own_vectors_per_token(given_inputs: tuple[tuple[Part, ...], ...]) -> None:
-    fewer, places = without_duplicates(EmbedParts(given_inputs))
+    fewer, places = EmbedParts(given_inputs).without_duplicates()
     assert isinstance(fewer, EmbedParts)
     if places is None:
         assert given_inputs == fewer.inputs
         return
     rows = tuple(np.full((len(one), 2), number_of(one), np.float32) for one in fewer.inputs)
     grids = tuple(PatchGrid(len(one), 1, 1) if len(one) > 1 else None for one in fewer.inputs)
-    reply = with_duplicates(EncodeReply(7, multivector=rows, truncated=None, grids=grids), places)
+    reply = EncodeReply(7, multivector=rows, truncated=None, grids=grids).select(places)
     assert isinstance(reply, EncodeReply)
     assert reply.multivector is not None
     found = [vectors.tolist() for vectors in reply.multivector]
@@ -65,4 +64,4 @@ def test_every_input_gets_its_own_vectors_per_token(given_inputs: tuple[tuple[Pa
 
 def test_texts_are_not_compared() -> None:
     work = Embed(("a", "a"))
-    assert (work, None) == without_duplicates(work)
+    assert (work, None) == work.without_duplicates()

@@ -24,6 +24,7 @@ from backends.contract import (
     Encode,
     EncodeReply,
     Image,
+    Lengths,
     Operation,
     Output,
     Reply,
@@ -35,7 +36,6 @@ from backends.contract import (
     Tokenize,
     TokenizeReply,
     Work,
-    inputs_of,
 )
 from backends.contract.errors import ReplicaFailed
 from backends.contract.texts import normalized_bytes, token_upper_bound, token_upper_bounds
@@ -49,7 +49,6 @@ from gateway.lane.slices import (
     cut,
     join,
     tightest,
-    token_bounds,
 )
 from gateway.lane.ticket import Owner, Ticket
 
@@ -82,7 +81,7 @@ def calls(draw: st.DrawFn) -> tuple[Work, list[int], Bounds]:
 
 def answer(work: Work, tokens: int = 0, truncated: tuple[int, ...] | None = ()) -> Reply:
     """Return a reply in which each input's result differs from every other's."""
-    inputs = inputs_of(work)
+    inputs = work.inputs
     numbers = np.array([abs(hash(work_input)) % 2**20 for work_input in inputs], dtype=np.float32)
     vectors = np.stack([numbers, -numbers], axis=1)
     match work:
@@ -128,7 +127,7 @@ def test_cut_and_join_return_every_result_once_in_order(case: tuple[Work, list[i
     work, counts, bounds = case
     slices = cut(work, counts, bounds)
 
-    assert list(inputs_of(work)) == [text for piece in slices for text in inputs_of(piece.work)]
+    assert list(work.inputs) == [text for piece in slices for text in piece.work.inputs]
     assert flat(answer(work)) == flat(join(slices, [answer(piece.work) for piece in slices]))
 
 
@@ -138,7 +137,7 @@ def test_slice_has_the_right_start_inputs_and_tokens(case: tuple[Work, list[int]
     work, counts, bounds = case
     start = 0
     for piece in cut(work, counts, bounds):
-        assert (start, len(inputs_of(piece.work))) == (piece.start, piece.inputs)
+        assert (start, len(piece.work.inputs)) == (piece.start, piece.inputs)
         assert sum(counts[start : start + piece.inputs]) == piece.tokens
         start += piece.inputs
     assert len(counts) == start
@@ -167,7 +166,7 @@ def test_slice_of_several_inputs_is_within_the_byte_bound(
 ) -> None:
     work, counts, bounds = case
     for piece in cut(work, counts, bounds):
-        texts = inputs_of(piece.work)
+        texts = piece.work.inputs
         assert bounds.bytes is None or piece.inputs == 1 or bounds.bytes >= wire_bytes(texts)
 
 
@@ -176,7 +175,7 @@ def test_small_inputs_of_any_characters_stay_within_the_byte_bound(text: str) ->
     work = Embed((text,) * 100)
     for most in (100, 310, 450, 601, 801):
         for piece in cut(work, [1] * 100, Bounds(1000, 1000, most)):
-            assert most >= wire_bytes(inputs_of(piece.work))
+            assert most >= wire_bytes(piece.work.inputs)
 
 
 def test_query_bytes_count_in_every_slice() -> None:
@@ -314,7 +313,7 @@ EXPANDING = "\ufdfa\u3314\u1e9b\u0390\u1f82\u0130\u023a\u212b\uac01\u0149\ufb03\
 @pytest.mark.parametrize("sign", EXPANDING)
 @pytest.mark.parametrize("times", [1, 20])
 def test_token_bound_covers_signs_that_normal_forms_expand(sign: str, times: int) -> None:
-    [bound] = token_bounds(Embed((sign * times,)), None)
+    [bound] = Embed((sign * times,)).token_bounds(Lengths())
 
     assert bound >= byte_tokens(sign * times) + 2
     # And hardly more: a bound that is too high refuses calls that fit.
@@ -345,7 +344,7 @@ def test_bytes_of_texts_without_such_signs_are_their_own() -> None:
 def test_token_bound_covers_input_prompt_and_special_tokens(
     texts: list[str], prompt: str, most: int | None
 ) -> None:
-    for text, bound in zip(texts, token_bounds(Embed(tuple(texts)), most, prompt), strict=True):
+    for text, bound in zip(texts, Embed(tuple(texts)).token_bounds(Lengths(most, prompt)), strict=True):
         longest = byte_tokens(prompt + text) + 2
         assert bound >= (longest if most is None else min(longest, most))
         assert most is None or bound <= most
@@ -368,24 +367,24 @@ def test_bounds_of_several_replicas_are_the_tightest(order: int) -> None:
 
 
 def test_token_bound_of_a_document_includes_the_query() -> None:
-    alone = token_bounds(Embed(("doc",)), None)
-    paired = token_bounds(Rerank("a query", ("doc",)), None)
+    alone = Embed(("doc",)).token_bounds(Lengths())
+    paired = Rerank("a query", ("doc",)).token_bounds(Lengths())
 
     assert [alone[0] + len("a query")] == paired
 
 
 def test_token_bound_of_a_text_that_is_only_tokenized_has_no_maximum() -> None:
     # The bytes, and a reserve for special tokens.
-    assert [100 + 4] == token_bounds(Tokenize(("a" * 100,)), 16)
+    assert [100 + 4] == Tokenize(("a" * 100,)).token_bounds(Lengths(16))
 
 
 def test_media_have_no_more_tokens_than_their_model_says() -> None:
     large, small = Image(b"", "image/png", 4000, 3000), Image(b"", "image/png", 8, 8)
     work = EmbedParts(((large,), ("a" * 200,), (small, "b"), (Audio(b"", "audio/wav"),)))
 
-    assert [50, 77, 50 + 5, 50] == token_bounds(work, 77, media_tokens=50)
-    assert [900, 77, 256 + 5, 900] == token_bounds(work, 77, media_tokens=900)
-    assert 256 + 4000 * 3000 // 784 == token_bounds(work, 77)[0]
+    assert [50, 77, 50 + 5, 50] == work.token_bounds(Lengths(77, media_tokens=50))
+    assert [900, 77, 256 + 5, 900] == work.token_bounds(Lengths(77, media_tokens=900))
+    assert 256 + 4000 * 3000 // 784 == work.token_bounds(Lengths(77))[0]
 
 
 def test_inputs_of_late_chunking_stay_together() -> None:
@@ -397,7 +396,7 @@ def test_inputs_of_late_chunking_stay_together() -> None:
 
 def test_a_conversation_is_alone_and_may_fill_the_model() -> None:
     work = Embed(("[]", "[{}]"), chat=Chat(), special_tokens=False)
-    tokens = token_bounds(work, 512)
+    tokens = work.token_bounds(Lengths(512))
 
     assert [512, 512] == tokens
     assert [("[]",), ("[{}]",)] == [piece.work.inputs for piece in cut(work, tokens, Bounds())]
@@ -406,7 +405,7 @@ def test_a_conversation_is_alone_and_may_fill_the_model() -> None:
 def test_pictures_weigh_by_their_pixels_where_the_model_counts_few_tokens() -> None:
     large, small = Image(b"", "image/png", 9_400, 9_400), Image(b"", "image/png", 640, 480)
     work = EmbedParts(((large,),) * 20)
-    tokens = token_bounds(work, 77, media_tokens=50)
+    tokens = work.token_bounds(Lengths(77, media_tokens=50))
     slices = cut(work, tokens, Bounds())
 
     assert [1] * 20 == [piece.inputs for piece in slices]
@@ -415,7 +414,7 @@ def test_pictures_weigh_by_their_pixels_where_the_model_counts_few_tokens() -> N
     assert all(Ticket(piece, Owner("a"), 1.0, 0.0).entry.cost == piece.cost for piece in slices)
 
     photos = EmbedParts(((small,),) * 32)
-    (piece,) = cut(photos, token_bounds(photos, 77, media_tokens=50), Bounds())
+    (piece,) = cut(photos, photos.token_bounds(Lengths(77, media_tokens=50)), Bounds())
     assert (32, 50 * 32, 75 * 32) == (piece.inputs, piece.tokens, piece.cost)
     mixed = EmbedParts(((small,), (large,), ("a text",), (small,)))
     assert [1, 1, 2] == [piece.inputs for piece in cut(mixed, [50, 50, 6, 50], Bounds())]

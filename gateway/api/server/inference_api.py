@@ -14,7 +14,7 @@ from gateway.api.server.call_context import CallContext
 from gateway.api.server.error_translation import as_gateway_error
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.calls import Call, inputs_of
+from gateway.calls import Call
 from gateway.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -126,7 +126,7 @@ class InferenceApi:
     async def serve(self, context: CallContext, call: Call) -> Served:
         """Run a decoded call through the gateway's stages. Raises: GatewayError."""
         context.timeline.lap("parse")
-        context.inputs = len(inputs_of(call.work))
+        context.inputs = len(call.work.inputs)
         if context.is_bulk():
             call = msgspec.structs.replace(call, bulk=True)
         else:
