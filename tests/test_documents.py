@@ -27,7 +27,7 @@ OBSERVABILITY = ROOT / "deploy/observability"
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     ROOT / "changes/README.md",
-    ROOT / "loadtest/README.md",
+    *sorted((ROOT / "loadtest").rglob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 FRAGMENT_TYPES = ("added", "changed", "fixed", "security")
@@ -36,6 +36,7 @@ CELL_CHARACTERS_MAX = 120
 ARCHITECTURE_LINES_MAX = 150
 GLOSSARY_WORDS_MAX = 40
 LOOSE_MODULES_MAX = 11
+DECISION_WORDS_MAX = 400
 
 
 def test_architecture_lists_the_rooms_of_the_tree() -> None:
@@ -116,7 +117,9 @@ def test_the_index_of_decisions_lists_every_decision() -> None:
     assert sorted(rows) == rows
     for number, title, name in rows:
         assert name.startswith(f"{number}-")
-        assert (folder / name).read_text().startswith(f"# {number} · {title}\n")
+        text = (folder / name).read_text()
+        assert text.startswith(f"# {number} · {title}\n")
+        assert len(text.split()) <= DECISION_WORDS_MAX, name
 
 
 def test_sections_of_the_changelog_have_the_headings_of_keep_a_changelog() -> None:

@@ -226,11 +226,10 @@ def _assert_equal(entries: list[dict[str, str]], upstream: UpstreamSettings) -> 
 
 
 def test_load_tests_that_documents_name_exist() -> None:
-    for document in DOCUMENTS:
-        for module in re.findall(
-            r"`(?:\.venv/bin/python -m )?loadtest\.(\w+)", (ROOT / document).read_text()
-        ):
-            assert (ROOT / "loadtest" / f"{module}.py").is_file(), (document, module)
+    pages = [ROOT / document for document in DOCUMENTS] + sorted((ROOT / "loadtest").rglob("*.md"))
+    for page in pages:
+        for module in re.findall(r"`(?:(?:\.venv/bin/)?python -m )?loadtest\.(\w+)", page.read_text()):
+            assert (ROOT / "loadtest" / f"{module}.py").is_file(), (page, module)
 
 
 def test_documented_log_lines_are_in_the_code() -> None:
