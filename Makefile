@@ -104,7 +104,7 @@ TEST_ENV = PYTHONHASHSEED=0 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= TOR
 PARALLEL = -n auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 # Other folders of tests start gateways, Redis or models.
-quick: .venv/installed-dev ## run the tests that start no process and load no model; ROOM=batching runs those of one room
+quick: .venv/installed-dev ## run the tests that start no process and load no model; ROOM=lane runs those of one room
 	$(TEST_ENV) $(BIN)/python -m pytest tests/unit tests/api tests/backends tests/loadtest tests/test_snippets.py -m "not slow and not real" $(if $(ROOM),--room $(ROOM),$(PARALLEL))
 
 # A real issuer for single sign-on. Its tests are left out where there is no Node.js.

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from backends.contract import BackendKind
-from gateway.cli.main import _parser
+from gateway.cli.main import full_parser
 from gateway.config.load import parse_config
 from gateway.config.schema import Config, Section, UpstreamSettings
 from gateway.errors import FACTS
@@ -106,7 +106,7 @@ def test_every_command_exists() -> None:
         if words[0] == "make":
             assert words[1] in targets
         elif words[0] == "gateway":
-            _parser().parse_args(words[1:])
+            full_parser().parse_args(words[1:])
         else:
             assert words[0] in OTHER_COMMANDS
     for command in inline("make"):
@@ -119,7 +119,7 @@ def test_every_command_exists() -> None:
 def test_commands_in_a_pod_exist(document: str) -> None:
     text = (ROOT / document).read_text().replace("\\\n", " ")
     for found in re.findall(r"-- +(gateway .+)$", text, re.MULTILINE):
-        _parser().parse_args(shlex.split(found)[1:])
+        full_parser().parse_args(shlex.split(found)[1:])
 
 
 def test_compose_has_the_documented_profiles() -> None:
@@ -280,10 +280,10 @@ def _written(default: object) -> str | None:
 def _assert_command_exists(words: list[str]) -> None:
     """Assert that the command line accepts the words, or has help for them if arguments are missing."""
     try:
-        _parser().parse_args(words)
+        full_parser().parse_args(words)
     except SystemExit:
         with pytest.raises(SystemExit) as ended:
-            _parser().parse_args([*words, "--help"])
+            full_parser().parse_args([*words, "--help"])
         assert not ended.value.code, words
 
 

@@ -91,7 +91,7 @@ def engine_child(
             preload[state.model] = state.state == "loaded"
         on_state(state)
 
-    spec = ChildSpec(group.name, "backends.torch.server", {**ENGINE_VARIABLES, **environment})
+    spec = ChildSpec(group.name, "backends.torch.serving.server", {**ENGINE_VARIABLES, **environment})
     return Child(spec, boot, on_line, on_exit)
 
 
