@@ -1,16 +1,20 @@
-"""Table of files and jobs, and the queue of chunks: the protocol that SQLite and Redis share.
+"""Store of rows, of the queue of chunks, and of reasons for waits: the protocol of SQLite and Redis.
 
-Rule: nothing here is the only copy. The objects of `objects.py` are enough to build it again.
+A row has the record of a file or a job as JSON, and what is counted or searched. Rows follow the objects:
+nothing here is the only copy, and the objects of `objects.py` are enough to build it again. Bytes that count
+towards the bounds of a tenant are the sum of its rows. A chunk in the queue has one owner at a time, for a
+lease that it renews; a chunk whose owner was killed goes to the next gateway that asks.
 """
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
 from gateway.batches.records import ChunkResult, FileRecord, Job
 
 Kind = Literal["file", "batch"]
+Record = TypeVar("Record")
 # Number in the queue that stands for the validation of a job's input.
 VALIDATION = -1
 # A chunk whose owner has not renewed it for this long belongs to the next one that asks.
@@ -18,6 +22,8 @@ LEASE_S = 15.0
 RENEW_S = 4.0
 # Of the rows of one page: what one request can make a gateway read, decode and encode at a time.
 PAGE_BYTES = 1024 * 1024
+# Rows that are read at a time while a list is filtered.
+ROWS_AT_ONCE = 500
 # What a file takes besides its content: blocks and names of two objects on a disk, and a row in memory.
 FILE_BYTES = 8 * 1024
 # The objects of a job, without what its owner decides: its record, plan, cancellation, end, and folders.
@@ -29,7 +35,7 @@ COPIES = 3
 
 
 class JobStoreUnavailable(Exception):
-    """The table cannot be reached now. The message is safe to log."""
+    """The store cannot be reached now. The message is safe to log."""
 
 
 class StorageFull(Exception):
@@ -98,8 +104,8 @@ class Page(msgspec.Struct, frozen=True):
     data_bytes: int = PAGE_BYTES
 
 
-class JobTable(Protocol):
-    """Rows of files and jobs. Every method raises JobStoreUnavailable."""
+class JobStore(Protocol):
+    """Rows, chunks and reasons in one store. Every method raises JobStoreUnavailable."""
 
     async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
         """Add or replace a row. bounds: checked if the row takes more bytes. counts: if it is not shown yet.
@@ -133,16 +139,6 @@ class JobTable(Protocol):
 
     async def beat(self) -> int:
         """Return a number that is higher each time, unless the store has lost data."""
-
-    async def aclose(self) -> None:
-        """Close the connection."""
-
-
-class ChunkQueue(Protocol):
-    """Chunks of jobs that have no result yet, and the results of the others.
-
-    Every method raises JobStoreUnavailable.
-    """
 
     async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
         """Add chunks of a job to the queue. Adding one twice is no error."""
@@ -180,37 +176,48 @@ class ChunkQueue(Protocol):
     async def drop(self, job: str) -> None:
         """Remove a job's chunks and their results."""
 
+    async def put_wait(self, job: str, reason: str, for_s: float) -> None:
+        """Keep the reason for which a job waits for a time."""
 
-class WaitReasons(Protocol):
-    """Reasons for which jobs wait. Every method raises JobStoreUnavailable."""
+    async def wait_of(self, job: str) -> str | None:
+        """Return the reason for which a job waits, None if none is kept."""
 
-    async def put(self, job: str, reason: str, for_s: float) -> None:
-        """Keep the reason of a job for a time."""
-
-    async def get(self, job: str) -> str | None:
-        """Return the reason of a job, None if none is kept."""
+    async def aclose(self) -> None:
+        """Close the connection."""
 
 
-class JobStore(msgspec.Struct, frozen=True):
-    """A table, a queue and reasons for waits in one store."""
+async def all_rows(store: JobStore, page: Page) -> AsyncIterator[Row]:
+    """Yield the shown rows from a page on, of which as many as its limit are read at a time."""
+    after = page.after
+    while rows := await store.rows(msgspec.structs.replace(page, after=after)):
+        for row in rows:
+            yield row
+        after = rows[-1].id
 
-    table: JobTable
-    queue: ChunkQueue
-    waits: WaitReasons
+
+async def find(
+    store: JobStore, page: Page, read: Callable[[Row], Record | None], at_once: int = ROWS_AT_ONCE
+) -> tuple[list[Record], bool]:
+    """Return a page of records and whether there are more. read: returns None for one that is not wanted."""
+    found: list[Record] = []
+    room = page.data_bytes
+    async for row in all_rows(store, msgspec.structs.replace(page, limit=at_once)):
+        record = read(row)
+        if record is None:
+            continue
+        if len(found) == page.limit or (found and row.data_bytes > room):
+            return found, True
+        found.append(record)
+        room -= row.data_bytes
+    return found, False
 
 
 def file_row(record: FileRecord) -> Row:
     """Return the row of a file. It counts what the file takes besides its content, too."""
-    return Row(
-        "file",
-        record.id,
-        record.tenant,
-        round(record.created_s * 1000),
-        record.bytes + FILE_BYTES,
-        record.is_ready,
-        is_active=False,
-        data=msgspec.json.encode(record).decode(),
-    )
+    size = record.bytes + FILE_BYTES
+    data = msgspec.json.encode(record).decode()
+    at_ms = round(record.created_s * 1000)
+    return Row("file", record.id, record.tenant, at_ms, size, record.is_ready, is_active=False, data=data)
 
 
 def job_row(job: Job) -> Row:
@@ -220,16 +227,23 @@ def job_row(job: Job) -> Row:
     """
     data = msgspec.json.encode(job)
     results = 0 if job.is_over else job.unexecuted_bytes
+    size = JOB_BYTES + COPIES * len(data) + CHUNK_BYTES * job.chunks + results
+    at_ms = round(job.created_s * 1000)
     return Row(
-        "batch",
-        job.id,
-        job.tenant,
-        round(job.created_s * 1000),
-        JOB_BYTES + COPIES * len(data) + CHUNK_BYTES * job.chunks + results,
-        is_shown=True,
-        is_active=not job.is_over,
-        data=data.decode(),
+        "batch", job.id, job.tenant, at_ms, size, is_shown=True, is_active=not job.is_over, data=data.decode()
     )
+
+
+def chunk_row(job: Job, number: int, size: int) -> Row:
+    """Return the row that counts the bytes of a chunk's results until the job ends."""
+    at_ms = round(job.created_s * 1000)
+    id_ = chunk_row_id(job.id, number)
+    return Row("file", id_, job.tenant, at_ms, size, is_shown=False, is_active=False, data="{}")
+
+
+def chunk_row_id(job: str, number: int) -> str:
+    """Return the id of the row that counts the bytes of a chunk's results."""
+    return f"chunk:{job}:{number}"
 
 
 def file_of(row: Row) -> FileRecord:
