@@ -117,7 +117,8 @@ class EncodeReply(BaseReply, frozen=True, tag="encoded"):
             _requested([reply.multivector for reply in replies]),
             _requested([reply.token_vectors for reply in replies]),
             truncated,
-            grids=chained_reports([reply.grids for reply in replies]),
+            chained_reports([reply.input_tokens for reply in replies]),
+            chained_reports([reply.grids for reply in replies]),
         )
 
     def select(self, places: Sequence[int]) -> Self:

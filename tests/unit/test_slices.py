@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
@@ -14,27 +14,14 @@ from backends.contract import (
     Audio,
     Capabilities,
     Chat,
-    Classify,
-    ClassifyReply,
-    Detokenize,
-    DetokenizeReply,
     Embed,
     EmbedParts,
     EmbedReply,
-    Encode,
-    EncodeReply,
     Image,
     Lengths,
     Operation,
-    Output,
-    Reply,
     Rerank,
-    RerankReply,
-    Score,
-    TermWeights,
-    Token,
     Tokenize,
-    TokenizeReply,
     Work,
 )
 from backends.contract.errors import ReplicaFailed
@@ -51,6 +38,7 @@ from gateway.lane.slices import (
     tightest,
 )
 from gateway.lane.ticket import Owner, Ticket
+from tests.works import REPLICA_WORKS
 
 many = settings(max_examples=200, deadline=None)
 
@@ -61,113 +49,14 @@ BOUNDS = st.builds(Bounds, st.integers(1, 12), st.integers(1, 60), st.one_of(st.
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[Work, list[int], Bounds]:
     """Draw a call, the tokens of each of its inputs, and the bounds of a request."""
-    texts = tuple(draw(TEXTS))
-    work: Work = draw(
-        st.sampled_from(
-            [
-                Embed(texts, dimensions=2),
-                Encode(texts, frozenset({Output.DENSE, Output.SPARSE, Output.MULTIVECTOR})),
-                Rerank("what?", texts, raw_scores=True),
-                Score(tuple((text, text[::-1]) for text in texts)),
-                Classify(tuple(text if len(text) % 2 else (text, "b") for text in texts)),
-                Tokenize(texts),
-                Detokenize(tuple(tuple(map(ord, text)) for text in texts)),
-            ]
-        )
-    )
-    counts = draw(st.lists(st.integers(0, 40), min_size=len(texts), max_size=len(texts)))
+    work: Work = draw(st.one_of(*REPLICA_WORKS.values()).filter(lambda work: not work.is_indivisible))
+    counts = draw(st.lists(st.integers(0, 40), min_size=len(work.inputs), max_size=len(work.inputs)))
     return work, counts, draw(BOUNDS)
-
-
-def answer(work: Work, tokens: int = 0, truncated: tuple[int, ...] | None = ()) -> Reply:
-    """Return a reply in which each input's result differs from every other's."""
-    inputs = work.inputs
-    numbers = np.array([abs(hash(work_input)) % 2**20 for work_input in inputs], dtype=np.float32)
-    vectors = np.stack([numbers, -numbers], axis=1)
-    match work:
-        case Embed():
-            return EmbedReply(vectors, tokens, truncated)
-        case Encode():
-            matrices = tuple(vectors[[i] * (1 + int(n) % 3)] for i, n in enumerate(numbers))
-            terms = tuple(TermWeights(row.astype(np.int32), row) for row in numbers[:, None])
-            return EncodeReply(tokens, vectors, terms, matrices, truncated=truncated)
-        case Rerank() | Score():
-            return RerankReply(numbers, tokens, truncated)
-        case Classify():
-            return ClassifyReply(("yes", "no"), vectors, tokens, truncated)
-        case Tokenize():
-            return TokenizeReply(tuple((Token(0, str(work_input), special=False),) for work_input in inputs))
-        case Detokenize():
-            return DetokenizeReply(tuple(map(str, inputs)))
-
-
-def flat(reply: Reply) -> list[object]:
-    """Return only the results, in order."""
-    match reply:
-        case EmbedReply():
-            return list(reply.vectors.tolist())
-        case EncodeReply():
-            assert reply.dense is not None
-            assert reply.sparse is not None
-            assert reply.multivector is not None
-            terms = [(weights.indices.tolist(), weights.values.tolist()) for weights in reply.sparse]
-            matrices = [matrix.tolist() for matrix in reply.multivector]
-            return list(zip(reply.dense.tolist(), terms, matrices, strict=True))
-        case RerankReply() | ClassifyReply():
-            return list(reply.scores.tolist())
-        case TokenizeReply():
-            return list(reply.inputs)
-        case DetokenizeReply():
-            return list(reply.texts)
-
-
-@many
-@given(calls())
-def test_cut_and_join_return_every_result_once_in_order(case: tuple[Work, list[int], Bounds]) -> None:
-    work, counts, bounds = case
-    slices = cut(work, counts, bounds)
-
-    assert list(work.inputs) == [text for piece in slices for text in piece.work.inputs]
-    assert flat(answer(work)) == flat(join(slices, [answer(piece.work) for piece in slices]))
-
-
-@many
-@given(calls())
-def test_slice_has_the_right_start_inputs_and_tokens(case: tuple[Work, list[int], Bounds]) -> None:
-    work, counts, bounds = case
-    start = 0
-    for piece in cut(work, counts, bounds):
-        assert (start, len(piece.work.inputs)) == (piece.start, piece.inputs)
-        assert sum(counts[start : start + piece.inputs]) == piece.tokens
-        start += piece.inputs
-    assert len(counts) == start
-
-
-@many
-@given(calls())
-def test_slice_of_several_inputs_is_within_input_and_token_bounds(
-    case: tuple[Work, list[int], Bounds],
-) -> None:
-    work, counts, bounds = case
-    for piece in cut(work, counts, bounds):
-        assert bounds.inputs >= piece.inputs >= 1
-        assert piece.inputs == 1 or bounds.tokens >= piece.tokens
 
 
 def wire_bytes(texts: Sequence[str]) -> int:
     """Return the bytes of texts inside a JSON list: each with its quotes, its escapes and a comma."""
     return sum(len(msgspec.json.encode(text)) + 1 for text in texts)
-
-
-@many
-@given(calls())
-def test_slice_of_several_inputs_is_within_the_byte_bound(
-    case: tuple[Work, list[int], Bounds],
-) -> None:
-    work, counts, bounds = case
-    for piece in cut(work, counts, bounds):
-        texts = piece.work.inputs
-        assert bounds.bytes is None or piece.inputs == 1 or bounds.bytes >= wire_bytes(texts)
 
 
 @pytest.mark.parametrize("text", ["", "\x00", '"', "ä", "a"])
@@ -189,21 +78,12 @@ def test_query_bytes_count_in_every_slice() -> None:
 @given(calls())
 def test_no_slice_has_room_for_the_next_input(case: tuple[Work, list[int], Bounds]) -> None:
     work, counts, bounds = case
+    assume(work.conversation is None)
     bounds = msgspec.structs.replace(bounds, bytes=None)
     slices = cut(work, counts, bounds)
     for piece, following in pairwise(slices):
         full = piece.inputs == bounds.inputs
         assert full or piece.tokens + counts[following.start] > bounds.tokens
-
-
-@many
-@given(calls())
-def test_slices_keep_the_options_of_the_call(case: tuple[Work, list[int], Bounds]) -> None:
-    work, counts, bounds = case
-    own = {Rerank: "documents", Score: "pairs"}.get(type(work), "inputs")
-    nothing: dict[str, tuple[()]] = {own: ()}
-    for piece in cut(work, counts, bounds):
-        assert msgspec.structs.replace(work, **nothing) == msgspec.structs.replace(piece.work, **nothing)
 
 
 def test_call_that_fits_is_one_slice() -> None:
@@ -224,10 +104,14 @@ def slices_of(*sizes: int) -> list[Slice]:
     return [Slice(a, Embed(("x",) * n), n, n) for a, n in zip(starts, sizes, strict=True)]
 
 
+def vectors_of(inputs: int, tokens: int, truncated: tuple[int, ...] | None = ()) -> EmbedReply:
+    return EmbedReply(np.ones((inputs, 2), np.float32), tokens, truncated)
+
+
 def test_truncated_indices_follow_the_callers_order() -> None:
     slices = slices_of(3, 1, 2)
     cut_at = [(0, 2), (), (1,)]
-    replies = [answer(piece.work, 5, at) for piece, at in zip(slices, cut_at, strict=True)]
+    replies = [vectors_of(piece.inputs, 5, at) for piece, at in zip(slices, cut_at, strict=True)]
 
     assert (0, 2, 5) == join(slices, replies).truncated
 
@@ -235,9 +119,7 @@ def test_truncated_indices_follow_the_callers_order() -> None:
 @pytest.mark.parametrize("unknown", [0, 1, 2])
 def test_truncation_is_unknown_if_a_slice_does_not_report_it(unknown: int) -> None:
     slices = slices_of(1, 1, 1)
-    replies = [
-        answer(piece.work, 5, None if index == unknown else (0,)) for index, piece in enumerate(slices)
-    ]
+    replies = [vectors_of(1, 5, None if index == unknown else (0,)) for index in range(3)]
 
     assert join(slices, replies).truncated is None
 
@@ -245,21 +127,21 @@ def test_truncation_is_unknown_if_a_slice_does_not_report_it(unknown: int) -> No
 def test_truncation_of_a_single_slice_stays_unknown() -> None:
     slices = slices_of(2)
 
-    assert join(slices, [answer(slices[0].work, 5, None)]).truncated is None
+    assert join(slices, [vectors_of(2, 5, None)]).truncated is None
 
 
 @many
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 10**6)), min_size=1, max_size=8))
 def test_tokens_of_a_call_are_the_sum_of_its_slices(parts: list[tuple[int, int]]) -> None:
     slices = slices_of(*(size for size, _ in parts))
-    replies = [answer(piece.work, tokens) for piece, (_, tokens) in zip(slices, parts, strict=True)]
+    replies = [vectors_of(size, tokens) for size, tokens in parts]
 
     assert sum(tokens for _, tokens in parts) == join(slices, replies).tokens
 
 
 def test_joined_vectors_are_contiguous_float32() -> None:
     slices = slices_of(2, 3)
-    joined = join(slices, [answer(piece.work) for piece in slices])
+    joined = join(slices, [vectors_of(piece.inputs, 1) for piece in slices])
 
     assert isinstance(joined, EmbedReply)
     assert ((5, 2), np.float32) == (joined.vectors.shape, joined.vectors.dtype)
