@@ -7,7 +7,7 @@ from backends.contract import Backend, BackendKind, ReplicaSpec
 
 # Kind → adapter module with a function `open_replica`.
 BACKENDS: dict[BackendKind, str] = {
-    "tei": "backends.tei.adapter",
+    "tei": "backends.tei.replica",
     "infinity": "backends.infinity.adapter",
     "vllm": "backends.vllm.adapter",
     "openai": "backends.openai.adapter",

@@ -1,6 +1,6 @@
 """Requests and replies of OpenAI's embeddings API and its relatives: pure functions, then the I/O.
 
-Source: OpenAI OpenAPI document 2.3.0, and the differences of llama.cpp, Ollama and others. `api_shapes.py`
+Source: OpenAI OpenAPI document 2.3.0, and the differences of llama.cpp, Ollama and others. `shapes.py`
 has those of Cohere, Jina and Voyage, and `rerank_wire.py` the rerank API that all but OpenAI have.
 Rule: only fields that every such server knows are sent. The vectors are truncated to `dimensions` and
 normalized here, in the way that OpenAI's own models define.
@@ -22,7 +22,6 @@ from backends.http.replies import (
     check_dimensions,
     check_tokens,
     fit_vectors,
-    rows_of,
     status_error,
     truncated_inputs,
 )
@@ -192,4 +191,4 @@ class OpenAIApi:
         self, path: str, body: Body, work: Work, timeout_s: float, width: int | None = None
     ) -> UpstreamResponse:
         encoded = msgspec.json.encode(body)
-        return await self._http.post(path, encoded, timeout_s, rows=rows_of(work), width=width)
+        return await self._http.post(path, encoded, timeout_s, rows=work.reply_rows, width=width)
