@@ -87,8 +87,8 @@ from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
-from gateway.batches.batches import RunningBatches, open_batches
 from gateway.batches.records import Job
+from gateway.batches.service import Batches, open_batches
 from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
@@ -322,8 +322,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     in_flight = InFlight(config.limits.in_flight_bytes)
     sign_on = SignOn(gateway.keyring, config.sign_on)
     authenticator = Authenticator(gateway.keyring, config.trusted_proxies, sign_on=sign_on)
-    running_batches = open_batches(boot, lambda job: observe(_change_of(job)))
-    batches = BatchesApi(authenticator, None if running_batches is None else running_batches.service)
+    jobs = open_batches(boot, lambda job: observe(_change_of(job)))
+    batches = BatchesApi(authenticator, jobs)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
     api = InferenceApi(gateway, authenticator, batches, table, config.limits.inputs, fetcher)
     traces = outside.traces or _traces(config)
@@ -367,7 +367,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     )
     tasks = [
         *_background_tasks(boot, stores, follower, metrics, records),
-        *_batch_tasks(running_batches, lines, metrics),
+        *_batch_tasks(jobs, lines, metrics),
         sign_on.run(),
         groups.maintain(),
     ]
@@ -627,13 +627,13 @@ def _change_of(job: Job) -> BatchChanged:
 
 
 def _batch_tasks(
-    batches: RunningBatches | None, lines: GatewayLineServer, metrics: Metrics
+    batches: Batches | None, lines: GatewayLineServer, metrics: Metrics
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
-    metrics.watch_batches(batches.upkeep.state)
-    return batches.tasks(lines)
+    metrics.watch_batches(lambda: batches.upkeep.state)
+    return [batches.run(lines)]
 
 
 def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asyncio.Task[None]"]:
