@@ -285,13 +285,13 @@ class Runner:
             self.permits.stop(id_)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_S)
+        cut = [(id_, number) for id_, running in self._running.items() for number in running.open_chunks]
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for running in self._running.values():
-            for number in running.open_chunks:
-                with suppress(JobStoreUnavailable):
-                    await self._store.release(running.job.id, number, self._owner)
+        for id_, number in cut:
+            with suppress(JobStoreUnavailable):
+                await self._store.release(id_, number, self._owner)
 
     async def _renew_forever(self) -> None:
         while True:
