@@ -24,7 +24,6 @@ from gateway.store.redis_client import RedisClient
 from tests.quotas.redis_server import RedisServer
 
 RESULT = ChunkResult("attempt", Counts(3, 1, 20, 2), {"out": 10, "err": 5})
-SHORT_LEASE_S = 0.05
 
 
 def row(id_: str, at_ms: int, tenant: str = "acme", **fields: object) -> Row:
@@ -58,6 +57,21 @@ async def open_store(
 @pytest.fixture
 def store(open_store: Callable[[], JobStore]) -> JobStore:
     return open_store()
+
+
+@pytest.fixture
+def short_lease(monkeypatch: pytest.MonkeyPatch) -> float:
+    for module in (redis_store, sqlite_store):
+        monkeypatch.setattr(module, "LEASE_S", 0.05)
+    return 0.05
+
+
+async def claimed(store: JobStore, owner: str) -> int:
+    """Return the next chunk of a batch once there is one."""
+    async with asyncio.timeout(5):
+        while (chunk := await store.claim("batch_1", owner)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    return chunk
 
 
 async def test_keeps_rows_and_replaces_them(store: JobStore) -> None:
@@ -225,10 +239,8 @@ async def test_gives_each_chunk_to_one_owner(open_store: Callable[[], JobStore])
 
 
 async def test_passes_on_the_chunk_of_an_owner_that_is_gone(
-    open_store: Callable[[], JobStore], monkeypatch: pytest.MonkeyPatch
+    open_store: Callable[[], JobStore], short_lease: float
 ) -> None:
-    for module in (redis_store, sqlite_store):
-        monkeypatch.setattr(module, "LEASE_S", SHORT_LEASE_S)
     dead, alive = open_store(), open_store()
     await dead.enqueue("batch_1", [0, 1])
     assert await dead.claim("batch_1", "dead") == 0
@@ -294,15 +306,11 @@ async def test_redis_away_is_reported(own_redis: RedisServer) -> None:
 
 
 async def test_a_chunk_that_its_owner_lost_is_claimed_again_by_it(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
+    store: JobStore, short_lease: float
 ) -> None:
-    for module in (redis_store, sqlite_store):
-        monkeypatch.setattr(module, "LEASE_S", SHORT_LEASE_S)
     await store.enqueue("batch_1", [0])
     assert await store.claim("batch_1", "owner") == 0
-    async with asyncio.timeout(5):
-        while await store.claim("batch_1", "owner") is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    assert await claimed(store, "owner") == 0
 
 
 async def test_a_released_chunk_rests_until_its_time_or_until_it_is_released_again(
@@ -317,16 +325,10 @@ async def test_a_released_chunk_rests_until_its_time_or_until_it_is_released_aga
     await first.release("batch_1", 0, "first")
     assert await second.claim("batch_1", "second") == 0
     await second.release("batch_1", 0, "second", 0.02)
-    async with asyncio.timeout(5):
-        while await first.claim("batch_1", "first") is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    assert await claimed(first, "first") == 0
 
 
-async def test_a_job_is_idle_while_no_owner_has_a_chunk_of_it(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_store, "LEASE_S", SHORT_LEASE_S)
-    monkeypatch.setattr(sqlite_store, "LEASE_S", SHORT_LEASE_S)
+async def test_a_job_is_idle_while_no_owner_has_a_chunk_of_it(store: JobStore, short_lease: float) -> None:
     assert not await store.is_idle("batch_1")
     await store.enqueue("batch_1", [0, 1])
     assert await store.is_idle("batch_1")
@@ -336,7 +338,7 @@ async def test_a_job_is_idle_while_no_owner_has_a_chunk_of_it(
     assert await store.is_idle("batch_1")
     await store.claim("batch_1", "owner")
     # Its owner was killed.
-    await asyncio.sleep(2 * SHORT_LEASE_S)
+    await asyncio.sleep(2 * short_lease)
     assert await store.is_idle("batch_1")
     for _ in range(2):
         chunk = await store.claim("batch_1", "owner")
