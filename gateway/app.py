@@ -26,7 +26,7 @@ import msgspec
 
 from backends.contract import Operation
 from backends.registry import open_replica
-from backends.torch.client import TorchBackend
+from backends.torch.serving.client import TorchBackend
 from backends.torch.stats import EngineStats, joined_stats
 from gateway.admission import Admission
 from gateway.api.dialects import (

@@ -11,27 +11,9 @@ from itertools import count
 
 import msgspec
 
-from backends import errors
-from backends.contract import Detokenize, EmbedReply, EncodeReply, Reply, RerankReply, Tokenize
+from backends.contract import Detokenize, EmbedReply, EncodeReply, Reply, RerankReply, Tokenize, errors
 from backends.contract import Work as BackendWork
 from gateway.admission import Grant
-from gateway.batching.duplicates import with_duplicates
-from gateway.batching.fair_queue import Priority
-from gateway.batching.faults import SliceFailed
-from gateway.batching.lane import Lane, SliceReply
-from gateway.batching.slices import (
-    Slice,
-    cut,
-    cut_again,
-    halves,
-    is_indivisible,
-    join,
-    parts_of,
-    request_bytes,
-    separated,
-)
-from gateway.batching.suspects import Suspicion
-from gateway.batching.ticket import Owner
 from gateway.cache.call_cache import CallCache, ItemCache
 from gateway.cache.entries import SplitCall, SplitPairs
 from gateway.calls import Work
@@ -47,6 +29,23 @@ from gateway.errors import (
     ReplicaTimedOut,
     UpstreamFailed,
 )
+from gateway.lane.duplicates import with_duplicates
+from gateway.lane.fair_queue import Priority
+from gateway.lane.faults import SliceFailed
+from gateway.lane.lane import Lane, SliceReply
+from gateway.lane.slices import (
+    Slice,
+    cut,
+    cut_again,
+    halves,
+    is_indivisible,
+    join,
+    parts_of,
+    request_bytes,
+    separated,
+)
+from gateway.lane.suspects import Suspicion
+from gateway.lane.ticket import Owner
 from gateway.prepare import PreparedWork, Preparer
 from gateway.routing.refusals import REFUSED_BYTES_MIN
 from gateway.telemetry.timeline import Timeline

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import msgspec
 
-from backends.errors import ErrorSource
+from backends.contract.errors import ErrorSource
 
 # Delay after which a client retries a model that is loading.
 LOADING_RETRY_S = 5

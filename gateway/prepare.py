@@ -23,9 +23,7 @@ from backends.contract import (
     Tokenize,
 )
 from backends.contract import Work as BackendWork
-from backends.texts import INLINE_CHARACTERS_MAX, is_written_plainly, model_inputs_of
-from gateway.batching.duplicates import without_duplicates
-from gateway.batching.slices import token_bounds
+from backends.contract.texts import INLINE_CHARACTERS_MAX, is_written_plainly, model_inputs_of
 from gateway.calls import (
     Call,
     Deadline,
@@ -37,6 +35,8 @@ from gateway.calls import (
     truncation,
 )
 from gateway.errors import InvalidInput, OperationUnsupported
+from gateway.lane.duplicates import without_duplicates
+from gateway.lane.slices import token_bounds
 from gateway.prompts import Prompts, role_prompts, with_prompt, with_prompt_lengths, with_roles
 from gateway.quotas.limits import Cost
 from gateway.routing.routes import Route

@@ -13,14 +13,14 @@ import httpx
 import hypothesis
 import pytest
 
-from backends.api_shapes import origin_of
 from backends.contract import ApiKind, Backend, BackendKind, ReplicaSpec
-from backends.http import UpstreamClient
-from backends.infinity import InfinityBackend
-from backends.openai import OpenAIBackend
+from backends.http.client import UpstreamClient
+from backends.infinity.adapter import InfinityBackend
+from backends.openai.adapter import OpenAIBackend
+from backends.openai.shapes import origin_of
 from backends.registry import open_replica as open_real_replica
-from backends.tei import TeiBackend
-from backends.vllm import VllmBackend
+from backends.tei.adapter import TeiBackend
+from backends.vllm.adapter import VllmBackend
 from gateway.api.operators.added_models import AdditionsClient
 from gateway.api.operators.admin import Reload
 from gateway.api.operators.host_models import AskAboutModels
@@ -60,7 +60,7 @@ defaults: {embed: bge, rerank: cross}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --room, which selects the test files of one room."""
-    parser.addoption("--room", help="run only the test files of this room, such as batching or api/dialects")
+    parser.addoption("--room", help="run only the test files of this room, such as lane or api/dialects")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

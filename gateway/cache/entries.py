@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import Embed, EmbedReply, Reply, Rerank, RerankReply, Score, Vectors
-from backends.errors import ReplicaFailed
+from backends.contract.errors import ReplicaFailed
 from backends.vectors import shape_vectors
 
 # Edition of the encoding, the entry's flags, two reserved bytes, and its tokens.

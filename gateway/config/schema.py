@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from backends.contract import API_ADDRESSES, ApiSettings, BackendKind, TokenizerSettings
-from backends.torch.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
+from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]

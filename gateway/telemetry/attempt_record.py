@@ -1,7 +1,7 @@
 """Record of one call's attempts for its log line, its trace and the recent calls."""
 
 from backends.contract import Work, inputs_of
-from backends.errors import BackendError
+from backends.contract.errors import BackendError
 
 # Replicas named in one log line; a call of 2,048 inputs may have been at any number of them.
 REPLICAS_MAX = 8

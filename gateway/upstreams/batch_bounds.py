@@ -1,8 +1,8 @@
 """Size of one upstream request: accepted by every replica, and restricted by the config."""
 
 from backends.contract import Capabilities
-from gateway.batching.slices import Bounds, ConfiguredBounds, bounds_of, tightest
 from gateway.config import schema
+from gateway.lane.slices import Bounds, ConfiguredBounds, bounds_of, tightest
 from gateway.routing.pool import Pool
 
 

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from backends.canaries import min_cosine
 from backends.contract import (
     Audio,
     Detokenize,
@@ -25,6 +24,7 @@ from backends.contract import (
     Tokenize,
     Vectors,
 )
+from backends.reference_texts import min_cosine
 from gateway.calls import Call, ScoreParts, Work, characters_of, inputs_of
 from gateway.errors import GatewayError
 from gateway.events import CanaryCompared, CopyFinished, CopyPurpose, Observe

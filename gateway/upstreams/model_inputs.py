@@ -6,16 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.checkpoints import locate_tokenizer
+from backends.checkpoints.locations import locate_tokenizer
 from backends.contract import Capabilities, TokenizerSettings, TokenizerSource
-from backends.errors import ModelUnavailable
-from backends.texts import ModelInput, ModelWork, is_written_plainly, model_inputs_of
+from backends.contract.errors import ModelUnavailable
+from backends.contract.texts import ModelInput, ModelWork, is_written_plainly, model_inputs_of
 from gateway.config import schema
 from gateway.upstreams.background_opener import BackgroundOpener
 
 if TYPE_CHECKING:
     # The tokenizers package is loaded only where something is counted.
-    from backends.tokens import TextCounter
+    from backends.tokens.tokenizer import TextCounter
 
 logger = logging.getLogger("gateway")
 
@@ -93,6 +93,6 @@ def _length(counter: "TextCounter", item: ModelInput, prompt: str, most: int | N
 
 
 def _open_counter(source: str, settings: TokenizerSettings) -> "TextCounter":
-    from backends.tokens import open_counter
+    from backends.tokens.tokenizer import open_counter
 
     return open_counter(Path(locate_tokenizer(source)), settings)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import msgspec
 
 from backends.contract import Embed, Encode, Rerank, Score, Truncate
-from backends.texts import clip_text
+from backends.contract.texts import clip_text
 from gateway.calls import Call, Work, inputs_of
 from gateway.errors import InvalidInput
 from gateway.upstreams.fair_threads import CHUNK_CHARACTERS, Claim, FairThreads
 
 if TYPE_CHECKING:
     # The tokenizers package is loaded only where something is counted.
-    from backends.tokens import TextCounter
+    from backends.tokens.tokenizer import TextCounter
 
 OpenCounter: TypeAlias = "Callable[[], Awaitable[TextCounter | None]]"
 # Text of this length takes as long to tokenize as a hundred trips to Redis: ask for room first.

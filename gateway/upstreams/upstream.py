@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from backends.checkpoints.model_names import is_path
 from backends.contract import Capabilities, Rerank, Residence, Score, Work
-from backends.model_names import is_path
-from gateway.batching.lane import Lane
-from gateway.batching.slices import Bounds
 from gateway.config import schema
 from gateway.config.schema import COMMIT
 from gateway.events import LaneBacklog, ReplicaState
+from gateway.lane.lane import Lane
+from gateway.lane.slices import Bounds
 from gateway.routing.load import LoadKind, kind_of
 from gateway.routing.pool import Pool, is_replica_expected
 from gateway.routing.replica import Replica, shown_state

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from backends.canaries import CANARIES, embed_in_batches, max_inputs_per_request
 from backends.contract import Backend, Operation
+from backends.reference_texts import CANARIES, embed_in_batches, max_inputs_per_request
 from gateway.config.schema import UpstreamSettings
 from gateway.vector_spaces.comparison import ReplicaVectors
 from gateway.vector_spaces.fingerprint import fingerprint_of

@@ -11,10 +11,9 @@ from contextlib import suppress
 
 import numpy as np
 
-from backends.canaries import CANARIES, embed_canaries, max_inputs_per_request
 from backends.contract import Backend, Capabilities, Operation, Vectors
-from backends.errors import InvalidWork, ReplicaFailed, UnsupportedWork
-from backends.zero_vectors import gives_zeros
+from backends.contract.errors import InvalidWork, ReplicaFailed, UnsupportedWork
+from backends.reference_texts import CANARIES, embed_canaries, max_inputs_per_request
 from gateway.config.schema import UpstreamSettings
 from gateway.events import Observe, SpaceChecked, SpaceOutcome
 from gateway.store.errors import StoreUnavailable
@@ -27,6 +26,7 @@ from gateway.vector_spaces.fingerprint import (
     similarity,
 )
 from gateway.vector_spaces.store import FingerprintStore
+from gateway.vector_spaces.zero_vectors import gives_zeros
 
 # How soon this gateway learns that a new fingerprint was accepted.
 FOLLOW_EVERY_S = 2.0

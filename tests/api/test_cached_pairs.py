@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.canaries import SCORED
 from backends.contract import Capabilities, Operation, Reply, Rerank, RerankReply, Score, ScoreKind, Work
+from backends.reference_texts import SCORED
 from gateway.cache.call_cache import NO_SCORES_IDENTITY
 from gateway.cache.keys import pairs_of
 from gateway.tenants.keyring import key_digest

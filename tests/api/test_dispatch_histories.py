@@ -41,15 +41,15 @@ from backends.contract import (
     operation_of,
 )
 from backends.contract import Work as BackendWork
-from backends.errors import ConnectionLost, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
+from backends.contract.errors import ConnectionLost, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
 from backends.vectors import pair_cosines
 from gateway.admission import Grant
-from gateway.batching.lane import Lane
-from gateway.batching.lane_settings import LaneSettings
 from gateway.calls import Call, Deadline, Similarity, Work
 from gateway.config import schema as config
 from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError
+from gateway.lane.lane import Lane
+from gateway.lane.lane_settings import LaneSettings
 from gateway.prepare import TOKENS_MAX, PreparedWork, Preparer
 from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
 from gateway.routing.health import ReplicaEvent, State

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.media_wire import probe_recording
+from backends.http.media import probe_recording
 from gateway.tenants.keyring import key_digest
 from tests.api.test_picture_dialects import CONFIG, message, picture_part, vectors_in
 from tests.conftest import KEY, Boots

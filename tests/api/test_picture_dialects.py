@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.media_wire import probe_recording
+from backends.http.media import probe_recording
 from backends.vectors import max_similarity
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots

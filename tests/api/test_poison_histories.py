@@ -24,7 +24,7 @@ from backends.contract import (
     inputs_of,
 )
 from backends.contract import Work as BackendWork
-from backends.errors import (
+from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
@@ -36,13 +36,13 @@ from backends.errors import (
     RequestTooLarge,
 )
 from gateway.admission import Grant
-from gateway.batching.lane import Lane
-from gateway.batching.lane_settings import LaneSettings
 from gateway.calls import Call, Deadline
 from gateway.config import schema as config
 from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError
 from gateway.events import AttemptFinished, Event, ReplicaChanged
+from gateway.lane.lane import Lane
+from gateway.lane.lane_settings import LaneSettings
 from gateway.prepare import TOKENS_MAX, Preparer
 from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
 from gateway.routing.health import ReplicaEvent, State

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backends.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
+from backends.contract.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
 from gateway.api.wire.inputs import TOKEN_VECTORS_MAX
 from tests.conftest import Boots
 from tests.fakes.hooks import SPLADE

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from backends.contract import EmbedParts, EncodeReply, Output
-from backends.media_wire import probe_recording
+from backends.http.media import probe_recording
 from backends.vectors import max_similarity
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Running, running_gateway

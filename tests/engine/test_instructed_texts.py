@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from backends.contract import Embed, EmbedReply, Rerank, Truncate
-from backends.errors import InvalidWork, UnsupportedWork
-from backends.torch.options import TaskSettings
+from backends.contract.errors import InvalidWork, UnsupportedWork
+from backends.recipe.options import TaskSettings
 from gateway.prompts import with_prompt_lengths
 from gateway.upstreams.instructions import InstructedModel, with_query_prompt
 from tests.engine.checkpoints import ENCODERS, make_classifier, make_encoder, make_sentence_model

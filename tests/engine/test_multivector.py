@@ -14,9 +14,9 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
 from backends.contract import Operation, Output, Rerank, RerankReply, Score, ScoreKind, Vectors
-from backends.errors import ModelUnavailable
-from backends.torch.loaded_model import LoadedModel
-from gateway.batching.slices import token_bounds
+from backends.contract.errors import ModelUnavailable
+from backends.torch.passes.loaded_model import LoadedModel
+from gateway.lane.slices import token_bounds
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.engine.engines import TEXTS, cosines, encode, encode_singly, engine_on, load_tiny, run_work
 

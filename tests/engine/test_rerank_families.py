@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from backends.contract import Operation, Rerank, RerankReply, Score, ScoreKind, Truncate
-from backends.errors import InvalidWork, ModelUnavailable
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import describe
-from backends.torch.options import DTypeName, RerankPrompt, TaskSettings
-from gateway.batching.slices import token_bounds
+from backends.contract.errors import InvalidWork, ModelUnavailable
+from backends.recipe.options import DTypeName, RerankPrompt, TaskSettings
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import describe
+from backends.torch.passes.loaded_model import LoadedModel
+from gateway.lane.slices import token_bounds
 from tests.engine.checkpoints import DECODER
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 from tests.engine.rerank_cards import Ids, bge_ids, encode_with, mxbai_ids, qwen3_ids, score_by_card

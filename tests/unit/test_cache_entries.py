@@ -17,7 +17,7 @@ from backends.contract import (
     Score,
     Truncate,
 )
-from backends.errors import ReplicaFailed
+from backends.contract.errors import ReplicaFailed
 from gateway.cache.entries import Entry, SplitCall, SplitPairs, decode_entry, encode_entry
 from gateway.cache.keys import entry_keys, is_cacheable
 from gateway.cache.memory_store import ENTRY_OVERHEAD, MemoryStore

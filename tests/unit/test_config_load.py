@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from backends.torch.options import RerankPrompt
+from backends.recipe.options import RerankPrompt
 from gateway.config.file_checks import missing_exporter, missing_upstream_grpc
 from gateway.config.load import load_config, parse_config
 from gateway.config.problems import ConfigError, Problem

@@ -28,8 +28,8 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.wire import tei_bodies, tei_predictions
 from gateway.api.wire.embedding_replies import encode_embeddings
 from gateway.api.wire.tei_bodies import rank_order
-from gateway.batching.slices import Slice, join
 from gateway.calls import Call
+from gateway.lane.slices import Slice, join
 
 many = settings(max_examples=100, deadline=None)
 UNUSED: Any = None

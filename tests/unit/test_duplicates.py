@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.contract import Embed, EmbedParts, EmbedReply, EncodeReply, Image, Part, PatchGrid
-from gateway.batching.duplicates import with_duplicates, without_duplicates
+from gateway.lane.duplicates import with_duplicates, without_duplicates
 
 # Equal by content, and not the same objects.
 parts: st.SearchStrategy[Part] = st.one_of(

@@ -8,10 +8,10 @@ import pytest
 from backends.contract import Capabilities, Embed, Encode, Operation, Output, Rerank, Score
 from backends.instructions import PUBLISHED, instruction_prompt, template_in, template_problem
 from gateway.api.wire.instructions import INSTRUCTION_BYTES_MAX, check_instruction
-from gateway.batching.slices import Bounds, cut, request_bytes, token_bounds
 from gateway.calls import Call
 from gateway.config.schema import UpstreamSettings
 from gateway.errors import InvalidInput, NoReplica
+from gateway.lane.slices import Bounds, cut, request_bytes, token_bounds
 from gateway.prepare import _build
 from gateway.routing.offers import is_uniform, offers, union
 from gateway.routing.routes import Route

@@ -37,9 +37,9 @@ from backends.contract import (
     Work,
     inputs_of,
 )
-from backends.errors import ReplicaFailed
-from backends.texts import normalized_bytes, token_upper_bound, token_upper_bounds
-from gateway.batching.slices import (
+from backends.contract.errors import ReplicaFailed
+from backends.contract.texts import normalized_bytes, token_upper_bound, token_upper_bounds
+from gateway.lane.slices import (
     DEFAULT_BATCH_INPUTS,
     DEFAULT_BATCH_TOKENS,
     Bounds,
@@ -51,7 +51,7 @@ from gateway.batching.slices import (
     tightest,
     token_bounds,
 )
-from gateway.batching.ticket import Owner, Ticket
+from gateway.lane.ticket import Owner, Ticket
 
 many = settings(max_examples=200, deadline=None)
 

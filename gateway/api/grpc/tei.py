@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from google.protobuf.message import Message
 
 from backends.contract import Detokenize, Reply
+from backends.contract.texts import DETOKENIZE_IDS_MAX
 from backends.tei_protos import tei_pb2 as pb
-from backends.texts import DETOKENIZE_IDS_MAX
 from gateway.api.grpc.messages import field, vector_field
 from gateway.api.server.call_context import CallContext
 from gateway.api.wire.inputs import InputReader
