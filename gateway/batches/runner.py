@@ -20,11 +20,11 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from gateway.batches.files import storage_full
 from gateway.batches.jobs import Jobs
 from gateway.batches.journal import Journal, open_journal, remove_journals
 from gateway.batches.lines import (
@@ -50,7 +50,6 @@ from gateway.batches.records import (
     Chunk,
     ChunkResult,
     Job,
-    LineProblem,
     Part,
     Plan,
 )
@@ -59,9 +58,9 @@ from gateway.batches.store import (
     LEASE_S,
     RENEW_S,
     VALIDATION,
+    BoundExceeded,
     ByteBounds,
     JobStoreUnavailable,
-    StorageFull,
     chunk_row,
     job_of,
 )
@@ -438,11 +437,7 @@ class Runner:
             await self.jobs.fail(job)
             return
         rules = LineRules(job.endpoint, self._settings.lines, self._settings.line_bytes)
-
-        def check_model(model: str | None) -> LineProblem | None:
-            return self.server.check_model(job, model)
-
-        await self.jobs.validate(job, rules, check_model)
+        await self.jobs.validate(job, rules, partial(self.server.check_model, job))
 
     async def _run_chunk(self, running: RunningJob, number: int, slot: Slot) -> None:
         job = running.job
@@ -484,12 +479,12 @@ class ResultBytes:
         self._used += size
 
     async def reserve(self) -> None:
-        """Reserve room for the result of one more line. Raises: StorageFull."""
+        """Reserve room for the result of one more line. Raises: BoundExceeded."""
         async with self._reserving:
             while self._used >= self._reserved:
                 try:
                     await self.put(self._used + RESERVE_BYTES, self._jobs.bounds)
-                except StorageFull:
+                except BoundExceeded:
                     await self.put(self._used + 1, self._jobs.bounds)
 
     async def count(self) -> None:
@@ -498,7 +493,7 @@ class ResultBytes:
             await self.put(self._used)
 
     async def put(self, size: int, bounds: ByteBounds | None = None) -> None:
-        """Replace what is counted. Raises: StorageFull."""
+        """Replace what is counted. Raises: BoundExceeded."""
         await self._jobs.store.put(chunk_row(self._job, self._number, size), bounds)
         self._reserved = size
 
@@ -624,8 +619,8 @@ class ChunkRun:
             return False
         try:
             await size.reserve()
-        except StorageFull as error:
-            self._running.block(storage_full(self._jobs.bounds, error).message)
+        except BoundExceeded as error:
+            self._running.block(self._jobs.files.refusal(error, "batch").message)
             return False
         return True
 
