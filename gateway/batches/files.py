@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
-from gateway.batches.objects import Objects, ObjectsUnavailable, Upload
+from gateway.batches.objects import Objects, ObjectsUnavailable, Upload, create_record, read_record
 from gateway.batches.records import FILE_DATA, FILE_RECORD, JOB_FINAL, FileRecord, FinalRecord, Owner, new_id
 from gateway.batches.store import (
     BoundExceeded,
@@ -79,7 +79,7 @@ class FileUpload:
             expires_s=expires_s,
             is_ready=True,
         )
-        await self._files.objects.create(FILE_RECORD.format(ready.id), msgspec.json.encode(ready))
+        await create_record(self._files.objects, FILE_RECORD.format(ready.id), ready)
         # Its tenant may have uploaded other files meanwhile.
         await self._files.reserve(ready)
         return ready
@@ -231,5 +231,5 @@ class Files:
         """Return the objects of a file, in their order."""
         if record.job is None or record.part is None:
             return [FILE_DATA.format(record.id)]
-        found = await self.objects.read(JOB_FINAL.format(record.job))
-        return [] if found is None else msgspec.json.decode(found, type=FinalRecord).parts[record.part]
+        final = await read_record(self.objects, JOB_FINAL.format(record.job), FinalRecord)
+        return [] if final is None else final.parts[record.part]

@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import reduce
-from typing import TypeVar
 
 import msgspec
 
 from gateway.batches.files import Files
 from gateway.batches.lines import CheckModel, LineChecker, LineRules
+from gateway.batches.objects import create_record, read_record
 from gateway.batches.records import (
     CHUNK_MARK,
     CHUNK_MARKS,
@@ -75,7 +75,6 @@ UNREADABLE = LineProblem("internal_error", "the gateway failed to read the input
 NO_INPUT = LineProblem("input_file_missing", "the input file has been removed", "input_file_id")
 
 OnChange = Callable[[Job], None]
-Record = TypeVar("Record")
 
 
 class NewJob(msgspec.Struct, frozen=True):
@@ -155,7 +154,7 @@ class Jobs:
         counts = RowBounds(settings.kept_jobs_per_tenant, settings.jobs_per_tenant)
         # What is refused writes nothing.
         await self.store.check(row, self.bounds, counts)
-        await self._create(JOB_CREATED.format(job.id), job)
+        await create_record(self.objects, JOB_CREATED.format(job.id), job)
         # First: upkeep would queue a job again that the queue does not know.
         await self.store.enqueue(job.id, [VALIDATION])
         try:
@@ -219,7 +218,7 @@ class Jobs:
             raise InvalidInput(f"the batch is {job.status}: it cannot be cancelled", param="batch_id")
         if job.cancelling_s is None:
             moment = Moment(self.now_s())
-            await self._create(JOB_CANCELLATION.format(id_), moment)
+            await create_record(self.objects, JOB_CANCELLATION.format(id_), moment)
             job = await self.put_latest(job.cancelled_at(moment))
             self._report(job)
         return job
@@ -275,7 +274,7 @@ class Jobs:
 
     async def _follow(self, job: Job, plan: Plan) -> None:
         """Create a plan, unless there is one, and follow it."""
-        if not await self._create(JOB_PLAN.format(job.id), plan):
+        if not await create_record(self.objects, JOB_PLAN.format(job.id), plan):
             plan = await self.plan_of(job.id) or plan
         job = (await self._latest(job)).planned(plan)
         if job.is_over:
@@ -325,13 +324,13 @@ class Jobs:
 
     async def end(self, final: FinalRecord) -> None:
         """Record the end of a job, and add its files of results."""
-        is_first = await self._create(JOB_FINAL.format(final.job.id), final)
+        is_first = await create_record(self.objects, JOB_FINAL.format(final.job.id), final)
         if not is_first:
             final = await self.final_of(final.job.id) or final
         for part in PARTS:
             if final.sizes.get(part):
                 record = self._result_file(final, part)
-                await self._create(FILE_RECORD.format(record.id), record)
+                await create_record(self.objects, FILE_RECORD.format(record.id), record)
                 await self.store.put(file_row(record))
         await self.store.put(job_row(final.job))
         await self.drop_chunks(final.job)
@@ -393,36 +392,28 @@ class Jobs:
         final = await self.final_of(id_)
         if final is not None:
             return final.job
-        created = await self._read(JOB_CREATED.format(id_), Job)
+        created = await read_record(self.objects, JOB_CREATED.format(id_), Job)
         return None if created is None else await self._latest(created)
 
     async def plan_of(self, id_: str) -> Plan | None:
         """Return the plan of a job, None before its validation."""
-        return await self._read(JOB_PLAN.format(id_), Plan)
+        return await read_record(self.objects, JOB_PLAN.format(id_), Plan)
 
     async def final_of(self, id_: str) -> FinalRecord | None:
         """Return the end of a job, None before it."""
-        return await self._read(JOB_FINAL.format(id_), FinalRecord)
+        return await read_record(self.objects, JOB_FINAL.format(id_), FinalRecord)
 
     async def result_of(self, id_: str, number: int) -> ChunkResult | None:
         """Return the stored result of a chunk, None if it has none."""
-        return await self._read(CHUNK_MARK.format(id_, number), ChunkResult)
+        return await read_record(self.objects, CHUNK_MARK.format(id_, number), ChunkResult)
 
     async def _latest(self, job: Job) -> Job:
         """Return a job that has not ended with the marks of its plan and its cancellation."""
         plan = await self.plan_of(job.id)
         if plan is not None:
             job = job.planned(plan)
-        moment = await self._read(JOB_CANCELLATION.format(job.id), Moment)
+        moment = await read_record(self.objects, JOB_CANCELLATION.format(job.id), Moment)
         return job if moment is None or job.is_over else job.cancelled_at(moment)
-
-    async def _create(self, name: str, record: msgspec.Struct) -> bool:
-        """Create a record; return False if another writer was first."""
-        return await self.objects.create(name, msgspec.json.encode(record))
-
-    async def _read(self, name: str, kind: type[Record]) -> Record | None:
-        data = await self.objects.read(name)
-        return None if data is None else msgspec.json.decode(data, type=kind)
 
     def _report(self, job: Job) -> None:
         """Report a status that a job has reached."""

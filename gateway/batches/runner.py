@@ -41,7 +41,7 @@ from gateway.batches.lines import (
     split_chunk,
     unexecuted,
 )
-from gateway.batches.objects import FULL, ObjectLost, ObjectsUnavailable
+from gateway.batches.objects import FULL, ObjectLost, ObjectsUnavailable, create_record
 from gateway.batches.records import (
     CHUNK_MARK,
     CHUNK_RESULTS,
@@ -694,5 +694,5 @@ class ChunkRun:
             await asyncio.to_thread(journal.compose, part, path)
             await jobs.objects.add(CHUNK_RESULTS.format(job.id, number, attempt, part), path)
         own = ChunkResult(attempt, journal.counts(), sizes)
-        await jobs.objects.create(CHUNK_MARK.format(job.id, number), msgspec.json.encode(own))
+        await create_record(jobs.objects, CHUNK_MARK.format(job.id, number), own)
         return await jobs.result_of(job.id, number) or own

@@ -19,7 +19,7 @@ import msgspec
 from gateway.batches.files import Files
 from gateway.batches.jobs import Jobs, OnChange
 from gateway.batches.lines import LineServer
-from gateway.batches.objects import FolderObjects, Objects, ObjectsUnavailable, remove_older
+from gateway.batches.objects import FolderObjects, Objects, ObjectsUnavailable, read_record, remove_older
 from gateway.batches.records import (
     FILE_RECORD,
     FILES,
@@ -139,9 +139,9 @@ class Upkeep:
         for name in await self._objects.names(FILES):
             id_, _, kind = name.removeprefix(FILES).partition(".")
             if kind == "json" and await self._store.get(id_) is None:
-                found = await self._objects.read(FILE_RECORD.format(id_))
-                if found is not None:
-                    await self._store.put(file_row(msgspec.json.decode(found, type=FileRecord)))
+                record = await read_record(self._objects, FILE_RECORD.format(id_), FileRecord)
+                if record is not None:
+                    await self._store.put(file_row(record))
         # Only the folders: the objects of all jobs may be millions.
         for id_ in await self._objects.folders(JOBS):
             if await self._store.get(id_) is None and (job := await self._jobs.rebuild(id_)) is not None:
