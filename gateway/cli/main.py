@@ -15,8 +15,7 @@ from gateway.cli.bench import add_bench_options, bench
 from gateway.cli.check import check
 from gateway.cli.completion import add_completion_options, completion
 from gateway.cli.context import add_store_options
-from gateway.cli.embed.command import embed
-from gateway.cli.embed.options import add_embed_options
+from gateway.cli.embed.options import add_embed_options, embed
 from gateway.cli.import_config import add_import_options, import_config
 from gateway.cli.init import add_init_options, add_schema_options, init, schema
 from gateway.cli.instances import add_instances_options, instances
