@@ -14,7 +14,7 @@ from tests.structure_figures import Tree, figures
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "backends", "loadtest")
 
-CHAIN_MAX = 12
+CHAIN_MAX = 17
 CONTRACT = "backends.contract"
 LOOSE_MODULES_MAX = 11
 
