@@ -25,6 +25,7 @@ from backends.http.replies import (
     status_error,
     truncated_inputs,
 )
+from backends.openai.kind import ApiSettings
 from backends.openai.shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fields, path_of, shape_of
 from backends.tokens.tokenizer import TokenCount
 
@@ -143,11 +144,17 @@ def _failure(response: UpstreamResponse) -> BackendError:
     return status_error(response)
 
 
+def settings_of(spec: ReplicaSpec) -> ApiSettings:
+    """Return the settings of an upstream, by default those of OpenAI's own API."""
+    return spec.settings if isinstance(spec.settings, ApiSettings) else ApiSettings()
+
+
 class OpenAIApi:
     """Requests and replies of one server in the shape of its API. spec: with the configured base URL."""
 
     def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
-        address, settings = spec.address, spec.api
+        address, self.settings = spec.address, settings_of(spec)
+        settings = self.settings
         self._http = http
         self._extra = settings.extra_body
         self.shape = shape = shape_of(settings, spec.model)

@@ -1,8 +1,9 @@
 """Client of a TEI server, over HTTP or over gRPC by its address."""
 
-from backends.contract import GRPC_SCHEMES, Backend, ReplicaSpec
+from backends.contract import Backend, ReplicaSpec
 from backends.http.client import open_client
 from backends.tei.adapter import TeiBackend
+from backends.tei.kind import GRPC_SCHEMES
 
 
 def open_replica(spec: ReplicaSpec) -> Backend:
