@@ -7,14 +7,14 @@ from backends.contract import Backend, BackendKind, ReplicaSpec
 
 # Kind → adapter module with a function `open_replica`.
 BACKENDS: dict[BackendKind, str] = {
-    "tei": "backends.tei",
-    "infinity": "backends.infinity",
-    "vllm": "backends.vllm",
-    "openai": "backends.openai",
-    "cohere": "backends.openai",
-    "jina": "backends.openai",
-    "voyage": "backends.openai",
-    "torch": "backends.torch.client",
+    "tei": "backends.tei.adapter",
+    "infinity": "backends.infinity.adapter",
+    "vllm": "backends.vllm.adapter",
+    "openai": "backends.openai.adapter",
+    "cohere": "backends.openai.adapter",
+    "jina": "backends.openai.adapter",
+    "voyage": "backends.openai.adapter",
+    "torch": "backends.torch.serving.client",
 }
 
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import msgspec
 
-from backends.errors import ErrorSource
+from backends.contract.errors import ErrorSource
 
 # Delay after which a client retries a model that is loading.
 LOADING_RETRY_S = 5
@@ -135,6 +135,11 @@ class GatewayError(Exception):
     def facts(self) -> Facts:
         """Row of the table for this kind."""
         return FACTS[self.kind]
+
+    def settle(self, headers: Mapping[str, str]) -> None:
+        """Record that the cost of the call is settled. headers: further ones of the reply."""
+        self.is_settled = True
+        self.headers.update(headers)
 
     def name_rows(self, rows: Sequence[int]) -> None:
         """Begin the message with a row of the caller's table. rows: the row of each input."""

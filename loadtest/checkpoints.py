@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 import transformers
 
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import Truncate
-from backends.tokens import open_tokenizer
+from backends.tokens.tokenizer import open_tokenizer
 
 _MAX_TOKENS = 250
 _SOURCES = ("json", "asyncio", "pathlib", "collections", "argparse", "logging", "email.message", "decimal")

@@ -35,9 +35,9 @@ import torch
 import uvloop
 from rich.console import Console
 
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
-from backends.torch.int8 import probe_kernel, refuse_slow
-from backends.torch.precision import TYPICAL_TOKENS, fastest_linear
+from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
+from backends.torch.networks.int8 import probe_kernel, refuse_slow
+from backends.torch.networks.precision import TYPICAL_TOKENS, fastest_linear
 from loadtest import checkpoints, results, tables
 from loadtest.corpora import CallFactory, CallShape
 from loadtest.generator import CallSender, LoadTarget, closed_loop

@@ -21,15 +21,15 @@ from unittest.mock import patch
 
 import torch
 
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import Embed, EmbedReply
-from backends.torch.engine import Engine
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import load
-from backends.torch.pass_graphs import PassGraphs
-from backends.torch.precision import CastLinear
-from backends.torch.threads import ForwardThreads
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.networks.pass_graphs import PassGraphs
+from backends.torch.networks.precision import CastLinear
+from backends.torch.passes.engine import Engine
+from backends.torch.passes.loaded_model import LoadedModel
+from backends.torch.passes.threads import ForwardThreads
 from loadtest import checkpoints
 from loadtest.checkpoints import LARGE_SHAPES, LargeShape
 from loadtest.passes import in_turns, ratio

@@ -20,8 +20,8 @@ import torch
 import transformers
 from rich.console import Console
 
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
 from backends.torch.memory import held_bytes, keep_freed
 from loadtest.checkpoints import copy_tokenizer
 

@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 from rich.console import Console
 
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
 from loadtest import checkpoints, results, servers, tables
 from loadtest.processes import process_group
 from loadtest.results import Measure, spread

@@ -18,13 +18,13 @@ from unittest.mock import patch
 
 import torch
 
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
-from backends.torch import blocks
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
+from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
+from backends.torch.inputs.sequences import Head, InputSequence
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
 from backends.torch.memory import keep_freed
-from backends.torch.precision import fastest_linear
-from backends.torch.sequences import Head, InputSequence
+from backends.torch.networks import blocks
+from backends.torch.networks.precision import fastest_linear
 from loadtest import checkpoints
 from loadtest.checkpoints import LARGE_SHAPES, LargeShape
 from loadtest.runtimes import DENSE, bulk_lengths, sequences_of

@@ -19,7 +19,7 @@ import httpx
 import msgspec
 import numpy as np
 
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
 from loadtest import servers
 from loadtest.servers import KEY, RunningServer
 

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoModel
 
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import Output
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
+from backends.torch.inputs.sequences import InputSequence
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
 from backends.torch.memory import keep_freed
-from backends.torch.sequences import InputSequence
 
 DENSE = frozenset({Output.DENSE})
 BATCH = 8

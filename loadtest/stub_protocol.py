@@ -1,7 +1,7 @@
 """Requests and replies of the stub upstream: TEI's wire, and OpenAI's for peers that speak no other; pure.
 
-Source: text-embeddings-inference 1.9.3, as `backends/tei.py` cites it. This module knows nothing of time or
-sockets.
+Source: text-embeddings-inference 1.9.3, as `backends/tei/adapter.py` cites it. This module knows nothing of
+time or sockets.
 """
 
 import struct

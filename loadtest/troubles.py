@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
 from loadtest import servers
 from loadtest.corpora import CallShape
 from loadtest.recorder import Sample

@@ -13,19 +13,21 @@ import httpx
 import hypothesis
 import pytest
 
-from backends.api_shapes import origin_of
 from backends.contract import ApiKind, Backend, BackendKind, ReplicaSpec
-from backends.http import UpstreamClient
-from backends.infinity import InfinityBackend
-from backends.openai import OpenAIBackend
+from backends.http.client import UpstreamClient
+from backends.infinity.adapter import InfinityBackend
+from backends.openai.adapter import OpenAIBackend
+from backends.openai.shapes import origin_of
 from backends.registry import open_replica as open_real_replica
-from backends.tei import TeiBackend
-from backends.vllm import VllmBackend
+from backends.tei.adapter import TeiBackend
+from backends.vllm.adapter import VllmBackend
 from gateway.api.operators.added_models import AdditionsClient
 from gateway.api.operators.admin import Reload
 from gateway.api.operators.host_models import AskAboutModels
 from gateway.api.operators.instances import AskParent
-from gateway.app import Application, Collaborators, build
+from gateway.api.server.in_flight import HeldBody, InFlight
+from gateway.api.server.request_context import RequestContext
+from gateway.app import ROUTES, Application, Collaborators, build
 from gateway.config.boot import AppBoot
 from gateway.config.load import parse_config
 from gateway.config.schema import Config
@@ -60,7 +62,7 @@ defaults: {embed: bge, rerank: cross}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --room, which selects the test files of one room."""
-    parser.addoption("--room", help="run only the test files of this room, such as batching or api/dialects")
+    parser.addoption("--room", help="run only the test files of this room, such as lane or api/dialects")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -213,3 +215,10 @@ def _refuse(request: httpx.Request) -> httpx.Response:
 def boot() -> Boots:
     """Return the function that boots a gateway on fakes."""
     return running_gateway
+
+
+def request_with(name: bytes, value: str, address: str = "10.0.0.1") -> RequestContext:
+    """Return a request for /embed with one header."""
+    return RequestContext(
+        ROUTES.parse("/embed"), [(name, value.encode())], address, HeldBody(InFlight(0)), lambda _: None
+    )

@@ -30,7 +30,7 @@ def belongs(path: Path, room: str) -> bool:
     """Return True if a test file is about a room.
 
     It is if it is in the folder of that name in tests/, if it imports one of the room's modules, or if its
-    name begins with one of them, as test_lane_histories.py does with gateway/batching/lane.py.
+    name begins with one of them, as test_lane_histories.py does with gateway/lane/lane.py.
     """
     module = rooms()[room]
     if path.is_relative_to(ROOT / "tests" / room):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.needed_files import WEIGHT_PATTERNS
+from backends.checkpoints.needed_files import WEIGHT_PATTERNS
 
 # The processor's allocator raises a plain RuntimeError.
 EXHAUSTED = ("can't allocate memory", "not enough memory")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from backends.errors import ModelUnavailable
+from backends.contract.errors import ModelUnavailable
 from backends.torch.memory import is_exhausted
 
 

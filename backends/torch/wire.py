@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import Capabilities, ModelState, Reply, Residence, TokenizerSettings, Work
-from backends.torch.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
+from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 
 MEDIA_TYPE = "application/msgpack"
 # Types of array elements: float32 and int32, little-endian as both ends' processors store them.

@@ -16,8 +16,8 @@ import msgspec
 from rich.table import Table
 
 from backends.contract import Capabilities
+from backends.recipe.options import DTypeName, Pooling, Task
 from backends.torch import wire
-from backends.torch.options import DTypeName, Pooling, Task
 from gateway.cli.check import show_problems
 from gateway.cli.model_registry import add_registry_actions, model_registry
 from gateway.cli.output import show_line, show_table
@@ -28,7 +28,7 @@ from gateway.config.yaml_parser import format_yaml
 from gateway.processes.engine_process import child_environment, model_boots
 from gateway.prompts import Role, prompt_of
 
-MODULE = "backends.torch.inspection"
+MODULE = "backends.torch.load.inspection"
 NO_ENGINE = (
     "the built-in engine is not installed: it needs torch and transformers. `make install` installs them; "
     "see requirements/torch.txt"

@@ -6,8 +6,8 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
-from backends.api_shapes import SHAPES, shape_of
 from backends.contract import GRPC_SCHEMES
+from backends.openai.shapes import SHAPES, shape_of
 from gateway.config.problems import Problem
 from gateway.config.schema import Config, UpstreamSettings
 

@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backends.contract import TokenizerSettings
-from backends.errors import ModelUnavailable
+from backends.contract.errors import ModelUnavailable
 from backends.instructions import template_problem
-from backends.torch.options import RerankPrompt
-from backends.torch.rerank_template import written_template
+from backends.recipe.options import RerankPrompt
+from backends.recipe.rerank_template import written_template
 from gateway.config.api_checks import (
     address_problem,
     api_problems,

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
-from backends.http import trusted_authorities
-from backends.responses import InvalidResponse, RawResponse, ResponseReader
+from backends.http.client import trusted_authorities
+from backends.http.responses import InvalidResponse, RawResponse, ResponseReader
 from gateway.config.schema import FetchSettings
 from gateway.media.addresses import Target, check_ips, is_ip, redirected, rules_of, target_of
 from gateway.media.permits import Permits

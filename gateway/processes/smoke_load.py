@@ -10,7 +10,7 @@ import msgspec
 from backends.torch import wire
 from gateway.processes.engine_process import child_environment
 
-MODULE = "backends.torch.smoke"
+MODULE = "backends.torch.serving.smoke"
 NO_ENGINE = "a model is checked by the built-in engine, which is not installed; `make install` installs it"
 
 

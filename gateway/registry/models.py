@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from backends import hub
-from backends.checkpoints import downloaded_bytes, locate_checkpoint, packaged_bytes
-from backends.checksums import damaged_files
-from backends.errors import ModelUnavailable
-from backends.model_names import is_path
+from backends.checkpoints import hub
+from backends.checkpoints.locations import downloaded_bytes, locate_checkpoint, packaged_bytes
+from backends.checkpoints.model_names import is_path
+from backends.contract.errors import ModelUnavailable
 from backends.torch.wire import SmokeLoad
 from gateway.config.schema import OWN_VOCABULARY, UpstreamSettings
+from gateway.registry.checksums import damaged_files
 from gateway.registry.records import Record, Records, State
 from gateway.registry.space import NoSpace, models_to_remove
 

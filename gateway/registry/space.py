@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from backends.hub import CachedModel
+from backends.checkpoints.hub import CachedModel
 
 
 class NoSpace(Exception):

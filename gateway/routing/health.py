@@ -8,7 +8,13 @@ up ─changed─▶ probation · any ─removed─▶ gone
 
 from enum import StrEnum
 
-from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
+from backends.contract.errors import (
+    AttemptTimedOut,
+    BackendError,
+    ConnectionLost,
+    ReplicaFailed,
+    ReplicaUnavailable,
+)
 
 # Failures in a row, without a success between them, that eject a replica.
 FAILURES_MAX = 3

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from backends.canaries import SCORED
 from backends.contract import (
     Backend,
     Capabilities,
@@ -16,7 +15,8 @@ from backends.contract import (
     RerankReply,
     Vectors,
 )
-from backends.errors import InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
+from backends.contract.errors import InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
+from backends.reference_texts import SCORED
 from gateway.routing.replica import JoinedModel
 
 # Scores of a network differ by more, even if its weights are random.

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping
 
 from backends.contract import ReportsResidence, Residence, UnloadReason
-from backends.errors import BackendError
+from backends.contract.errors import BackendError
 from gateway.events import ModelStateReported, Observe
 from gateway.routing.health import USABLE
 from gateway.routing.pool import Pool

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from backends.contract import Capabilities, Embed, Operation, ReportsQueueDepth, Rerank, Work
-from backends.errors import (
+from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,

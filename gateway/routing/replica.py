@@ -15,14 +15,14 @@ from backends.contract import (
     Residence,
     Work,
 )
-from backends.errors import ReplicaFailed
-from backends.zero_vectors import gives_zeros
+from backends.contract.errors import ReplicaFailed
 from gateway.events import ReplicaState
 from gateway.routing.health import PROBATION_BATCHES, USABLE, State
 from gateway.routing.load import LOAD_KINDS, BatchLoad, LoadKind, slots_of
 from gateway.routing.pace import Pace
 from gateway.routing.refusals import Refusals
 from gateway.routing.window import Window
+from gateway.vector_spaces.zero_vectors import gives_zeros
 
 # model: it serves another model than its upstream. key: it refuses the gateway's key. output: it does not
 # compute as it should.

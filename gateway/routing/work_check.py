@@ -9,7 +9,7 @@ from collections.abc import Callable
 from weakref import WeakKeyDictionary
 
 from backends.contract import Capabilities, Embed, Operation, Rerank, Work
-from backends.errors import BackendError, InvalidWork, UnsupportedWork
+from backends.contract.errors import BackendError, InvalidWork, UnsupportedWork
 from gateway.routing.replica import Replica
 
 CHECK_TIMEOUT_S = 5.0

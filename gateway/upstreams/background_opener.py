@@ -6,7 +6,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
-from backends.errors import ModelUnavailable
+from backends.contract.errors import ModelUnavailable
 
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ from backends.contract import (
     TokenizerSource,
 )
 from backends.torch.wire import socket_and_base
-from gateway.batching.lane import Lane
-from gateway.batching.lane_settings import LaneSettings
 from gateway.config.schema import UpstreamSettings
 from gateway.events import ConnectionFaulted, Observe
+from gateway.lane.lane import Lane
+from gateway.lane.lane_settings import LaneSettings
 from gateway.routing.discovery import Discovery, Resolver
 from gateway.routing.model_state import follow_model_state
 from gateway.routing.pool import Pool, apply_drains

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.batching.drain_rate import DrainRate
-from gateway.batching.fair_queue import QUANTUM_TOKENS, Entry, FairQueue, Priority
 from gateway.errors import Overloaded
+from gateway.lane.drain_rate import DrainRate
+from gateway.lane.fair_queue import QUANTUM_TOKENS, Entry, FairQueue, Priority
 
 T = TypeVar("T")
 

@@ -9,7 +9,6 @@ from random import Random
 import msgspec
 
 from backends.contract import Capabilities, Residence
-from gateway.batching.slices import Bounds
 from gateway.calls import Call, Deadline
 from gateway.config import schema
 from gateway.errors import (
@@ -21,6 +20,7 @@ from gateway.errors import (
     ReplicaTimedOut,
 )
 from gateway.events import LaneBacklog
+from gateway.lane.slices import Bounds
 from gateway.routing.breaker import Breaker
 from gateway.routing.pool import PROBED_WITHIN_S
 from gateway.routing.retry_budget import RetryBudget

@@ -3,9 +3,9 @@
 from typing import Literal, Protocol
 
 from backends.contract import Capabilities, Residence
-from gateway.batching.slices import Bounds
 from gateway.config.schema import UpstreamSettings
 from gateway.events import LaneBacklog
+from gateway.lane.slices import Bounds
 from gateway.routing.split import Health
 from gateway.vector_spaces.fingerprint import Fingerprint
 

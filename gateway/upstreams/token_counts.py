@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.contract import Truncate
-from backends.texts import CHARACTERS_PER_TOKEN, ModelInput, clip_text
+from backends.contract import ModelInput, Truncate
+from backends.contract.texts import CHARACTERS_PER_TOKEN, clip_text
 from gateway.upstreams.fair_threads import CHUNK_CHARACTERS, Claim, FairThreads
 
 if TYPE_CHECKING:
     # The tokenizers package is loaded only where something is counted.
-    from backends.tokens import TextCounter
+    from backends.tokens.tokenizer import TextCounter
 
 # The thread holds the GIL for a moment per text.
 CHUNK_INPUTS = 256

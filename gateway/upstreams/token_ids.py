@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.checkpoints import locate_tokenizer
+from backends.checkpoints.locations import locate_tokenizer
 from backends.contract import TokenizerSource
-from backends.errors import InvalidWork, ModelUnavailable
+from backends.contract.errors import InvalidWork, ModelUnavailable
 from gateway.calls import Deadline
 from gateway.config.schema import OWN_VOCABULARY
 from gateway.errors import EmptyInput, InvalidInput, NoReplica, UpstreamFailed
@@ -21,7 +21,7 @@ from gateway.upstreams.fair_threads import CHUNK_CHARACTERS, Claim, FairThreads
 
 if TYPE_CHECKING:
     # The tokenizers package is loaded only where ids are decoded.
-    from backends.tokens import Vocabulary
+    from backends.tokens.tokenizer import Vocabulary
 
 # As many as `/detokenize` takes.
 IDS_MAX = 1_000_000
@@ -93,7 +93,7 @@ class IdDecoder:
 
 
 def _open_vocabulary(source: TokenizerSource) -> "Vocabulary":
-    from backends.tokens import open_vocabulary
+    from backends.tokens.tokenizer import open_vocabulary
 
     return open_vocabulary(Path(locate_tokenizer(source.location)), source.settings)
 

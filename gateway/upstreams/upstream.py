@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from backends.contract import Capabilities, Rerank, Residence, Score, Work
-from backends.model_names import is_path
-from gateway.batching.lane import Lane
-from gateway.batching.slices import Bounds
+from backends.checkpoints.model_names import is_path
+from backends.contract import Capabilities, Operation, Residence, Work
 from gateway.config import schema
 from gateway.config.schema import COMMIT
 from gateway.events import LaneBacklog, ReplicaState
+from gateway.lane.lane import Lane
+from gateway.lane.slices import Bounds
 from gateway.routing.load import LoadKind, kind_of
 from gateway.routing.pool import Pool, is_replica_expected
 from gateway.routing.replica import Replica, shown_state
@@ -168,4 +168,4 @@ def scores_identity(upstream: Upstream) -> VectorsIdentity | None:
 
 def identity_of(upstream: Upstream, work: Work) -> VectorsIdentity | None:
     """Return the identity of an upstream's outputs for a work, None if it is unknown."""
-    return scores_identity(upstream) if isinstance(work, Rerank | Score) else vectors_identity(upstream)
+    return scores_identity(upstream) if work.operation is Operation.RERANK else vectors_identity(upstream)

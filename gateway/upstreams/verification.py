@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from backends.canaries import CANARIES
-from backends.errors import BackendError
+from backends.contract.errors import BackendError
+from backends.reference_texts import CANARIES
 from gateway.config.schema import ModelSettings
 from gateway.routing.health import State
 from gateway.routing.replica import Replica

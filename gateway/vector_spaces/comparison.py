@@ -6,8 +6,8 @@ from itertools import combinations
 import msgspec
 import numpy as np
 
-from backends.canaries import min_cosine
 from backends.contract import BackendKind, Vectors
+from backends.reference_texts import min_cosine
 from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text, needed_cosine, similarity
 
 

@@ -3,8 +3,8 @@
 import msgspec
 import numpy as np
 
-from backends.canaries import canary_digest, min_cosine
 from backends.contract import BackendKind, Capabilities, Vectors
+from backends.reference_texts import canary_digest, min_cosine
 
 # Minimum cosine despite rounding, for the same server in the same precision and for a different one.
 SAME_MIN_COSINE = 0.999

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from backends.canaries import EDITION
+from backends.reference_texts import EDITION
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text, matches, needed_cosine, similarity

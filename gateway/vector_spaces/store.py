@@ -1,6 +1,6 @@
 """Fingerprints that gateways share, in Redis: one per upstream, written by the first gateway that has one."""
 
-from backends.canaries import EDITION
+from backends.reference_texts import EDITION
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.vector_spaces.fingerprint import Fingerprint, decode_fingerprint, encode_fingerprint

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from backends.errors import ReplicaUnavailable
+from backends.contract.errors import ReplicaUnavailable
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import CacheSettings, Config

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from backends.tokens import TextCounter
+from backends.tokens.tokenizer import TextCounter
 from gateway.quotas.ledger import MemoryLedger
 from gateway.tenants.keyring import key_digest
 from gateway.upstreams import token_ids

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import httpx
 import pytest
 
-from backends.http import ConnectionOptions, UpstreamClient
+from backends.http.client import ConnectionOptions, UpstreamClient
 from gateway.events import ReplicaChanged
 from gateway.routing import discovery
 from tests.conftest import Boots, Running

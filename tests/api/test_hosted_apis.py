@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.api_shapes import SHAPES
 from backends.contract import ApiKind
+from backends.openai.shapes import SHAPES
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots
 from tests.fakes.hooks import RERANKER

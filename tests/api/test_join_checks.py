@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.canaries import CANARIES, SCORED
 from backends.contract import Embed, Reply, Work
-from backends.errors import ReplicaFailed
-from backends.zero_vectors import WORDLESS
+from backends.contract.errors import ReplicaFailed
+from backends.reference_texts import CANARIES, SCORED
 from gateway.routing.prober import ProbeIntervals
 from gateway.upstreams import factory
+from gateway.vector_spaces.zero_vectors import WORDLESS
 from tests.conftest import Boots, Running
 from tests.fakes.engines import FakeEngine
 from tests.fakes.hooks import RERANKER

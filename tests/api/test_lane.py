@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from backends.contract import Embed, Reply
-from backends.errors import (
+from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
@@ -16,11 +16,11 @@ from backends.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
-from gateway.batching.lane_settings import LaneSettings
-from gateway.batching.slices import Bounds
-from gateway.batching.tenant_activity import SUSPECT_S
-from gateway.batching.ticket import Owner
 from gateway.errors import Overloaded
+from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.slices import Bounds
+from gateway.lane.tenant_activity import SUSPECT_S
+from gateway.lane.ticket import Owner
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.latencies import SAMPLES_MIN
 from gateway.routing.window import Window

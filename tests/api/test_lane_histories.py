@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from backends.contract import Embed, Reply
-from backends.errors import (
+from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
@@ -19,10 +19,10 @@ from backends.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
-from gateway.batching.faults import SliceFailed
-from gateway.batching.lane_settings import LaneSettings
-from gateway.batching.slices import Bounds
 from gateway.errors import GatewayError
+from gateway.lane.faults import SliceFailed
+from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.slices import Bounds
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.window import Window
 from tests.fakes.replicas import Rig, assert_vectors, reply_to

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from backends.contract import Capabilities, Reply
-from backends.errors import BackendError, ReplicaFailed, ReplicaUnavailable
+from backends.contract.errors import BackendError, ReplicaFailed, ReplicaUnavailable
 from gateway.events import ReplicaChanged
 from gateway.routing import prober
 from gateway.routing.health import State

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backends.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
+from backends.contract.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
 from gateway.api.wire.inputs import TOKEN_VECTORS_MAX
 from tests.conftest import Boots
 from tests.fakes.hooks import SPLADE
@@ -12,7 +12,7 @@ from tests.fakes.tei import FakeTei
 from tests.fakes.vllm import FakeVllm
 
 LATE = """
-upstreams: {only: {backend: vllm, replicas: ["http://one"], batch_inputs: 2}}
+upstreams: {only: {backend: vllm, replicas: ["http://one"], request_inputs: 2}}
 models: {m: {upstream: only}}
 """
 PLAIN = LATE.replace("vllm", "tei")

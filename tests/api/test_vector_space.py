@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from gateway.batching.lane import Lane
-from gateway.batching.lane_settings import LaneSettings
-from gateway.batching.slices import Bounds
 from gateway.config import schema as config
 from gateway.errors import NoReplica
 from gateway.events import ReplicaChanged, SpaceChecked
+from gateway.lane.lane import Lane
+from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.slices import Bounds
 from gateway.routing import prober
 from gateway.routing.health import ReplicaEvent
 from gateway.routing.pool import Pool

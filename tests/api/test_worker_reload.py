@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from backends.contract import Backend, BackendKind, ReplicaSpec
-from backends.http import UpstreamClient
+from backends.http.client import UpstreamClient
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.config.schema import UpstreamSettings

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.checkpoints import locate_checkpoint, locate_tokenizer
-from backends.errors import ModelUnavailable
-from backends.model_names import is_path
+from backends.checkpoints.locations import locate_checkpoint, locate_tokenizer
+from backends.checkpoints.model_names import is_path
+from backends.contract.errors import ModelUnavailable
 
 
 @pytest.fixture

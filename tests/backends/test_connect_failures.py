@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from backends.contract import BackendKind, ReplicaSpec
-from backends.errors import BackendError, ReplicaUnavailable
-from backends.http import UpstreamClient
+from backends.contract.errors import BackendError, ReplicaUnavailable
+from backends.http.client import UpstreamClient
 from tests.conftest import remote_backend
 
 

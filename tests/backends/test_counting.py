@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from backends import counting
 from backends.contract import Detokenize, Embed, Rerank, Tokenize, TokenizerSource, Truncate, Work
-from backends.counting import apply_prompt, open_token_counter
-from backends.errors import AttemptTimedOut, InvalidWork, ModelUnavailable
-from backends.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
-from backends.tokens import TokenCount
-from backends.torch.checkpoint import read_input_rules
-from backends.torch.recipe import InputRules
+from backends.contract.errors import AttemptTimedOut, InvalidWork, ModelUnavailable
+from backends.contract.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
+from backends.recipe.checkpoint import read_input_rules
+from backends.recipe.recipe import InputRules
+from backends.tokens import counting
+from backends.tokens.counting import apply_prompt, open_token_counter
+from backends.tokens.tokenizer import TokenCount
 from tests.fakes.checkpoint import write_small_files
 
 RULES = InputRules(16, {"query": "query: ", "passage": ""}, None)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import infinity_wire, openai_api, rerank_wire, tei, vllm, vllm_probe, vllm_wire
 from backends.contract import (
     Classify,
     ClassifyReply,
@@ -25,9 +24,16 @@ from backends.contract import (
     Score,
     ScoreKind,
 )
-from backends.errors import BackendError, ReplicaFailed
-from backends.http import UpstreamResponse
-from backends.tokens import TokenCount
+from backends.contract.errors import BackendError, ReplicaFailed
+from backends.http.client import UpstreamResponse
+from backends.infinity import wire as infinity_wire
+from backends.openai import api as openai_api
+from backends.openai import rerank_wire
+from backends.tei import adapter as tei
+from backends.tokens.tokenizer import TokenCount
+from backends.vllm import adapter as vllm
+from backends.vllm import probe as vllm_probe
+from backends.vllm import wire as vllm_wire
 from tests.backends.invalid_replies import packed
 
 # `make fuzz` sends more.

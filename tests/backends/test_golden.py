@@ -12,11 +12,12 @@ import httpx
 import numpy as np
 import pytest
 
-from backends import infinity_wire, vllm_wire
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import BackendKind, QueueDepth, ReplicaSpec, ReportsQueueDepth, TokenizerSource
-from backends.errors import InvalidWork, ReplicaFailed
-from backends.http import UpstreamResponse
+from backends.contract.errors import InvalidWork, ReplicaFailed
+from backends.http.client import UpstreamResponse
+from backends.infinity import wire as infinity_wire
+from backends.vllm import wire as vllm_wire
 from tests.conftest import remote_backend
 from tests.fakes.hooks import LABELS
 from tests.real.outcomes import outcome_of

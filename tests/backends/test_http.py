@@ -8,10 +8,16 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from backends import connection, connection_pool
-from backends.errors import AttemptTimedOut, BackendError, ConnectionLost, ReplicaFailed, ReplicaUnavailable
-from backends.http import ConnectionOptions, UpstreamClient, countdown
-from backends.responses import FRAMING_LIMIT_BYTES, HEAD_LIMIT_BYTES, ResponseReader
+from backends.contract.errors import (
+    AttemptTimedOut,
+    BackendError,
+    ConnectionLost,
+    ReplicaFailed,
+    ReplicaUnavailable,
+)
+from backends.http import connection, connection_pool
+from backends.http.client import ConnectionOptions, UpstreamClient, countdown
+from backends.http.responses import FRAMING_LIMIT_BYTES, HEAD_LIMIT_BYTES, ResponseReader
 from tests.fakes.http_servers import (
     HEAD,
     OK,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from backends import connection_pool
-from backends.connection_pool import REUSE_PAUSE_MAX_S, REUSE_PAUSE_MIN_S, ReusePause
 from backends.contract import ConnectionFault
-from backends.errors import AttemptTimedOut, BackendError, ConnectionLost
+from backends.contract.errors import AttemptTimedOut, BackendError, ConnectionLost
+from backends.http import connection_pool
+from backends.http.connection_pool import REUSE_PAUSE_MAX_S, REUSE_PAUSE_MIN_S, ReusePause
 from tests.fakes.http_servers import (
     HEAD,
     OK,

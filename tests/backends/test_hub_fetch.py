@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from backends.auto_map import ClassReference
-from backends.checkpoints import locate_checkpoint, locate_code, locate_tokenizer
-from backends.errors import ModelUnavailable
+from backends.checkpoints.auto_map import ClassReference
+from backends.checkpoints.locations import locate_checkpoint, locate_code, locate_tokenizer
+from backends.contract.errors import ModelUnavailable
 from tests.fakes.hub import FakeHub, Files, commit_of, write_cache
 from tests.fakes.threaded import serve_in_thread
 

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from backends.contract import BackendKind, Embed, ReplicaSpec, Work
-from backends.errors import BackendError, ConnectionLost, ReplicaFailed
-from backends.http import (
+from backends.contract.errors import BackendError, ConnectionLost, ReplicaFailed
+from backends.http.client import (
     DESCRIPTION_BYTES_MAX,
     REPLY_LISTS_MAX,
     REPLY_VALUES_MAX,

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.api_shapes import SHAPES, path_of
 from backends.contract import (
     API_ADDRESSES,
     ApiKind,
@@ -26,7 +25,7 @@ from backends.contract import (
     TokenizerSource,
     Truncate,
 )
-from backends.errors import (
+from backends.contract.errors import (
     BackendError,
     ConnectionLost,
     CredentialRefused,
@@ -36,10 +35,11 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import UpstreamResponse
-from backends.openai import OpenAIBackend
-from backends.openai_api import OpenAIProfile, decode, encode, failure
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
+from backends.http.client import UpstreamResponse
+from backends.openai.adapter import OpenAIBackend
+from backends.openai.api import OpenAIProfile, decode, encode, failure
+from backends.openai.shapes import SHAPES, path_of
 from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
 from tests.conftest import remote_backend
 from tests.fakes.hooks import fail_with, respond_with

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, RerankReply, TermWeights
-from backends.errors import ReplicaFailed, UnsupportedWork
-from backends.outputs import check_outputs, merge_replies, split_outputs
-from backends.replies import label_scores, term_weights, token_matrices
+from backends.contract.errors import ReplicaFailed, UnsupportedWork
+from backends.http.outputs import check_outputs, merge_replies, split_outputs
+from backends.http.replies import label_scores, term_weights, token_matrices
 
 ROWS = np.ones((1, 2), np.float32)
 TERMS = TermWeights(np.array([3], np.int32), np.array([0.5], np.float32))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.protobuf_vectors import read_matrix, read_vector
+from backends.tei.protobuf_vectors import read_matrix, read_vector
 from backends.tei_protos import tei_pb2 as pb
 
 floats = st.floats(width=32, allow_nan=False)

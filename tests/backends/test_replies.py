@@ -7,17 +7,17 @@ import httpx
 import pytest
 
 from backends.contract import Backend, Embed, QueueDepth, ReplicaSpec, ReportsQueueDepth, Rerank, Truncate
-from backends.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
-from backends.http import UpstreamClient, UpstreamResponse
-from backends.infinity_wire import failure as infinity_failure
-from backends.openai_api import failure as openai_failure
-from backends.openai_wire import decode_embeddings
+from backends.contract.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
+from backends.http.client import UpstreamClient, UpstreamResponse
+from backends.http.openai_wire import decode_embeddings
+from backends.http.replies import check_reported_cuts, read_gauge
+from backends.infinity.wire import failure as infinity_failure
+from backends.openai.api import failure as openai_failure
+from backends.openai.rerank_wire import decode_scores
 from backends.registry import BACKENDS, open_replica
-from backends.replies import check_reported_cuts, read_gauge
-from backends.rerank_wire import decode_scores
-from backends.tei import TeiBackend
-from backends.tei import failure as tei_failure
-from backends.vllm_wire import failure as vllm_failure
+from backends.tei.adapter import TeiBackend
+from backends.tei.adapter import failure as tei_failure
+from backends.vllm.wire import failure as vllm_failure
 from tests.backends.invalid_replies import packed
 
 QUEUE = b"""# HELP te_queue_size The number of requests in the queue

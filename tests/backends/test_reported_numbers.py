@@ -19,15 +19,15 @@ from backends.contract import (
     ReportsQueueDepth,
     TokenizerSource,
 )
-from backends.errors import ReplicaFailed
-from backends.http import UpstreamClient
-from backends.infinity import InfinityBackend
-from backends.offers import check_numbers
-from backends.openai import OpenAIBackend
-from backends.replies import check_tokens, read_gauge
-from backends.tei import TeiBackend
-from backends.torch.client import TorchBackend
-from backends.vllm import VllmBackend
+from backends.contract.errors import ReplicaFailed
+from backends.http.client import UpstreamClient
+from backends.http.offers import check_numbers
+from backends.http.replies import check_tokens, read_gauge
+from backends.infinity.adapter import InfinityBackend
+from backends.openai.adapter import OpenAIBackend
+from backends.tei.adapter import TeiBackend
+from backends.torch.serving.client import TorchBackend
+from backends.vllm.adapter import VllmBackend
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei

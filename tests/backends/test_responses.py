@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.responses import InvalidResponse, RawResponse, ResponseReader, is_closing_error
+from backends.http.responses import InvalidResponse, RawResponse, ResponseReader, is_closing_error
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2;x=y\r\nok\r\n0\r\nx-sum: 1\r\n\r\n"
 WHOLE = (

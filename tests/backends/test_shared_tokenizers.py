@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.errors import ModelUnavailable
-from backends.tokens import RECENT_MAX, open_counter, open_tokenizer
+from backends.contract.errors import ModelUnavailable
+from backends.tokens.tokenizer import RECENT_MAX, open_counter, open_tokenizer
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from backends.contract import (
     TokenizeReply,
     Truncate,
 )
-from backends.errors import (
+from backends.contract.errors import (
     BackendError,
     CredentialRefused,
     InvalidWork,
@@ -31,8 +31,8 @@ from backends.errors import (
     ReplicaUnavailable,
     RequestTooLarge,
 )
-from backends.http import UpstreamClient, UpstreamResponse
-from backends.tei import TeiBackend, TeiInfo, capabilities, decode, encode, failure
+from backends.http.client import UpstreamClient, UpstreamResponse
+from backends.tei.adapter import TeiBackend, TeiInfo, capabilities, decode, encode, failure
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
 from tests.fakes.tei import FakeTei, score_of, vector_of
 

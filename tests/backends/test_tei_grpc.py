@@ -30,7 +30,7 @@ from backends.contract import (
     Truncate,
     Work,
 )
-from backends.errors import (
+from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
@@ -42,11 +42,11 @@ from backends.errors import (
     ReplicaUnavailable,
     RequestTooLarge,
 )
-from backends.grpc_channel import RpcStatus
-from backends.http import UpstreamClient
+from backends.http.client import UpstreamClient
 from backends.registry import open_replica
-from backends.tei import TeiBackend
-from backends.tei_grpc_wire import decode, encode, failure, model_type_of, tei_info
+from backends.tei.adapter import TeiBackend
+from backends.tei.grpc_channel import RpcStatus
+from backends.tei.grpc_wire import decode, encode, failure, model_type_of, tei_info
 from backends.tei_protos import tei_pb2 as pb
 from backends.tracing import Carrier, carrier
 from tests.backends.test_connect_failures import closed_port

@@ -10,9 +10,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from backends.contract import Embed, TokenizerSettings, TokenizerSource, Truncate
-from backends.counting import open_token_counter
-from backends.errors import ModelUnavailable
-from backends.tokens import open_counter, open_tokenizer
+from backends.contract.errors import ModelUnavailable
+from backends.tokens.counting import open_token_counter
+from backends.tokens.tokenizer import open_counter, open_tokenizer
 
 WORDS = ("[UNK]", "<s>", "</s>", "<|endoftext|>", "a", "b")
 BOS, EOS, END, A, B = 1, 2, 3, 4, 5

@@ -10,7 +10,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
 
-from backends.tokens import TextTokenizer
+from backends.tokens.tokenizer import TextTokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello", "world", "resume", "play", "##ing", "!"]
 

@@ -22,7 +22,7 @@ from backends.contract import (
     TokenizerSource,
     Truncate,
 )
-from backends.errors import (
+from backends.contract.errors import (
     BackendError,
     CredentialRefused,
     InvalidWork,
@@ -31,11 +31,11 @@ from backends.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.http import UpstreamClient, UpstreamResponse
-from backends.vectors import sigmoid
-from backends.vllm import VllmBackend, decode, encode
-from backends.vllm_probe import VllmProfile, count_specials, detect_score_support
-from backends.vllm_wire import failure, restore_status
+from backends.contract.vectors import sigmoid
+from backends.http.client import UpstreamClient, UpstreamResponse
+from backends.vllm.adapter import VllmBackend, decode, encode
+from backends.vllm.probe import VllmProfile, count_specials, detect_score_support
+from backends.vllm.wire import failure, restore_status
 from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.server import logit_of
 from tests.fakes.tei import vector_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends.contract import BackendKind, Embed, EmbedReply, ReplicaSpec, TokenizerSource
-from backends.errors import BackendError
+from backends.contract.errors import BackendError
 from tests.conftest import remote_backend
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.openai import FakeOpenAI

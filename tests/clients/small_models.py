@@ -17,7 +17,7 @@ from tests.real.media_models import make_clip
 
 def make(folder: Path) -> None:
     """Write the missing models."""
-    from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+    from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
 
     encoder = locate_checkpoint(DEFAULT_MODEL).resolve()
     _once(folder / "cross-encoder", lambda target: make_cross_encoder(encoder, target))

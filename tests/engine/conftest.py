@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
 from backends.contract import Vectors
-from backends.torch import int8
-from backends.torch.engine import Engine
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
-from backends.torch.options import DTypeName
+from backends.recipe.options import DTypeName
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.networks import int8
+from backends.torch.passes.engine import Engine
 from tests.engine.cross_encoder import make_cross_encoder
 from tests.engine.texts import real_texts
 

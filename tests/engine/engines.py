@@ -9,11 +9,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from backends.contract import Capabilities, Encode, EncodeReply, Output, Reply, TermWeights, Vectors, Work
-from backends.torch.engine import Engine
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import describe, load
-from backends.torch.options import DTypeName, TaskSettings
+from backends.recipe.options import DTypeName, TaskSettings
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import describe, load
+from backends.torch.passes.engine import Engine
+from backends.torch.passes.loaded_model import LoadedModel
 from tests.engine.texts import real_texts
 
 Kind = TypeVar("Kind", bound=Reply)

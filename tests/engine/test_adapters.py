@@ -11,9 +11,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from backends.contract import Embed, EmbedReply, Vectors
-from backends.errors import InvalidWork, ModelUnavailable
-from backends.torch.inspection import inspect_folder
-from backends.torch.options import TaskSettings
+from backends.contract.errors import InvalidWork, ModelUnavailable
+from backends.recipe.options import TaskSettings
+from backends.torch.load.inspection import inspect_folder
 from backends.torch.wire import ModelBoot
 from tests.engine.checkpoints import SMALL, make_encoder
 from tests.engine.engines import TEXTS, cosines, engine_on, load_tiny, run_work

@@ -12,11 +12,11 @@ from sentence_transformers.sentence_transformer import modules
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PretrainedConfig
 
 from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Truncate, Vectors
-from backends.torch.engine import Engine
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import load
-from backends.torch.options import DTypeName
+from backends.recipe.options import DTypeName
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.passes.engine import Engine
+from backends.torch.passes.loaded_model import LoadedModel
 from tests.engine.checkpoints import (
     DECODER,
     DECODERS,

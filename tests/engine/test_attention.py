@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.torch import blocks
-from backends.torch.attention import attend, attend_joined
-from backends.torch.blocks import (
+from backends.torch.networks import blocks
+from backends.torch.networks.attention import attend, attend_joined
+from backends.torch.networks.blocks import (
     CUTTINGS,
     Cutting,
     Piece,

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from backends.contract import Embed, EmbedReply, Output
-from backends.torch.backlog import SMALL_TOKENS
-from backends.torch.engine import MIXED_PARTS, Engine
-from backends.torch.sequences import InputSequence, Row
-from backends.torch.threads import ForwardThreads
+from backends.torch.inputs.sequences import InputSequence, Row
+from backends.torch.passes.backlog import SMALL_TOKENS
+from backends.torch.passes.engine import MIXED_PARTS, Engine
+from backends.torch.passes.threads import ForwardThreads
 from tests.engine.conftest import Engines
 
 LONG_S = 20.0
@@ -89,12 +89,12 @@ async def test_small_jobs_leave_every_second_pass_to_large_ones(engine: Engine, 
 async def test_passes_are_small_only_while_both_kinds_of_job_come(
     engine: Engine, head: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.torch.backlog.RECENT_S", LONG_S)
+    monkeypatch.setattr("backends.torch.passes.backlog.RECENT_S", LONG_S)
     mixed = await run_behind_a_pass(engine, head, [LARGE, SMALL])
     assert 4 + 48 * 60 == sum(mixed)
     assert max(mixed) <= 1024 / MIXED_PARTS
 
-    monkeypatch.setattr("backends.torch.backlog.RECENT_S", 0.0)
+    monkeypatch.setattr("backends.torch.passes.backlog.RECENT_S", 0.0)
     head.passes.clear()
     await engine.run(LARGE)
 

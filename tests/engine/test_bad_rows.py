@@ -13,19 +13,19 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from backends.canaries import embed_canaries
 from backends.contract import Embed, EmbedReply, Encode, Output, Rerank, Score, Vectors, Work
-from backends.errors import InvalidWork, ModelUnavailable
+from backends.contract.errors import InvalidWork, ModelUnavailable
+from backends.recipe.lengths import DEFAULT_POSITIONS, POSITION_KEYS
+from backends.reference_texts import embed_canaries
 from backends.torch import wire
-from backends.torch.architectures import default_of
-from backends.torch.engine import Engine
-from backends.torch.inspection import inspect_folder
-from backends.torch.lengths import DEFAULT_POSITIONS, POSITION_KEYS
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import load
-from backends.torch.networks import _padding_id
-from backends.torch.sequences import InputSequence, PreparedSequences
+from backends.torch.inputs.sequences import InputSequence, PreparedSequences
+from backends.torch.load.construction import _padding_id
+from backends.torch.load.inspection import inspect_folder
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.networks.architectures import default_of
+from backends.torch.passes.engine import Engine
+from backends.torch.passes.loaded_model import LoadedModel
 from tests.engine.checkpoints import ENCODERS, SMALL, make_classifier, make_encoder
 from tests.engine.engines import EngineInProcess, cosines, load_tiny
 from tests.engine.texts import PHRASES

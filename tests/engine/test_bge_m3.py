@@ -10,8 +10,8 @@ from sentence_transformers.sentence_transformer import modules
 from torch import Tensor, nn
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Vectors
-from backends.errors import ModelUnavailable
-from backends.torch.options import DTypeName
+from backends.contract.errors import ModelUnavailable
+from backends.recipe.options import DTypeName
 from tests.engine.checkpoints import ENCODERS, make_encoder, make_sentence_model
 from tests.engine.engines import TEXTS, cosines, encode, engine_on, load_tiny, run_work
 

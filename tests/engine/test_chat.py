@@ -14,9 +14,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoModel, AutoTokenizer
 
 from backends.contract import Chat, Classify, ClassifyReply, Embed, EmbedReply, Truncate
-from backends.errors import InvalidWork, UnsupportedWork
-from backends.torch.engine import RENDERING
-from backends.torch.loaded_model import LoadedModel
+from backends.contract.errors import InvalidWork, UnsupportedWork
+from backends.torch.passes.engine import RENDERING
+from backends.torch.passes.loaded_model import LoadedModel
 from tests.engine.checkpoints import ENCODERS, make_classifier, make_encoder
 from tests.engine.engines import engine_on, load_tiny, run_work
 

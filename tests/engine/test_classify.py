@@ -20,8 +20,8 @@ from backends.contract import (
     Truncate,
     Vectors,
 )
-from backends.errors import UnsupportedWork
-from backends.torch.options import DTypeName, TaskSettings
+from backends.contract.errors import UnsupportedWork
+from backends.recipe.options import DTypeName, TaskSettings
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 

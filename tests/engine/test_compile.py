@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from backends.contract import Embed, EmbedReply, Vectors
-from backends.errors import ModelUnavailable
-from backends.torch.engine import Engine
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import load
-from backends.torch.loading import load_model, options_of
+from backends.contract.errors import ModelUnavailable
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.load.loading import load_model, options_of
+from backends.torch.passes.engine import Engine
+from backends.torch.passes.loaded_model import LoadedModel
 from backends.torch.wire import ModelBoot
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.engine.texts import real_texts
@@ -27,10 +27,10 @@ import asyncio, os, sys
 from pathlib import Path
 from torch._dynamo.utils import counters
 from backends.contract import Embed
-from backends.torch.engine import Engine
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
-from backends.torch.threads import ForwardThreads
+from backends.torch.passes.engine import Engine
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.passes.threads import ForwardThreads
 from tests.engine.texts import real_texts
 import numpy, torch
 

@@ -5,9 +5,15 @@ import torch
 import transformers
 from torch import nn
 
-from backends.torch.decoder_layers import FusedDecoderLayer, RootMeanSquareNorm
-from backends.torch.fusing import fuse
-from backends.torch.precision import CastLinear, PrepackedLinear, WideLinear, multiplied, replace_linears
+from backends.torch.networks.decoder_layers import FusedDecoderLayer, RootMeanSquareNorm
+from backends.torch.networks.fusing import fuse
+from backends.torch.networks.precision import (
+    CastLinear,
+    PrepackedLinear,
+    WideLinear,
+    multiplied,
+    replace_linears,
+)
 from tests.engine.test_fusing import inputs_of, pack_model
 
 SIZES = {

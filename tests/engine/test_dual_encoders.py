@@ -14,17 +14,17 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from backends.contract import Audio, Chat, Embed, EmbedParts, EmbedReply, Image, Operation, Output, Truncate
-from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork
+from backends.contract.errors import InvalidWork, ModelUnavailable, UnsupportedWork
+from backends.recipe.checkpoint import read_recipe
+from backends.recipe.options import DTypeName, TaskSettings
 from backends.torch import wire
-from backends.torch.checkpoint import read_recipe
-from backends.torch.engine import Engine
-from backends.torch.inspection import inspect_folder
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
-from backends.torch.loading import estimate_bytes
+from backends.torch.load.inspection import inspect_folder
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.load.loading import estimate_bytes
 from backends.torch.media.features import open_image_reader
-from backends.torch.native_configs import read_config
-from backends.torch.options import DTypeName, TaskSettings
+from backends.torch.networks.native_configs import read_config
+from backends.torch.passes.engine import Engine
 from tests.engine.engines import cosines, engine_on, load_tiny, run_work
 from tests.engine.texts import PHRASES
 

@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 
 from backends.contract import Embed, EmbedReply, Output, Rerank, Tokenize, TokenizeReply, Truncate
-from backends.errors import BackendError, InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
-from backends.torch.engine import Engine
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import load
-from backends.torch.sequences import InputSequence, Row
+from backends.contract.errors import (
+    BackendError,
+    InvalidWork,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    UnsupportedWork,
+)
+from backends.torch.inputs.sequences import InputSequence, Row
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.passes.engine import Engine
+from backends.torch.passes.loaded_model import LoadedModel
 from tests.engine.conftest import Engines
 
 LONG = "word " * 1000

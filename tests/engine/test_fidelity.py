@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Vectors
+from backends.recipe.options import DTypeName
 from backends.torch import wire
-from backends.torch.engine import Engine
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
-from backends.torch.options import DTypeName
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.passes.engine import Engine
 from tests.engine.conftest import Engines
 from tests.engine.cross_encoder import labelled_pairs
 from tests.engine.texts import real_texts

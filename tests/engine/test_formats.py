@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Rerank, RerankReply, Vectors
-from backends.torch.loaded_model import LoadedModel
+from backends.recipe.options import DTypeName, TaskSettings
+from backends.torch.load.construction import open_network
 from backends.torch.memory import held_bytes
-from backends.torch.networks import open_network
-from backends.torch.options import DTypeName, TaskSettings
+from backends.torch.passes.loaded_model import LoadedModel
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier, make_encoder, make_language_model
 from tests.engine.engines import TEXTS, cosines, dense_of, engine_on, load_tiny, run_work
 

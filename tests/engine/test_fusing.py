@@ -7,10 +7,10 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutput
 
-from backends.torch import precision
-from backends.torch.fusing import FusedEncoder, FusedLayer, fuse, shorten
-from backends.torch.packing import PackedEncoder, pack, padding_position
-from backends.torch.precision import (
+from backends.torch.networks import precision
+from backends.torch.networks.fusing import FusedEncoder, FusedLayer, fuse, shorten
+from backends.torch.networks.packing import PackedEncoder, pack, padding_position
+from backends.torch.networks.precision import (
     FUSED_ACTIVATIONS,
     ActivatedLinear,
     CastLinear,

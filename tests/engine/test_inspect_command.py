@@ -12,11 +12,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from backends.checkpoints import DEFAULT_MODEL
+from backends.checkpoints.locations import DEFAULT_MODEL
 from backends.contract import Capabilities
-from backends.torch import small_network, wire
-from backends.torch.inspection import inspect, inspect_folder
-from backends.torch.smoke import smoke_load
+from backends.torch import wire
+from backends.torch.load import small_network
+from backends.torch.load.inspection import inspect, inspect_folder
+from backends.torch.serving.smoke import smoke_load
 from gateway.cli import main as command_line
 from gateway.cli import models as command
 from gateway.config.load import parse_config
@@ -36,7 +37,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def options(*arguments: str) -> object:
-    return command_line._parser().parse_args(["models", "inspect", *arguments])
+    return command_line.full_parser().parse_args(["models", "inspect", *arguments])
 
 
 @pytest.mark.slow

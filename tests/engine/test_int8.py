@@ -10,16 +10,17 @@ import transformers
 from torch import Tensor, nn
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Rerank, RerankReply, Vectors
-from backends.errors import ModelUnavailable
-from backends.torch import blocks, int8, quantization, wire
-from backends.torch.inspection import inspect_folder
-from backends.torch.int8 import Int8Linear, KernelProbe, probe_kernel, refuse_slow, require_int8
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import describe, served_dtype
+from backends.contract.errors import ModelUnavailable
+from backends.recipe.options import TaskSettings
+from backends.torch import wire
+from backends.torch.load.inspection import inspect_folder
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import describe, served_dtype
 from backends.torch.memory import held_bytes
-from backends.torch.options import TaskSettings
-from backends.torch.precision import WideLinear
+from backends.torch.networks import blocks, int8, quantization
+from backends.torch.networks.int8 import Int8Linear, KernelProbe, probe_kernel, refuse_slow, require_int8
+from backends.torch.networks.precision import WideLinear
+from backends.torch.passes.loaded_model import LoadedModel
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier, make_encoder, make_language_model
 from tests.engine.conftest import Engines
 from tests.engine.engines import TEXTS, cosines, dense_of, engine_on, load_tiny, run_work
@@ -154,7 +155,9 @@ def test_devices_compiled_models_and_static_models_are_refused(
     ):
         with pytest.raises(ModelUnavailable, match=cause):
             describe(folder, "tiny", options)
-    monkeypatch.setattr("backends.torch.loader.CheckpointFiles", lambda _: SimpleNamespace(static=object()))
+    monkeypatch.setattr(
+        "backends.torch.load.loader.CheckpointFiles", lambda _: SimpleNamespace(static=object())
+    )
     with pytest.raises(ModelUnavailable, match="does not serve static models"):
         served_dtype(folder, LoadOptions("int8", "cpu"))
 

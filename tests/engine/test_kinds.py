@@ -19,15 +19,15 @@ from backends.contract import (
     TermWeights,
     Truncate,
 )
-from backends.errors import InvalidWork, ModelUnavailable
-from backends.tokens import open_tokenizer
+from backends.contract.errors import InvalidWork, ModelUnavailable
+from backends.recipe.checkpoint import read_recipe
+from backends.recipe.files import CheckpointFiles
+from backends.recipe.kinds import recognize
+from backends.recipe.options import Pooling, TaskSettings
+from backends.recipe.pooling_notes import pooling_notes
+from backends.recipe.recipe import ModelKind
+from backends.tokens.tokenizer import open_tokenizer
 from backends.torch import wire
-from backends.torch.checkpoint import read_recipe
-from backends.torch.files import CheckpointFiles
-from backends.torch.kinds import recognize
-from backends.torch.options import Pooling, TaskSettings
-from backends.torch.pooling_notes import pooling_notes
-from backends.torch.recipe import ModelKind
 from tests.engine.checkpoints import ENCODERS, make_classifier, make_encoder, make_sentence_model
 from tests.engine.engines import TEXTS, encode, engine_on, load_tiny, run_work
 

@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, Vectors
-from backends.errors import InvalidWork, UnsupportedWork
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
+from backends.contract.errors import InvalidWork, UnsupportedWork
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
 from tests.conftest import Boots
 from tests.engine.checkpoints import ENCODERS, make_encoder, make_sentence_model
 from tests.engine.conftest import Engines

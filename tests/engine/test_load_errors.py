@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers.sentence_transformer import modules
 from transformers import AutoModelForMaskedLM
 
-from backends.errors import ModelUnavailable
+from backends.contract.errors import ModelUnavailable
 from backends.torch import wire
-from backends.torch.inspection import inspect_folder
-from backends.torch.loader import load, require_device
-from backends.torch.loading import options_of
+from backends.torch.load.inspection import inspect_folder
+from backends.torch.load.loader import load, require_device
+from backends.torch.load.loading import options_of
 from backends.torch.refusals import describe_error, refuse_on_error
 from tests.engine.checkpoints import (
     DECODER,
@@ -74,7 +74,7 @@ def test_a_first_pass_that_fails_is_a_refusal(
     def fail(*_: object) -> None:
         raise IndexError("index out of range in self")
 
-    monkeypatch.setattr("backends.torch.heads.Encoder.run", fail)
+    monkeypatch.setattr("backends.torch.networks.heads.Encoder.run", fail)
 
     with pytest.raises(ModelUnavailable, match=r"first passes .* failed: IndexError: index out of range"):
         load_tiny(folder)

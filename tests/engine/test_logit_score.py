@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from backends.contract import Operation, Score, Truncate
 from backends.contract import RerankReply as Reply
-from backends.errors import ModelUnavailable
-from backends.torch.options import RerankPrompt, TaskSettings
+from backends.contract.errors import ModelUnavailable
+from backends.recipe.options import RerankPrompt, TaskSettings
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_encoder, make_language_model
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from backends.errors import ModelUnavailable
-from backends.torch.options import TaskSettings
+from backends.contract.errors import ModelUnavailable
+from backends.recipe.options import TaskSettings
 from tests.engine.checkpoints import SMALL, make_encoder
 from tests.engine.engines import load_tiny
 

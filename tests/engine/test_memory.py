@@ -62,7 +62,7 @@ TOKENIZING = """
 import os, sys, torch
 from pathlib import Path
 from unittest.mock import patch
-from backends.torch import server
+from backends.torch.serving import server
 
 def threads():
     return len(os.listdir("/proc/self/task"))

@@ -13,17 +13,17 @@ from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from backends.contract import Embed, EmbedReply, Output, Residence
-from backends.errors import ModelNotLoaded, ModelUnavailable
+from backends.contract.errors import ModelNotLoaded, ModelUnavailable
+from backends.recipe.options import DTypeName
 from backends.torch import wire
-from backends.torch.inspection import inspect_folder
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import load
-from backends.torch.loading import RunOnDevice, estimate_bytes, load_model
+from backends.torch.inputs.sequences import InputSequence, Row
+from backends.torch.load.inspection import inspect_folder
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.load.loading import RunOnDevice, estimate_bytes, load_model
 from backends.torch.memory import held_bytes
-from backends.torch.model_host import ModelHost
-from backends.torch.options import DTypeName
-from backends.torch.sequences import InputSequence, Row
+from backends.torch.passes.loaded_model import LoadedModel
+from backends.torch.serving.model_host import ModelHost
 from tests.engine.checkpoints import ENCODERS, make_encoder
 
 HELLO = Embed(("hello",))

@@ -13,9 +13,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 
 from backends.contract import Embed, EmbedReply, Output
-from backends.errors import ModelUnavailable
-from backends.torch.loader import best_device
-from backends.torch.options import DTypeName
+from backends.contract.errors import ModelUnavailable
+from backends.recipe.options import DTypeName
+from backends.torch.load.loader import best_device
 from tests.engine.checkpoints import SMALL, make_encoder, make_sentence_model
 from tests.engine.engines import TEXTS, cosines, encode, engine_on, load_tiny, run_work
 

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaModel
 
 from backends.contract import Embed, EmbedReply, Operation, RerankReply, Score, Vectors
-from backends.errors import ModelUnavailable
-from backends.torch.options import DTypeName, RerankPrompt, TaskSettings
+from backends.contract.errors import ModelUnavailable
+from backends.recipe.options import DTypeName, RerankPrompt, TaskSettings
 from tests.engine.checkpoints import DECODER
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 from tests.engine.vocabularies import write_llama3

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from backends.contract import Output
-from backends.errors import ModelUnavailable
-from backends.torch import openvino_passes
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import load
-from backends.torch.loading import options_of
+from backends.contract.errors import ModelUnavailable
+from backends.recipe.options import DTypeName, Runtime
+from backends.torch.inputs.sequences import InputSequence
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.load.loading import options_of
 from backends.torch.memory import held_bytes
-from backends.torch.openvino_passes import OpenVinoPasses
-from backends.torch.options import DTypeName, Runtime
-from backends.torch.sequences import InputSequence
+from backends.torch.networks import openvino_passes
+from backends.torch.networks.openvino_passes import OpenVinoPasses
+from backends.torch.passes.loaded_model import LoadedModel
 from backends.torch.wire import ModelBoot
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier, make_encoder
 from tests.engine.engines import cosines

@@ -10,12 +10,12 @@ from huggingface_hub import constants
 from msgspec.structs import replace
 
 from backends.contract import Classify, ClassifyReply, Embed, EmbedReply, Output
-from backends.errors import ModelUnavailable
+from backends.contract.errors import ModelUnavailable
+from backends.recipe.options import TaskSettings
 from backends.torch import wire
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import describe, load
-from backends.torch.loading import load_model, locate_model
-from backends.torch.options import TaskSettings
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import describe, load
+from backends.torch.load.loading import load_model, locate_model
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.engine.engines import TEXTS, cosines, encode, engine_on, load_tiny, run_work
 from tests.engine.own_code import MODULE, OWN_AUTO_MAP, code_files, make_own_model, token_vectors

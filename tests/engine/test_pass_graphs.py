@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from backends.contract import Output
-from backends.torch import pass_graphs
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
-from backends.torch.packing import PackedEncoder
-from backends.torch.pass_graphs import PassGraphs, PassSize, Replay, sizes
-from backends.torch.sequences import InputSequence
-from backends.torch.threads import ForwardThreads
+from backends.torch.inputs.sequences import InputSequence
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.networks import pass_graphs
+from backends.torch.networks.packing import PackedEncoder
+from backends.torch.networks.pass_graphs import PassGraphs, PassSize, Replay, sizes
+from backends.torch.passes.threads import ForwardThreads
 from loadtest.runtimes import sequences_of
 
 DENSE = frozenset({Output.DENSE})

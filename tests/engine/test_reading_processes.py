@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from backends.contract import EmbedParts, EmbedReply, Truncate
-from backends.errors import InvalidWork, ReplicaFailed
+from backends.contract.errors import InvalidWork, ReplicaFailed
 from backends.torch.media.reading import READ_S_MAX, ForkServer, ReadingProcess, ReadingThreads
 from backends.torch.media.reading_wire import CPU_S_MAX, READING_BYTES_MAX, ReadRequest
 from tests.engine.engines import engine_on, load_tiny, run_work

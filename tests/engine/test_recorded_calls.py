@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
 from tests.conftest import Boots
 from tests.engine.checkpoints import with_activation
 from tests.engine.engines import EngineInProcess

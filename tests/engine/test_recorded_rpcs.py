@@ -18,8 +18,8 @@ from google.protobuf.json_format import MessageToDict
 from grpc_health.v1 import health_pb2
 
 from backends.tei_protos import tei_pb2 as pb
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
 from tests.conftest import KEY, running_gateway
 from tests.engine.checkpoints import with_activation
 from tests.engine.engines import EngineInProcess

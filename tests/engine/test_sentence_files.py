@@ -13,9 +13,9 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTran
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, Output, Rerank, RerankReply, Truncate, Vectors
-from backends.errors import ModelUnavailable
-from backends.tokens import open_tokenizer
-from backends.torch.options import TaskSettings
+from backends.contract.errors import ModelUnavailable
+from backends.recipe.options import TaskSettings
+from backends.tokens.tokenizer import open_tokenizer
 from gateway.calls import default_truncation
 from tests.engine.checkpoints import (
     ENCODERS,

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from backends.contract import Audio, Embed, EmbedParts, EmbedReply, Operation, Truncate
-from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork
-from backends.torch.engine import Engine
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
+from backends.contract.errors import InvalidWork, ModelUnavailable, UnsupportedWork
+from backends.recipe.options import DTypeName
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
 from backends.torch.media.features import open_sound_reader
 from backends.torch.media.sounds import open_recording
-from backends.torch.native_configs import read_config
-from backends.torch.options import DTypeName
+from backends.torch.networks.native_configs import read_config
+from backends.torch.passes.engine import Engine
 from tests.engine.dual_checkpoints import DualModel, make_dual, sound_vectors, text_vectors
 from tests.engine.engines import cosines, engine_on, load_tiny, run_work
 from tests.engine.texts import PHRASES

@@ -13,9 +13,9 @@ from sentence_transformers.sparse_encoder.modules import SpladePooling
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from backends.contract import Embed, Operation, Output, Vectors
-from backends.errors import UnsupportedWork
-from backends.torch import readers
-from backends.torch.options import TaskSettings
+from backends.contract.errors import UnsupportedWork
+from backends.recipe.options import TaskSettings
+from backends.torch.networks import readers
 from tests.engine.checkpoints import ENCODERS, SMALL, make_language_model
 from tests.engine.engines import TEXTS, cosines, dense_of, encode, encode_singly, engine_on, load_tiny
 

@@ -12,9 +12,9 @@ from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
 from transformers import AutoTokenizer
 
 from backends.contract import Embed, Encode, EncodeReply, Output, Truncate
-from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork
-from backends.torch.checkpoint import read_input_rules
-from backends.torch.options import TaskSettings
+from backends.contract.errors import InvalidWork, ModelUnavailable, UnsupportedWork
+from backends.recipe.checkpoint import read_input_rules
+from backends.recipe.options import TaskSettings
 from tests.engine.engines import engine_on, load_tiny, run_work
 from tests.engine.families.checkpoint import write_checkpoint
 from tests.engine.families.sparse import FAMILIES, TABLE_FOLDER

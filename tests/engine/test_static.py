@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from backends.checkpoints import locate_checkpoint
+from backends.checkpoints.locations import locate_checkpoint
 from backends.contract import (
     Embed,
     EmbedReply,
@@ -25,13 +25,13 @@ from backends.contract import (
     Truncate,
     Vectors,
 )
-from backends.errors import InvalidWork, ModelUnavailable, UnsupportedWork
-from backends.tokens import open_counter
-from backends.torch.checkpoint import read_input_rules
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import describe, load
+from backends.contract.errors import InvalidWork, ModelUnavailable, UnsupportedWork
+from backends.recipe.checkpoint import read_input_rules
+from backends.recipe.options import DTypeName, TaskSettings
+from backends.tokens.tokenizer import open_counter
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import describe, load
 from backends.torch.memory import files_bytes, held_bytes
-from backends.torch.options import DTypeName, TaskSettings
 from tests.engine.engines import cosines, engine_on, load_tiny, run_work
 from tests.engine.texts import real_texts
 

@@ -18,9 +18,9 @@ from sentence_transformers.sentence_transformer import modules
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PretrainedConfig
 
 from backends.contract import Embed, EmbedReply, Rerank, RerankReply, Vectors
-from backends.errors import InvalidWork, ModelUnavailable
+from backends.contract.errors import InvalidWork, ModelUnavailable
 from backends.torch import wire
-from backends.torch.inspection import inspect_folder
+from backends.torch.load.inspection import inspect_folder
 from tests.engine.checkpoints import SMALL, make_classifier, make_encoder
 from tests.engine.engines import TEXTS, cosines, engine_on, load_tiny, run_work
 

@@ -18,13 +18,13 @@ import torch
 from transformers import Qwen3Config
 
 from backends.contract import Embed, EmbedParts, EmbedReply, Encode, EncodeReply, Output
-from backends.errors import ReplicaFailed, ReplicaOverloaded
-from backends.torch.engine import Engine
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.planner import plan
+from backends.contract.errors import ReplicaFailed, ReplicaOverloaded
+from backends.torch.inputs.sequences import Head, InputSequence, Row
+from backends.torch.passes.engine import Engine
+from backends.torch.passes.loaded_model import LoadedModel
+from backends.torch.passes.planner import plan
+from backends.torch.passes.threads import ForwardThreads
 from backends.torch.priority import BACKGROUND_NICENESS, NICENESS_MAX
-from backends.torch.sequences import Head, InputSequence, Row
-from backends.torch.threads import ForwardThreads
 from tests.engine.checkpoints import DECODERS, make_encoder
 from tests.engine.conftest import Engines
 from tests.engine.dual_checkpoints import make_dual
@@ -346,7 +346,7 @@ async def test_planning_failure_is_reported_and_other_work_is_computed(
         assert max(lengths) < 20
         return plan(lengths, most, packed=packed)
 
-    monkeypatch.setattr("backends.torch.engine.plan", planned)
+    monkeypatch.setattr("backends.torch.passes.engine.plan", planned)
 
     for _ in range(engine._texts.turns_max + 1):
         with pytest.raises(ReplicaFailed):

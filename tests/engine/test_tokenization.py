@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, TokenizerSettings, Truncate
-from backends.errors import ModelUnavailable
-from backends.tokens import TextTokenizer, open_counter, open_tokenizer
+from backends.contract.errors import ModelUnavailable
+from backends.tokens.tokenizer import TextTokenizer, open_counter, open_tokenizer
 from tests.engine.engines import cosines, engine_on, load_tiny, run_work
 from tests.engine.families import decoders
 from tests.engine.families.checkpoint import write_checkpoint

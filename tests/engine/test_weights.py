@@ -12,8 +12,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from backends.errors import ModelUnavailable
-from backends.torch.options import TaskSettings
+from backends.contract.errors import ModelUnavailable
+from backends.recipe.options import TaskSettings
 from tests.engine.checkpoints import (
     DECODERS,
     ENCODERS,

@@ -9,7 +9,7 @@ from itertools import repeat
 from typing import Self
 
 from backends.contract import ConnectionFault
-from backends.http import ConnectionOptions, UpstreamClient
+from backends.http.client import ConnectionOptions, UpstreamClient
 from tests.fakes.hooks import until
 
 ServerBehaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 import numpy as np
 
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, Reply, Work
-from backends.errors import AttemptTimedOut, BackendError
-from gateway.batching.lane import Lane
-from gateway.batching.lane_settings import LaneSettings
-from gateway.batching.slices import Bounds, Slice
-from gateway.batching.ticket import Owner
+from backends.contract.errors import AttemptTimedOut, BackendError
 from gateway.events import AttemptFinished, Event
+from gateway.lane.lane import Lane
+from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.slices import Bounds, Slice
+from gateway.lane.ticket import Owner
 from gateway.routing.health import ReplicaEvent
 from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.canaries import SCORED
+from backends.reference_texts import SCORED
 from tests.fakes.tei import Hook, is_probe, vector_of
 
 

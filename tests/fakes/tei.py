@@ -1,8 +1,8 @@
 """TEI server as an ASGI app, as strict as the real one, with hooks for the test.
 
-Source: text-embeddings-inference 1.9.3, as cited in `backends/tei.py`, and what such a server answered
-(`tests/golden/tei/http.jsonl`, to which `test_fake_tei.py` holds this one). It knows nothing of the gateway.
-Vectors are a pure function of the text, so that a test can identify the text of a vector.
+Source: text-embeddings-inference 1.9.3, as cited in `backends/tei/adapter.py`, and what such a server
+answered (`tests/golden/tei/http.jsonl`, to which `test_fake_tei.py` holds this one). It knows nothing of the
+gateway. Vectors are a pure function of the text, so that a test can identify the text of a vector.
 """
 
 import base64
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from backends.canaries import CANARIES, SCORED
+from backends.reference_texts import CANARIES, SCORED
 
 DIMENSIONS = 8
 PAYLOAD_LIMIT = 2_000_000

@@ -1,6 +1,6 @@
 """TEI server over gRPC in this process, with the model, the permits and the hooks of a `FakeTei`.
 
-Source: text-embeddings-inference 1.9.3, as cited in `backends/tei_grpc_wire.py`, and what such a server
+Source: text-embeddings-inference 1.9.3, as cited in `backends/tei/grpc_wire.py`, and what such a server
 answered (`tests/golden/tei/grpc.jsonl`).
 """
 

@@ -1,6 +1,6 @@
 """vLLM pooling server as an ASGI app, as strict as the real one, in several releases.
 
-Source: vLLM 0.32.0, observed running; 0.20.2, 0.11.2 and 0.8.5 as cited in `backends/vllm.py`.
+Source: vLLM 0.32.0, observed running; 0.20.2, 0.11.2 and 0.8.5 as cited in `backends/vllm/adapter.py`.
 Raw vectors have twice the length of normalized ones.
 """
 

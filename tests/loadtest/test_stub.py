@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, Truncate
-from backends.errors import (
+from backends.contract.errors import (
     AttemptTimedOut,
     ConnectionLost,
     InvalidWork,
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
-from backends.tei import TeiBackend, open_replica
+from backends.tei.adapter import TeiBackend, open_replica
 from loadtest.stub import Stub, StubConnection
 from loadtest.stub_protocol import MARK_COMPONENTS, StubSettings, mark_of
 from loadtest.timer import Timer

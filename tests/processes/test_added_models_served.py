@@ -343,7 +343,7 @@ def test_loads_added_torch_upstream_first_and_restores_it_after_restart(place: P
         refused = put(gateway, "upstreams/t", {**torch, "task": "rerank"})
         assert (422, True) == (refused.status_code, "upstreams.t:" in refused.json()["error"])
         assert {} == listed(gateway, "upstreams")
-        assert not [line for line in gateway.children().values() if "backends.torch.server" in line]
+        assert not [line for line in gateway.children().values() if "backends.torch.serving.server" in line]
         assert 200 == put(gateway, "upstreams/t", torch).status_code
         assert 200 == put(gateway, "models/t", {"upstream": "t"}).status_code
         assert 200 == status(gateway, "t")

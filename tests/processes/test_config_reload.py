@@ -199,7 +199,7 @@ SECOND = """  second:
 
 
 def engines(gateway: Served) -> set[int]:
-    return {pid for pid, line in gateway.children().items() if "backends.torch.server" in line}
+    return {pid for pid, line in gateway.children().items() if "backends.torch.serving.server" in line}
 
 
 def put(path: Path, more: str = "", others: str = "", models: str = "") -> None:

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.processes.conftest import Served, wait_until
 
@@ -114,7 +114,7 @@ def test_serves_ten_models_at_random_within_a_budget_for_three(served: Served) -
         with served.client() as client:
             return [(name, embed(client, name)) for name in names]
 
-    engine = served.child("backends.torch.server")
+    engine = served.child("backends.torch.serving.server")
     before_bytes = resident_bytes(engine)
     most_bytes = 0
     with ThreadPoolExecutor(4) as callers, served.client() as operator:
@@ -131,18 +131,18 @@ def test_serves_ten_models_at_random_within_a_budget_for_three(served: Served) -
     np.testing.assert_allclose(vectors, vectors[:1].repeat(len(vectors), axis=0), atol=1e-5)
     # m0 was loaded before. All ten would add 200 MB; three, and a fourth while it loads, add less than half.
     assert most_bytes - before_bytes < 100_000_000
-    assert engine == served.child("backends.torch.server")
+    assert engine == served.child("backends.torch.serving.server")
 
 
 def test_requests_wait_for_a_killed_engine(served: Served) -> None:
     with served.client() as client:
         assert embed(client, "m3").status_code == 200
-        engine = served.child("backends.torch.server")
+        engine = served.child("backends.torch.serving.server")
         os.kill(engine, signal.SIGKILL)
         # Loaded at start, loaded when the engine died, and never loaded.
         assert [embed(client, name).status_code for name in ("m0", "m3", "m7")] == [200, 200, 200]
 
-        assert engine != served.child("backends.torch.server")
+        assert engine != served.child("backends.torch.serving.server")
 
 
 def test_loading_model_is_refused_with_retry_after(served: Served) -> None:

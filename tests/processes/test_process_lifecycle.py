@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backends.checkpoints import DEFAULT_MODEL
+from backends.checkpoints.locations import DEFAULT_MODEL
 from tests.processes.conftest import KEY, Served, alive, run_serve, wait_until
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ def test_a_lame_duck_is_not_ready_and_serves_new_calls(shared: Served, tmp_path:
 
 
 def test_killed_engine_delays_twenty_callers_without_an_error(shared: Served) -> None:
-    engine = shared.child("backends.torch.server")
+    engine = shared.child("backends.torch.serving.server")
     texts = [[f"some words of a text {n} {i} " * 12 for i in range(16)] for n in range(20)]
     with ThreadPoolExecutor(20) as callers:
         waiting = [callers.submit(embed, shared.url, own) for own in texts]
@@ -92,11 +92,11 @@ def test_killed_engine_delays_twenty_callers_without_an_error(shared: Served) ->
         statuses = [future.result().status_code for future in waiting]
 
     assert statuses == [200] * 20
-    assert engine != shared.child("backends.torch.server")
+    assert engine != shared.child("backends.torch.serving.server")
 
 
 def test_engine_not_restarted_by_the_deadline_is_503_with_retry_after(shared: Served) -> None:
-    os.kill(shared.child("backends.torch.server"), signal.SIGKILL)
+    os.kill(shared.child("backends.torch.serving.server"), signal.SIGKILL)
     reply = embed(f"{shared.url}/models/hasty", ["a"])
 
     assert reply.status_code == 503

@@ -93,7 +93,7 @@ def test_engine_counts_under_tei_metric_names(traced: Served) -> None:
 
 def test_metrics_answer_without_the_engine(traced: Served) -> None:
 
-    os.kill(traced.child("backends.torch.server"), signal.SIGKILL)
+    os.kill(traced.child("backends.torch.serving.server"), signal.SIGKILL)
 
     assert "gateway_calls" in families(traced)
     assert wait_until(lambda: "te_queue_size" in families(traced), 40)

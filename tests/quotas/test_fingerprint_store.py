@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from backends.canaries import EDITION
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, Reply, Work
+from backends.reference_texts import EDITION
 from gateway.config.schema import UpstreamSettings
 from gateway.events import Event, SpaceChecked
 from gateway.store.errors import StoreUnavailable

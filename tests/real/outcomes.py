@@ -12,7 +12,7 @@ from backends.contract import (
     TokenizeReply,
     Work,
 )
-from backends.errors import BackendError
+from backends.contract.errors import BackendError
 
 
 async def outcome_of(run: Callable[[Work], Awaitable[Reply]], work: Work) -> dict[str, Any]:

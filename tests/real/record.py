@@ -70,7 +70,7 @@ def _decode_content(content: bytes) -> dict[str, Any]:
 
 def make_models(folder: Path) -> dict[Task, Path]:
     """Make the checkpoints to serve below folder; their folders have the names of the served models."""
-    from backends.checkpoints import DEFAULT_MODEL, locate_checkpoint
+    from backends.checkpoints.locations import DEFAULT_MODEL, locate_checkpoint
 
     folder.mkdir(parents=True, exist_ok=True)
     embed, rerank = folder / "all-MiniLM-L6-v2", folder / "cross-encoder"

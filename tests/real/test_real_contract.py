@@ -22,9 +22,9 @@ from backends.contract import (
     Score,
 )
 from backends.registry import open_replica
-from backends.torch.engine import Engine
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loader import load
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.passes.engine import Engine
 from tests.engine.cross_encoder import labelled_pairs
 from tests.engine.texts import real_texts
 from tests.real.outcomes import outcome_of

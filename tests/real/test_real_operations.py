@@ -17,7 +17,7 @@ from backends.contract import (
     RerankReply,
     Score,
 )
-from backends.errors import UnsupportedWork
+from backends.contract.errors import UnsupportedWork
 from backends.registry import open_replica
 from tests.real.classifier import LABELS, logits_by_transformers
 from tests.real.record import make_models, replica_spec

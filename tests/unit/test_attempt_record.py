@@ -3,7 +3,7 @@
 import pytest
 
 from backends.contract import Embed, Rerank
-from backends.errors import ReplicaFailed
+from backends.contract.errors import ReplicaFailed
 from gateway.telemetry.attempt_record import REPLICAS_MAX, AttemptRecord, hide_inputs, without_quotations
 
 SECRET = "the quick brown fox of tenant acme jumps over the lazy dog"

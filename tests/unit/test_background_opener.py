@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from backends.errors import ModelUnavailable
+from backends.contract.errors import ModelUnavailable
 from gateway.upstreams import background_opener
 from gateway.upstreams.background_opener import BackgroundOpener
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.long_numbers import DIGITS, has_long_number
 from gateway.api.server.body_bounds import (
     PAUSE_BYTES,
     UNCOUNTED_BYTES,
@@ -22,6 +21,7 @@ from gateway.api.server.body_bounds import (
     count_msgpack,
     has_few_values,
 )
+from gateway.api.server.long_numbers import DIGITS, has_long_number
 from gateway.errors import InvalidInput, MalformedBody
 
 TEXTS = st.text(st.sampled_from('a"\\[]{},:\n\té😀\u2028')) | st.text()

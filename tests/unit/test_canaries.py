@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.canaries import (
+from backends.contract import Capabilities, Embed, EmbedReply, Operation, TokenizeReply, Vectors, Work
+from backends.contract.errors import InvalidWork, ReplicaFailed
+from backends.reference_texts import (
     CANARIES,
     canary_digest,
     embed_canaries,
@@ -14,8 +16,6 @@ from backends.canaries import (
     min_cosine,
     row_cosines,
 )
-from backends.contract import Capabilities, Embed, EmbedReply, Operation, TokenizeReply, Vectors, Work
-from backends.errors import InvalidWork, ReplicaFailed
 from gateway.vector_spaces.fingerprint import (
     ACROSS_MIN_COSINE,
     SAME_MIN_COSINE,

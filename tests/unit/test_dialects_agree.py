@@ -28,12 +28,12 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.wire import tei_bodies, tei_predictions
 from gateway.api.wire.embedding_replies import encode_embeddings
 from gateway.api.wire.tei_bodies import rank_order
-from gateway.batching.slices import Slice, join
 from gateway.calls import Call
+from gateway.lane.slices import Slice, join
 
 many = settings(max_examples=100, deadline=None)
 UNUSED: Any = None
-API = InferenceApi(UNUSED, UNUSED, 2048)
+API = InferenceApi(UNUSED, UNUSED, UNUSED, UNUSED, 2048)
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=8)
 DIMENSIONS = st.none() | st.integers(1, 4096)

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from backends.contract import ModelState
+from backends.recipe.options import RerankPrompt
 from backends.torch import wire
-from backends.torch.options import RerankPrompt
 from gateway.config.schema import EngineSettings, UpstreamSettings
 from gateway.processes.child import Child
 from gateway.processes.engine_process import EngineGroup, child_environment, engine_child

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.torch.eviction import Resident, idle_models, models_to_evict
+from backends.torch.serving.eviction import Resident, idle_models, models_to_evict
 
 RESIDENTS = st.lists(
     st.builds(

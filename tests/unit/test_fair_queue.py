@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batching.fair_queue import BULK_EVERY, QUANTUM_TOKENS, Entry, FairQueue, Priority
+from gateway.lane.fair_queue import BULK_EVERY, QUANTUM_TOKENS, Entry, FairQueue, Priority
 
 FLOWS = count()
 T = TypeVar("T")

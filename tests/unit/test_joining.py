@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import Chat, Embed, EmbedReply, Rerank, Truncate
-from gateway.batching.joining import BatchTotals, are_joinable, join_slices, split_reply
-from gateway.batching.slices import Bounds, Slice, cut
+from gateway.lane.joining import BatchTotals, are_joinable, join_slices, split_reply
+from gateway.lane.slices import Bounds, Slice, cut
 
 many = settings(max_examples=200, deadline=None)
 SIZES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 50)), min_size=1, max_size=8)

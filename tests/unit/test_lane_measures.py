@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batching.batch_size import MAX_TOKENS, START_TOKENS, BatchSizer
+from gateway.lane.batch_size import MAX_TOKENS, START_TOKENS, BatchSizer
 from gateway.routing.latencies import SAMPLES_MAX, SAMPLES_MIN, Latencies
 from gateway.routing.retry_budget import FREE_ATTEMPTS, RetryBudget
 

@@ -3,8 +3,8 @@
 import pytest
 
 from backends.contract import Capabilities, Operation, Output
-from backends.errors import ReplicaFailed
-from backends.offers import CONFIRM_S, CONFIRMATIONS_MIN, OfferHistory, OfferLost
+from backends.contract.errors import ReplicaFailed
+from backends.http.offers import CONFIRM_S, CONFIRMATIONS_MIN, OfferHistory, OfferLost
 
 EMBED = frozenset({Operation.EMBED, Operation.TOKENIZE})
 RERANK = frozenset({Operation.RERANK, Operation.TOKENIZE})

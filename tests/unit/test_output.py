@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from rich.table import Table
 
-from backends.canaries import CANARIES
-from gateway.cli.batch_state import Batch, BatchPage, Counts, show_batches
+from backends.reference_texts import CANARIES
+from gateway.cli.batch import Batch, BatchPage, Counts, show_batches
 from gateway.cli.check import show_problems
 from gateway.cli.output import show_line, show_table
 from gateway.cli.verify_report import show_report

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 import soundfile
 
-from backends.media_wire import probe_recording
+from backends.http.media import probe_recording
 from gateway.errors import InvalidInput
 from gateway.media.recordings import SECONDS_MAX, read_recording
 from gateway.media.sources import SoundSource, read_parts

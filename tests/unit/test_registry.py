@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from backends import hub
-from backends.checkpoints import DEFAULT_MODEL
-from backends.checksums import damaged_files, digest_of
-from backends.errors import ModelUnavailable
-from backends.hub import CachedModel
+from backends.checkpoints.hub import CachedModel
+from backends.checkpoints.locations import DEFAULT_MODEL, hub
+from backends.contract.errors import ModelUnavailable
 from backends.torch.wire import SmokeLoad
 from gateway.cli.main import main
 from gateway.config.schema import UpstreamSettings
 from gateway.registry import models as registry_models
+from gateway.registry.checksums import damaged_files, digest_of
 from gateway.registry.models import Registry, RegistryError, used_models
 from gateway.registry.records import FILE_NAME, Record, Records, RegistryBusy
 from gateway.registry.space import NoSpace, models_to_remove

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.errors import (
+from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
@@ -16,8 +16,8 @@ from backends.errors import (
     RequestTooLarge,
     UnsupportedWork,
 )
-from gateway.batching.lane_settings import LaneSettings
-from gateway.batching.retries import (
+from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.retries import (
     ATTEMPT_MIN_S,
     MASKED_MESSAGE,
     REFUSALS_MAX,

@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 
 from backends.contract import Backend, Capabilities, Embed, EmbedParts, Operation, ReplicaSpec
-from backends.errors import BackendError, ReplicaFailed
-from backends.tei import open_replica
-from gateway.batching.batch_size import BatchSizer
-from gateway.batching.fair_queue import FairQueue
-from gateway.batching.isolation import ALONE_MAX, IsolatedQueue
-from gateway.batching.lane_settings import LaneSettings
-from gateway.batching.scheduler import LOOK_AHEAD, Dispatch, Rejection, Scheduler, SchedulingPass
-from gateway.batching.slices import Bounds, Slice
-from gateway.batching.suspects import Isolation
-from gateway.batching.tenant_activity import ACTIVE_S, SUSPECT_S, TenantActivity
-from gateway.batching.ticket import Attempt, Owner, Ticket
+from backends.contract.errors import BackendError, ReplicaFailed
+from backends.tei.adapter import open_replica
 from gateway.errors import NoReplica
+from gateway.lane.batch_size import BatchSizer
+from gateway.lane.fair_queue import FairQueue
+from gateway.lane.isolation import ALONE_MAX, IsolatedQueue
+from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.scheduler import LOOK_AHEAD, Dispatch, Rejection, Scheduler, SchedulingPass
+from gateway.lane.slices import Bounds, Slice
+from gateway.lane.suspects import Isolation
+from gateway.lane.tenant_activity import ACTIVE_S, SUSPECT_S, TenantActivity
+from gateway.lane.ticket import Attempt, Owner, Ticket
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.load import BatchLoad, LoadKind
 from gateway.routing.pool import Pool

@@ -11,7 +11,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from backends.contract import Truncate
-from backends.tokens import TextCounter, open_counter
+from backends.tokens.tokenizer import TextCounter, open_counter
 from tests.fakes.checkpoint import write_small_files
 
 many = settings(max_examples=200, deadline=None)

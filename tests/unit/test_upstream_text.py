@@ -3,7 +3,7 @@
 import pytest
 
 from backends.contract import Capabilities, Operation
-from backends.errors import MESSAGE_CHARACTERS_MAX, InvalidWork, ReplicaFailed, printable
+from backends.contract.errors import MESSAGE_CHARACTERS_MAX, InvalidWork, ReplicaFailed, printable
 from gateway.events import Event, ReplicaChanged
 from gateway.routing.health import ReplicaEvent
 from gateway.routing.pool import Pool

@@ -9,11 +9,11 @@ import numpy as np
 from transformers import AutoFeatureExtractor, AutoImageProcessor, ClapFeatureExtractor
 
 from backends.contract import Audio, Image, Truncate
-from backends.errors import InvalidWork, ModelUnavailable
+from backends.contract.errors import InvalidWork, ModelUnavailable
+from backends.torch.inputs.sequences import Features, InputSequence, ReadPart
 from backends.torch.media.images import blank_image, open_image, require_pillow
 from backends.torch.media.sounds import open_recording, require_soundfile
 from backends.torch.refusals import refuse_on_error
-from backends.torch.sequences import Features, InputSequence, ReadPart
 
 # Pixels of a picture after its shorter side was brought to the network's size: 400 MB as RGB.
 RESIZED_PIXELS_MAX = 2**27

@@ -14,7 +14,7 @@ from backends.bounded_reads import (
     TooManyReads,
     check_scans,
 )
-from backends.errors import InvalidWork, ModelUnavailable
+from backends.contract.errors import InvalidWork, ModelUnavailable
 from backends.torch.memory import is_exhausted
 from backends.torch.refusals import first_line
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor, AutoTokenizer, ColPaliProcessor, ColQwen2Processor
 
 from backends.contract import Audio, Image, Output, PatchGrid, Truncate
-from backends.torch.files import CheckpointFiles
+from backends.recipe.files import CheckpointFiles
+from backends.recipe.page_encoders import PROCESSOR_FILE
+from backends.torch.inputs.sequences import Features, InputSequence, ReadPart, Row
 from backends.torch.media.images import blank_image, open_image, require_pillow
 from backends.torch.media.stacking import stack_features
-from backends.torch.page_encoders import PROCESSOR_FILE
-from backends.torch.precision import Autocast
+from backends.torch.networks.precision import Autocast
 from backends.torch.refusals import refuse_on_error
-from backends.torch.sequences import Features, InputSequence, ReadPart, Row
 
 PROCESSORS: dict[str, Any] = {"colpali": ColPaliProcessor, "colqwen2": ColQwen2Processor}
 PREFIXES = ("visual_prompt_prefix", "query_prefix")

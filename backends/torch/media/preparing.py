@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from backends.contract import Audio, Embed, EmbedParts, Encode, Image, Output, Part, Truncate, Work
-from backends.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
-from backends.media_wire import check_no_template
+from backends.contract.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
+from backends.http.media import check_no_template
+from backends.torch.inputs.sequences import PreparedSequences, ReadPart
 from backends.torch.media.reading import READING
 from backends.torch.media.reading_wire import ReadsMedium
-from backends.torch.sequences import PreparedSequences, ReadPart
 
 # Larger pictures take more than half a second, and 16 bytes for each pixel.
 LARGE_PIXELS = 16_000_000

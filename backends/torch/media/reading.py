@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from backends.contract import Audio, Image, Truncate
-from backends.errors import InvalidWork, ReplicaFailed
+from backends.contract.errors import InvalidWork, ReplicaFailed
+from backends.torch.inputs.sequences import InputSequence, ReadPart
 from backends.torch.media import reading_wire as wire
 from backends.torch.media.reading_wire import ReaderKind, ReadsMedium
 from backends.torch.priority import lower_priority
-from backends.torch.sequences import InputSequence, ReadPart
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from backends.contract import Image
-from backends.errors import BackendError, InvalidWork
+from backends.contract.errors import BackendError, InvalidWork
 from backends.torch.media.readers import open_reader
 from backends.torch.media.reading_wire import (
     CPU_S_MAX,

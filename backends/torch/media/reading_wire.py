@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.contract import Audio, Image, PatchGrid, Truncate
-from backends.torch.sequences import Features, InputSequence, ReadPart
+from backends.torch.inputs.sequences import Features, InputSequence, ReadPart
 
 PROCESS_MODULE = "backends.torch.media.reading_process"
 # Processor time of one picture. The largest take 1 to 5 s; a decoder that takes more was made to.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from backends.contract import Truncate, Vectors
-from backends.errors import InvalidWork, ModelUnavailable
+from backends.contract.errors import InvalidWork, ModelUnavailable
 
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3")
 NAMES = "WAV, FLAC, OGG, MP3"

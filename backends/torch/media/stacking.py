@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from backends.torch.sequences import InputSequence
+from backends.torch.inputs.sequences import InputSequence
 
 
 def stack_features(sequences: Sequence[InputSequence], device: torch.device) -> dict[str, Tensor]:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from backends.contract import Output
-from backends.torch.heads import InputBuilder
+from backends.torch.inputs.sequences import InputSequence, Row
 from backends.torch.media.stacking import stack_features
-from backends.torch.precision import Autocast
-from backends.torch.sequences import InputSequence, Row
+from backends.torch.networks.heads import InputBuilder
+from backends.torch.networks.precision import Autocast
 
 # Method of transformers by the first of a network's inputs that it reads.
 METHODS = {

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.long_numbers import DIGITS, has_long_number
+from gateway.api.server.long_numbers import DIGITS, has_long_number
 from gateway.errors import InvalidInput, MalformedBody
 
 # A body up to this size is decoded within a few milliseconds, whatever it contains.

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from backends.arrow_sizes import batch_sizes
 from backends.contract import TermWeights, Vectors
+from gateway.arrow import batch_sizes
 from gateway.errors import EmptyInput, InvalidInput, MalformedBody, Overloaded, UnsupportedMedia
 from gateway.tenants.keyring import Tenant
 from gateway.upstreams.fair_threads import Claim, FairThreads

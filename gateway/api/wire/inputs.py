@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol, TypeAlias
 import msgspec
 
 from backends.contract import Capabilities, Operation
-from backends.texts import TOKEN_ID_LIMIT
+from backends.contract.texts import TOKEN_ID_LIMIT
 from gateway.api.server.body import Integer
 from gateway.api.wire.conversations import Messages, conversations_of
 from gateway.errors import EmptyInput, InvalidInput

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Tokenize
-from backends.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
+from backends.contract.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.wire.inputs import InputReader, check_ids
 from gateway.calls import Call

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pybase64
 
-from backends.arrow_sizes import batch_sizes
+from gateway.arrow import batch_sizes
 from gateway.cli.embed.plan import EmbedFailed, EmbedStopped, Plan, Request
 from gateway.cli.printable import printable
 

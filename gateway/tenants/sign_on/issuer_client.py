@@ -10,8 +10,8 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from backends.contract import TlsFiles
-from backends.errors import BackendError
-from backends.http import ConnectionOptions, UpstreamClient, UpstreamResponse
+from backends.contract.errors import BackendError
+from backends.http.client import ConnectionOptions, UpstreamClient, UpstreamResponse
 from gateway.config.schema import IssuerSettings
 from gateway.config.sign_on_checks import address_problem, issuer_key
 

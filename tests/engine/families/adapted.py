@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from backends.contract import Embed
-from backends.torch.options import TaskSettings
+from backends.recipe.options import TaskSettings
 from tests.engine.families.family import Answer, Family, Json, Served
 from tests.engine.families.layout import HEADS, HIDDEN, SIZES, modules, sentence_files
 from tests.engine.families.lora import (

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from backends.contract import Work
-from backends.torch.options import TaskSettings
-from backends.torch.recipe import ModelKind
+from backends.recipe.options import TaskSettings
+from backends.recipe.recipe import ModelKind
 from tests.engine.families.vocabularies import Vocabulary
 
 Json: TypeAlias = dict[str, Any]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaModel
 
 from backends.contract import Score, Vectors
-from backends.torch.options import TaskSettings
+from backends.recipe.options import TaskSettings
 from tests.engine.families.decoders import DECODER, GEMMA2, QWEN2, QWEN3, QWEN_TOKENIZER
 from tests.engine.families.family import Answer, Family, Json, Refused, Served
 from tests.engine.families.references import PAIRS

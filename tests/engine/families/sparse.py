@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from backends.torch.options import TaskSettings
+from backends.recipe.options import TaskSettings
 from tests.engine.families.bert import CONFIG as BERT_CONFIG
 from tests.engine.families.bert import DISTILBERT
 from tests.engine.families.bert import TOKENIZER as BERT_TOKENIZER

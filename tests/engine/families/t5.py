@@ -8,7 +8,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from backends.contract import Embed
-from backends.torch.options import TaskSettings
+from backends.recipe.options import TaskSettings
 from tests.engine.families.family import Answer, Family, Json, Served
 from tests.engine.families.layout import HEADS, HIDDEN, INTERMEDIATE, LAYERS, dense_config, sentence_files
 from tests.engine.families.references import TEXTS, sentence_vectors

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from backends.checkpoints.network_folder import network_folder
 from backends.contract import EmbedReply, EncodeReply, Reply, RerankReply, Truncate, Vectors
-from backends.errors import ModelUnavailable
-from backends.network_folder import network_folder
-from backends.tokens import open_tokenizer
+from backends.contract.errors import ModelUnavailable
+from backends.recipe.checkpoint import read_recipe
+from backends.recipe.options import DTypeName
+from backends.tokens.tokenizer import open_tokenizer
 from backends.torch import wire
-from backends.torch.checkpoint import read_recipe
-from backends.torch.inspection import inspect_folder
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import load
-from backends.torch.options import DTypeName
+from backends.torch.load.inspection import inspect_folder
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.passes.loaded_model import LoadedModel
 from tests.engine.engines import cosines, dense_of, engine_on
 from tests.engine.families.checkpoint import write_checkpoint
 from tests.engine.families.family import Answer, Family, Served

@@ -13,13 +13,13 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
 from backends.contract import Embed, EmbedReply, Vectors
-from backends.errors import BackendError, ModelUnavailable
+from backends.contract.errors import BackendError, ModelUnavailable
 from backends.torch import wire
-from backends.torch.engine import Engine
-from backends.torch.inspection import inspect_folder
-from backends.torch.load_plan import LoadOptions
-from backends.torch.loaded_model import LoadedModel
-from backends.torch.loader import load
+from backends.torch.load.inspection import inspect_folder
+from backends.torch.load.load_plan import LoadOptions
+from backends.torch.load.loader import load
+from backends.torch.passes.engine import Engine
+from backends.torch.passes.loaded_model import LoadedModel
 from tests.engine.engines import cosines
 from tests.engine.families.vocabularies import ROBERTA, tokenizer_json, vocabulary_size
 from tests.engine.model_types.small_configs import reads_text, small_config

@@ -1,0 +1,1 @@
+"""Checkpoints on this host: locations, files and what they declare."""

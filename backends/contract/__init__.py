@@ -1,0 +1,147 @@
+"""Works, replies and capabilities: the interface that every backend adapter implements.
+
+The contract knows nothing of HTTP, tenants, quotas or batching. Every message is frozen. A further operation
+is one module here, an entry in the table of each adapter that serves it, and a dialect.
+"""
+
+from backends.contract.backend import (
+    API_ADDRESSES,
+    GRPC_SCHEMES,
+    ApiKind,
+    ApiSettings,
+    Backend,
+    BackendKind,
+    ConnectionFault,
+    ConnectionFaultKind,
+    DropsConnections,
+    ModelState,
+    ModelWork,
+    QueueDepth,
+    ReplicaSpec,
+    Reply,
+    ReportFault,
+    ReportsQueueDepth,
+    ReportsResidence,
+    Residence,
+    TlsFiles,
+    TokenizerSettings,
+    TokenizerSource,
+    UnloadReason,
+    Work,
+    ignore_fault,
+)
+from backends.contract.capabilities import (
+    NUMBER_MAX,
+    Capabilities,
+    Operation,
+    Output,
+    ScoreKind,
+    Truncate,
+)
+from backends.contract.classify import (
+    Classify,
+    ClassifyReply,
+)
+from backends.contract.embed import (
+    Embed,
+    EmbedReply,
+)
+from backends.contract.encode import (
+    Encode,
+    EncodeReply,
+    PatchGrid,
+    TermWeights,
+)
+from backends.contract.media import (
+    EmbedParts,
+)
+from backends.contract.rerank import (
+    Rerank,
+    RerankReply,
+    Score,
+)
+from backends.contract.texts import (
+    ModelInput,
+)
+from backends.contract.tokens import (
+    Detokenize,
+    DetokenizeReply,
+    Token,
+    Tokenize,
+    TokenizeReply,
+)
+from backends.contract.vectors import (
+    Vectors,
+)
+from backends.contract.work import (
+    Audio,
+    BaseReply,
+    BaseWork,
+    Chat,
+    Image,
+    Lengths,
+    Part,
+    Places,
+    WorkInput,
+)
+
+__all__ = [
+    "API_ADDRESSES",
+    "GRPC_SCHEMES",
+    "NUMBER_MAX",
+    "ApiKind",
+    "ApiSettings",
+    "Audio",
+    "Backend",
+    "BackendKind",
+    "BaseReply",
+    "BaseWork",
+    "Capabilities",
+    "Chat",
+    "Classify",
+    "ClassifyReply",
+    "ConnectionFault",
+    "ConnectionFaultKind",
+    "Detokenize",
+    "DetokenizeReply",
+    "DropsConnections",
+    "Embed",
+    "EmbedParts",
+    "EmbedReply",
+    "Encode",
+    "EncodeReply",
+    "Image",
+    "Lengths",
+    "ModelInput",
+    "ModelState",
+    "ModelWork",
+    "Operation",
+    "Output",
+    "Part",
+    "PatchGrid",
+    "Places",
+    "QueueDepth",
+    "ReplicaSpec",
+    "Reply",
+    "ReportFault",
+    "ReportsQueueDepth",
+    "ReportsResidence",
+    "Rerank",
+    "RerankReply",
+    "Residence",
+    "Score",
+    "ScoreKind",
+    "TermWeights",
+    "TlsFiles",
+    "Token",
+    "Tokenize",
+    "TokenizeReply",
+    "TokenizerSettings",
+    "TokenizerSource",
+    "Truncate",
+    "UnloadReason",
+    "Vectors",
+    "Work",
+    "WorkInput",
+    "ignore_fault",
+]

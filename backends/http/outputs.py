@@ -1,0 +1,73 @@
+"""Requests for several kinds of output on wires that return one kind per request.
+
+Rule: an input's tokens are counted once, however often it is sent.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Reply
+from backends.contract.errors import ReplicaFailed, UnsupportedWork
+
+
+def check_outputs(work: Encode, offered: frozenset[Output]) -> None:
+    """Check that the model offers every requested kind of output.
+
+    Raises: UnsupportedWork.
+    """
+    missing = sorted(work.outputs - offered)
+    if missing:
+        raise UnsupportedWork(f"this upstream's model gives no {missing[0]} output")
+
+
+def split_outputs(work: Encode) -> list[Embed | Encode]:
+    """Split the work into parts of one kind of output each, dense first."""
+    parts: list[Embed | Encode] = []
+    for output in Output:
+        if output not in work.outputs:
+            continue
+        if output is Output.DENSE:
+            parts.append(Embed(work.inputs, work.normalize, work.dimensions, work.prompt_name, work.truncate))
+        else:
+            parts.append(msgspec.structs.replace(work, outputs=frozenset({output})))
+    return parts
+
+
+def single_output(work: Encode) -> Output:
+    """Return the kind of output that a part requests."""
+    (output,) = work.outputs
+    return output
+
+
+def merge_replies(replies: Sequence[Reply]) -> EncodeReply:
+    """Merge the replies to the parts of one work.
+
+    Raises: ReplicaFailed, if a reply is of a different operation.
+    """
+    merged = EncodeReply(0)
+    for reply in replies:
+        match reply:
+            case EmbedReply():
+                merged = msgspec.structs.replace(merged, dense=reply.vectors)
+            case EncodeReply():
+                merged = msgspec.structs.replace(
+                    merged,
+                    sparse=reply.sparse or merged.sparse,
+                    multivector=reply.multivector or merged.multivector,
+                    token_vectors=reply.token_vectors or merged.token_vectors,
+                )
+            case _:
+                raise ReplicaFailed("the upstream's reply belongs to a different operation")
+    tokens = max(reply.tokens for reply in replies)
+    return msgspec.structs.replace(merged, tokens=tokens, truncated=_truncated(replies))
+
+
+def _truncated(replies: Sequence[Reply]) -> tuple[int, ...] | None:
+    """Return the inputs truncated in any part, or None if they are unknown for one part."""
+    cut: set[int] = set()
+    for reply in replies:
+        if reply.truncated is None:
+            return None
+        cut.update(reply.truncated)
+    return tuple(sorted(cut))

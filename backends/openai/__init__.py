@@ -1,0 +1,1 @@
+"""Servers of OpenAI's API, and hosted APIs that resemble it."""

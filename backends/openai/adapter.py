@@ -1,0 +1,234 @@
+"""Adapter of any server of OpenAI's embeddings API, and of the hosted APIs that resemble it.
+
+Requests and replies are in `openai_api.py`, and the detection of what a model does in `openai_probe.py`.
+"""
+
+import msgspec
+import numpy as np
+
+from backends.contract import (
+    Capabilities,
+    Detokenize,
+    Embed,
+    EmbedParts,
+    EmbedReply,
+    Operation,
+    Output,
+    ReplicaSpec,
+    Reply,
+    Rerank,
+    RerankReply,
+    Score,
+    ScoreKind,
+    Tokenize,
+    Truncate,
+    Work,
+)
+from backends.contract.errors import (
+    InvalidWork,
+    ReplicaUnavailable,
+    UnsupportedWork,
+)
+from backends.contract.refusals import (
+    check_no_instruction,
+    check_no_max_tokens,
+    check_plain_texts,
+    refused_parts,
+)
+from backends.http.client import IDLE_S, SHORT_IDLE_S, UpstreamClient, countdown, open_client
+from backends.http.offers import check_numbers
+from backends.http.replies import check_reported_cuts
+from backends.openai.api import OpenAIApi, OpenAIProfile, decode, failure, without_base64
+from backends.openai.media import embed_media
+from backends.openai.probe import ModelProbe
+from backends.openai.rerank_wire import decode_rerank
+from backends.openai.shapes import DEFAULT_TYPE, ApiShape, Treatments, origin_of
+from backends.tokens.counting import TokenCounter, apply_prompt, open_token_counter
+from backends.tokens.tokenizer import TokenCount
+
+
+def capabilities(profile: OpenAIProfile, counter: TokenCounter | None, shape: ApiShape) -> Capabilities:
+    """Convert a profile to capabilities; a counter adds tokenization and prompts."""
+    rules = counter.rules if counter else None
+    types = [name for name in shape.input_type if name != DEFAULT_TYPE]
+    return Capabilities(
+        model_id=profile.model or "unnamed",
+        operations=_operations(profile, has_tokenizer=counter is not None),
+        max_input_tokens=profile.max_tokens,
+        batch_inputs=shape.embed_inputs if profile.embeds else shape.rerank_inputs,
+        dimensions=profile.width,
+        # With types, the server applies the prompts of the checkpoint itself.
+        prompts=dict.fromkeys(types, "") if shape.input_type else (rules.prompts if rules else {}),
+        default_prompt=rules.default_prompt if rules and not shape.input_type else None,
+        version=shape.version,
+        outputs=frozenset({Output.DENSE} if profile.embeds else ()),
+        typed_inputs=bool(types),
+        metered=shape.metered,
+        notes=profile.notes if profile.scores is None else (*profile.notes, f"scores: {profile.scores}"),
+    )
+
+
+def _operations(profile: OpenAIProfile, *, has_tokenizer: bool) -> frozenset[Operation]:
+    operations = {
+        Operation.EMBED: profile.embeds,
+        Operation.EMBED_IMAGE: profile.embeds and profile.images,
+        Operation.RERANK: profile.scores is not None,
+        Operation.TOKENIZE: has_tokenizer,
+        Operation.DETOKENIZE: has_tokenizer,
+    }
+    return frozenset(operation for operation, is_offered in operations.items() if is_offered)
+
+
+def typed_work(work: Work, shape: ApiShape) -> Work:
+    """Return the work for a server that knows the prompts: names of types remain, others are refused.
+
+    Raises: InvalidWork.
+    """
+    if not isinstance(work, Embed | EmbedParts | Tokenize) or not work.prompt_name:
+        return work
+    if work.prompt_name not in shape.input_type or work.prompt_name == DEFAULT_TYPE:
+        names = ", ".join(sorted(set(shape.input_type) - {DEFAULT_TYPE})) or "none"
+        raise InvalidWork(f"there is no prompt {work.prompt_name!r}; known here: {names}")
+    return msgspec.structs.replace(work, prompt_name="") if isinstance(work, Tokenize) else work
+
+
+class OpenAIBackend:
+    """Client of one server or hosted API. http: a client of the origin of the spec's address."""
+
+    def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
+        self._http = http
+        self._api = OpenAIApi(http, spec)
+        self._probe = ModelProbe(self._api, spec)
+        self._tokenizer = spec.tokenizer
+        self._profile: OpenAIProfile | None = None
+        self._counter: TokenCounter | None = None
+
+    async def describe(self, timeout_s: float) -> Capabilities:
+        """Query the model list, embed a short text, and score pairs if the server may rerank.
+
+        Raises: BackendError.
+        """
+        remaining_s = countdown(timeout_s)
+        if self._tokenizer is not None:
+            self._counter = await open_token_counter(self._tokenizer, remaining_s())
+        profile = await self._probe.profile(self._counter, remaining_s())
+        found = capabilities(profile, self._counter, self._api.shape)
+        check_numbers(found)
+        self._profile = self._probe.known = profile
+        return found
+
+    async def run(self, work: Work, timeout_s: float) -> Reply:
+        """Execute one piece of work.
+
+        Raises: BackendError.
+        """
+        profile = self._profile
+        if profile is None:
+            raise ReplicaUnavailable("the replica has not joined")
+        remaining_s = countdown(timeout_s)
+        check_no_max_tokens(work)
+        check_plain_texts(work, "OpenAI's API")
+        prompted = self._prompted(work)
+        if isinstance(prompted, EmbedParts):
+            return await self._embed_parts(prompted, profile, remaining_s())
+        match prompted:
+            case Tokenize() | Detokenize() if self._counter is not None:
+                return await self._counter.run(prompted, remaining_s())
+            case Embed() if profile.embeds:
+                return await self._embed(prompted, profile, remaining_s())
+            case Rerank() if profile.scores is not None:
+                return await self._rerank(prompted, profile, profile.scores, remaining_s())
+            case Score() if profile.scores is not None:
+                return await self._score(prompted, profile, profile.scores, remaining_s())
+        if profile.embeds and profile.scores is None:
+            raise UnsupportedWork("this upstream's wire embeds only")
+        raise UnsupportedWork("this upstream's model does not do that")
+
+    def _prompted(self, work: Work) -> Work:
+        if self._api.shape.input_type:
+            return typed_work(work, self._api.shape)
+        return apply_prompt(work, self._counter.rules if self._counter else None)
+
+    async def _embed(self, work: Embed, profile: OpenAIProfile, timeout_s: float) -> EmbedReply:
+        remaining_s = countdown(timeout_s)
+        count = await self._count(work, self._api.shape.truncation, remaining_s())
+        response = await self._api.embed(work, profile, remaining_s())
+        if self._api.may_refuse_base64(response, profile):
+            plain = without_base64(profile)
+            second = await self._api.embed(work, plain, remaining_s())
+            if second.status == 200:
+                response = second
+                self._profile = self._probe.known = plain
+        if response.status != 200:
+            raise failure(response)
+        check_reported_cuts(work, response)
+        return decode(work, response, profile, count, typed=self._api.shape.typed_reply)
+
+    async def _embed_parts(self, work: EmbedParts, profile: OpenAIProfile, timeout_s: float) -> EmbedReply:
+        if not profile.images:
+            raise refused_parts()
+        return await embed_media(self._api, work, profile, timeout_s)
+
+    async def _rerank(
+        self, work: Rerank, profile: OpenAIProfile, scale: ScoreKind, timeout_s: float
+    ) -> RerankReply:
+        remaining_s = countdown(timeout_s)
+        count = await self._count(work, self._api.shape.rerank_truncation, remaining_s())
+        response = await self._api.rerank(work, profile, remaining_s())
+        if response.status != 200:
+            raise failure(response)
+        check_reported_cuts(work, response)
+        return decode_rerank(work, response, scale, count, profile.max_tokens)
+
+    async def _score(
+        self, work: Score, profile: OpenAIProfile, scale: ScoreKind, timeout_s: float
+    ) -> RerankReply:
+        """Score pairs with one rerank per query, sequentially, because the API has no pairs."""
+        remaining_s = countdown(timeout_s)
+        check_no_instruction(work)
+        scores = np.empty(len(work.pairs), np.float32)
+        tokens, truncated = 0, list[int]()
+        is_known = True
+        for indices, part in work.by_query():
+            reply = await self._rerank(part, profile, scale, remaining_s())
+            scores[indices] = reply.scores
+            tokens += reply.tokens
+            is_known = is_known and reply.truncated is not None
+            truncated += [indices[index] for index in reply.truncated or ()]
+        return RerankReply(scores, tokens, tuple(sorted(truncated)) if is_known else None)
+
+    async def _count(
+        self, work: Embed | Rerank, treatments: Treatments, timeout_s: float
+    ) -> TokenCount | None:
+        """Count with the model's own tokenizer; return None if it is not available here.
+
+        treatments: those of long inputs that the API offers; empty if it has no field for them.
+
+        Raises: InvalidWork; UnsupportedWork, if an input would be treated otherwise than requested.
+        """
+        count = await self._counter.count(work, timeout_s) if self._counter else None
+        if work.truncate in treatments or (count is not None and not count.truncated):
+            return count
+        if work.truncate is Truncate.LEFT:
+            raise UnsupportedWork("this upstream's API cannot cut the left end")
+        if treatments and work.truncate is Truncate.ERROR:
+            raise UnsupportedWork(
+                "this upstream's API cuts long inputs, and its model has no `tokenizer` to find them"
+            )
+        return count
+
+    def drop_connections(self) -> None:
+        """Close the idle connections to the server."""
+        self._http.drop_connections()
+
+    async def aclose(self) -> None:
+        """Close the connections to the server."""
+        await self._http.aclose()
+
+
+def open_replica(spec: ReplicaSpec) -> OpenAIBackend:
+    """Return a client of the server at the spec's base URL."""
+    # Connections to a hosted API are expensive to open, and it keeps them. A small local server closes early.
+    idle_s = IDLE_S if spec.address.startswith("https:") else SHORT_IDLE_S
+    origin = msgspec.structs.replace(spec, address=origin_of(spec.address))
+    return OpenAIBackend(open_client(origin, idle_s), spec)

@@ -1,0 +1,1 @@
+"""Text Embeddings Inference (TEI), over HTTP and gRPC."""

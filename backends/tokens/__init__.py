@@ -1,0 +1,1 @@
+"""Tokenization and token counts with a checkpoint's own tokenizer, without torch."""

@@ -1,0 +1,1 @@
+"""Engine of one model: schedule, run, resolve."""

@@ -1,0 +1,1 @@
+"""Engine process and its models, and the client for it."""

@@ -1,0 +1,462 @@
+"""Adapter of vLLM's pooling server: pure encode and decode functions, then the I/O.
+
+The wire is in `vllm_wire.py`, and the detection of a server's features in `vllm_probe.py`.
+Rule: request raw vectors if the server offers them, and truncate and normalize them here. The switch for
+normalization has had three names, and most models refuse `dimensions`.
+"""
+
+import asyncio
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+
+from backends.contract import (
+    Capabilities,
+    Chat,
+    Classify,
+    ClassifyReply,
+    Detokenize,
+    DetokenizeReply,
+    Embed,
+    EmbedParts,
+    EmbedReply,
+    Encode,
+    EncodeReply,
+    ModelWork,
+    Output,
+    QueueDepth,
+    ReplicaSpec,
+    Reply,
+    Rerank,
+    RerankReply,
+    Score,
+    TermWeights,
+    Tokenize,
+    TokenizeReply,
+    TokenizerSource,
+    Truncate,
+    Vectors,
+    Work,
+)
+from backends.contract.errors import (
+    AttemptTimedOut,
+    BackendError,
+    InvalidWork,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    ReplicaUnavailable,
+    UnsupportedWork,
+)
+from backends.contract.refusals import check_no_instruction, check_no_late_chunking
+from backends.contract.vectors import shape_vectors, sigmoid
+from backends.http.answers import decode_json
+from backends.http.client import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
+from backends.http.media import check_media
+from backends.http.offers import OfferHistory
+from backends.http.openai_wire import (
+    as_numbers,
+    choose_model,
+    decode_embeddings,
+    decode_models,
+    may_refuse_base64,
+)
+from backends.http.outputs import check_outputs, merge_replies, single_output, split_outputs
+from backends.http.replies import (
+    check_dimensions,
+    check_reported_cuts,
+    check_tokens,
+    fit_vectors,
+    read_gauge,
+    rows_of,
+    term_weights,
+    truncated_inputs,
+)
+from backends.tokens.counting import TokenCounter, apply_prompt, open_token_counter
+from backends.vllm.inputs import explain_refusal, input_fields, parts_body
+from backends.vllm.probe import VllmProfile, capabilities, labels_of, media_operations, probe_features
+from backends.vllm.wire import (
+    BASE64,
+    CLASSIFY,
+    DETOKENIZE,
+    EMBEDDINGS,
+    POOLING,
+    SCORE,
+    TOKENIZE,
+    Body,
+    VersionResponse,
+    decode_classes,
+    decode_detokenize,
+    decode_scores,
+    decode_token_vectors,
+    decode_tokenize,
+    failure,
+    restore_status,
+    tokenize_body,
+    tokens_of,
+)
+
+# Release whose /classify reads `add_special_tokens`; earlier ones ignore it.
+CLASSIFIES_BARE_TEXTS = (0, 12)
+# Requests with one input each that a piece of work sends at once.
+PARTS_IN_FLIGHT = 8
+
+
+def encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
+    """Return path and body of one piece of work; an Encode requests one kind of output.
+
+    Raises: UnsupportedWork, if this release would not execute the work as requested.
+    """
+    # 0.8.5 refuses a truncate_prompt_tokens of -1. `truncation_side` is not used, because it also cuts off a
+    # special token, and a model that pools that token would return a different vector.
+    can_truncate = work.truncate is Truncate.RIGHT
+    if work.max_tokens is not None and work.truncate is Truncate.LEFT:
+        raise UnsupportedWork("this upstream cuts the right end of an input only")
+    if can_truncate and work.conversation is None:
+        work = work.clip_texts(profile.max_tokens)
+    path, body = _encode(work, profile)
+    cut: Body = {"truncate_prompt_tokens": _length_of(work, profile)} if can_truncate else {}
+    return path, {"model": profile.model} | body | cut
+
+
+def _length_of(work: ModelWork, profile: VllmProfile) -> int:
+    """Return the tokens that an input is cut at."""
+    return min(work.max_tokens or profile.max_tokens, profile.max_tokens)
+
+
+def _encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
+    match work:
+        case Embed():
+            return EMBEDDINGS, _embed_body(work, profile)
+        case Encode():
+            return _encode_outputs(work, profile)
+        case Rerank():
+            return SCORE, _pairs_body((work.query,), work.documents, work, profile)
+        case Score():
+            queries, documents = zip(*work.pairs, strict=True)
+            return SCORE, _pairs_body(queries, documents, work, profile)
+        case Classify():
+            return CLASSIFY, _classify_body(work, profile)
+
+
+def _embed_body(work: Embed, profile: VllmProfile) -> Body:
+    check_no_late_chunking(work)
+    check_dimensions(work, profile.width)
+    if profile.width is None:
+        raise UnsupportedWork("this upstream gives no vectors")
+    if not work.normalize and profile.raw_vectors is None:
+        raise UnsupportedWork("this upstream always normalizes its vectors")
+    switch: Body = {profile.raw_vectors: False} if profile.raw_vectors else {}
+    return input_fields(work) | BASE64 | switch
+
+
+def _encode_outputs(work: Encode, profile: VllmProfile) -> tuple[str, Body]:
+    check_outputs(work, profile.outputs)
+    if single_output(work) is Output.SPARSE:
+        return EMBEDDINGS, input_fields(work) | BASE64
+    raw: Body = {"use_activation": False} if single_output(work) is Output.TOKENS else {}
+    return POOLING, input_fields(work) | {"task": "token_embed"} | raw
+
+
+def _pairs_body(
+    queries: tuple[str, ...], documents: tuple[str, ...], work: Rerank | Score, profile: VllmProfile
+) -> Body:
+    """Return the body of /v1/score with the two field names that every release knows."""
+    if profile.scores is None:
+        raise UnsupportedWork("this upstream gives no scores")
+    if work.raw_scores and profile.scores == "sigmoid":
+        raise UnsupportedWork("this upstream gives no raw scores")
+    if not profile.instructed:
+        check_no_instruction(work)
+    instruction: Body = {} if work.instruction is None else {"instruction": work.instruction}
+    # vLLM scores an empty second text as a single text, without the second separator.
+    second_texts = tuple(text or " " for text in documents)
+    first_texts = queries[0] if len(queries) == 1 else queries
+    return {"text_1": first_texts, "text_2": second_texts, "use_activation": False} | instruction
+
+
+def _classify_body(work: Classify, profile: VllmProfile) -> Body:
+    if not profile.classes:
+        raise UnsupportedWork("this upstream's model is no classifier")
+    if not all(isinstance(item, str) for item in work.inputs):
+        raise UnsupportedWork("this upstream's wire classifies single texts, not pairs")
+    if work.raw_scores and not profile.raw_classes:
+        raise UnsupportedWork("this upstream gives no raw scores")
+    if not (work.special_tokens or work.chat) and profile.release < CLASSIFIES_BARE_TEXTS:
+        raise UnsupportedWork("this vLLM release ignores `add_special_tokens` at /classify: leave it out")
+    return input_fields(work) | {"use_activation": not work.raw_scores}
+
+
+def decode(
+    work: ModelWork, response: UpstreamResponse, profile: VllmProfile, labels: tuple[str, ...] = ()
+) -> Reply:
+    """Decode the reply in a response of status 200. labels: those of a classifier.
+
+    Raises: ReplicaFailed if the response does not belong to this work.
+    """
+    expected = len(work.inputs)
+    match work:
+        case Embed():
+            vectors, tokens = decode_embeddings(response.body, expected)
+            return EmbedReply(fit_vectors(vectors, work), *_check_usage(tokens, work, profile))
+        case Encode():
+            return _decode_encode(work, response, profile)
+        case Rerank() | Score():
+            scores, tokens = decode_scores(response, expected)
+            logits = None
+            if not work.raw_scores and profile.scores != "sigmoid":
+                scores, logits = sigmoid(scores), scores
+            return RerankReply(scores, *_check_usage(tokens, work, profile), logits)
+        case Classify():
+            scores, tokens = decode_classes(response, expected, profile.classes)
+            return ClassifyReply(labels, scores, *_check_usage(tokens, work, profile))
+
+
+def _decode_encode(work: Encode, response: UpstreamResponse, profile: VllmProfile) -> EncodeReply:
+    expected, output = len(work.inputs), single_output(work)
+    if output is Output.SPARSE:
+        weights, reported = decode_embeddings(response.body, expected)
+        tokens, cut = _check_usage(reported, work, profile)
+        return EncodeReply(tokens, sparse=tuple(map(_nonzero_terms, weights)), truncated=cut)
+    matrices, reported = decode_token_vectors(response, expected, profile.max_tokens)
+    tokens, cut = _check_usage(reported, work, profile)
+    if output is Output.TOKENS:
+        return EncodeReply(tokens, token_vectors=matrices, truncated=cut)
+    return EncodeReply(tokens, multivector=matrices, truncated=cut)
+
+
+def _nonzero_terms(weights: Vectors) -> TermWeights:
+    """Convert one input's weights of the whole vocabulary to the weights of its terms."""
+    terms = np.flatnonzero(weights)
+    return term_weights(zip(terms.tolist(), weights[terms].tolist(), strict=True))
+
+
+def _check_usage(
+    tokens: int | None, work: ModelWork, profile: VllmProfile
+) -> tuple[int, tuple[int, ...] | None]:
+    """Return the reported tokens, if they are plausible, and the truncated inputs.
+
+    Raises: ReplicaFailed.
+    """
+    if tokens is None:
+        raise ReplicaFailed("the upstream reported no usage")
+    # A server with chunked processing reads a whole input of any length, unless it was asked to cut it.
+    most = None if work.truncate is Truncate.ERROR else _length_of(work, profile)
+    check_tokens(tokens, len(work.inputs), most)
+    can_truncate = work.truncate is Truncate.RIGHT
+    return tokens, truncated_inputs(work, tokens, _length_of(work, profile)) if can_truncate else ()
+
+
+def error_for(work: ModelWork, error: BackendError) -> BackendError:
+    """Convert "too long" to UnsupportedWork if the left end should be cut, which other servers can do."""
+    if work.truncate is Truncate.LEFT and isinstance(error, InvalidWork):
+        return UnsupportedWork(f"{error.message}, and this upstream cuts the right end only")
+    return explain_refusal(error, work.conversation)
+
+
+class VllmBackend:
+    """Client of one vLLM server."""
+
+    def __init__(
+        self, http: UpstreamClient, model: str | None = None, tokenizer: TokenizerSource | None = None
+    ) -> None:
+        self._http = http
+        self._configured_model = model
+        self._tokenizer = tokenizer
+        self._profile: VllmProfile | None = None
+        # False once the server has refused base64 and given numbers.
+        self._base64 = True
+        self._offers = OfferHistory()
+        self._counter: TokenCounter | None = None
+
+    async def describe(self, timeout_s: float) -> Capabilities:
+        """Query the model and version and probe the features.
+
+        Raises: BackendError.
+        """
+        remaining_s = countdown(timeout_s)
+        if self._tokenizer is not None:
+            self._counter = await open_token_counter(self._tokenizer, remaining_s())
+        response = await self._http.get("/v1/models", remaining_s())
+        if response.status != 200:
+            raise failure(response)
+        lengths = {item.id: item.max_model_len for item in decode_models(response)}
+        model = choose_model(list(lengths), self._configured_model)
+        max_tokens = lengths[model]
+        if max_tokens is None:
+            raise ReplicaFailed("GET /v1/models is not vLLM's: it has no max_model_len")
+        profile = VllmProfile(model, max_tokens, await self._version(model, remaining_s()))
+
+        async def send(path: str, body: Body) -> UpstreamResponse:
+            return await self._post(path, {"model": model} | body, remaining_s())
+
+        earlier = self._profile
+        try:
+            profile = await probe_features(profile, send)
+        except (AttemptTimedOut, ReplicaOverloaded):
+            # The server is busy. The profile of an earlier join is used, so that load alone does not keep a
+            # replica out.
+            if earlier is None or not profile.same_server(earlier):
+                raise
+            profile = earlier
+        rules = self._counter.rules if self._counter else None
+        found = capabilities(profile, rules, self._labels(profile))
+        self._offers.accept(found, profile.options)
+        self._profile = profile
+        return found
+
+    def _labels(self, profile: VllmProfile) -> tuple[str, ...]:
+        return labels_of(profile, self._counter.labels if self._counter else ())
+
+    async def _version(self, model: str, timeout_s: float) -> str:
+        """Return the server's release; the last known one of the same model if it does not report it now."""
+        response = await self._http.get("/version", timeout_s)
+        with suppress(ReplicaFailed):
+            if response.status == 200:
+                return decode_json(response.body, VersionResponse).version
+        earlier = self._profile
+        return earlier.version if earlier is not None and earlier.model == model else ""
+
+    async def _post(
+        self, path: str, body: Body, timeout_s: float, rows: int | None = None
+    ) -> UpstreamResponse:
+        width = self._profile.width if self._profile is not None and path == EMBEDDINGS else None
+        encoded = msgspec.json.encode(body)
+        return restore_status(await self._http.post(path, encoded, timeout_s, rows=rows, width=width))
+
+    async def run(self, work: Work, timeout_s: float) -> Reply:
+        """Execute one piece of work, in one request per kind of output.
+
+        Raises: BackendError.
+        """
+        if self._profile is None:
+            raise ReplicaUnavailable("the replica has not joined")
+        remaining_s = countdown(timeout_s)
+        prompted = apply_prompt(work, self._counter.rules if self._counter else None)
+        match prompted:
+            case Tokenize() | Detokenize():
+                return await self._run_tokenizer(prompted, self._profile, remaining_s())
+            case EmbedParts():
+                return await self._embed_parts(prompted, self._profile, remaining_s())
+            case Encode():
+                check_outputs(prompted, self._profile.outputs)
+                parts = split_outputs(prompted)
+                return merge_replies(
+                    [await self._request(part, self._profile, remaining_s()) for part in parts]
+                )
+        return await self._request(prompted, self._profile, remaining_s())
+
+    async def _request(self, work: ModelWork, profile: VllmProfile, timeout_s: float) -> Reply:
+        path, body = encode(work, profile)
+        remaining_s, rows = countdown(timeout_s), rows_of(work)
+        is_base64 = isinstance(work, Embed) and self._base64
+        if isinstance(work, Embed) and not is_base64:
+            body = as_numbers(body)
+        response = await self._post(path, body, remaining_s(), rows)
+        if is_base64 and may_refuse_base64(response):
+            second = await self._post(path, as_numbers(body), remaining_s(), rows)
+            if second.status == 200:
+                response, self._base64 = second, False
+        if response.status != 200:
+            raise error_for(work, failure(response))
+        check_reported_cuts(work, response)
+        return decode(work, response, profile, self._labels(profile))
+
+    async def _embed_parts(
+        self, work: EmbedParts, profile: VllmProfile, timeout_s: float
+    ) -> EmbedReply | EncodeReply:
+        """Embed each input by a request with one message, some at a time."""
+        check_media(work, media_operations(profile))
+        if work.output not in profile.outputs:
+            raise UnsupportedWork(f"this upstream gives no {work.output} output of images or sound")
+        is_dense = work.output is Output.DENSE
+        if not is_dense and work.dimensions is not None:
+            raise UnsupportedWork("`dimensions` does not apply to multivector output; leave it out")
+        path = EMBEDDINGS if is_dense else POOLING
+        bodies = [parts_body(work, parts, profile.raw_vectors) for parts in work.inputs]
+        free = asyncio.Semaphore(PARTS_IN_FLIGHT)
+
+        async def embed(body: Body) -> tuple[Vectors, int]:
+            async with free:
+                response = await self._post(path, body | {"model": profile.model}, timeout_s, 1)
+            if response.status != 200:
+                raise explain_refusal(failure(response), work.chat or Chat())
+            if is_dense:
+                vectors, tokens = decode_embeddings(response.body, 1)
+                return vectors, tokens or 1
+            (rows,), tokens = decode_token_vectors(response, 1, None)
+            return rows, tokens or len(rows)
+
+        tasks = [asyncio.create_task(embed(body)) for body in bodies]
+        try:
+            found = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        counted = sum(tokens for _, tokens in found)
+        if not is_dense:
+            return EncodeReply(counted, multivector=tuple(rows for rows, _ in found), truncated=None)
+        vectors = np.concatenate([rows for rows, _ in found])
+        shaped = shape_vectors(vectors, dimensions=work.dimensions, normalize=work.normalize)
+        return EmbedReply(shaped, counted, None)
+
+    async def _run_tokenizer(
+        self, work: Tokenize | Detokenize, profile: VllmProfile, timeout_s: float
+    ) -> TokenizeReply | DetokenizeReply:
+        if self._counter is not None:
+            return await self._counter.run(work, timeout_s)
+        if profile.specials is None:
+            raise UnsupportedWork("this upstream shows no tokens")
+        if isinstance(work, Tokenize):
+            return await self._tokenize(work, profile, profile.specials, timeout_s)
+        return await self._detokenize(work, profile, timeout_s)
+
+    async def _detokenize(self, work: Detokenize, profile: VllmProfile, timeout_s: float) -> DetokenizeReply:
+        remaining_s = countdown(timeout_s)
+        # The wire has no switch for special tokens. Their ids are known from the probe and are removed here.
+        skipped = profile.special_ids if work.skip_special_tokens else frozenset[int]()
+        texts = []
+        for ids in work.inputs:
+            body = {"model": profile.model, "tokens": [id_ for id_ in ids if id_ not in skipped]}
+            response = await self._post(DETOKENIZE, body, remaining_s())
+            if response.status != 200:
+                raise failure(response)
+            texts.append(decode_detokenize(response))
+        return DetokenizeReply(tuple(texts))
+
+    async def _tokenize(
+        self, work: Tokenize, profile: VllmProfile, specials: tuple[int, int], timeout_s: float
+    ) -> TokenizeReply:
+        remaining_s = countdown(timeout_s)
+        added_specials = specials if work.add_special_tokens else (0, 0)
+        inputs = []
+        # The route accepts one text per request. Sequential requests do not delay other work.
+        for text in work.inputs:
+            body = tokenize_body(text, special=work.add_special_tokens) | {"model": profile.model}
+            response = await self._post(TOKENIZE, body, remaining_s())
+            if response.status != 200:
+                raise failure(response)
+            inputs.append(tokens_of(decode_tokenize(response), added_specials))
+        return TokenizeReply(tuple(inputs))
+
+    async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
+        """Read the waiting requests from GET /metrics; the engine handles each input as one request.
+
+        Raises: BackendError.
+        """
+        response = await self._http.get("/metrics", timeout_s)
+        waiting = read_gauge(response.body, "vllm:num_requests_waiting") if response.status == 200 else None
+        return None if waiting is None else QueueDepth(round(waiting))
+
+    def drop_connections(self) -> None:
+        """Close the idle connections to the server."""
+        self._http.drop_connections()
+
+    async def aclose(self) -> None:
+        """Close the connections to the server."""
+        await self._http.aclose()
+
+
+def open_replica(spec: ReplicaSpec) -> VllmBackend:
+    """Return a client of the vLLM server at the spec's base URL."""
+    return VllmBackend(open_client(spec, SHORT_IDLE_S), spec.model, spec.tokenizer)

@@ -1,0 +1,108 @@
+"""Slices that share one upstream request: the rules for joining them, and the division of the reply. Pure.
+
+Invariant: `split_reply` gives each slice the results of its own inputs, in order, and the tokens of the parts
+add up to those of the reply.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from backends.contract import Embed, EmbedReply, Reply
+from gateway.lane.slices import Bounds, Slice
+
+
+class BatchTotals(msgspec.Struct, frozen=True):
+    """Sums over the slices of one batch. bytes: an upper bound of their size in JSON."""
+
+    inputs: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+    def plus(self, piece: Slice) -> "BatchTotals":
+        """Return the totals with one slice more."""
+        return BatchTotals(self.inputs + piece.inputs, self.tokens + piece.tokens, self.bytes + piece.bytes)
+
+    def is_within(self, bounds: Bounds) -> bool:
+        """Return whether the batch fits into one upstream request."""
+        fits = bounds.bytes is None or self.bytes <= bounds.bytes
+        return self.inputs <= bounds.inputs and self.tokens <= bounds.tokens and fits
+
+
+def are_joinable(a: Slice, b: Slice) -> bool:
+    """Return whether two slices could be one piece of work: embeddings with equal options.
+
+    Inputs of late chunking are one text, which has no place for those of another call. A conversation is
+    always alone in its request.
+    """
+    return a.work.is_joinable(b.work)
+
+
+def join_slices(pieces: Sequence[Slice]) -> Slice:
+    """Return joinable slices as one, with their inputs one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    inputs: list[str] = []
+    lengths: list[int] = []
+    for piece in pieces:
+        assert isinstance(piece.work, Embed)
+        inputs.extend(piece.work.inputs)
+        lengths.extend(piece.work.prompt_characters)
+    work = msgspec.structs.replace(pieces[0].work, inputs=tuple(inputs), prompt_characters=tuple(lengths))
+    is_exact = all(piece.exact for piece in pieces)
+    return Slice(0, work, len(inputs), sum(piece.tokens for piece in pieces), exact=is_exact)
+
+
+def split_reply(pieces: Sequence[Slice], reply: Reply) -> list[Reply]:
+    """Return each slice's own reply."""
+    if len(pieces) == 1:
+        return [_with_own_count(reply, pieces[0].inputs)]
+    assert isinstance(reply, EmbedReply)
+    replies: list[Reply] = []
+    shares = _token_shares(pieces, reply)
+    start = 0
+    for piece, tokens in zip(pieces, shares, strict=True):
+        end = start + piece.inputs
+        replies.append(reply.part(start, end, tokens))
+        start = end
+    return replies
+
+
+def has_own_counts(pieces: Sequence[Slice], reply: Reply) -> bool:
+    """Return whether the tokens of each slice are known; otherwise their sum is divided by size."""
+    if len(pieces) == 1 or not isinstance(reply, EmbedReply):
+        return True
+    return reply.input_tokens is not None or are_counted_here(pieces, reply)
+
+
+def are_counted_here(pieces: Sequence[Slice], reply: Reply) -> bool:
+    """Return whether the gateway counted the slices as the replica counted their batch."""
+    return all(piece.exact for piece in pieces) and reply.tokens == sum(piece.tokens for piece in pieces)
+
+
+def _with_own_count(reply: Reply, inputs: int) -> Reply:
+    """Return a reply to one input with the tokens of that input, which are all that its batch has."""
+    if inputs != 1 or not isinstance(reply, EmbedReply) or reply.input_tokens is not None:
+        return reply
+    return EmbedReply(reply.vectors, reply.tokens, reply.truncated, (reply.tokens,))
+
+
+def _token_shares(pieces: Sequence[Slice], reply: EmbedReply) -> list[int]:
+    """Return each slice's tokens: as the replica reports them per input, as counted here, or in proportion.
+
+    In proportion only if all slices belong to one tenant, whose sum is right however the parts are divided.
+    """
+    if reply.input_tokens is not None:
+        counts = iter(reply.input_tokens)
+        return [sum(next(counts) for _ in range(piece.inputs)) for piece in pieces]
+    if are_counted_here(pieces, reply):
+        return [piece.tokens for piece in pieces]
+    # At least one each, so that slices without tokens can share the replica's count.
+    weights = [max(1, piece.tokens) for piece in pieces]
+    total, shares, weight_so_far, tokens_so_far = sum(weights), [], 0, 0
+    for weight in weights:
+        weight_so_far += weight
+        tokens_up_to_here = reply.tokens * weight_so_far // total
+        shares.append(tokens_up_to_here - tokens_so_far)
+        tokens_so_far = tokens_up_to_here
+    return shares

@@ -1,0 +1,346 @@
+"""Lane in front of one upstream: the only owner of its waiting slices of a kind and of their attempts.
+
+Slices that arrive in one turn of the event loop are spread over the free slots, one each if there are enough.
+Otherwise they wait in the tenant-fair queue, and when a slot becomes free, those at the head of the queue
+share one batch. `scheduler` decides which slices go next, `attempts` sends them, `outcomes` and `retries`
+handle replies and errors.
+
+Slices that go alone after a failure have queues and slots of their own, in `isolation`. `faults` judges what
+failed.
+
+Invariant: every ticket is resolved, or abandoned by all of its waiters, regardless of what happens to its
+attempts.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import msgspec
+
+from backends.contract import Reply, Work
+from backends.contract.errors import AttemptTimedOut, BackendError
+from gateway.errors import LOADING_RETRY_S, GatewayError, ModelLoading, Overloaded
+from gateway.events import AttemptFinished, CopyPurpose, LaneBacklog, Observe
+from gateway.lane.attempts import AttemptCallbacks, AttemptRunner
+from gateway.lane.comparisons import Comparisons
+from gateway.lane.fair_queue import FairQueue, Priority
+from gateway.lane.faults import FaultHandler
+from gateway.lane.first_replica import FirstReplicaWait
+from gateway.lane.isolation import IsolatedQueue
+from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.measures import LaneMeasures
+from gateway.lane.outcomes import OutcomeHandler
+from gateway.lane.refused import RefusalHandler
+from gateway.lane.retries import RetryPolicy, refusal_of
+from gateway.lane.scheduler import Dispatch, Scheduler, SchedulingPass
+from gateway.lane.slices import Bounds, Slice, separated
+from gateway.lane.suspects import Isolation, Suspicion
+from gateway.lane.tenant_activity import ACTIVE_S, TenantActivity
+from gateway.lane.ticket import EMPTY_ENTRY, Attempt, Owner, Ticket
+from gateway.routing.pool import Pool, held_s, no_replica_error
+from gateway.routing.replica import Replica
+
+# A tenant of weight 1 may have so many times the tokens in the queue that stay free.
+SHARE_OF_FREE = 3
+# Identifies equal work of one tenant, which is computed once.
+WorkKey = tuple[str, Priority, bool, CopyPurpose | None, Work]
+
+
+class SliceReply(msgspec.Struct, frozen=True):
+    """Reply to a slice. queued_s: how long the slice waited for a replica."""
+
+    reply: Reply
+    queued_s: float
+
+
+class Lane:
+    """Queue and attempts of one upstream, for one kind of batch. clock: the event loop's, in seconds.
+
+    bounds: returns the bounds of one upstream request, as the replicas report them now.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        settings: LaneSettings,
+        observe: Observe,
+        clock: Callable[[], float],
+        bounds: Callable[[], Bounds] = Bounds,
+    ) -> None:
+        self.bounds = bounds
+        self._pool = pool
+        self._settings = settings
+        self._observe = observe
+        self._clock = clock
+        self._queue: FairQueue[Ticket] = FairQueue()
+        self._shared: dict[WorkKey, Ticket] = {}
+        self._comparisons = Comparisons()
+        self._activity = TenantActivity(self._queue)
+        self._measures = LaneMeasures(clock())
+        self._first_replica = FirstReplicaWait(pool, holds=settings.holds)
+        self._isolated: IsolatedQueue[Ticket] = IsolatedQueue(lambda: self._attempts.in_flight)
+        self._scheduler = Scheduler(
+            self._queue, pool, self._activity, self._measures.sizer, settings, self._isolated
+        )
+        policy = RetryPolicy(settings, clock())
+        self._outcomes = OutcomeHandler(
+            pool, self._queue, self._isolated, self._activity, policy, self._measures
+        )
+        faults = FaultHandler(pool, self._isolated, policy, self._outcomes, clock)
+        refusals = RefusalHandler(pool, self._isolated, self._outcomes, faults.checks, clock)
+        callbacks = AttemptCallbacks(
+            self._outcomes.handle_reply,
+            self._outcomes.handle_error,
+            faults.handle,
+            refusals.handle,
+            self._handle_end,
+            lambda: not (len(self._queue) or len(self._isolated)),
+        )
+        self._attempts = AttemptRunner(pool, policy, self._measures, clock, callbacks)
+        self._recheck_timer: asyncio.TimerHandle | None = None
+        self._is_pump_scheduled = False
+        pool.subscribers.add(self.pump, self._handle_stalled)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that wait for a replica, as an upper bound.
+
+        A call that waits for the first replica counts as one token: an autoscaler has to see it to start one.
+        """
+        return self._queue.tokens + self._isolated.tokens + len(self._first_replica)
+
+    def backlog(self) -> LaneBacklog:
+        """Return the size and age of the queue, for metrics; walks all of it."""
+        inputs, oldest_since_s = len(self._first_replica), self._clock()
+        now_s = oldest_since_s
+        for ticket in chain(self._queue.items(), self._isolated.items()):
+            inputs += ticket.piece.inputs
+            oldest_since_s = min(oldest_since_s, ticket.waiting_since_s)
+        return LaneBacklog(self.queued_tokens, inputs, now_s - oldest_since_s)
+
+    async def wait_for_replica(self, deadline_s: float) -> None:
+        """Wait until a replica has reported its capabilities.
+
+        Raises: ModelLoading, NoReplica.
+        """
+        await self._first_replica.wait(deadline_s)
+
+    def check_room(self, tokens: int, owner: Owner) -> None:
+        """Check that a whole call of this many tokens fits the lane's bound and its tenant's share.
+
+        Raises: Overloaded.
+        """
+        if not (len(self._queue) or (self._isolated.is_used and len(self._isolated))):
+            # An empty queue takes any call: one that is larger than the bound could never pass otherwise.
+            return
+        waiting_tokens = self._queue.tokens + self._isolated.tokens
+        free_tokens = self._settings.queue_tokens - waiting_tokens - tokens
+        if free_tokens < 0:
+            raise self._overloaded("too much is waiting for this model", waiting_tokens)
+        own_tokens = self._queue.tokens_of(owner.tenant) + self._isolated.tokens_of(owner.tenant)
+        share = free_tokens * SHARE_OF_FREE * owner.weight
+        bound = share if owner.queue_tokens is None else min(share, owner.queue_tokens)
+        # The first call of a tenant may be larger than its share.
+        if own_tokens and own_tokens + tokens > bound:
+            raise self._overloaded("too much of yours is waiting for this model", own_tokens)
+
+    async def submit(
+        self,
+        piece: Slice,
+        owner: Owner,
+        deadline_s: float,
+        on_unanswered: Callable[[Slice], None] = lambda _: None,
+        suspicion: Suspicion = Suspicion.NONE,
+    ) -> SliceReply:
+        """Run a slice on a replica before the deadline, which is on the lane's clock.
+
+        on_unanswered: called with a slice that a replica may have computed, but whose reply no caller
+        received. suspicion: of a part of a slice that failed, which shares no batch. Raises: BackendError if
+        the last replica tried refused or failed; SliceFailed if one of several inputs may be at fault;
+        NoReplica, ModelLoading or TimeoutError at the deadline.
+        """
+        self._check_held(deadline_s)
+        key = (owner.tenant, owner.priority, owner.may_move, owner.copy, piece.work)
+        ticket = self._ticket_for(key, piece, owner, deadline_s, suspicion)
+        if owner.trace is not None:
+            ticket.traces.append(owner.trace)
+        if owner.record is not None:
+            ticket.records.append(owner.record)
+        waiter = ticket.wait(deadline_s)
+        self._schedule_pump()
+        # asyncio.timeout costs several times as much, on every call.
+        timer = asyncio.get_running_loop().call_at(deadline_s, _expire, waiter)
+        was_received = False
+        try:
+            reply = await waiter
+            was_received = True
+            return SliceReply(reply, ticket.queued_s)
+        except TimeoutError as error:
+            if (cause := _cause_of_wait(ticket, self._pool, self._clock())) is not None:
+                raise cause from error
+            raise
+        finally:
+            timer.cancel()
+            if not was_received and ticket.may_have_run:
+                on_unanswered(piece)
+            if ticket.remove_waiter(waiter):
+                self._forget(key, ticket)
+
+    def pump(self) -> None:
+        """Send every slice that can be sent, in order.
+
+        Runs after each arrival, finished attempt and replica change.
+        """
+        self._first_replica.wake()
+        if not (len(self._queue) or (self._isolated.is_used and len(self._isolated))):
+            return
+        scheduling_pass, now_s = SchedulingPass(), self._clock()
+        while (decision := self._scheduler.decide(scheduling_pass, now_s, self.bounds)) is not None:
+            if isinstance(decision, Dispatch):
+                self._attempts.start(decision.tickets, decision.replica)
+            else:
+                decision.ticket.resolve(decision.error)
+        self._scheduler.end_pass(scheduling_pass)
+        self._comparisons.drop(self._queue)
+        if (scheduling_pass.skipped_tenants or scheduling_pass.skipped_alone) and self._recheck_timer is None:
+            # The other tenants may become inactive, and no event would report that.
+            pause_s = ACTIVE_S
+            if scheduling_pass.resumes_s is not None:
+                pause_s = min(pause_s, max(0.0, scheduling_pass.resumes_s - now_s))
+            self._recheck_timer = asyncio.get_running_loop().call_later(pause_s, self._recheck)
+
+    def separated(self, slices: Sequence[Slice], tokens: Sequence[int]) -> Sequence[Slice]:
+        """Return slices in which inputs that failed alone lately are by themselves.
+
+        tokens: count of each input of the call.
+        """
+        suspects, now_s = self._isolated.suspects, self._clock()
+        if not suspects:
+            return slices
+        parts: list[Slice] = []
+        for piece in slices:
+            own = tokens[piece.start : piece.start + piece.inputs]
+            parts += separated(piece, own, suspects.places_in(piece.work, now_s))
+        return parts
+
+    def _check_held(self, deadline_s: float) -> None:
+        """Check that a replica takes work before a deadline. Raises: Overloaded."""
+        wait_s = held_s(self._pool, self._clock())
+        if wait_s is not None and self._clock() + wait_s > deadline_s:
+            raise _held_error(wait_s)
+
+    def _ticket_for(
+        self, key: WorkKey, piece: Slice, owner: Owner, deadline_s: float, suspicion: Suspicion
+    ) -> Ticket:
+        """Return the ticket of equal work of the tenant, or a new one in the queue."""
+        now_s = self._clock()
+        if owner.copy is None:
+            self._activity.mark_active(owner.tenant, now_s)
+        ticket = self._shared.get(key)
+        # A ticket that is done has settled its waiters, which have not left yet. It would not settle a new
+        # one.
+        if ticket is None or ticket.is_done:
+            ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
+            if not suspicion and self._isolated.suspects.is_empty:
+                ticket.enqueue(self._queue, now_s)
+            else:
+                self._enqueue_suspect(ticket, now_s, suspicion)
+            if owner.copy == "compare":
+                self._comparisons.add(ticket)
+        return ticket
+
+    def _enqueue_suspect(self, ticket: Ticket, now_s: float, suspicion: Suspicion) -> None:
+        """Queue a slice in the company in which it may be sent, as far as that is known."""
+        isolated, piece = self._isolated, ticket.piece
+        level = Isolation.ALONE if suspicion else Isolation.SHARED
+        level = max(level, isolated.level_of(ticket.owner.tenant, piece.work, now_s))
+        if level is Isolation.SHARED:
+            ticket.enqueue(self._queue, now_s)
+            return
+        known = isolated.suspects.recall(piece.work) if piece.inputs == 1 else None
+        # Refused lately, it needs to fail only once more.
+        ticket.faults = int(known is not None and known.is_refused)
+        ticket.has_hung = suspicion is Suspicion.HUNG or (known is not None and known.has_hung)
+        isolated.enqueue(ticket, level, now_s)
+
+    def _schedule_pump(self) -> None:
+        """Pump once all slices of this turn of the event loop have arrived, to see them together."""
+        if not self._is_pump_scheduled:
+            self._is_pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self._run_scheduled_pump)
+
+    def _run_scheduled_pump(self) -> None:
+        self._is_pump_scheduled = False
+        self.pump()
+
+    def _recheck(self) -> None:
+        self._recheck_timer = None
+        self.pump()
+
+    def _handle_end(self, attempt: Attempt) -> None:
+        self._observe(
+            AttemptFinished(
+                self._pool.upstream,
+                attempt.replica.name,
+                attempt.outcome,
+                self._clock() - attempt.started_s,
+                attempt.load.inputs,
+                len(attempt.tickets),
+                attempt.is_hedge,
+            )
+        )
+        self.pump()
+
+    def _handle_stalled(self, replica: Replica) -> None:
+        now_s = self._clock()
+        for attempt in [attempt for attempt in self._attempts.in_flight if attempt.replica is replica]:
+            self._outcomes.abandon(attempt, now_s)
+
+    def _forget(self, key: WorkKey, ticket: Ticket) -> None:
+        """Remove every trace of a ticket that no caller waits for."""
+        if self._shared.get(key) is ticket:
+            del self._shared[key]
+        ticket.is_done = True
+        ticket.cancel_unwanted()
+        was_queued = self._queue.remove(ticket.entry)
+        if not was_queued and self._isolated.is_used:
+            was_queued = self._isolated.remove(ticket.entry)
+        ticket.entry = EMPTY_ENTRY
+        if was_queued:
+            self.pump()
+
+    def _overloaded(self, message: str, waiting_tokens: int) -> Overloaded:
+        wait_s = self._measures.drain_rate.retry_after_s(waiting_tokens, self._clock())
+        return Overloaded(message, retry_after_s=wait_s)
+
+
+def _expire(waiter: asyncio.Future[Reply]) -> None:
+    if not waiter.done():
+        waiter.set_exception(TimeoutError())
+
+
+def _held_error(wait_s: float) -> Overloaded:
+    return Overloaded(
+        "the upstream asks for no requests for a while", retry_after_s=max(1, math.ceil(wait_s))
+    )
+
+
+def _cause_of_wait(ticket: Ticket, pool: Pool, now_s: float) -> GatewayError | BackendError | None:
+    """Return why a ticket was not done by its deadline, if the reason is known."""
+    if isinstance(ticket.fault, AttemptTimedOut):
+        return refusal_of(ticket.fault, has_index=ticket.piece.inputs == 1)
+    if not ticket.running and not pool.usable():
+        return no_replica_error(pool)
+    if not ticket.running and (wait_s := held_s(pool, now_s)) is not None:
+        return _held_error(wait_s)
+    if _is_model_loading(pool):
+        return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
+    return None
+
+
+def _is_model_loading(pool: Pool) -> bool:
+    """Return whether an engine is loading the upstream's model into memory."""
+    reports = (replica.residence for replica in pool.replicas)
+    return any(report is not None and report.state == "loading" for report in reports)
