@@ -31,8 +31,9 @@ from gateway.errors import (
 )
 from gateway.lane.duplicates import with_duplicates
 from gateway.lane.fair_queue import Priority
-from gateway.lane.faults import SliceFailed
+from gateway.lane.isolation import Suspicion
 from gateway.lane.lane import Lane, SliceReply
+from gateway.lane.outcomes import SliceFailed
 from gateway.lane.slices import (
     Slice,
     cut,
@@ -44,10 +45,9 @@ from gateway.lane.slices import (
     request_bytes,
     separated,
 )
-from gateway.lane.suspects import Suspicion
 from gateway.lane.ticket import Owner
 from gateway.prepare import PreparedWork, Preparer
-from gateway.routing.refusals import REFUSED_BYTES_MIN
+from gateway.routing.replica import REFUSED_BYTES_MIN
 from gateway.telemetry.timeline import Timeline
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.vector_scores import place_of_input, vector_scores

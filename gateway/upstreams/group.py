@@ -20,12 +20,20 @@ from gateway.errors import (
     ReplicaTimedOut,
 )
 from gateway.events import LaneBacklog
+from gateway.lane.retries import RetryBudget
 from gateway.lane.slices import Bounds
-from gateway.routing.breaker import Breaker
 from gateway.routing.pool import PROBED_WITHIN_S
-from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.routes import Route
-from gateway.routing.split import SECOND_STEP, Health, Member, Split, by_health, next_point, preference
+from gateway.routing.split import (
+    SECOND_STEP,
+    Breaker,
+    Health,
+    Member,
+    Split,
+    by_health,
+    next_point,
+    preference,
+)
 from gateway.upstreams.judging import Judge
 from gateway.upstreams.member import JudgedUpstream, UpstreamState, known_dimensions
 from gateway.vector_spaces.model_space import ModelSpace

@@ -10,9 +10,8 @@ from gateway.config.schema import COMMIT
 from gateway.events import LaneBacklog, ReplicaState
 from gateway.lane.lane import Lane
 from gateway.lane.slices import Bounds
-from gateway.routing.load import LoadKind, kind_of
-from gateway.routing.pool import Pool, is_replica_expected
-from gateway.routing.replica import Replica, shown_state
+from gateway.routing.pool import Pool
+from gateway.routing.replica import LoadKind, Replica, kind_of
 from gateway.routing.split import Health
 from gateway.upstreams.member import MIXED, UpstreamState, known_dimensions
 from gateway.upstreams.model_inputs import ModelInputs
@@ -28,17 +27,22 @@ class Upstream:
     """Upstream of the config with its collaborators. lanes: one for each kind of batch."""
 
     def __init__(
-        self, name: str, settings: schema.UpstreamSettings, pool: Pool, lanes: Lanes, space: VectorSpace
+        self,
+        name: str,
+        settings: schema.UpstreamSettings,
+        pool: Pool,
+        lanes: Lanes,
+        space: VectorSpace,
+        model_inputs: ModelInputs,
     ) -> None:
         self.name = name
         self.settings = settings
         self.pool = pool
         self.lanes = lanes
         self.space = space
-        self.model_inputs = ModelInputs(settings, pool.capabilities)
-        pool.count_tokens = self.model_inputs.count_few
+        self.model_inputs = model_inputs
         self.identities = IdentitySource(name, settings)
-        self.ids = IdDecoder(settings.token_encoding, self.model_inputs.tokenizer_source)
+        self.ids = IdDecoder(settings.token_encoding, model_inputs.tokenizer_source)
         # Calls in progress, from the route to the reply; the upstream may be closed when there are none.
         self.calls = 0
 
@@ -76,7 +80,7 @@ class Upstream:
 
     def replica_states(self) -> list[tuple[Replica, ReplicaState]]:
         """Return the replicas with their states for operators."""
-        return [(replica, shown_state(replica)) for replica in self.pool.replicas]
+        return [(replica, replica.shown_state) for replica in self.pool.replicas]
 
     @property
     def startup_done(self) -> bool:
@@ -110,7 +114,7 @@ class Upstream:
         """Health: it can serve a call now, or after a wait, or not."""
         if self.pool.usable():
             return "ready"
-        return "expected" if is_replica_expected(self.pool, holds=self.pool.holds) else "out"
+        return "expected" if self.pool.is_expected else "out"
 
     @property
     def state(self) -> UpstreamState:
