@@ -1,17 +1,23 @@
-"""One upstream in use: its replicas, the lane in front of them, and the inputs of its model."""
+"""One upstream in use: its replicas, the lane in front of them, and the inputs of its model.
 
-from collections.abc import Mapping
+To the request path it is a group of one upstream: it serves every call of its model, and no call moves.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from backends.checkpoints.model_names import is_path
 from backends.contract import Capabilities, Rerank, Residence, Score, Work
+from gateway.calls import Call, Deadline
 from gateway.config import schema
 from gateway.config.schema import COMMIT
+from gateway.errors import GatewayError
 from gateway.events import LaneBacklog, ReplicaState
 from gateway.lane.lane import Lane
 from gateway.lane.slices import Bounds
 from gateway.routing.pool import Pool
 from gateway.routing.replica import LoadKind, Replica, kind_of
+from gateway.routing.routes import Route
 from gateway.routing.split import Health
 from gateway.upstreams.member import MIXED, UpstreamState, known_dimensions
 from gateway.upstreams.model_inputs import ModelInputs
@@ -43,17 +49,41 @@ class Upstream:
         self.model_inputs = model_inputs
         self.identities = IdentitySource(name, settings)
         self.ids = IdDecoder(settings.token_encoding, model_inputs.tokenizer_source)
+        self._names = (name,)
         # Calls in progress, from the route to the reply; the upstream may be closed when there are none.
-        self.calls = 0
+        self._calls = 0
 
-    def hold(self) -> "CallHold":
-        """Return a context manager that counts one call in progress."""
-        return CallHold(self)
+    def enter(self) -> None:
+        """Count one call in progress."""
+        self._calls += 1
+
+    def leave(self) -> None:
+        """Stop counting a call, whatever its outcome."""
+        self._calls -= 1
+
+    async def candidates(self, tenant: str, call: Call, deadline: Deadline) -> Sequence[str]:  # noqa: ARG002
+        """Return the upstreams that may serve a call, as `UpstreamGroup` does: itself."""
+        return self._names
+
+    def narrowed(self, route: Route, upstream: str) -> Route:  # noqa: ARG002
+        """Return the route through one of the upstreams."""
+        return route
+
+    def record_failure(self, upstream: str, error: GatewayError) -> None:
+        """Record nothing: its pool has recorded what replicas did."""
+
+    def may_move(self, error: GatewayError, deadline: Deadline) -> bool:  # noqa: ARG002
+        """Return False: no other upstream serves the model."""
+        return False
+
+    def accepts(self, upstream: str) -> bool:  # noqa: ARG002
+        """Return whether a reply is used: always, as its own space decides which replicas get work."""
+        return True
 
     @property
     def idle(self) -> bool:
         """True if no call is in progress and nothing is in flight to any replica."""
-        return not self.calls and not any(replica.batches for replica in self.pool.replicas)
+        return not self._calls and not any(replica.batches for replica in self.pool.replicas)
 
     @property
     def capabilities(self) -> Capabilities | None:
@@ -129,24 +159,6 @@ class Upstream:
     def residence(self) -> Residence | None:
         """Residence of its model in memory; None if the backend does not report it."""
         return next((replica.residence for replica in self.pool.replicas), None)
-
-
-class CallHold:
-    """Counts one call of an upstream while its block runs; a generator would cost more per call."""
-
-    __slots__ = ("_upstream",)
-
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
-
-    def __enter__(self) -> Upstream:
-        """Count the call in."""
-        self._upstream.calls += 1
-        return self._upstream
-
-    def __exit__(self, *_: object) -> None:
-        """Decrement the count of calls, whatever the call's outcome."""
-        self._upstream.calls -= 1
 
 
 def vectors_identity(upstream: Upstream) -> VectorsIdentity | None:

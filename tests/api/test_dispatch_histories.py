@@ -259,10 +259,7 @@ class World:
         prepared = await self.prepared(work)
         async with Grant(tenant, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:
-                upstream = self.upstream
-                reply = await self.dispatcher.dispatch(
-                    grant, upstream.lane_of(grant.prepared.work), upstream.model_inputs, Timeline()
-                )
+                reply = await self.dispatcher.dispatch(grant, self.upstream, Timeline())
             except GatewayError:
                 return None
             return reply, grant._tokens

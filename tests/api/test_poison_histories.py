@@ -196,8 +196,7 @@ class PoisonedWorld:
         prepared = await self.preparer.prepare(inputs, owner, route, Call(work), deadline)
         async with Grant(owner, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:
-                lane = self.upstream.lane_of(grant.prepared.work)
-                return await self.dispatcher.dispatch(grant, lane, inputs, Timeline())
+                return await self.dispatcher.dispatch(grant, self.upstream, Timeline())
             except GatewayError as error:
                 return error
 
