@@ -49,7 +49,7 @@ from gateway.lane.ticket import Owner
 from gateway.prepare import PreparedWork, Preparer
 from gateway.routing.replica import REFUSED_BYTES_MIN
 from gateway.telemetry.timeline import Timeline
-from gateway.upstreams.upstream import Upstream
+from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.vector_scores import place_of_input, vector_scores
 
 # A replica that is full does not report when it will have room.
@@ -88,7 +88,8 @@ class Dispatcher:
     async def dispatch(
         self,
         grant: Grant,
-        upstream: Upstream,
+        lane: Lane,
+        inputs: ModelInputs,
         timeline: Timeline,
         cache: CallCache | None = None,
         *,
@@ -99,12 +100,11 @@ class Dispatcher:
         cache: of the call, None without one. may_move: another upstream can serve the call if this one
         cannot. Raises: GatewayError.
         """
-        prepared, inputs = grant.prepared, upstream.model_inputs
-        lane = upstream.lane_of(prepared.work)
-        if upstream.capabilities is None:
+        prepared = grant.prepared
+        if inputs.capabilities() is None:
             await lane.wait_for_replica(grant.deadline.at_s)
         timeline.lap("queue")
-        if upstream.capabilities is not prepared.capabilities:
+        if inputs.capabilities() is not prepared.capabilities:
             prepared = await self._preparer.refresh(inputs, prepared, grant.tenant, grant.deadline)
         part = WorkPart(prepared.work, prepared.most_tokens(), prepared.input_tokens is not None)
         split = None if cache is None else await cache.look_up(prepared.work)

@@ -248,7 +248,12 @@ class Gateway:
                         )
                     )
                 reply = await self._dispatcher.dispatch(
-                    grant, upstream, timeline, cache, may_move=not is_last
+                    grant,
+                    upstream.lane_of(grant.prepared.work),
+                    upstream.model_inputs,
+                    timeline,
+                    cache,
+                    may_move=not is_last,
                 )
             except GatewayError as error:
                 group.record_failure(name, error)

@@ -259,7 +259,8 @@ class World:
         prepared = await self.prepared(work)
         async with Grant(tenant, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:
-                reply = await self.dispatcher.dispatch(grant, self.upstream, Timeline())
+                lane, inputs = self.upstream.lane_of(grant.prepared.work), self.upstream.model_inputs
+                reply = await self.dispatcher.dispatch(grant, lane, inputs, Timeline())
             except GatewayError:
                 return None
             return reply, grant._tokens

@@ -196,7 +196,8 @@ class PoisonedWorld:
         prepared = await self.preparer.prepare(inputs, owner, route, Call(work), deadline)
         async with Grant(owner, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:
-                return await self.dispatcher.dispatch(grant, self.upstream, Timeline())
+                lane, inputs = self.upstream.lane_of(grant.prepared.work), self.upstream.model_inputs
+                return await self.dispatcher.dispatch(grant, lane, inputs, Timeline())
             except GatewayError as error:
                 return error
 
