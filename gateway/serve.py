@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from backends.contract import DetokenizeReply, EmbedReply, EncodeReply, Operation, Reply, TokenizeReply
+from backends.contract import Operation, Reply
 from gateway.admission import Admission, Charges, Grant
 from gateway.cache.call_cache import (
     NO_IDENTITY,
@@ -27,7 +27,7 @@ from gateway.cache.call_cache import (
     CallOrigin,
     ItemCache,
 )
-from gateway.calls import CacheMode, Call, Deadline, operation_of
+from gateway.calls import CacheMode, Call, Deadline
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError, NoReplica
@@ -154,7 +154,7 @@ class Gateway:
 
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""
-        tenant, operation = caller.tenant, operation_of(call.work)
+        tenant, operation = caller.tenant, call.work.operation
         timeline.operation = operation.value
         tenant.require_operation(operation)
         # Taken once: a reload in the middle of the call changes nothing for it.
@@ -197,10 +197,7 @@ class Gateway:
                 if grant.is_provisional:
                     await grant.confirm()
                     timeline.lap("quota")
-            has_vectors = isinstance(reply, EmbedReply) or (
-                isinstance(reply, EncodeReply) and reply.dense is not None
-            )
-            fingerprint = group.fingerprint if has_vectors else None
+            fingerprint = None if reply.dense_vectors is None else group.fingerprint
         finally:
             group.leave()
         if copy is None and isinstance(group, UpstreamGroup):
@@ -303,7 +300,7 @@ class Gateway:
 
 def _with_cut(reply: Reply, indices: tuple[int, ...]) -> Reply:
     """Return a reply that reports these inputs as cut, too."""
-    if isinstance(reply, TokenizeReply | DetokenizeReply) or reply.truncated is None:
+    if reply.is_free or reply.truncated is None:
         return reply
     truncated = tuple(sorted({*reply.truncated, *indices}))
     return msgspec.structs.replace(reply, truncated=truncated)

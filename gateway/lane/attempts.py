@@ -17,7 +17,6 @@ from backends.tracing import carrier
 from gateway.lane.joining import join_slices
 from gateway.lane.measures import LaneMeasures
 from gateway.lane.retries import RetryPolicy, is_input_possible, is_refusal
-from gateway.lane.slices import request_bytes
 from gateway.lane.ticket import Attempt, Ticket
 from gateway.lane.usage import CountTokens, believable, needs_examination
 from gateway.routing.pool import Pool
@@ -148,4 +147,4 @@ def _is_small(attempt: Attempt, error: BackendError) -> bool:
     """Return whether a single input was refused as too large, and is not."""
     if not isinstance(error, RequestTooLarge) or attempt.load.inputs > 1:
         return False
-    return request_bytes(attempt.piece.work) < REFUSED_BYTES_MIN
+    return attempt.piece.work.request_bytes < REFUSED_BYTES_MIN

@@ -40,7 +40,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from backends.contract import Reply, inputs_of
+from backends.contract import Reply
 from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
@@ -71,7 +71,6 @@ from gateway.lane.retries import (
     timed_out_early,
     try_elsewhere,
 )
-from gateway.lane.slices import request_bytes
 from gateway.lane.ticket import Attempt, FailedBatch, Ticket
 from gateway.routing.checks import WorkChecks
 from gateway.routing.health import State
@@ -185,7 +184,7 @@ class OutcomeHandler:
         """Record a failure that no input causes at the replica, then retry, split or fail the batch."""
         replica = attempt.replica
         if isinstance(error, RequestTooLarge):
-            self._learn_size(replica, request_bytes(attempt.piece.work), now_s)
+            self._learn_size(replica, attempt.piece.work.request_bytes, now_s)
         elif isinstance(error, PermitsTaken):
             self._pause(replica)
         if error.retry_after_s and isinstance(error, ModelNotLoaded):
@@ -608,7 +607,7 @@ class RefusalHandler:
         if capabilities is None or not capabilities.metered:
             # What it answered lately shows nothing of a limit that was reached since.
             return await self._checks.fault_of(attempt.replica, math.inf)
-        now_s, first = self._clock(), next(iter(inputs_of(attempt.piece.work)))
+        now_s, first = self._clock(), next(iter(attempt.piece.work.inputs))
         refusal, last = LastRefusal(hash(first), now_s), self._last.get(attempt.replica)
         self._last[attempt.replica] = refusal
         is_second = last is not None and last.key != refusal.key and now_s - last.at_s < TOGETHER_S

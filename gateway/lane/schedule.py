@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from backends.contract import operation_of
 from backends.contract.errors import UnsupportedWork
 from gateway.lane.fair_queue import Entry, FairQueue
 from gateway.lane.isolation import IsolatedQueue, Isolation, TenantActivity
@@ -171,7 +170,7 @@ class Scheduler:
             return ticket.last_error
         if not offers(pool.capabilities(), ticket.piece.work):
             # It did when the call was admitted: its last replica that offers it serves a different model now.
-            return UnsupportedWork(f"this upstream's model does not {operation_of(ticket.piece.work)}")
+            return UnsupportedWork(f"this upstream's model does not {ticket.piece.work.operation}")
         if may_wait and pool.is_expected:
             return None
         return ticket.last_error or pool.no_replica_error()

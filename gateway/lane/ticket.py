@@ -13,13 +13,13 @@ from typing import Any, Protocol, TypeGuard
 
 import msgspec
 
-from backends.contract import Reply, operation_of
+from backends.contract import Reply
 from backends.contract.errors import AttemptTimedOut, BackendError, PermitsTaken
 from backends.tracing import Carrier
 from gateway.events import AttemptStarted, CopyPurpose
 from gateway.lane.fair_queue import Entry, FairQueue, Priority
 from gateway.lane.isolation import Isolation
-from gateway.lane.slices import Slice, is_indivisible
+from gateway.lane.slices import Slice
 from gateway.routing.replica import BatchLoad, Replica, kind_of
 from gateway.telemetry.attempt_record import AttemptRecord, hide_inputs
 
@@ -148,7 +148,7 @@ class Ticket:
     @property
     def is_indivisible(self) -> bool:
         """True if no smaller slices can be cut of it to find the input at fault."""
-        return self.piece.inputs == 1 or is_indivisible(self.piece.work)
+        return self.piece.inputs == 1 or self.piece.work.is_indivisible
 
     @property
     def may_have_run(self) -> bool:
@@ -427,7 +427,7 @@ class Attempt:
             upstream,
             self.replica.name,
             capabilities.model_id if capabilities else "",
-            operation_of(self.piece.work).value,
+            self.piece.work.operation.value,
             self.load.inputs,
             sum(len(ticket.traces) for ticket in self.tickets),
             self.is_hedge,

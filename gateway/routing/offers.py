@@ -14,14 +14,9 @@ import msgspec
 from backends.contract import (
     BackendKind,
     Capabilities,
-    Embed,
-    Encode,
     Operation,
-    Rerank,
-    Score,
     Truncate,
     Work,
-    operation_of,
 )
 
 Value = TypeVar("Value")
@@ -33,19 +28,7 @@ CUTTING_BACKENDS: frozenset[BackendKind] = frozenset({"torch", "vllm"})
 
 def offers(capabilities: Capabilities | None, work: Work) -> bool:
     """Return whether a replica with these capabilities offers the work: operation, outputs and options."""
-    if capabilities is None:
-        return False
-    if (
-        isinstance(work, Rerank | Score)
-        and work.instruction is not None
-        and not capabilities.takes_instruction
-    ):
-        return False
-    if isinstance(work, Embed) and work.late_chunking and not capabilities.late_chunking:
-        return False
-    if isinstance(work, Encode) and not work.outputs <= capabilities.outputs:
-        return False
-    return operation_of(work) in capabilities.operations
+    return capabilities is not None and work.is_offered_by(capabilities)
 
 
 def union(reported: Sequence[Capabilities]) -> Capabilities | None:
