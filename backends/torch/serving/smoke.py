@@ -16,8 +16,7 @@ from backends.contract import Classify, Embed, Encode, Operation, Rerank
 from backends.contract.errors import BackendError, ModelUnavailable
 from backends.contract.texts import ModelWork
 from backends.torch import wire
-from backends.torch.load.loader import load
-from backends.torch.load.loading import locate_model, options_of
+from backends.torch.load.loader import load, locate_model, options_of
 from backends.torch.passes.engine import Engine
 from backends.torch.passes.loaded_model import LoadedModel
 
