@@ -6,9 +6,8 @@ Of a network that the engine does not have itself, imports transformers' class, 
 from collections.abc import Iterator
 from typing import Any
 
-from backends.contract import Truncate
+from backends.contract import ModelInput, Truncate
 from backends.contract.errors import ModelUnavailable
-from backends.contract.texts import ModelInput
 from backends.recipe.bert_config import read_bert
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.recipe import Recipe
