@@ -49,14 +49,11 @@ class GatewayClient:
         shown = url.rpartition("@")[2]
         try:
             parts = urlsplit(url)
-            is_address = parts.scheme in ("http", "https") and parts.hostname
-            base = (
-                httpx.URL(scheme=parts.scheme, host=parts.hostname, port=parts.port) if is_address else None
-            )
-        except (ValueError, httpx.InvalidURL):
-            base = None
-        if base is None:
-            raise RequestRefused(f"{shown} is not an address such as http://127.0.0.1:8080")
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError
+            base = httpx.URL(scheme=parts.scheme, host=parts.hostname, port=parts.port)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise RequestRefused(f"{shown} is not an address such as http://127.0.0.1:8080") from error
         self._address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:

@@ -18,11 +18,11 @@ from backends.contract import (
     Truncate,
     Work,
 )
+from backends.registry import KINDS
 
 Value = TypeVar("Value")
 Kind = Literal["embedding model", "reranker", "classifier", "tokenizer"]
-VECTORS = frozenset({Operation.EMBED, Operation.EMBED_IMAGE, Operation.EMBED_AUDIO, Operation.ENCODE})from backends.registry import KINDS
-
+VECTORS = frozenset({Operation.EMBED, Operation.EMBED_IMAGE, Operation.EMBED_AUDIO, Operation.ENCODE})
 
 
 def offers(capabilities: Capabilities | None, work: Work) -> bool:
