@@ -22,14 +22,14 @@ from backends.torch.wire import socket_and_base
 from gateway.config.schema import UpstreamSettings
 from gateway.events import ConnectionFaulted, Observe
 from gateway.lane.lane import Lane
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.retries import LaneSettings
 from gateway.routing.discovery import Discovery, Resolver
-from gateway.routing.model_state import follow_model_state
-from gateway.routing.pool import Pool, apply_drains
-from gateway.routing.prober import ENGINE_PROBES, REMOTE_PROBES, ProbeIntervals, Prober
-from gateway.routing.replica import Replica
+from gateway.routing.pool import Pool
+from gateway.routing.prober import ENGINE_PROBES, REMOTE_PROBES, ProbeIntervals, Prober, follow_model_state
+from gateway.routing.replica import LOAD_KINDS, Replica
 from gateway.routing.window import SIZE_START, Window
 from gateway.upstreams.batch_bounds import BatchBounds
+from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.upstream import Lanes, Upstream
 from gateway.vector_spaces.space import VectorSpace
 from gateway.vector_spaces.store import FingerprintStore
@@ -93,30 +93,38 @@ def create_upstream(
     engines: addresses of its model in the gateway's own engines, by `UpstreamSettings.devices`.
     """
     observe, opener = dependencies.observe, dependencies.opener(name)
-    pool = Pool(name, [], settings.policy, observe)
+    holds = settings.is_hosted or settings.when_unavailable == "wait"
+    pool = Pool(name, [], settings.policy, observe, holds=holds)
     if settings.discover is None:
         for place in replica_places(settings, engines):
             pool.add(create_replica(settings, place, opener))
     else:
         for url in settings.replicas:
             pool.expect_discovery(url)
-    apply_drains(pool, settings.drained)
-    pool.holds = settings.is_hosted or settings.when_unavailable == "wait"
+    pool.apply_drains(settings.drained)
+    inputs = ModelInputs(settings, pool.capabilities)
     lane_settings = LaneSettings(
         settings.queue_tokens,
         settings.attempt_timeout_s,
-        holds=pool.holds,
+        holds=holds,
         retry_share=settings.retry_share,
         hedge_share=settings.hedge_share,
         waits_for_loading=settings.when_loading == "wait",
     )
     clock, bounds = asyncio.get_running_loop().time, BatchBounds(pool, settings)
     lanes: Lanes = {
-        "texts": Lane(pool, lane_settings, observe, clock, bounds),
-        "media": Lane(pool, msgspec.structs.replace(lane_settings, kind="media"), observe, clock, bounds),
+        kind: Lane(
+            pool,
+            msgspec.structs.replace(lane_settings, kind=kind),
+            observe,
+            clock,
+            bounds,
+            inputs.count_few,
+        )
+        for kind in LOAD_KINDS
     }
     space = VectorSpace(name, settings, dependencies.fingerprints, observe)
-    return Upstream(name, settings, pool, lanes, space)
+    return Upstream(name, settings, pool, lanes, space, inputs)
 
 
 def replica_places(settings: UpstreamSettings, engines: Mapping[str, str]) -> list[ReplicaAddress]:
