@@ -243,13 +243,13 @@ class RunningJob:
         wait, self._wait = self._wait, None
         return wait
 
-    def estimate(self, body: bytes) -> int:
+    def estimate(self, inputs: int) -> int:
         """Return how many bytes the result of a line may have."""
-        return round(count_inputs(body) * self._item_bytes)
+        return round(inputs * self._item_bytes)
 
-    def learn(self, body: bytes, result_bytes: int) -> None:
+    def learn(self, inputs: int, result_bytes: int) -> None:
         """Note the size of a result."""
-        self._item_bytes = max(result_bytes / count_inputs(body), ITEM_BYTES_DECAY * self._item_bytes)
+        self._item_bytes = max(result_bytes / inputs, ITEM_BYTES_DECAY * self._item_bytes)
 
 
 class Runner:
@@ -596,11 +596,11 @@ class ChunkRun:
 
         Lines that run are finished first: they are paid for. Those of a stopped job need no permit.
         """
-        job, body = self._job, bytes(line.body)
-        permits = self._runner.permits
+        job, permits, inputs = self._job, self._runner.permits, 0
         permitted: AbstractAsyncContextManager[Permit | None] = nullcontext()
         if self._running.stopped_as is None:
-            permitted = permits.one(job.tenant, job.id, self._running.estimate(body))
+            inputs = count_inputs(bytes(line.body))
+            permitted = permits.one(job.tenant, job.id, self._running.estimate(inputs))
         async with permitted as permit:
             if self._runner.is_stopping:
                 return
@@ -609,8 +609,8 @@ class ChunkRun:
                 result = await self._try(index, line)
             if result is None:
                 return
-            if result.is_executed and body:
-                self._running.learn(body, len(result.text))
+            if result.is_executed and inputs and line.body:
+                self._running.learn(inputs, len(result.text))
             size.add(len(result.text))
             if permit is not None:
                 permits.resize(permit, len(result.text))
