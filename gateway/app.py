@@ -632,7 +632,7 @@ def _batch_tasks(
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
-    metrics.watch_batches(lambda: batches.upkeep.state)
+    metrics.watch_batches(lambda: batches.state)
     return [batches.run(lines)]
 
 
