@@ -183,8 +183,7 @@ class Gateway:
         # A reload closes no upstream of the model while the call waits or moves.
         group.enter()
         try:
-            names = await group.candidates(tenant.name, call, deadline)
-            route = group.narrowed(route, names[0])
+            route, names = await group.candidates(route, tenant.name, call, deadline)
             inputs = serving.upstreams[names[0]].model_inputs
             prepared = await self._preparer.prepare(inputs, tenant, route, call, deadline)
             if copy is None:
@@ -194,8 +193,7 @@ class Gateway:
             async with grant:
                 timeline.lap("quota")
                 upstream, reply, cache = await self._send(serving, group, names, grant, caller, timeline)
-                if grant.is_provisional:
-                    await grant.confirm()
+                if await grant.confirm():
                     timeline.lap("quota")
             fingerprint = None if reply.dense_vectors is None else group.fingerprint
         finally:
@@ -215,7 +213,7 @@ class Gateway:
             fingerprint,
             is_cut=cut.is_complete,
             cache=None if cache is None else cache.use,
-            has_cache=route.cache and self.cache is not None,
+            has_cache=route.cache and self._dispatcher.cache is not None,
             shares_tokens=timeline.attempts.shares_tokens,
         )
 
@@ -236,7 +234,7 @@ class Gateway:
         prepared, deadline = grant.prepared, grant.deadline
         for name in names:
             upstream, is_last = serving.upstreams[name], name == names[-1]
-            cache = self._cache_of(caller, prepared.route, upstream)
+            cache = self._cache_of(caller, prepared.route, upstream) if prepared.route.cache else None
             try:
                 if name != names[0]:
                     grant.restart(
@@ -279,7 +277,7 @@ class Gateway:
     def _cache_of(self, caller: Caller, route: Route, upstream: Upstream) -> CallCache | None:
         """Return the cache of a call, None if its model has none, or the caller bypasses it."""
         cache = self._dispatcher.cache
-        if cache is None or not route.cache or caller.cache == "bypass":
+        if cache is None or caller.cache == "bypass":
             return None
         origin = CallOrigin(caller.tenant.name, route.model, upstream.name)
         is_refreshed = caller.cache == "refresh"

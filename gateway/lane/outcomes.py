@@ -165,11 +165,11 @@ class OutcomeHandler:
         for ticket in tickets:
             if ticket.isolation or ticket.failed_batch is not None:
                 self._clear(ticket, attempt.replica, now_s)
+        if len(tickets) == 1:
+            tickets[0].settle(split_reply((tickets[0].piece,), reply)[0])
+            return
         pieces = [ticket.piece for ticket in tickets]
         replies = split_reply(pieces, reply)
-        if len(tickets) == 1:
-            tickets[0].settle(replies[0])
-            return
         if not has_own_counts(pieces, reply):
             for record in [record for ticket in tickets for record in ticket.records]:
                 record.share_tokens()

@@ -272,21 +272,18 @@ class Ticket:
                 waiter.set_exception(result)
             else:
                 waiter.set_result(result)
-        self._cancel_unwanted()
+        for attempt in self.running:
+            # One that is over settles its tickets right now. Checking it once per ticket would be quadratic.
+            if not attempt.is_over:
+                attempt.cancel_if_unwanted()
 
     def abandon(self) -> None:
         """End a ticket that no caller waits for any more."""
         self.is_done = True
         self.entry = EMPTY_ENTRY
-        self._cancel_unwanted()
-
-    def _cancel_unwanted(self) -> None:
-        """Cancel the attempts that carried this slice and carry no other that a caller waits for."""
         for attempt in self.running:
-            # An attempt that is over settles its tickets right now. Checking it once per ticket would be
-            # quadratic.
-            if not attempt.is_over and not attempt.is_wanted():
-                attempt.cancel()
+            if not attempt.is_over:
+                attempt.cancel_if_unwanted()
 
 
 class Attempt:
@@ -410,6 +407,11 @@ class Attempt:
     def is_wanted(self) -> bool:
         """Return whether a caller still waits for its result."""
         return any(ticket.waiters and not ticket.is_done for ticket in self.tickets)
+
+    def cancel_if_unwanted(self) -> None:
+        """Cancel the attempt if it carries no slice that a caller waits for."""
+        if not self.is_wanted():
+            self.cancel()
 
     def stall(self, error: BackendError) -> None:
         """Record that its replica has stalled."""

@@ -70,7 +70,7 @@ class GroupRegistry:
         group = self.groups.get(model)
         canary = None if group is None else group.judge.canary
         if group is not None and canary is not None and canary.settings.name == upstream:
-            canary.withdrawn = canary.withdrawn or reason
+            canary.withdraw(reason)
             group.wake()
 
     def differing_spaces(self, config: Config) -> tuple[Problem, ...]:

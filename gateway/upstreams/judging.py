@@ -51,6 +51,10 @@ class Canary:
         self.withdrawn = ""
         self.cosine: float | None = None
 
+    def withdraw(self, reason: str) -> None:
+        """Let it serve no more calls; the first reason stays."""
+        self.withdrawn = self.withdrawn or reason
+
     def record(self, cosine: float) -> bool:
         """Record a comparison; return True if it withdraws the canary."""
         self.cosine = cosine if self.cosine is None else min(self.cosine, cosine)
