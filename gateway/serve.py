@@ -39,7 +39,7 @@ from gateway.routing.pool import PROBED_WITHIN_S
 from gateway.routing.routes import Route, Routes
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Keyring, Tenant
-from gateway.upstreams.copies import CopiedCall, Copies, ServedCall
+from gateway.upstreams.copies import Copies
 from gateway.upstreams.group import UpstreamGroup
 from gateway.upstreams.upstream import Upstream, identity_of, scores_identity, vectors_identity
 
@@ -199,9 +199,7 @@ class Gateway:
         finally:
             group.leave()
         if copy is None and isinstance(group, UpstreamGroup):
-            self.copies.offer(
-                group, ServedCall(call, upstream.name, reply), partial(self._copy, route, tenant)
-            )
+            self.copies.offer(group, call, upstream.name, reply, partial(self._copy, route, tenant))
             route = msgspec.structs.replace(route, upstream=upstream.name)
         cut = grant.prepared.cut
         return Served(
@@ -260,7 +258,9 @@ class Gateway:
                 return upstream, reply, cache
         raise NoReplica(OTHER_VECTORS, retry_after_s=PROBED_WITHIN_S)
 
-    async def _copy(self, route: Route, tenant: Tenant, copied: CopiedCall, upstream: str) -> Reply | None:
+    async def _copy(
+        self, route: Route, tenant: Tenant, call: Call, purpose: CopyPurpose, upstream: str
+    ) -> Reply | None:
         """Send a copy of a call, which no tenant pays for; return None if its upstream was removed.
 
         Raises: GatewayError.
@@ -271,8 +271,8 @@ class Gateway:
             return None
         route = msgspec.structs.replace(route, upstream=upstream, limits=())
         caller = Caller(msgspec.structs.replace(tenant, limits=()), cache="bypass")
-        call = msgspec.structs.replace(copied.call, bulk=True)
-        return (await self._pass(serving, target, route, call, caller, Timeline(), copied.purpose)).reply
+        call = msgspec.structs.replace(call, bulk=True)
+        return (await self._pass(serving, target, route, call, caller, Timeline(), purpose)).reply
 
     def _cache_of(self, caller: Caller, route: Route, upstream: Upstream) -> CallCache | None:
         """Return the cache of a call, None if its model has none, or the caller bypasses it."""

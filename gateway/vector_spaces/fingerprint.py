@@ -44,11 +44,6 @@ def fingerprint_of(vectors: Vectors, kind: BackendKind, capabilities: Capabiliti
     return Fingerprint(canary_digest(vectors), kind, model_id, dtype, vectors.shape[1], rows)
 
 
-def encode_fingerprint(fingerprint: Fingerprint) -> bytes:
-    """Encode a fingerprint for the store."""
-    return msgspec.msgpack.encode(fingerprint)
-
-
 def decode_fingerprint(stored: bytes) -> Fingerprint:
     """Decode a stored fingerprint. Raises: ValueError if this release cannot read it."""
     fingerprint = msgspec.msgpack.decode(stored, type=Fingerprint)
