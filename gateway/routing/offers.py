@@ -18,12 +18,11 @@ from backends.contract import (
     Truncate,
     Work,
 )
+from backends.registry import KINDS
 
 Value = TypeVar("Value")
 Kind = Literal["embedding model", "reranker", "classifier", "tokenizer"]
 VECTORS = frozenset({Operation.EMBED, Operation.EMBED_IMAGE, Operation.EMBED_AUDIO, Operation.ENCODE})
-# Backends that cut an input at fewer tokens than their model reads, if a request asks for it.
-CUTTING_BACKENDS: frozenset[BackendKind] = frozenset({"torch", "vllm"})
 
 
 def offers(capabilities: Capabilities | None, work: Work) -> bool:
@@ -168,7 +167,7 @@ def _length_contradiction(first: Facts, other: Facts) -> str | None:
     if ours is None or theirs is None or ours == theirs:
         return None
     longer = first if ours > theirs else other
-    if longer.backend in CUTTING_BACKENDS:
+    if KINDS[longer.backend].cuts_inputs:
         return None
     return (
         f"its inputs have at most {theirs} tokens, those of the model's first upstream {ours}, and the "

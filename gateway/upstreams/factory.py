@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from backends.contract import (
-    ApiSettings,
     Backend,
     BackendKind,
     ConnectionFault,
@@ -18,6 +17,7 @@ from backends.contract import (
     TlsFiles,
     TokenizerSource,
 )
+from backends.registry import KINDS
 from backends.torch.wire import socket_and_base
 from gateway.config.schema import UpstreamSettings
 from gateway.events import ConnectionFaulted, Observe
@@ -39,10 +39,6 @@ OpenReplica = Callable[[BackendKind, ReplicaSpec], Backend]
 # One batch runs and one is ready, or two run. A third would wait in the engine, out of reach of the lane's
 # priorities.
 ENGINE_WINDOW = 2
-# Infinity sorts all that waits in it by length before it forms batches, so it needs much to choose from. But
-# single texts that come one by one get batches of their own: two small batches fill the first window.
-WINDOW_STARTS = {"infinity": 16}
-SMALL_BATCH_SLOTS = {"infinity": 8}
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True):
@@ -185,11 +181,11 @@ def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: Re
         tls,
         _tokenizer_source(settings),
         place.ip,
-        api=settings.api or ApiSettings(),
+        settings=settings.api,
     )
     fixed = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_hosted else None)
-    start = WINDOW_STARTS.get(settings.backend, SIZE_START)
-    small_batch_slots = 1 if fixed else SMALL_BATCH_SLOTS.get(settings.backend, 1)
+    start = KINDS[settings.backend].window or SIZE_START
+    small_batch_slots = 1 if fixed else KINDS[settings.backend].small_batch_slots
     backend = opener.open(settings.backend, place.name, spec)
     return Replica(place.name, backend, Window(fixed, start=start), small_batch_slots)
 

@@ -366,6 +366,9 @@ class Held:
 
     on_lost: Callable[[], None] | None = None
 
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        self.on_lost = on_lost
+
     def claim(self, _: str) -> bool:
         return True
 

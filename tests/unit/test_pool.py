@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from backends.contract import Backend, Capabilities, Embed, Operation, ReplicaSpec, Rerank
 from backends.contract.errors import ConnectionLost, ReplicaUnavailable
-from backends.tei.adapter import open_replica
+from backends.tei.replica import open_replica
 from gateway.events import Event, ReplicaChanged
 from gateway.routing.choice import Policy
 from gateway.routing.health import ReplicaEvent, State

@@ -6,7 +6,7 @@ import pytest
 
 from backends.contract import Backend, Capabilities, Embed, EmbedParts, Operation, ReplicaSpec
 from backends.contract.errors import BackendError, ReplicaFailed
-from backends.tei.adapter import open_replica
+from backends.tei.replica import open_replica
 from gateway.errors import NoReplica
 from gateway.lane.fair_queue import FairQueue
 from gateway.lane.isolation import ACTIVE_S, ALONE_MAX, SUSPECT_S, IsolatedQueue, Isolation, TenantActivity

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from backends.recipe.recipe import ModelKind
-from backends.torch.networks.llama_bidirectional import CLASS_NAMES, LlamaBidirectionalConfig
+from backends.torch.stock.llama_bidirectional import CLASS_NAMES, LlamaBidirectionalConfig
 
 # Class of transformers that builds each kind of network.
 AUTO_CLASSES: dict[ModelKind, str] = {

@@ -1,56 +1,120 @@
-"""Reading of a network's weights, proven: every tensor of the network is in the files, and the reverse."""
+"""Networks of transformers, and those defined by a checkpoint's own code: their classes and weights, proven.
 
+Every tensor of a network is in the files, and the reverse. Own code runs with padding, one pass at a time;
+it is proven to give the same with and without it. Its files are read from a folder; nothing is fetched.
+"""
+
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-import msgspec
 import torch
 import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.modeling_outputs import ModelOutput
 
 from backends.contract.errors import ModelUnavailable
-from backends.recipe.adapter_choice import Adapter
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.native_forms import native_form
-from backends.recipe.options import Runtime
-from backends.recipe.recipe import ModelKind, Recipe
-from backends.recipe.rerank_template import RerankTemplate
-from backends.tokens.tokenizer import TextTokenizer
-from backends.torch.load.adapters import merge_adapter
-from backends.torch.load.formats import WeightFormats, class_with_formats
-from backends.torch.load.weight_names import TensorDifferences, describe_faults
-from backends.torch.networks.architectures import AUTO_CLASSES
-from backends.torch.networks.native_configs import read_config
-from backends.torch.networks.own_network import TrustedCode, read_own_class
+from backends.recipe.recipe import ModelKind
+from backends.torch.networks.formats import WeightFormats, class_with_formats
+from backends.torch.networks.opening import NetworkSource, Placement, TrustedCode
 from backends.torch.networks.weight_files import network_files, stored_formats
+from backends.torch.networks.weight_names import TensorDifferences, describe_faults, first_infinite
 from backends.torch.refusals import refuse_on_error
+from backends.torch.stock.adapters import merge_adapter
+from backends.torch.stock.architectures import AUTO_CLASSES
+from backends.torch.stock.configs import read_config
+from backends.torch.stock.rows import PROBE_TOLERANCE, difference_of_shorter, run_padded_and_alone
+
+OutputField: TypeAlias = Literal["last_hidden_state", "logits"]
+# Switches of published code that select another implementation of the same network. gte's needs xformers for
+# these two, which exists for CUDA only.
+PORTABLE_VALUES: dict[str, dict[str, Any]] = {
+    "new": {"use_memory_efficient_attention": False, "unpad_inputs": False},
+}
+# Lengths of the probe's sequences, the longest of which has no padding.
+PROBE_LENGTHS = (11, 4)
 
 
-class NetworkSource(NamedTuple):
-    """Checkpoint with its recipe, its tokenizer and the template of the pairs that it scores.
+class OwnNetwork(nn.Module):
+    """Network of a checkpoint's own code that returns its output under transformers' name.
 
-    code: the checkpoint's own, which the operator permits and its network needs. adapter: merged into the
-    weights.
+    own: the code's model. field: the output that is read. Outputs may also be a dict or a tuple, in which it
+    is the first value.
     """
 
-    checkpoint: Path
-    recipe: Recipe
-    tokenizer: TextTokenizer
-    template: RerankTemplate
-    code: TrustedCode | None = None
-    adapter: Adapter | None = None
+    def __init__(self, own: Any, field: OutputField) -> None:
+        super().__init__()
+        self.own = own
+        self.config: Any = own.config
+        self.field = field
+        if not hasattr(self.config, "pad_token_id"):
+            self.config.pad_token_id = None
+
+    def forward(self, **inputs: Tensor) -> ModelOutput:
+        """Run the code on (rows, longest) tensors. Raises: ModelUnavailable if the output is missing."""
+        output = self.own(**inputs)
+        value = self._read(output)
+        if not isinstance(value, Tensor):
+            kind = type(output).__name__
+            raise ModelUnavailable(f"`{type(self.own).__name__}` returns no `{self.field}` but {kind}")
+        return ModelOutput({self.field: value})
+
+    def _read(self, output: Any) -> Any:
+        if isinstance(output, Mapping):
+            return output.get(self.field)
+        if isinstance(output, tuple | list):
+            return output[0] if output else None
+        return getattr(output, self.field, None)
 
 
-class Placement(msgspec.Struct, frozen=True):
-    """Number format of a network's matrix products, its device, and True if it is compiled.
+def read_own_class(checkpoint: Path, trusted: TrustedCode) -> tuple[Any, Any]:
+    """Run a checkpoint's code; return its class of the network and its configuration.
 
-    runtime: what computes passes of one text.
+    Raises: whatever the code raises.
     """
+    config = _open_config(checkpoint, trusted)
+    for key, value in PORTABLE_VALUES.get(str(config.model_type), {}).items():
+        setattr(config, key, value)
+    network_class: Any = get_class_from_dynamic_module(
+        trusted.code.model.local_name, trusted.folder, local_files_only=True
+    )
+    return network_class, config
 
-    dtype: torch.dtype
-    device: torch.device
-    compiled: bool = False
-    runtime: Runtime = "torch"
+
+def prove_own_network(network: OwnNetwork) -> None:
+    """Run the code once. Raises: ModelUnavailable if it fails, or padding changes its output."""
+    with refuse_on_error(f"the checkpoint's own code, `{type(network.own).__name__}`, failed"):
+        _require_padding_invariance(network)
+
+
+def _open_config(checkpoint: Path, trusted: TrustedCode) -> Any:
+    reference = trusted.code.config
+    if reference is None:
+        return AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
+    config_class: Any = get_class_from_dynamic_module(
+        reference.local_name, trusted.folder, local_files_only=True
+    )
+    return config_class.from_pretrained(checkpoint, local_files_only=True)
+
+
+def _require_padding_invariance(network: OwnNetwork) -> None:
+    """Compare a sequence in a padded batch with the same sequence alone. Raises: ModelUnavailable."""
+    longest, short = PROBE_LENGTHS
+    together, alone = run_padded_and_alone(network, longest, short)
+    name = type(network.own).__name__
+    of_tokens = network.field == "last_hidden_state"
+    if together.shape[:-1] != ((2, longest) if of_tokens else (2,)):
+        shape = tuple(together.shape)
+        raise ModelUnavailable(f"`{name}` returns `{network.field}` {shape} for 2 texts of {longest} tokens")
+    difference = difference_of_shorter(together, alone)
+    # Written so that it also rejects NaN.
+    if not difference < PROBE_TOLERANCE:
+        raise ModelUnavailable(f"`{name}` gives a text other values next to a longer one ({difference:.1e})")
 
 
 class LoadedNetwork(NamedTuple):
@@ -97,7 +161,9 @@ def load_network(source: NetworkSource, placement: Placement) -> LoadedNetwork:
     network, info = loaded
     network.__class__ = network_class
     refuse_differences(source, network, info)
-    _require_finite(source, network)
+    infinite = first_infinite(network)
+    if infinite is not None:
+        raise _refusal(source, f"has a weight that is not a finite number: {infinite}", NUMBER_REMEDY)
     if source.adapter is not None:
         merge_adapter(network, source.checkpoint, source.adapter)
     return LoadedNetwork(network.eval(), stored)
@@ -162,15 +228,6 @@ def refuse_differences(source: NetworkSource, network: Any, info: dict[str, Any]
     faults = describe_faults(differences, source.recipe.kind, network.base_model_prefix)
     if faults:
         raise _refusal(source, f"is not a whole {type(network).__name__} ({faults})")
-
-
-def _require_finite(source: NetworkSource, network: Any) -> None:
-    """Raise if a weight is NaN or infinite. It takes a tenth of a second per gigabyte."""
-    for name, weight in network.named_parameters():
-        # Much faster than `isfinite` of each number, and NaN is passed on.
-        if weight.numel() and not all(extreme.isfinite() for extreme in torch.aminmax(weight.detach())):
-            fault = f"has a weight that is not a finite number: {name}"
-            raise _refusal(source, fault, NUMBER_REMEDY)
 
 
 def _refusal(source: NetworkSource, fault: str, remedy: str = REMEDY) -> ModelUnavailable:

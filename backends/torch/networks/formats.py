@@ -46,7 +46,9 @@ def class_with_formats(network_class: type[Any], formats: WeightFormats) -> type
     class Formatted(network_class):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            _set_formats(self, formats)
+            encoder: Any = getattr(self, self.base_model_prefix, self)
+            wide = layers_in_float32(self, formats.products)
+            set_formats(encoder, _token_embedding(encoder), formats, wide)
 
     Formatted.__name__ = network_class.__name__
     Formatted.__module__ = network_class.__module__
@@ -76,14 +78,17 @@ def _token_embedding(encoder: Any) -> Any:
         return None
 
 
-def _set_formats(network: Any, formats: WeightFormats) -> None:
-    encoder = getattr(network, network.base_model_prefix, network)
-    wide = layers_in_float32(network, formats.products)
+def set_formats(
+    encoder: nn.Module, embedding: Any, formats: WeightFormats, wide: Collection[str] = ()
+) -> None:
+    """Give the layers of an empty encoder their formats.
+
+    embedding: its layer of token vectors, which may be of another kind. wide: names of layers in float32.
+    """
     for name, layer in encoder.named_modules():
         # A pooler works on few vectors, as a head does.
         is_wide = name.startswith("pooler.") or name.rsplit(".", 1)[-1] in wide
         if type(layer) is nn.Linear and not is_wide:
             layer.to(formats.products).__class__ = WideLinear
-    embedding = _token_embedding(encoder)
     if type(embedding) is nn.Embedding:
         embedding.to(formats.embedding).__class__ = WideEmbedding

@@ -1,86 +1,61 @@
-"""Construction of a network and its readers from a checkpoint's weights, one function per kind of model."""
+"""Construction of a network of transformers and its readers, one function per kind of model."""
 
 import inspect
-import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from transformers.modeling_layers import GenericForSequenceClassification
 
-from backends.checkpoints.static_models import StaticModel
 from backends.contract import Output
 from backends.contract.errors import ModelUnavailable
-from backends.recipe.checkpoint import COLBERT_FILE, LEXICAL_FILE
-from backends.recipe.files import CheckpointFiles
 from backends.recipe.recipe import ModelKind
-from backends.tokens.tokenizer import TextTokenizer
 from backends.torch.inputs.pairs import answer_ids
-from backends.torch.inputs.sequences import Head
-from backends.torch.load.formats import copy_from_files
-from backends.torch.load.text_inputs import reads_type_ids
-from backends.torch.load.weights import NetworkSource, Placement, load_network
-from backends.torch.media.pages import PageHead
-from backends.torch.media.towers import DualHead
-from backends.torch.networks.fusing import fuse, shorten
-from backends.torch.networks.heads import Classifier, Encoder, InputBuilder, TableHead
+from backends.torch.networks.formats import copy_from_files
+from backends.torch.networks.heads import Classifier, InputBuilder
 from backends.torch.networks.int8 import gain, probe_kernel
-from backends.torch.networks.language import LanguageHead
-from backends.torch.networks.llama_bidirectional import (
-    LlamaBidirectionalForSequenceClassification,
-    pooled_head,
-    register,
+from backends.torch.networks.opening import (
+    Choose,
+    NetworkSource,
+    OpenedNetwork,
+    Placement,
+    RunnableEncoder,
+    finish_packed,
+    open_dense,
+    open_multivector,
+    open_sparse,
+    padding_id,
+    reads_type_ids,
+    recording,
 )
 from backends.torch.networks.openvino_passes import OpenVinoPasses, convert
-from backends.torch.networks.own_network import OwnNetwork, prove_own_network
-from backends.torch.networks.packing import PackedEncoder, pack, padding_position
-from backends.torch.networks.pass_graphs import PassGraphs
-from backends.torch.networks.precision import Autocast, CastLinear, fastest_linear, replace_linears
+from backends.torch.networks.packing import PackedEncoder, padding_position
+from backends.torch.networks.precision import Autocast
 from backends.torch.networks.projection import (
     LayerMix,
-    read_inline_linear,
     read_layer_mix,
-    read_linear,
-    read_projections,
-    read_sentence_projections,
-    read_terms,
 )
 from backends.torch.networks.quantization import ProbeTexts, quantize
 from backends.torch.networks.readers import (
     LastWordReader,
-    LateReader,
-    LexicalReader,
     NextTokenReader,
     PooledReader,
     Reader,
-    SpladeReader,
-    read_token_vectors,
 )
-from backends.torch.networks.rows import SingleRows, attend_to_all_tokens, needs_single_rows, varies_by_length
-from backends.torch.networks.static import StaticHead, read_table
 from backends.torch.refusals import refuse_on_error
-
-# Chooses between runtimes, and returns a note.
-Choose: TypeAlias = Callable[[], str]
-
-
-class OpenedNetwork(NamedTuple):
-    """Network ready to run.
-
-    packed: True if it computes no padding. outputs: those that `Encode` may request. reentrant: True if two
-    passes may run at once. notes: measurements of the load, for operators. choose: chooses between runtimes
-    by measuring, on a thread that computes, and returns a note.
-    """
-
-    head: Head
-    packed: bool
-    outputs: frozenset[Output]
-    reentrant: bool = True
-    notes: tuple[str, ...] = ()
-    choose: Choose | None = None
-
+from backends.torch.stock.fusing import fuse, shorten
+from backends.torch.stock.language import LanguageHead
+from backends.torch.stock.llama_bidirectional import (
+    LlamaBidirectionalForSequenceClassification,
+    pooled_head,
+    register,
+)
+from backends.torch.stock.packing import pack
+from backends.torch.stock.rows import SingleRows, attend_to_all_tokens, needs_single_rows, varies_by_length
+from backends.torch.stock.towers import DualHead, PageHead
+from backends.torch.stock.weights import OwnNetwork, load_network, prove_own_network
 
 # Package into which transformers puts code that comes with a checkpoint.
 REMOTE_CODE_PACKAGE = "transformers_modules"
@@ -96,11 +71,11 @@ register()
 Readers: TypeAlias = Mapping[Output, Reader]
 
 
-def open_network(source: NetworkSource, placement: Placement) -> OpenedNetwork:
-    """Load a network with its readers. Raises: ModelUnavailable."""
-    static = CheckpointFiles(source.checkpoint).static
-    if static is not None:
-        return _open_static(static, source, placement)
+def open_stock(source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    """Load a network of transformers, or of a checkpoint's own code, with its readers.
+
+    Raises: ModelUnavailable.
+    """
     model, stored = load_network(source, placement)
     model.to(placement.device)
     # A head for language removes the encoder from its model.
@@ -130,23 +105,11 @@ def open_model(model: Any, source: NetworkSource, placement: Placement) -> Opene
 
 
 def _open_dense(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
-    recipe, checkpoint = source.recipe, source.checkpoint
     _drop_pooler(model)
-    if recipe.layer_weights is not None:
-        _mix_layers(model, read_layer_mix(checkpoint / recipe.layer_weights).to(placement.device))
-    projections = read_sentence_projections(checkpoint, recipe).to(placement.device)
-    readers: dict[Output, Reader] = {Output.DENSE: PooledReader(recipe.pooling, projections)}
-    if recipe.lexical:
-        layer = read_linear(checkpoint / LEXICAL_FILE).to(placement.device)
-        readers[Output.SPARSE] = LexicalReader(layer, _special_ids(source.tokenizer))
-    if recipe.colbert:
-        layer = read_linear(checkpoint / COLBERT_FILE).to(placement.device)
-        readers[Output.MULTIVECTOR] = LateReader(layer, drop_first=True, skipped=frozenset())
-    token_projection = None
-    if recipe.token_projections:
-        token_projection = read_projections(checkpoint, recipe.token_projections, of_tokens=True)
-        token_projection.to(placement.device)
-    return _encoder(model, source, placement, readers, token_projection)
+    if source.recipe.layer_weights is not None:
+        mix = read_layer_mix(source.checkpoint / source.recipe.layer_weights)
+        _mix_layers(model, mix.to(placement.device))
+    return open_dense(_encoder(model, source, placement), source, placement)
 
 
 def _drop_pooler(model: Any) -> None:
@@ -157,45 +120,22 @@ def _drop_pooler(model: Any) -> None:
 
 def _open_multivector(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     _drop_pooler(model)
-    recipe, checkpoint = source.recipe, source.checkpoint
-    projection = (
-        read_projections(checkpoint, recipe.projections, of_tokens=True)
-        if recipe.projections
-        else read_inline_linear(checkpoint)
-    ).to(placement.device)
-    ids = (source.tokenizer.token_id(word) for word in recipe.late.skipped)
-    skipped = frozenset(id_ for id_ in ids if id_ is not None)
-    readers = {
-        Output.MULTIVECTOR: LateReader(
-            projection, drop_first=False, skipped=skipped, scaled=recipe.late.scaled
-        )
-    }
-    return _encoder(model, source, placement, readers)
+    return open_multivector(_encoder(model, source, placement), source, placement)
 
 
 def _open_sparse(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     head = LanguageHead(model)
-    encoder = head.take_encoder()
-    head_dtype = torch.float32 if placement.dtype == torch.int8 else placement.dtype
-    replace_linears(head, _linear_type(placement, head_dtype), head_dtype)
-    terms = SpladeReader(head, model.config.vocab_size, source.recipe.splade)
-    opened = _encoder(encoder, source, placement, {Output.SPARSE: terms})
-    folders = source.recipe.tables.items()
-    tables = {
-        route: read_terms(source.checkpoint, folder, model.config.vocab_size, source.tokenizer.token_id)
-        for route, folder in folders
-    }
-    if not tables:
-        return opened
-    return opened._replace(head=TableHead(opened.head, tables, source.recipe.splade.terms_max))
+    encoder = _encoder(head.take_encoder(), source, placement)
+    return open_sparse(encoder, head, model.config.vocab_size, source, placement)
 
 
 def _open_language(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
     # Its last layer stays in float32: a score is the small difference of two logits.
     head = LanguageHead(model)
     answers = answer_ids(source.tokenizer, source.template)
-    readers = {Output.DENSE: NextTokenReader(head, *answers)}
-    opened = _encoder(head.take_encoder(), source, placement, readers)
+    opened = _encoder(head.take_encoder(), source, placement).opened(
+        {Output.DENSE: NextTokenReader(head, *answers)}
+    )
     return opened._replace(outputs=frozenset())
 
 
@@ -205,15 +145,16 @@ def _open_classifier(model: Any, source: NetworkSource, placement: Placement) ->
         return _padded_classifier(model, source, placement)
     prefix = model.base_model_prefix
     if isinstance(model, GenericForSequenceClassification):
-        readers = {Output.DENSE: _classifier_reader(model)}
-        opened = _encoder(getattr(model, prefix), source, placement, readers)
+        opened = _encoder(getattr(model, prefix), source, placement).opened(
+            {Output.DENSE: _classifier_reader(model)}
+        )
         return opened._replace(outputs=frozenset())
     packed, choose = _packed(getattr(model, prefix), placement)
     if packed is None:
         return _padded_classifier(model, source, placement)._replace(choose=choose)
     # Layers behind the encoder may read the inputs too.
     inputs = _input_builder(model, source, placement.device)
-    choose = choose or _recording(packed, inputs, placement)
+    choose = choose or recording(packed, inputs, placement)
     setattr(model, prefix, packed)
     return OpenedNetwork(Classifier(model, inputs), packed=True, outputs=frozenset(), choose=choose)
 
@@ -237,15 +178,6 @@ def _padded(network: Any, placement: Placement, max_tokens: int) -> nn.Module:
     is_single = not isinstance(network, OwnNetwork) and needs_single_rows(network, max_tokens)
     autocast = Autocast(network, placement.dtype)
     return SingleRows(autocast) if is_single else autocast
-
-
-def _open_static(static: StaticModel, source: NetworkSource, placement: Placement) -> OpenedNetwork:
-    if placement.compiled:
-        raise ModelUnavailable("`compile` does not serve static models, which have nothing to compile")
-    table = read_table(static, source.tokenizer, placement.dtype, placement.device)
-    projections = read_sentence_projections(source.checkpoint, source.recipe)
-    head = StaticHead(table, projections)
-    return OpenedNetwork(head, packed=True, outputs=frozenset({Output.DENSE}))
 
 
 def _open_dual(model: Any, source: NetworkSource, placement: Placement) -> OpenedNetwork:
@@ -285,13 +217,7 @@ def _mix_layers(model: Any, mix: LayerMix) -> None:
     model.register_forward_hook(replace_last)
 
 
-def _encoder(
-    network: Any,
-    source: NetworkSource,
-    placement: Placement,
-    readers: Readers,
-    projection: nn.Module | None = None,
-) -> OpenedNetwork:
+def _encoder(network: Any, source: NetworkSource, placement: Placement) -> RunnableEncoder:
     packed, choose = _packed(network, placement)
     runnable = packed or _padded(network, placement, source.recipe.max_tokens)
     is_padded = isinstance(runnable, Autocast)
@@ -299,10 +225,8 @@ def _encoder(
     device = placement.device if packed is None else torch.device("cpu")
     inputs = _input_builder(network, source, device, passes_tokens=not is_padded)
     if packed is not None:
-        choose = choose or _recording(packed, inputs, placement)
-    all_readers = {**readers, Output.TOKENS: read_token_vectors}
-    head = Encoder(runnable, inputs, all_readers, projection)
-    return OpenedNetwork(head, packed is not None, frozenset(all_readers), choose=choose)
+        choose = choose or recording(packed, inputs, placement)
+    return RunnableEncoder(runnable, inputs, choose)
 
 
 def _packed(encoder: Any, placement: Placement) -> tuple[PackedEncoder | None, Choose | None]:
@@ -325,9 +249,7 @@ def _packed(encoder: Any, placement: Placement) -> tuple[PackedEncoder | None, C
     # Layers of 8 bits are made after a pass in float32, and put hooks on transformers' encoder.
     if placement.dtype != torch.int8:
         packed.encoder = shorten(packed.encoder)
-        replace_linears(packed.encoder, _linear_type(placement, placement.dtype), placement.dtype)
-    if placement.compiled:
-        packed.encoder = _compiled(packed.encoder, placement.device)
+        finish_packed(packed, placement)
     return packed, _chooser(packed, lone, placement)
 
 
@@ -344,33 +266,9 @@ def _chooser(
     return partial(lone.choose, packed)
 
 
-def _recording(packed: PackedEncoder, inputs: InputBuilder, placement: Placement) -> Choose | None:
-    """Return what records passes of a packed encoder, None for another device than a GPU."""
-    if placement.device.type != "cuda":
-        return None
-    type_ids = ("token_type_ids",) if inputs.has_type_ids else ()
-    packed.graphs = PassGraphs(placement.device, ("input_ids", "position_ids", *type_ids))
-    return partial(packed.graphs.choose, packed.encoder)
-
-
 def _refuse_compiled(encoder: Any, placement: Placement) -> None:
     if placement.compiled:
         raise ModelUnavailable(f"`compile` does not serve models of type {encoder.config.model_type}")
-
-
-def _linear_type(placement: Placement, dtype: torch.dtype) -> Any:
-    return CastLinear if placement.compiled else fastest_linear(placement.device, dtype)
-
-
-def _compiled(encoder: nn.Module, device: torch.device) -> Any:
-    if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++")):
-        raise ModelUnavailable(
-            "`compile: true` needs a C++ compiler (g++ or clang++) on the path; install one, or leave it out"
-        )
-    # Frozen weights can be laid out for the matrix units, as `PrepackedLinear` does without a compiler.
-    # Concurrent passes have fewer threads each than a single pass.
-    options: dict[str, Any] = {"freezing": True, "cpp.dynamic_threads": True}
-    return torch.compile(encoder, dynamic=True, options=options)
 
 
 def _is_reentrant(model: Any) -> bool:
@@ -391,18 +289,5 @@ def _input_builder(
         and reads_type_ids(getattr(model.config, "type_vocab_size", None))
     )
     return InputBuilder(
-        device, _padding_id(model.config), has_type_ids=has_type_ids, passes_tokens=passes_tokens
+        device, padding_id(model.config), has_type_ids=has_type_ids, passes_tokens=passes_tokens
     )
-
-
-def _padding_id(config: Any) -> int:
-    """Return the id that fills up shorter texts, 0 where the network has no vector for it."""
-    pad_id, words = config.pad_token_id or 0, getattr(config, "vocab_size", None)
-    return pad_id if pad_id >= 0 and (not isinstance(words, int) or pad_id < words) else 0
-
-
-def _special_ids(tokenizer: TextTokenizer) -> frozenset[int]:
-    """Return the ids that stand for no word: a text's ends, padding and the unknown token."""
-    names = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
-    ids = (tokenizer.token_id(name) for name in names)
-    return frozenset(id_ for id_ in ids if id_ is not None)

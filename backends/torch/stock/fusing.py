@@ -1,7 +1,6 @@
-"""Layers of BERT, of decoders, and of their descendants in fewer operations.
+"""Layers of transformers replaced by fused ones.
 
-One matrix product computes query, key and value, and the activation runs inside the product before it. A
-layer is recognized by its parts, and replaced only if the new one gives the same.
+A layer is recognized by its parts, and replaced only if the new one gives the same.
 """
 
 from collections.abc import Callable
@@ -10,13 +9,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm
-from transformers.modeling_outputs import BaseModelOutput
 
 from backends.torch.memory import is_exhausted
-from backends.torch.networks.attention import AttentionOptions, compute, compute_joined, watched_attention
-from backends.torch.networks.decoder_layers import FusedDecoderLayer
-from backends.torch.networks.precision import ActivatedLinear, join_layers
+from backends.torch.networks.attention import AttentionOptions
+from backends.torch.networks.fused_layers import FusedDecoderLayer, FusedEncoder, FusedLayer
+from backends.torch.stock.packing import watched_attention
 
 # float32 noise of one layer stays below 1e-5 of its largest output, and of 1.
 TOLERANCE = 1e-4
@@ -27,71 +24,13 @@ EXPECTED_ERRORS = (AttributeError, LookupError, RuntimeError, TypeError, ValueEr
 Form: TypeAlias = Callable[[Any, AttentionOptions], nn.Module]
 
 
-class FusedLayer(nn.Module):
-    """Attention, sum, norm; feed-forward, sum, norm. Sums between layers are float32."""
-
-    def __init__(self, layer: Any, seen: AttentionOptions) -> None:
-        """seen: options with which the layer computes its attention."""
-        super().__init__()
-        if seen.causal or seen.window:
-            raise ValueError("a token sees only a part of its sequence")
-        attention = layer.attention.self
-        self.heads: int = attention.num_attention_heads
-        self.scale = seen.scale
-        self.qkv = join_layers((attention.query, attention.key, attention.value))
-        self.output: nn.Module = layer.attention.output.dense
-        self.attention_norm: nn.LayerNorm = layer.attention.output.LayerNorm
-        self.up = ActivatedLinear(layer.intermediate.dense, layer.intermediate.intermediate_act_fn)
-        self.down: nn.Module = layer.output.dense
-        self.norm: nn.LayerNorm = layer.output.LayerNorm
-
-    def forward(self, hidden_states: Tensor, *_: Any, **options: Any) -> Tensor:
-        """Compute (1, tokens, dim) float32 of the same shape. options: of packed attention."""
-        hidden = hidden_states[0]
-        joined = self.qkv(hidden).view(len(hidden), 3, self.heads, -1)
-        starts, longest = options.get("cu_seq_lens_q"), options.get("max_length_q")
-        attended = options.get("attended")
-        if attended is None:
-            context = compute_joined(joined, starts, longest, self.scale)
-        else:
-            q, k, v = joined.unbind(1)
-            key_starts = options["cu_seq_lens_k"]
-            k, v = k[attended], v[attended]
-            context = compute(q, k, v, starts, key_starts, longest, self.scale, False, 0)  # noqa: FBT003
-        hidden = _normalize(self.attention_norm, self.output(context.flatten(1)) + hidden)
-        return _normalize(self.norm, self.down(self.up(hidden)) + hidden).unsqueeze(0)
-
-
-class FusedEncoder(nn.Module):
-    """Embeddings of BERT's family and its fused layers, without transformers' code around them.
-
-    That code takes as long as a layer of a few tokens.
-    """
-
-    def __init__(self, encoder: Any) -> None:
-        super().__init__()
-        self.embeddings: nn.Module = encoder.embeddings
-        self.layers: nn.ModuleList = encoder.encoder.layer
-
-    def forward(
-        self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor | None = None, **options: Any
-    ) -> BaseModelOutput:
-        """Compute (1, tokens, dim) float32. options: of packed attention."""
-        hidden = self.embeddings(
-            input_ids=input_ids, token_type_ids=token_type_ids, position_ids=position_ids
-        )
-        for layer in self.layers:
-            hidden = layer(hidden, **options)
-        return BaseModelOutput(last_hidden_state=hidden)
-
-
 @torch.inference_mode()
 def shorten(encoder: Any) -> Any:
     """Return a fused encoder without transformers' code, or the encoder itself if it does more than that."""
     layers = getattr(getattr(encoder, "encoder", None), "layer", ())
     if not layers or not all(type(layer) is FusedLayer for layer in layers):
         return encoder
-    short = FusedEncoder(encoder)
+    short = FusedEncoder(encoder.embeddings, layers)
     try:
         inputs = _probe_ids(encoder)
         computed = short(**inputs).last_hidden_state
@@ -193,7 +132,3 @@ def _probe(layer: Any, rotated: int | None) -> dict[str, Any]:
     angles = 10 * torch.randn(1, PROBE_STARTS[-1], pairs, generator=generator).to(weight.device)
     angles = torch.cat((angles, angles), dim=-1)
     return inputs | {"position_embeddings": (angles.cos(), angles.sin())}
-
-
-def _normalize(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
-    return layer_norm(hidden, norm.normalized_shape, norm.weight, norm.bias, norm.eps)

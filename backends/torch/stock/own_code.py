@@ -5,7 +5,7 @@ A checkpoint names its classes in `auto_map`. transformers silently builds its o
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
@@ -15,7 +15,8 @@ from backends.contract.errors import ModelUnavailable
 from backends.recipe.files import CheckpointFiles, Json
 from backends.recipe.native_forms import native_form
 from backends.recipe.recipe import ModelKind
-from backends.torch.networks.architectures import (
+from backends.torch.networks.opening import OwnCode
+from backends.torch.stock.architectures import (
     AUTO_CLASSES,
     ENGINE_CLASSES,
     NATIVE_CLASSES,
@@ -51,23 +52,6 @@ NOMIC_DEFAULTS: dict[str, Any] = {
 }
 # Those that transformers' class reads under other names.
 NOMIC_READ = frozenset({"rotary_emb_base", "layer_norm_epsilon", "activation_function", "num_experts"})
-
-
-class OwnCode(NamedTuple):
-    """Classes that define a network. config: None for transformers' own class of the `model_type`."""
-
-    model: ClassReference
-    config: ClassReference | None
-
-    @property
-    def classes(self) -> list[ClassReference]:
-        """Both classes, without an absent one."""
-        return [self.model] if self.config is None else [self.model, self.config]
-
-    @property
-    def outside(self) -> list[ClassReference]:
-        """Classes that lie in another repository than the weights."""
-        return [reference for reference in self.classes if reference.repository is not None]
 
 
 Difference: TypeAlias = Callable[[Json, ModelKind], str | None]

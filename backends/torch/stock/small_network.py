@@ -16,19 +16,18 @@ from backends.checkpoints.locations import missing_files
 from backends.contract.errors import ModelUnavailable
 from backends.recipe.recipe import Recipe
 from backends.torch.inputs.pairs import answer_ids
-from backends.torch.load.construction import OPENERS, OpenedNetwork, open_model
-from backends.torch.load.weights import (
+from backends.torch.networks.first_passes import run_first_passes
+from backends.torch.networks.opening import NetworkSource, OpenedNetwork, Placement
+from backends.torch.networks.weight_files import StoredTensor
+from backends.torch.refusals import refuse_on_error
+from backends.torch.stock.configs import read_config
+from backends.torch.stock.construction import OPENERS, open_model
+from backends.torch.stock.weights import (
     REMEDY,
-    NetworkSource,
-    Placement,
     loading_options,
     random_network,
     refuse_differences,
 )
-from backends.torch.networks.first_passes import run_first_passes
-from backends.torch.networks.native_configs import read_config
-from backends.torch.networks.weight_files import StoredTensor
-from backends.torch.refusals import refuse_on_error
 
 logger = logging.getLogger(__name__)
 

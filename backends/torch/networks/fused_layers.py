@@ -1,16 +1,78 @@
-"""Layers of decoders with root-mean-square norms and rotary positions in fewer operations.
+"""Layers of BERT, of decoders, and of their descendants in fewer operations than in transformers.
 
-Llama, Mistral, Qwen2, Qwen3 and their bidirectional descendants have such layers. transformers computes each
-norm and each rotation in five to seven operations over all numbers.
+One matrix product computes query, key and value, and the activation runs inside the product before it. Layers
+with root-mean-square norms and rotary positions are those of Llama, Mistral, Qwen2, Qwen3 and their
+bidirectional descendants; transformers computes each norm and each rotation in five to seven operations over
+all numbers.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
-from backends.torch.networks.attention import AttentionOptions, compute
+from backends.torch.networks.attention import AttentionOptions, compute, compute_joined
+from backends.torch.networks.packing import PackedOutput
 from backends.torch.networks.precision import ActivatedLinear, join_layers, multiplied
+
+
+class FusedLayer(nn.Module):
+    """Layer of BERT: attention, sum, norm; feed-forward, sum, norm. Sums between layers are float32."""
+
+    def __init__(self, layer: Any, seen: AttentionOptions) -> None:
+        """seen: options with which the layer computes its attention."""
+        super().__init__()
+        if seen.causal or seen.window:
+            raise ValueError("a token sees only a part of its sequence")
+        attention = layer.attention.self
+        self.heads: int = attention.num_attention_heads
+        self.scale = seen.scale
+        self.qkv = join_layers((attention.query, attention.key, attention.value))
+        self.output: nn.Module = layer.attention.output.dense
+        self.attention_norm: nn.LayerNorm = layer.attention.output.LayerNorm
+        self.up = ActivatedLinear(layer.intermediate.dense, layer.intermediate.intermediate_act_fn)
+        self.down: nn.Module = layer.output.dense
+        self.norm: nn.LayerNorm = layer.output.LayerNorm
+
+    def forward(self, hidden_states: Tensor, *_: Any, **options: Any) -> Tensor:
+        """Compute (1, tokens, dim) float32 of the same shape. options: of packed attention."""
+        hidden = hidden_states[0]
+        joined = self.qkv(hidden).view(len(hidden), 3, self.heads, -1)
+        starts, longest = options.get("cu_seq_lens_q"), options.get("max_length_q")
+        attended = options.get("attended")
+        if attended is None:
+            context = compute_joined(joined, starts, longest, self.scale)
+        else:
+            q, k, v = joined.unbind(1)
+            key_starts = options["cu_seq_lens_k"]
+            k, v = k[attended], v[attended]
+            context = compute(q, k, v, starts, key_starts, longest, self.scale, False, 0)  # noqa: FBT003
+        hidden = normalize(self.attention_norm, self.output(context.flatten(1)) + hidden)
+        return normalize(self.norm, self.down(self.up(hidden)) + hidden).unsqueeze(0)
+
+
+class FusedEncoder(nn.Module):
+    """Embeddings of BERT's family and its fused layers, without transformers' code around them.
+
+    That code takes as long as a layer of a few tokens.
+    """
+
+    def __init__(self, embeddings: nn.Module, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.layers = layers
+
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, token_type_ids: Tensor | None = None, **options: Any
+    ) -> PackedOutput:
+        """Compute (1, tokens, dim) float32. options: of packed attention."""
+        hidden = self.embeddings(
+            input_ids=input_ids, token_type_ids=token_type_ids, position_ids=position_ids
+        )
+        for layer in self.layers:
+            hidden = layer(hidden, **options)
+        return PackedOutput(hidden)
 
 
 class RootMeanSquareNorm(nn.Module):
@@ -116,3 +178,8 @@ def _rotate(heads: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
         raise ValueError("only some components of a head are rotated")
     pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * torch.complex(cos, sin).unsqueeze(1)).flatten(-2)
+
+
+def normalize(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
+    """Compute a norm without the hooks of its module."""
+    return layer_norm(hidden, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
