@@ -219,20 +219,17 @@ class Ticket:
         """Do not go to a replica again."""
         self.tried.add(replica)
 
-    def start_over(self, failed_last: Replica | None, half: object = None) -> None:
-        """Forget the replicas that were tried: it goes in other company now. half: None to keep its own."""
+    def start_over(
+        self, failed_last: Replica | None, half: object = None, error: BackendError | None = None
+    ) -> None:
+        """Forget the replicas that were tried: it goes in other company. half: of a batch that failed."""
         self.tried, self.failed_last = set(), failed_last
         if half is not None:
-            self.half = half
+            self.half, self.last_error = half, error
 
     def blame(self, half: object) -> None:
         """Record that its input made a batch fail."""
         self.half = half
-
-    def split(self, half: object, error: BackendError | None, failed_last: Replica | None) -> None:
-        """Go on in half of a batch that failed."""
-        self.start_over(failed_last, half)
-        self.last_error = error
 
     def leave_batch(self, batch: FailedBatch) -> None:
         """Record a batch that a working replica failed."""
