@@ -11,6 +11,7 @@ from backends.reference_texts import CANARIES, embed_in_batches, max_inputs_per_
 from gateway.config.schema import UpstreamSettings
 from gateway.vector_spaces.fingerprint import (
     Fingerprint,
+    base_name,
     cosine_text,
     fingerprint_of,
     needed_cosine,
@@ -165,14 +166,9 @@ def _needed_cosine(
     if first.upstream == second.upstream:
         return needed_cosine(first.fingerprint, second.fingerprint, first.min_cosine)
     serve_one_model = any(first.upstream in group and second.upstream in group for group in groups)
-    if serve_one_model or _base_name(first.fingerprint.model_id) == _base_name(second.fingerprint.model_id):
+    if serve_one_model or base_name(first.fingerprint.model_id) == base_name(second.fingerprint.model_id):
         return needed_cosine(first.fingerprint, second.fingerprint, None)
     return None
-
-
-def _base_name(model_id: str) -> str:
-    """Return the last part of a model id: servers name a model by hub id, by path, or as configured."""
-    return model_id.rstrip("/").rpartition("/")[2].lower()
 
 
 def findings(report: Report) -> list[str]:

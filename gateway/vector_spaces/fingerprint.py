@@ -53,6 +53,11 @@ def decode_fingerprint(stored: bytes) -> Fingerprint:
     return fingerprint
 
 
+def base_name(model_id: str) -> str:
+    """Return the last part of a model id: servers name a model by hub id, by path, or as configured."""
+    return model_id.rstrip("/").rpartition("/")[2].lower()
+
+
 def needed_cosine(first: Fingerprint, second: Fingerprint, configured: float | None) -> float:
     """Return the cosine that two fingerprints have to reach: the configured one, or by kind and precision."""
     if configured is not None:
