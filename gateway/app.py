@@ -130,8 +130,7 @@ from gateway.upstreams.group import UpstreamGroup
 from gateway.upstreams.groups import GroupRegistry
 from gateway.upstreams.registry import UpstreamRegistry, log_failure
 from gateway.upstreams.upstream import Upstream
-from gateway.vector_spaces.model_space import ModelSpaceStore
-from gateway.vector_spaces.store import FingerprintStore
+from gateway.vector_spaces.store import FingerprintStore, ModelSpaceStore
 
 if TYPE_CHECKING:
     # Loaded only where gRPC is served, and OpenTelemetry only where calls are traced.
