@@ -1,24 +1,42 @@
-"""Checks of a replica that joins: it computes what it reports, and it serves its upstream's model.
+"""Checks of a replica: that it computes, and that it serves its upstream's model.
 
-Rule: a replica is kept out only for what no server of the right model does.
+A replica that joins shows that it computes what it reports, and is kept out only for what no server of the
+right model does. A replica that fails a batch is given a plain text to compute: the batch may have failed
+because of one of its inputs, so that the failure counts against the replica only if it fails plain work too,
+and against the input only if the replica completes plain work.
 """
 
+import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from backends.contract import (
     Backend,
     Capabilities,
+    Embed,
     Operation,
+    Rerank,
     RerankReply,
     Vectors,
+    Work,
 )
-from backends.contract.errors import InvalidWork, ReplicaFailed, ReplicaOverloaded, UnsupportedWork
+from backends.contract.errors import (
+    BackendError,
+    InvalidWork,
+    ReplicaFailed,
+    ReplicaOverloaded,
+    UnsupportedWork,
+)
 from backends.reference_texts import SCORED
-from gateway.routing.replica import JoinedModel
+from gateway.routing.replica import JoinedModel, Replica
 
+CHECK_TIMEOUT_S = 5.0
+# A replica that failed a check is not asked again for this long.
+FAILED_FOR_S = 0.5
+PLAIN_TEXT = "A plain sentence shows whether a model server still works."
 # Scores of a network differ by more, even if its weights are random.
 EQUAL_MAX = 1e-6
 # Scores of one model in different precisions differ by less.
@@ -96,3 +114,57 @@ def other_model(reference: JoinedModel, found: JoinedModel) -> str | None:
 def base_name(model_id: str) -> str:
     """Return the last part of a model id: servers name a model by hub id, by path, or as configured."""
     return model_id.rstrip("/").rpartition("/")[2].lower()
+
+
+class WorkChecks:
+    """Checks of the replicas of one lane, at most one of each at a time. clock: the event loop's."""
+
+    def __init__(self, clock: Callable[[], float], timeout_s: float) -> None:
+        self._clock = clock
+        self._timeout_s = min(CHECK_TIMEOUT_S, timeout_s)
+        self._running: dict[Replica, asyncio.Task[BackendError | None]] = {}
+        # The last failure of each replica, and its moment.
+        self._failures: WeakKeyDictionary[Replica, tuple[BackendError, float]] = WeakKeyDictionary()
+
+    async def fault_of(self, replica: Replica, since_s: float) -> BackendError | None:
+        """Return why a replica does not work; None if it has completed work since a moment, or does now."""
+        if replica.answered_s is not None and replica.answered_s >= since_s:
+            return None
+        failure = self._failures.get(replica)
+        if failure is not None and self._clock() - failure[1] < FAILED_FOR_S:
+            return failure[0]
+        task = self._running.get(replica)
+        if task is None:
+            task = self._running[replica] = asyncio.create_task(self._check(replica))
+        return await asyncio.shield(task)
+
+    async def _check(self, replica: Replica) -> BackendError | None:
+        started_s = self._clock()
+        try:
+            await self._compute(replica)
+        except (InvalidWork, UnsupportedWork):
+            # A refusal is a response too.
+            pass
+        except BackendError as error:
+            self._failures[replica] = (error, self._clock())
+            return error
+        finally:
+            del self._running[replica]
+        self._failures.pop(replica, None)
+        now_s = self._clock()
+        replica.record_check(now_s - started_s, now_s)
+        return None
+
+    async def _compute(self, replica: Replica) -> None:
+        work = None if replica.capabilities is None else smallest_work(replica.capabilities, PLAIN_TEXT)
+        if work is None:
+            await replica.backend.describe(self._timeout_s)
+            return
+        replica.check_width(work, await replica.backend.run(work, self._timeout_s))
+
+
+def smallest_work(capabilities: Capabilities, text: str) -> Work | None:
+    """Return the work of one text for a replica; None if it embeds and reranks nothing."""
+    if Operation.EMBED in capabilities.operations:
+        return Embed((text,))
+    return Rerank(text, (text,)) if Operation.RERANK in capabilities.operations else None

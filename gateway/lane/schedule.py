@@ -1,6 +1,7 @@
 """Scheduler of a lane: the next slices to send, and their replica. Pure: decides, and sends nothing.
 
-The caller acts on each decision before it asks for the next, because a dispatch changes the pool's load.
+It alone takes tickets out of the queues, because the turn of the next one depends on each that left. The
+caller acts on each decision before it asks for the next, because a dispatch changes the pool's load.
 
 - A slice goes to a replica that has room, offers its work and has not failed it before.
 - While several tenants are active, a tenant with a batch at a replica leaves its last slot to the others, so
@@ -14,19 +15,16 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from backends.contract.errors import UnsupportedWork
-from gateway.lane.batch_size import BatchSizer
 from gateway.lane.fair_queue import Entry, FairQueue
-from gateway.lane.isolation import IsolatedQueue
+from gateway.lane.isolation import IsolatedQueue, Isolation, TenantActivity
 from gateway.lane.joining import BatchTotals, are_joinable
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.measures import BatchSizer
 from gateway.lane.retries import is_refused
 from gateway.lane.slices import Bounds
-from gateway.lane.suspects import Isolation
-from gateway.lane.tenant_activity import TenantActivity
 from gateway.lane.ticket import Ticket
 from gateway.routing.offers import offers
-from gateway.routing.pool import Pool, has_room, is_replica_expected, lacking, no_replica_error
-from gateway.routing.replica import Replica
+from gateway.routing.pool import Pool
+from gateway.routing.replica import LoadKind, Replica
 
 # Tickets that cannot go, or not in the same batch, that are passed over in search of others that can.
 LOOK_AHEAD = 8
@@ -49,9 +47,10 @@ class Rejection(msgspec.Struct, frozen=True):
 class SchedulingPass:
     """One pass over the queue.
 
-    skipped_tenants: tenants whose next ticket may not take the last slot. deferred: entries out of the queue
-    until the pass ends, because only a replica that has failed them has room. resumes_s: when the first
-    tenant that pauses may go on; None if none does.
+    skipped_tenants: tenants whose next ticket may not take the last slot. skipped_alone: the same of the
+    queues of slices that go alone. deferred: entries out of the queue until the pass ends, because only a
+    replica that has failed them has room. resumes_s: when the first tenant that pauses may go on; None if
+    none does.
     """
 
     def __init__(self) -> None:
@@ -60,9 +59,13 @@ class SchedulingPass:
         self.skipped_alone: dict[Isolation, set[str]] = {}
         self.resumes_s: float | None = None
 
+    def pause_until(self, resumes_s: float) -> None:
+        """Record when a tenant that pauses may go on."""
+        self.resumes_s = resumes_s if self.resumes_s is None else min(resumes_s, self.resumes_s)
+
 
 class Scheduler:
-    """Decides which tickets leave a queue next, and where they go."""
+    """Decides which tickets leave a queue next, and where they go. kind: of the lane's batches."""
 
     def __init__(
         self,
@@ -70,15 +73,15 @@ class Scheduler:
         pool: Pool,
         activity: TenantActivity,
         sizer: BatchSizer,
-        settings: LaneSettings,
-        isolated: IsolatedQueue[Ticket] | None = None,
+        isolated: IsolatedQueue[Ticket],
+        kind: LoadKind = "texts",
     ) -> None:
         self._queue = queue
-        self._isolated: IsolatedQueue[Ticket] = IsolatedQueue() if isolated is None else isolated
+        self._isolated = isolated
         self._pool = pool
         self._activity = activity
         self._sizer = sizer
-        self._holds, self._kind = settings.holds, settings.kind
+        self._kind: LoadKind = kind
 
     def decide(
         self, scheduling_pass: SchedulingPass, now_s: float, bounds: Callable[[], Bounds]
@@ -89,28 +92,46 @@ class Scheduler:
         """
         if self._isolated.is_used and (decision := self._decide_alone(scheduling_pass, now_s)) is not None:
             return decision
-        while (entry := self._queue.peek(scheduling_pass.skipped_tenants)) is not None:
+        queue, pool = self._queue, self._pool
+        while (entry := queue.peek(scheduling_pass.skipped_tenants)) is not None:
             ticket = entry.item
             if ticket.is_done:
-                self._queue.pop(entry)
-            elif (error := self.reason_to_fail(ticket)) is not None:
-                self._queue.pop(entry)
+                queue.pop(entry)
+                continue
+            avoided = self._avoided(ticket)
+            if not pool.usable(avoided) and (error := self._reason_to_fail(ticket)) is not None:
+                queue.pop(entry)
                 return Rejection(ticket, error)
-            elif (replica := self._replica_for(ticket, now_s)) is not None:
-                self._queue.pop(entry)
+            is_only = not self._activity.has_others(entry.tenant, now_s)
+            replica = pool.pick(
+                ticket.piece.inputs, avoided, entry.tenant, is_only_tenant=is_only, kind=self._kind
+            )
+            if replica is not None:
+                queue.pop(entry)
+                if not queue.size or _lacked_permits(ticket):
+                    return Dispatch([ticket], replica)
                 return Dispatch(self._batch_from(ticket, replica, scheduling_pass, now_s, bounds), replica)
-            elif self._kind == "texts" and not has_room(self._pool, ticket.piece.inputs, self._kind):
+            if self._kind == "texts" and not pool.has_room(ticket.piece.inputs, self._kind):
                 # Of pictures, another tenant's first may go beyond the window; it may wait behind this one.
                 return None
-            elif self._avoided(ticket) and len(scheduling_pass.deferred) < LOOK_AHEAD:
-                # A replica that has failed this ticket, or does not offer it, has a slot. The tenant's other
-                # tickets can use it.
-                self._queue.remove(entry)
-                scheduling_pass.deferred.append(entry)
-            else:
-                # The last slot is free, and reserved for a tenant that has none yet.
-                scheduling_pass.skipped_tenants.add(entry.tenant)
+            self._pass_over(entry, scheduling_pass, may_defer=bool(avoided))
         return None
+
+    def _pass_over(self, entry: Entry[Ticket], scheduling_pass: SchedulingPass, *, may_defer: bool) -> None:
+        """Look at other tickets in place of one that cannot go."""
+        if may_defer and len(scheduling_pass.deferred) < LOOK_AHEAD:
+            # A replica that has failed this ticket, or does not offer it, has a slot. The tenant's other
+            # tickets can use it.
+            self._queue.remove(entry)
+            scheduling_pass.deferred.append(entry)
+        else:
+            # The last slot is free, and reserved for a tenant that has none yet.
+            scheduling_pass.skipped_tenants.add(entry.tenant)
+
+    def end_pass(self, scheduling_pass: SchedulingPass) -> None:
+        """Put the deferred tickets back where they were."""
+        for entry in reversed(scheduling_pass.deferred):
+            self._queue.push(entry, first=True)
 
     def _decide_alone(self, scheduling_pass: SchedulingPass, now_s: float) -> Dispatch | Rejection | None:
         """Take the next ticket that goes alone out of its queue; None if none can go now."""
@@ -121,11 +142,11 @@ class Scheduler:
                 ticket = entry.item
                 if ticket.is_done:
                     queue.pop(entry)
-                elif (error := self.reason_to_fail(ticket)) is not None:
+                elif (error := self._reason_to_fail(ticket)) is not None:
                     queue.pop(entry)
                     return Rejection(ticket, error)
                 elif (resumes_s := isolated.suspects.paused_until_s(entry.tenant)) > now_s:
-                    scheduling_pass.resumes_s = min(resumes_s, scheduling_pass.resumes_s or resumes_s)
+                    scheduling_pass.pause_until(resumes_s)
                     skipped.add(entry.tenant)
                 elif (replica := self._replica_alone(ticket, level)) is not None:
                     queue.pop(entry)
@@ -140,40 +161,28 @@ class Scheduler:
         avoid = {*self._avoided(ticket), *self._isolated.full_replicas(level)}
         return self._pool.pick_extra(ticket.piece.inputs, avoid, self._kind)
 
-    def end_pass(self, scheduling_pass: SchedulingPass) -> None:
-        """Put the deferred tickets back where they were."""
-        for entry in reversed(scheduling_pass.deferred):
-            self._queue.push(entry, first=True)
-
-    def reason_to_fail(self, ticket: Ticket) -> Exception | None:
+    def _reason_to_fail(self, ticket: Ticket) -> Exception | None:
         """Return the error of a ticket that no replica will serve, or None if waiting makes sense."""
-        may_wait = not ticket.owner.may_move
-        if self._pool.usable(self._avoided(ticket)) or (may_wait and self._pool.is_joining()):
+        pool, may_wait = self._pool, not ticket.owner.may_move
+        if pool.usable(self._avoided(ticket)) or (may_wait and pool.is_joining()):
             return None
-        if ticket.tried and self._pool.usable():
+        if ticket.tried and pool.usable():
             return ticket.last_error
-        if not offers(self._pool.capabilities(), ticket.piece.work):
+        if not offers(pool.capabilities(), ticket.piece.work):
             # It did when the call was admitted: its last replica that offers it serves a different model now.
             return UnsupportedWork(f"this upstream's model does not {ticket.piece.work.operation}")
-        if may_wait and is_replica_expected(self._pool, holds=self._holds):
+        if may_wait and pool.is_expected:
             return None
-        return ticket.last_error or no_replica_error(self._pool)
-
-    def _replica_for(self, ticket: Ticket, now_s: float) -> Replica | None:
-        tenant = ticket.owner.tenant
-        is_only_tenant = not self._activity.has_others(tenant, now_s)
-        avoid = self._avoided(ticket)
-        return self._pool.pick(
-            ticket.piece.inputs, avoid, tenant, is_only_tenant=is_only_tenant, kind=self._kind
-        )
+        return ticket.last_error or pool.no_replica_error()
 
     def _avoided(self, ticket: Ticket) -> Collection[Replica]:
         """Return the replicas that have failed a ticket, or do not offer its work."""
-        unsuited = lacking(self._pool, ticket.piece.work)
-        avoided = {*ticket.tried, *unsuited} if unsuited else ticket.tried
         failed_last = ticket.failed_last
+        if self._pool.is_uniform and failed_last is None:
+            return ticket.tried
+        avoided = {*ticket.tried, *self._pool.lacking(ticket.piece.work)}
         if failed_last is not None and self._pool.usable({*avoided, failed_last}):
-            return {*avoided, failed_last}
+            avoided.add(failed_last)
         return avoided
 
     def _batch_from(
@@ -186,12 +195,10 @@ class Scheduler:
     ) -> list[Ticket]:
         """Return the ticket and those behind it, in the queue's order, that may share its batch."""
         tickets = [first]
-        if not len(self._queue) or _lacked_permits(first):
-            return tickets
         totals, limits = BatchTotals().plus(first.piece), self._limits(first, bounds())
         # Waiting slices are spread over the free slots: one each if there are enough, several if not.
         free = sum(usable.free_slots(self._kind, first.piece.inputs) for usable in self._pool.usable())
-        tickets_max = -(-(len(self._queue) + 1) // max(1, free))
+        tickets_max = -(-(self._queue.size + 1) // max(1, free))
         passed = set(scheduling_pass.skipped_tenants)
         passed_max = len(passed) + LOOK_AHEAD
         while len(tickets) < tickets_max and len(passed) <= passed_max:

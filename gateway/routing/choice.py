@@ -1,12 +1,18 @@
-"""Speed of a replica compared with its peers, from the batches that it completed. Pure.
+"""Choice between the equal replicas of an upstream: the order in which they are tried, and their speed. Pure.
 
-Tokens in flight alone say nothing of a replica that takes a hundred times as long as its twin for each: it
-would keep its share of the calls. Replicas whose speeds differ by less than `SLOW_FACTOR` count as equal, so
-that noise does not decide between them.
+A policy orders the replicas by their tokens in flight. Tokens alone say nothing of a replica that takes a
+hundred times as long as its twin for each: it would keep its share of the calls. So loads are weighted by the
+slowness of each replica, learned from the batches that it completed. Replicas whose speeds differ by less
+than `SLOW_FACTOR` count as equal, so that noise does not decide between them.
 """
 
 from collections.abc import Sequence
+from random import Random
+from typing import Literal
 
+# The same values as `gateway.config.schema.Policy`, which this module does not import to stay a leaf. The
+# type checker compares the two where an upstream opens its pool.
+Policy = Literal["round_robin", "least_tokens", "two_choices"]
 # Weight of the newest batch, and of one that is faster than the record: a replica that has recovered is used
 # again after few batches.
 NEWEST_SHARE = 0.2
@@ -86,3 +92,24 @@ def is_worth_waiting(cost: float, costs: Sequence[float]) -> bool:
     costs: tokens in flight and those of a batch, times the slowdown, of each replica that gets work.
     """
     return cost > SLOW_FACTOR * min(costs, default=cost)
+
+
+def rank_replicas(policy: Policy, loads: Sequence[float], turn: int, random: Random) -> list[int]:
+    """Return the indices of equal replicas, best first.
+
+    loads: tokens in flight at each replica, weighted by its slowness. turn: how many replicas have been
+    picked so far.
+    """
+    match policy:
+        case "round_robin":
+            return [(turn + offset) % len(loads) for offset in range(len(loads))]
+        case "least_tokens":
+            return sorted(range(len(loads)), key=lambda i: (loads[i], (i - turn) % len(loads)))
+        case "two_choices":
+            return _two_choices(loads, random)
+
+
+def _two_choices(loads: Sequence[float], random: Random) -> list[int]:
+    """Put the better of two random replicas first: nearly least loaded, without a herd on one replica."""
+    shuffled = random.sample(range(len(loads)), len(loads))
+    return sorted(shuffled[:2], key=lambda i: loads[i]) + shuffled[2:]
