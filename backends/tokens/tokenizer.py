@@ -17,8 +17,7 @@ from weakref import WeakValueDictionary
 import msgspec
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-from backends.checkpoints.json_files import read_json_object
-from backends.checkpoints.network_settings import processor_arguments, read_network_settings
+from backends.checkpoints.small_files import processor_arguments, read_json_object, read_network_settings
 from backends.checkpoints.static_models import StaticModel, find_static
 from backends.contract import ModelInput, Token, TokenizerSettings, Truncate
 from backends.contract.errors import InvalidWork, ModelUnavailable, input_too_long
@@ -29,12 +28,24 @@ from backends.contract.texts import (
     TOKENIZE_BYTES_MAX,
     clip_text,
 )
-from backends.tokens.clip_json import CLIP_CLASS, CLIP_MERGES, CLIP_VOCABULARY, clip_json
-from backends.tokens.token_types import find_type_ids, written_with
-from backends.tokens.tokenizer_config import rules_of
-from backends.tokens.tokenizer_json import EditedTokenizer, apply_rules
-from backends.tokens.tokenizer_rules import TokenizerFiles, TokenizerRules, TypeIds
-from backends.tokens.wordpiece_json import VOCABULARY_FILE, wordpiece_json
+from backends.tokens.tokenizer_config import (
+    TokenizerFiles,
+    TokenizerRules,
+    TypeIds,
+    find_type_ids,
+    rules_of,
+    written_with,
+)
+from backends.tokens.tokenizer_json import (
+    CLIP_CLASS,
+    CLIP_MERGES,
+    CLIP_VOCABULARY,
+    VOCABULARY_FILE,
+    EditedTokenizer,
+    apply_rules,
+    clip_json,
+    wordpiece_json,
+)
 
 AS_FILES_SAY = TokenizerSettings()
 TOKENIZER_FILE = "tokenizer.json"

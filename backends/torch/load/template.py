@@ -13,8 +13,15 @@ from backends.recipe.chat_template import read_chat_template
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.options import RerankPrompt, TaskSettings
 from backends.recipe.recipe import Recipe
-from backends.recipe.rerank_families import FAMILIES, published_family
-from backends.recipe.rerank_template import Prompt, RerankTemplate, Slot, split_at, written_template
+from backends.recipe.rerank_template import (
+    FAMILIES,
+    Prompt,
+    RerankTemplate,
+    Slot,
+    published_family,
+    split_at,
+    written_template,
+)
 
 INSTRUCTION_MARK, QUERY_MARK, DOCUMENT_MARK = (
     "\u2983instruction\u2984",
