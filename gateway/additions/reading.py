@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from backends.checkpoints.model_names import is_path
+from backends.checkpoints.needed_files import is_path
 from gateway.config.api_checks import FRAMING, HEADER_NAME, has_secret_parameter
 from gateway.config.cross_checks import upstream_problems
 from gateway.config.file_checks import missing_folder, missing_upstream_grpc, upstream_tls_problems

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from backends.checkpoints.model_names import is_path
+from backends.checkpoints.needed_files import is_path
 from gateway.config.api_checks import is_grpc
 from gateway.config.problems import Problem, missing_extra
 from gateway.config.schema import Config, UpstreamSettings, UpstreamTls

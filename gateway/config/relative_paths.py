@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from backends.checkpoints.model_names import is_path
+from backends.checkpoints.needed_files import is_path
 from gateway.config.schema import (
     OWN_VOCABULARY,
     Config,

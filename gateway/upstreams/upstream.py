@@ -6,7 +6,7 @@ To the request path it is a group of one upstream: it serves every call of its m
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from backends.checkpoints.model_names import is_path
+from backends.checkpoints.needed_files import is_path
 from backends.contract import Capabilities, Operation, Residence, Work
 from gateway.calls import Call, Deadline
 from gateway.config import schema
