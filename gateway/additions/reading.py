@@ -18,9 +18,9 @@ from gateway.config.cross_checks import upstream_problems
 from gateway.config.file_checks import missing_folder, missing_upstream_grpc, upstream_tls_problems
 from gateway.config.model_checks import model_problems, model_upstream_problems
 from gateway.config.problems import ConfigError, Problem
+from gateway.config.reader import type_problems
 from gateway.config.relative_paths import resolve_upstream_paths
 from gateway.config.schema import OWN_VOCABULARY, ModelSettings, UpstreamSettings
-from gateway.config.type_checks import type_problems
 from gateway.tenants.names import name_problem
 
 NAME_CHARACTERS_MAX = 512

@@ -21,7 +21,7 @@ from gateway.api.server.paths import model_name, route_options
 from gateway.config import schema as config
 from gateway.config.diff import ReloadOutcome
 from gateway.config.model_checks import missing_upstream
-from gateway.config.type_checks import type_problems
+from gateway.config.reader import type_problems
 from gateway.errors import DeadlineExceeded, InvalidInput, NotFound
 
 ADDED = route_options(for_operators=True, needs_admin=True, name_has_slashes=True)
