@@ -9,7 +9,7 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from gateway.config.editor_schema import editor_line, editor_schema
+from gateway.cli.init import editor_line, editor_schema
 from gateway.config.schema import Config
 
 ROOT = Path(__file__).parents[1]

@@ -12,9 +12,9 @@ import msgspec
 
 from gateway.additions.entries import DEFINED, AdditionEntry, Additions, Listing, Part
 from gateway.additions.reading import SecretSources, read_model, read_upstream, redact
-from gateway.config.cross_checks import currency_problem
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config, ModelSettings, UpstreamSettings
+from gateway.config.upstream_checks import currency_problem
 
 _Settings = TypeVar("_Settings", UpstreamSettings, ModelSettings)
 LATER = "its model is loaded once the gateway is up"

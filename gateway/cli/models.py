@@ -22,8 +22,8 @@ from gateway.cli.check import show_problems
 from gateway.cli.model_registry import add_registry_actions, model_registry
 from gateway.cli.output import show_line, show_table
 from gateway.config.load import load_config
+from gateway.config.local_files import resolve_model
 from gateway.config.problems import ConfigError
-from gateway.config.relative_paths import resolve_model
 from gateway.config.yaml_parser import format_yaml
 from gateway.processes.engine_process import child_environment, model_boots
 from gateway.prompts import Role, prompt_of

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.config.api_checks import trim_headers
-from gateway.config.cross_checks import EntryNames, cross_problems
-from gateway.config.file_checks import file_problems
-from gateway.config.model_checks import models_problems
+from gateway.config.local_files import file_problems, resolve_paths
 from gateway.config.placeholders import PlaceholderFiller
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.reader import Reader
-from gateway.config.relative_paths import resolve_paths
 from gateway.config.schema import Config
+from gateway.config.section_checks import config_problems
+from gateway.config.upstream_checks import trim_headers
 from gateway.config.yaml_parser import Lines, parse_yaml
 
 # Section that is missing or no mapping → paths whose references to it cannot be checked.
@@ -101,9 +99,8 @@ def _read(text: str, environment: Mapping[str, str], base: Path) -> _Reading:
     except msgspec.ValidationError:
         # Too much is wrong to leave a config.
         return _Reading(None, problems, document.lines, reader.renamed)
-    names = EntryNames(*(reader.names.get(section, frozenset()) for section in ("upstreams", "models")))
-    crossed = [*cross_problems(config, names), *models_problems(config, names.upstreams)]
-    found = _not_at(crossed, problems)
+    names = (reader.names.get(section, frozenset()) for section in ("upstreams", "models"))
+    found = _not_at(config_problems(config, *names), problems)
     problems += [problem for problem in found if not _follows(problem, problems)]
     return _Reading(resolve_paths(config, base), problems, document.lines, reader.renamed)
 

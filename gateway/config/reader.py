@@ -75,9 +75,10 @@ class Reader:
         if not isinstance(value, dict):
             self.problems.append(Problem(path, f"expected a mapping, not {_type_name(value)}"))
             return msgspec.UNSET
-        return self._mapping(value, *get_args(kind), path) if is_dict else self._section(value, kind, path)
+        return self._mapping(value, kind, path) if is_dict else self._section(value, kind, path)
 
-    def _mapping(self, value: dict[str, Any], name_kind: Any, item_kind: Any, path: str) -> Any:
+    def _mapping(self, value: dict[str, Any], kind: Any, path: str) -> Any:
+        name_kind, item_kind = get_args(kind)
         self.names[path] = frozenset(value)
         wrong = [problem for name in value if (problem := _leaf_problem(name, name_kind, path))]
         self.problems += wrong

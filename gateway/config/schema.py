@@ -6,10 +6,10 @@ start and again with each reload.
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from ipaddress import ip_address
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -191,6 +191,32 @@ class VectorSpaceSettings(Section, frozen=True):
     on_mismatch: Literal["refuse", "warn"] = "refuse"
 
 
+# Kinds of server that the engine of this gateway is not, and those among them that are hosted APIs.
+REMOTE_KINDS = tuple(kind for kind in get_args(BackendKind) if kind != "torch")
+API_KINDS = tuple(API_ADDRESSES)
+# Keys that only some kinds of server have. All others are for every kind.
+KINDS_OF_KEYS: dict[str, tuple[BackendKind, ...]] = {
+    **dict.fromkeys(
+        (
+            "replicas",
+            "discover",
+            "drained",
+            "when_unavailable",
+            "api_key",
+            "api_key_header",
+            "headers",
+            "tls",
+        ),
+        REMOTE_KINDS,
+    ),
+    **dict.fromkeys(("embeddings", "rerank", "input_type", "extra_body"), API_KINDS),
+    "task": (*API_KINDS, "torch"),
+    **dict.fromkeys(
+        ("revision", "dtype", "device", "compile", "runtime", "pooling", "rerank_template", "adapter"),
+        ("torch",),
+    ),
+    **dict.fromkeys(("trust_remote_code", "code_revision", "process", "preload", "when_loading"), ("torch",)),
+}
 # Value of `token_encoding`: callers' token ids are of the model's own vocabulary.
 OWN_VOCABULARY = "model"
 # Owner of the keys in `admin.keys`, and of operators by single sign-on: no tenant that calls models.
@@ -319,6 +345,14 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     def tokenizer_settings(self) -> TokenizerSettings:
         """Settings for the model's tokenizer."""
         return TokenizerSettings(self.add_bos_token, self.add_eos_token)
+
+
+def foreign_keys(upstream: UpstreamSettings) -> Iterator[str]:
+    """Yield the keys that are set and for other kinds of server."""
+    default = UpstreamSettings(backend=upstream.backend)
+    for key, kinds in KINDS_OF_KEYS.items():
+        if upstream.backend not in kinds and getattr(upstream, key) != getattr(default, key):
+            yield key
 
 
 class ModelUpstream(Section, frozen=True):

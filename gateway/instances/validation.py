@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from gateway.additions.reading import SecretSources, read_upstream
-from gateway.config.command_checks import OPTIONAL_PLACEHOLDERS
 from gateway.config.problems import ConfigError
 from gateway.config.schema import OPERATION_SEGMENTS, CommandTemplate, Config, UpstreamSettings
+from gateway.config.section_checks import OPTIONAL_PLACEHOLDERS
 from gateway.instances.records import ENGINE, CreateInstance, Record, invalid
 from gateway.instances.templates import placeholders
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from backends.contract.errors import ReplicaUnavailable
+from gateway.config.boot import cache_share
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import CacheSettings, Config
-from gateway.config.worker_share import cache_share
 from gateway.routing.health import ReplicaEvent
 from tests.conftest import Boots, Running
 from tests.fakes.engines import FakeEngine, tokens_of
