@@ -1,6 +1,6 @@
 """Record of one call's attempts for its log line, its trace and the recent calls."""
 
-from backends.contract import Work, inputs_of
+from backends.contract import Work
 from backends.contract.errors import BackendError
 
 # Replicas named in one log line; a call of 2,048 inputs may have been at any number of them.
@@ -85,6 +85,6 @@ def _extended(words: str, start: int, text: str, at: int) -> tuple[int, int]:
 def _texts_of(work: Work) -> list[str]:
     """Return the distinct texts of a piece of work."""
     texts = [getattr(work, "query", "")]
-    for item in inputs_of(work):
+    for item in work.inputs:
         texts += [item] if isinstance(item, str) else [part for part in item if isinstance(part, str)]
     return [*dict.fromkeys(filter(None, texts))]

@@ -24,6 +24,8 @@ from gateway.events import (
 from gateway.telemetry.snapshot import StatusChange
 
 CHANGES_MAX = 50
+# Types of events that are changes.
+CHANGES = (ReplicaChanged, StoreChanged, StoreLost, SpaceChecked, UpstreamJudged, ProcessRestarted)
 # Weight of the newest latency in the running mean.
 NEWEST_SHARE = 0.1
 
@@ -34,6 +36,15 @@ class ReplicaHistory(msgspec.Struct):
     since_s: float | None = None
     reason: str = ""
     latency_s: float | None = None
+
+    def change(self, at_s: float, reason: str) -> None:
+        """Record a change."""
+        self.since_s, self.reason = at_s, reason
+
+    def add_latency(self, seconds: float) -> None:
+        """Take a latency into the running mean."""
+        before_s = seconds if self.latency_s is None else self.latency_s
+        self.latency_s = before_s + (seconds - before_s) * NEWEST_SHARE
 
 
 class ChangeHistory:
@@ -49,8 +60,8 @@ class ChangeHistory:
     def observe(self, event: Event) -> None:
         """Record one event."""
         match event:
-            case AttemptFinished(outcome="ok"):
-                self._update_latency(event)
+            case AttemptFinished():
+                self.observe_attempt(event)
             case ReplicaChanged():
                 self._replica_changed(event)
             case StoreChanged():
@@ -86,19 +97,19 @@ class ChangeHistory:
             self._replicas.pop((event.upstream, event.replica), None)
             return
         history = self._replicas.setdefault((event.upstream, event.replica), ReplicaHistory())
-        history.since_s, history.reason = self._clock(), event.reason
+        history.change(self._clock(), event.reason)
 
     def _add(self, subject: str, what: str, reason: str) -> None:
         self._changes.append(StatusChange(self._clock(), subject, what, reason))
 
-    def _update_latency(self, event: AttemptFinished) -> None:
+    def observe_attempt(self, event: AttemptFinished) -> None:
+        """Take the latency of a successful attempt into the mean of its replica.
+
+        A replica that was removed before the end of its last attempt has no entry: nothing would remove it.
+        """
         history = self._replicas.get((event.upstream, event.replica))
-        if history is None:
-            # The replica was removed before its last attempt finished; an entry created now would never be
-            # removed.
-            return
-        before_s = event.duration_s if history.latency_s is None else history.latency_s
-        history.latency_s = before_s + (event.duration_s - before_s) * NEWEST_SHARE
+        if history is not None and event.outcome == "ok":
+            history.add_latency(event.duration_s)
 
 
 def _name(event: ReplicaChanged | SpaceChecked) -> str:

@@ -8,8 +8,9 @@ worker's number and not by its process: a restarted worker continues the counter
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 from prometheus_client import (
     CollectorRegistry,
@@ -81,8 +82,6 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._exposed = self._registry
-        # Every worker receives the reports of the same models: only one counts them.
-        self._counts_models = worker in {None, 0}
         self._process: ProcessShare | None = None
         self._sources = Sources()
         self._call_events: list[CallEvent] = []
@@ -117,6 +116,23 @@ class Metrics:
             __version__
         ).set(1)
 
+        # By the type of event.
+        self.handlers: Mapping[type, Callable[[Any], None]] = {
+            **dict.fromkeys((CallFinished, AttemptFinished, QuotaDecided), self._observe_call),
+            **dict.fromkeys(
+                (ReplicaChanged, ConnectionFaulted, DescriptionRejected, SpaceChecked), self._loads.observe
+            ),
+            **dict.fromkeys(
+                (UpstreamTried, UpstreamJudged, CanaryCompared, CopyFinished), self._groups.observe
+            ),
+            **dict.fromkeys((StoreChanged, StoreLost), self._stored.observe),
+            # Every worker receives the reports of the same models: only one counts them.
+            ModelStateReported: partial(self._models.observe, counts=worker in {None, 0}),
+            CacheLookedUp: self._cache.observe,
+            ProcessRestarted: self._observe_restart,
+            BatchChanged: self._batches.observe,
+        }
+
     def watch(self, sources: Sources) -> None:
         """Set the sources that are read when metrics are collected."""
         self._sources = sources
@@ -138,35 +154,18 @@ class Metrics:
         self._lag.observe(seconds)
 
     def observe(self, event: Event) -> None:
-        """Count one event; must be called on an event loop.
+        """Count one event; must be called on an event loop."""
+        if (count := self.handlers.get(type(event))) is not None:
+            count(event)
 
-        Events of calls are counted in batches, at a fraction of the cost.
-        """
-        match event:
-            case CallFinished() | AttemptFinished() | QuotaDecided():
-                if not self._call_events:
-                    asyncio.get_running_loop().call_later(BATCH_DELAY_S, self._count_call_events)
-                self._call_events.append(event)
-            case ReplicaChanged() | ConnectionFaulted() | DescriptionRejected() | SpaceChecked():
-                self._loads.observe(event)
-            case ModelStateReported():
-                self._models.observe(event, counts=self._counts_models)
-            case UpstreamTried() | UpstreamJudged() | CanaryCompared() | CopyFinished():
-                self._groups.observe(event)
-            case CacheLookedUp():
-                self._cache.observe(event)
-            case _:
-                self._observe_surroundings(event)
+    def _observe_call(self, event: CallEvent) -> None:
+        """Count an event of a call with those that follow it soon, at a fraction of the cost."""
+        if not self._call_events:
+            asyncio.get_running_loop().call_later(BATCH_DELAY_S, self._count_call_events)
+        self._call_events.append(event)
 
-    def _observe_surroundings(self, event: Event) -> None:
-        """Count an event of the store, of a process or of a job."""
-        match event:
-            case StoreChanged() | StoreLost():
-                self._stored.observe(event)
-            case ProcessRestarted():
-                self._restarts[event.process, event.reason] = event.times
-            case BatchChanged():
-                self._batches.observe(event)
+    def _observe_restart(self, event: ProcessRestarted) -> None:
+        self._restarts[event.process, event.reason] = event.times
 
     def collected(self) -> list[Metric]:
         """Return the counters of all workers, and their current gauges."""

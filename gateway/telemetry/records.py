@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from gateway.events import Event
-from gateway.telemetry.change_history import ChangeHistory
+from gateway.events import AttemptFinished, CallFinished, Observers
+from gateway.telemetry.change_history import CHANGES, ChangeHistory
 from gateway.telemetry.recent_calls import RecentCalls
 from gateway.telemetry.totals import Totals
 from gateway.telemetry.traffic_history import FILE_NAME, TrafficHistory
@@ -23,10 +23,11 @@ class Records:
         self.traffic = TrafficHistory(None if folder is None else folder / FILE_NAME)
         self.calls = RecentCalls(folder, worker or 0)
 
-    def observe(self, event: Event) -> None:
-        """Record one event."""
-        self.changes.observe(event)
-        self.calls.observe(event)
+    def join(self, observers: Observers) -> None:
+        """Record the events that are of interest from now on."""
+        observers.add(self.calls.observe, CallFinished)
+        observers.add(self.changes.observe_attempt, AttemptFinished)
+        observers.add(self.changes.observe, *CHANGES)
 
     def tasks(self, read: Callable[[], Totals]) -> list[Coroutine[Any, Any, None]]:
         """Return the background tasks. read: returns the totals of all workers, which one of them samples."""

@@ -24,9 +24,16 @@ class Timeline:
         self.laps: dict[Stage, float] = {}
         self.model: str | None = None
         self.operation: str | None = None
-        self.is_bulk = False
         self.trace: CallTrace | None = None
         self.attempts = AttemptRecord()
+
+    def follow(self, trace: "CallTrace") -> None:
+        """Record the stages in a trace too."""
+        self.trace = trace
+
+    def name(self, model: str | None, operation: str | None) -> None:
+        """Set the labels of the call."""
+        self.model, self.operation = model, operation
 
     def lap(self, stage: Stage) -> None:
         """Attribute the time since the last lap to this stage."""

@@ -542,7 +542,7 @@ async def test_an_evicted_message_ends_its_call() -> None:
         await until(lambda: in_flight.bytes > 100_000)
         (body,) = in_flight.receiving
         in_flight.receiving.remove(body)
-        in_flight.release(body)
+        body.release()
         body.evict()
         await until(lambda: peer.status(1) is not None)
         assert 0 == in_flight.bytes

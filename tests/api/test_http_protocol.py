@@ -271,7 +271,7 @@ async def test_reports_a_lost_connection_to_a_waiting_call(body_bytes: int) -> N
         started.set()
         while (await receive())["more_body"]:
             pass
-        scope["extensions"][CONNECTION].on_lost = lost.set
+        scope["extensions"][CONNECTION].watch(lost.set)
         body_read.set()
         await lost.wait()
         finished.append(scope["path"])
@@ -295,7 +295,7 @@ async def test_does_not_report_a_lost_connection_to_an_answered_call() -> None:
     async def answering(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         connection = scope["extensions"][CONNECTION]
-        connection.on_lost = lambda: reported.append(scope["path"])
+        connection.watch(lambda: reported.append(scope["path"]))
         assert connection.answer(200, [(b"content-length", b"0")], b"")
 
     async with connected(application=answering) as (reader, writer), asyncio.timeout(10):

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.wire.rerank_bodies import NOT_CUT, REFUSED, RerankRequest, decode_documents
 from gateway.api.wire.vllm_options import VllmOptions
@@ -314,7 +314,7 @@ async def test_malformed_json_on_the_shared_path_gets_teis_error(boot: Boots) ->
 @pytest.mark.parametrize(("priority", "bulk"), [(0, False), (None, False), (7, True)])
 def test_priority_above_0_is_bulk(priority: int | None, bulk: bool) -> None:
     unused: Any = None
-    api = InferenceApi(unused, unused, 10)
+    api = InferenceApi(unused, unused, unused, unused, 10)
     data = RerankRequest(query="q", documents=["a"], priority=priority)
 
     assert bulk is decode_documents(data, data.documents, None, api).bulk

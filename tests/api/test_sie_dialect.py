@@ -163,7 +163,7 @@ async def test_requests_several_kinds_of_output_in_one_call() -> None:
     unused: Any = None
     data = SieEncodeRequest(items=[SieItem(text="a")], params=EncodeParams(output_types=["sparse", "dense"]))
 
-    call = await decode_encode(data, "bge", InferenceApi(unused, unused, 10))
+    call = await decode_encode(data, "bge", InferenceApi(unused, unused, unused, unused, 10))
     assert Encode(("a",), frozenset({Output.SPARSE, Output.DENSE})) == call.work
 
 

@@ -65,7 +65,7 @@ async def create_batch(
     Each line of the file is one request: `custom_id`, `method`, `url` and `body`.
     """
     del name
-    batches: BatchesApi = context.dependencies["batches"]
+    batches = api.batches
     tenant = await batches.authenticate(context)
     _check_has_key(tenant, api)
     new = _new_job(data, tenant)

@@ -13,11 +13,13 @@ from gateway.api.grpc.tei import (
     encode_metadata,
     join_rerank,
 )
-from gateway.api.server.call_context import CallContext
+from gateway.api.server.inference_api import reply_headers
+from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.least_costs import LEAST
 from gateway.api.wire.tei_bodies import compute_headers
 from gateway.calls import Call
 from gateway.errors import BodyTooLarge, InvalidInput
+from gateway.serve import Served
 
 
 async def answer_info(rpc: Rpc, *, enveloped: bool = False) -> None:
@@ -89,7 +91,7 @@ async def _reply(rpc: Rpc, operation: Operation, request: Any) -> None:
     call, served = await serve(rpc, operation, request, context)
     message = encode(operation, request, call, served, context)
     context.timeline.lap("encode")
-    headers = rpc.parts.reply_headers(served)
+    headers = reply_headers(served)
     if operation.is_timed:
         headers |= compute_headers(context, served.reply, call)
     headers["server-timing"] = context.timeline.server_timing()
@@ -105,7 +107,7 @@ def parse_request(rpc: Rpc, operation: Operation, message: bytes) -> Any:
     return parse(operation.request, message, fields_max)
 
 
-async def serve(rpc: Rpc, operation: Operation, request: Any, context: CallContext) -> tuple[Call, Any]:
+async def serve(rpc: Rpc, operation: Operation, request: Any, context: RequestContext) -> tuple[Call, Served]:
     """Run one request through the gateway's stages; return its call, and the `Served`.
 
     context: of its message. Raises: GatewayError.
@@ -115,7 +117,7 @@ async def serve(rpc: Rpc, operation: Operation, request: Any, context: CallConte
     return call, await api.serve(context, call)
 
 
-def encode(operation: Operation, request: Any, call: Call, served: Any, context: CallContext) -> bytes:
+def encode(operation: Operation, request: Any, call: Call, served: Served, context: RequestContext) -> bytes:
     """Return the reply to one message."""
     message = operation.encode(request, served.reply)
     if operation.is_timed:

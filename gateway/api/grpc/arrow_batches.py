@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from backends.contract import Embed, Encode, Operation, Output, TermWeights
+from backends.contract import Embed, EmbedReply, Encode, Operation, Output, TermWeights
 from backends.tei_protos import tei_multiplexer_pb2 as mux
 from gateway.api.grpc.messages import OTHER_FIELDS_MAX, field, parse
-from gateway.api.grpc.rpc import Rpc, RpcContext
+from gateway.api.grpc.rpc import Rpc
 from gateway.api.grpc.targets import take_target
+from gateway.api.server.inference_api import expect_reply, reply_headers
 from gateway.api.wire.arrow import Form, Rows, check_installed, read_in_turn, write_sparse, write_vectors
 from gateway.api.wire.least_costs import LEAST
 from gateway.calls import Call, Work
@@ -103,7 +104,7 @@ def _width(rpc: Rpc) -> int | None:
 async def _measured_width(rpc: Rpc) -> int:
     """Return the length of a vector of a server that does not report it: TEI. Raises: GatewayError."""
     served = await rpc.parts.api.serve(rpc.context, Call(Embed(("a",)), rpc.context.model))
-    return int(served.reply.vectors.shape[1])
+    return int(expect_reply(served.reply, EmbedReply).vectors.shape[1])
 
 
 def _check_reply(count: int, width: int | None) -> None:
@@ -150,15 +151,15 @@ async def _serve_all(
         part = rows.texts[start : start + size]
         call = Call(make_work(tuple(texts[start : start + size])), rpc.context.model, bool(request.truncate))
         async with free:
-            context = rpc.context if len(starts) == 1 else rpc.context.of_message()
+            context = rpc.context if len(starts) == 1 else rpc.context.part()
             try:
                 served = await rpc.parts.api.serve(context, call)
             except GatewayError as error:
                 error.name_rows(part)
                 raise
         if context is not rpc.context:
-            _count(rpc.context, context)
-        return served, rpc.parts.reply_headers(served, part)
+            rpc.context.add(context)
+        return served, reply_headers(served, part)
 
     tasks = [asyncio.ensure_future(serve(start)) for start in starts]
     try:
@@ -170,10 +171,3 @@ async def _serve_all(
     truncated = ",".join(value for _, headers in found if (value := headers.get("x-truncated-inputs")))
     headers = found[-1][1] | ({"x-truncated-inputs": truncated} if truncated else {})
     return [served for served, _ in found], headers
-
-
-def _count(whole: RpcContext, part: RpcContext) -> None:
-    """Add a call to the counts of its RPC."""
-    whole.inputs += part.inputs
-    whole.tokens += part.tokens
-    whole.timeline.model, whole.timeline.operation = part.timeline.model, part.timeline.operation

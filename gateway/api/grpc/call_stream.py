@@ -5,9 +5,9 @@ Source: gRPC over HTTP/2, https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.api.grpc.frames import NO_ERROR, PROTOCOL_ERROR, StreamFault
 from gateway.api.grpc.hpack import Field, encode_block
@@ -202,6 +202,12 @@ class CallStream:
         """Raise an error where the next message is read."""
         self._failure = failure
         self._wake()
+
+    def run(self, answering: Coroutine[Any, Any, None], *, is_open: bool = False) -> "asyncio.Task[None]":
+        """Answer the RPC in a task, which ends with the stream. is_open: its method needs no key."""
+        self.is_open = is_open
+        self.task = asyncio.create_task(answering)
+        return self.task
 
     async def read(self, bytes_max: int, grow: Callable[[int], None]) -> bytes | None:
         """Return the next message, None at the end of them.

@@ -8,8 +8,8 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from backends.tei_protos import tei_multiplexer_pb2, tei_pb2
-from gateway.api.grpc.call_stream import OPEN_MESSAGE_BYTES_MAX, CallStream
-from gateway.api.grpc.rpc import OpenRpcs, Rpc
+from gateway.api.grpc.call_stream import OPEN_MESSAGE_BYTES_MAX
+from gateway.api.grpc.rpc import Rpc
 from gateway.errors import GatewayError, GatewayFull, MalformedBody, NotFound
 
 SERVICES = tuple(
@@ -28,11 +28,6 @@ OPEN_RPCS_MAX = 16
 OPEN_RPCS_OF_ONE_MAX = 4
 OPEN_WAIT_S = 10.0
 _REFLECTION = reflection.ReflectionServicer((*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME))
-
-
-def has_room(open_rpcs: OpenRpcs, stream: CallStream) -> bool:
-    """Return whether one more RPC without a key may wait for its client."""
-    return open_rpcs.waiting < OPEN_RPCS_MAX and stream.open_calls < OPEN_RPCS_OF_ONE_MAX
 
 
 async def answer_health(rpc: Rpc) -> None:
@@ -57,17 +52,13 @@ def answer_health_unread(rpc: Rpc) -> None:
     """
     reply = _health_reply(rpc)
     if not rpc.stream.takes(reply):
-        raise _full()
+        raise too_many_open()
     rpc.stream.begin({"x-request-id": rpc.context.request_id})
     rpc.stream.write_at_once(reply)
 
 
-def refuse_reflection(_: Rpc) -> None:
-    """Refuse a question while many wait. Raises: GatewayFull."""
-    raise _full()
-
-
-def _full() -> GatewayFull:
+def too_many_open() -> GatewayFull:
+    """Return the error of an RPC without a key, while many wait for their clients."""
     return GatewayFull("many calls without a key are open; try again later")
 
 

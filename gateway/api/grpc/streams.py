@@ -5,7 +5,7 @@ from collections import deque
 from contextlib import suppress
 
 from gateway.api.grpc.answers import encode, parse_request, serve
-from gateway.api.grpc.rpc import Message, Rpc, RpcContext
+from gateway.api.grpc.rpc import Message, Rpc
 from gateway.api.grpc.tei import Operation
 from gateway.tenants.keyring import Tenant
 
@@ -73,7 +73,7 @@ class MessageStream:
         try:
             return await self._tasks[0]
         except Exception:
-            self._rpc.failed_message = self._written
+            self._rpc.note_failed_message(self._written)
             raise
 
     async def _read(self) -> None:
@@ -90,26 +90,19 @@ class MessageStream:
 
     async def _answer(self, message: Message) -> bytes:
         """Return the reply to one message. Raises: GatewayError."""
-        context, operation, api = self._rpc.context.of_message(), self._operation, self._rpc.parts.api
+        context, operation, api = self._rpc.context.part(), self._operation, self._rpc.parts.api
         size = len(message.content)
         try:
             with self._rpc.holding(message) as content:
                 request = parse_request(self._rpc, operation, content)
             call, served = await serve(self._rpc, operation, request, context)
-            self._count(context)
+            self._rpc.context.add(context)
             return encode(operation, request, call, served, context)
         except Exception as error:  # noqa: BLE001 - charged as in HTTP, whatever it is
             raise await api.charge_failure(context, error, operation.least) from None
         finally:
             self._bytes -= size
             self._changed.set()
-
-    def _count(self, message: RpcContext) -> None:
-        stream = self._rpc.context
-        stream.inputs += message.inputs
-        stream.tokens += message.tokens
-        stream.timeline.model = message.timeline.model
-        stream.timeline.operation = message.timeline.operation
 
 
 async def _cancel(*tasks: "asyncio.Task[object]") -> None:

@@ -4,13 +4,13 @@ Source: nazq/tei-manager 0.12.0, which routes by the name of an instance only.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from backends.tei_protos import tei_multiplexer_pb2 as mux
 from gateway.api.grpc.messages import OTHER_FIELDS_MAX, open_envelope
 from gateway.api.grpc.rpc import Rpc
+from gateway.api.server.inference_api import InferenceApi
 from gateway.errors import InvalidInput, MalformedBody, ModelNotFound, NoReplica
 from gateway.instances.records import InstanceInfo
 
@@ -51,14 +51,13 @@ def take_target(rpc: Rpc, encoded: bytes | None) -> None:
         raise MalformedBody("`target` is no valid protobuf Target") from error
     tenant = rpc.context.tenant
     routes = rpc.parts.api.gateway.routes
-    rpc.context.model = model_of(target, routes.names(tenant) if tenant else (), rpc.parts.api)
-    rpc.target = encoded
+    rpc.aim(encoded, model_of(target, routes.names(tenant) if tenant else (), rpc.parts.api))
 
 
-def model_of(target: mux.Target, names: Sequence[str], api: Any) -> str:
+def model_of(target: mux.Target, names: Sequence[str], api: InferenceApi) -> str:
     """Return the public name of a target's model.
 
-    names: models that the key may use, in the configuration's order. api: the `InferenceApi`.
+    names: models that the key may use, in the configuration's order.
     Raises: InvalidInput, ModelNotFound, NoReplica.
     """
     kind = target.WhichOneof("routing")
@@ -71,7 +70,7 @@ def model_of(target: mux.Target, names: Sequence[str], api: Any) -> str:
     raise InvalidInput("Missing target", param="target")
 
 
-def _by_name(name: str, names: Sequence[str], api: Any) -> str:
+def _by_name(name: str, names: Sequence[str], api: InferenceApi) -> str:
     if not name:
         raise InvalidInput("Instance name cannot be empty", param="target")
     if (instance := api.instances.by_name(name)) is not None:
@@ -81,7 +80,7 @@ def _by_name(name: str, names: Sequence[str], api: Any) -> str:
     return name
 
 
-def _by_model(model_id: str, names: Sequence[str], api: Any) -> str:
+def _by_model(model_id: str, names: Sequence[str], api: InferenceApi) -> str:
     """Return the model with a public name, or else the first one of the only upstream that reports an id."""
     if model_id in names:
         return model_id
@@ -101,7 +100,7 @@ def _by_model(model_id: str, names: Sequence[str], api: Any) -> str:
     return next(iter(found.values()))
 
 
-def _by_index(index: int, names: Sequence[str], api: Any) -> str:
+def _by_index(index: int, names: Sequence[str], api: InferenceApi) -> str:
     """Return the model of an instance by the order of creation; without instances, of the key's models."""
     if (instance := api.instances.by_index(index)) is not None:
         return _of_instance(instance, f"Instance {index}", names, api)
@@ -111,7 +110,7 @@ def _by_index(index: int, names: Sequence[str], api: Any) -> str:
     return names[index]
 
 
-def _of_instance(instance: InstanceInfo, shown: str, names: Sequence[str], api: Any) -> str:
+def _of_instance(instance: InstanceInfo, shown: str, names: Sequence[str], api: InferenceApi) -> str:
     """Return a model that the upstream of an instance serves, one that the key may use if there is any.
 
     shown: the instance as the caller named it. names: models that the key may use.

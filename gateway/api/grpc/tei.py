@@ -14,7 +14,7 @@ from backends.contract import Detokenize, Reply
 from backends.contract.texts import DETOKENIZE_IDS_MAX
 from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc.messages import field, vector_field
-from gateway.api.server.call_context import CallContext
+from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.inputs import InputReader
 from gateway.api.wire.least_costs import LEAST
 from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS as FREE
@@ -31,7 +31,7 @@ from gateway.api.wire.tei_bodies import (
 from gateway.api.wire.tei_predictions import PredictRequest, decode_predict, predictions_of
 from gateway.api.wire.tei_truncation import Direction
 from gateway.api.wire.tokenize_bodies import TokenizeRequest, decode_ids, decode_tokenize
-from gateway.calls import Call, characters_of
+from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.quotas.limits import Cost
 from gateway.telemetry.timeline import Timeline
@@ -40,7 +40,7 @@ from gateway.telemetry.timeline import Timeline
 DIMENSIONS_MAX = 65536
 UINT32_MAX = 2**32 - 1
 
-Decode: TypeAlias = Callable[[Any, str | None, CallContext, InputReader], Awaitable[Call]]
+Decode: TypeAlias = Callable[[Any, str | None, RequestContext, InputReader], Awaitable[Call]]
 # Called with the request and the reply; returns the reply without its metadata.
 Encode: TypeAlias = Callable[[Any, Reply], bytes]
 
@@ -64,7 +64,7 @@ class Operation:
     enveloped: str | None = None
 
 
-async def _decode_embed(request: Any, model: str | None, context: CallContext, api: InputReader) -> Call:
+async def _decode_embed(request: Any, model: str | None, context: RequestContext, api: InputReader) -> Call:
     body = EmbedRequest(
         request.inputs,
         request.truncate,
@@ -76,11 +76,11 @@ async def _decode_embed(request: Any, model: str | None, context: CallContext, a
     return await decode_embed(body, model, context, api)
 
 
-async def _decode_sparse(request: Any, model: str | None, context: CallContext, api: InputReader) -> Call:
+async def _decode_sparse(request: Any, model: str | None, context: RequestContext, api: InputReader) -> Call:
     return await decode_sparse(_encode_body(request), model, context, api)
 
 
-async def _decode_all(request: Any, model: str | None, context: CallContext, api: InputReader) -> Call:
+async def _decode_all(request: Any, model: str | None, context: RequestContext, api: InputReader) -> Call:
     return await decode_token_vectors(_encode_body(request), model, context, api)
 
 
@@ -88,11 +88,11 @@ def _encode_body(request: Any) -> TeiEncodeRequest:
     return TeiEncodeRequest(request.inputs, request.truncate, _direction(request), _prompt_name(request))
 
 
-async def _decode_predict(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
+async def _decode_predict(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
     return decode_predict(_predict_body(request, request.inputs), model, api)
 
 
-async def _decode_pair(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
+async def _decode_pair(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
     if not 1 <= len(request.inputs) <= 2:
         raise InvalidInput(
             f"`inputs` must have a single or two elements. Given: {len(request.inputs)}", param="inputs"
@@ -104,21 +104,21 @@ def _predict_body(request: Any, inputs: Any) -> PredictRequest:
     return PredictRequest(inputs, request.truncate, _direction(request), request.raw_scores)
 
 
-async def _decode_rerank(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
+async def _decode_rerank(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
     body = TeiRerankRequest(
         request.query, list(request.texts), request.truncate, _direction(request), request.raw_scores
     )
     return decode_rerank(body, model, api)
 
 
-async def _decode_tokenize(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
+async def _decode_tokenize(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
     body = TokenizeRequest(
         request.inputs, add_special_tokens=request.add_special_tokens, prompt_name=_prompt_name(request)
     )
     return decode_tokenize(body, model, api)
 
 
-async def _decode_ids(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
+async def _decode_ids(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
     ids = decode_ids(list(request.ids), "ids", api)
     return Call(Detokenize(ids, skip_special_tokens=request.skip_special_tokens), model)
 
@@ -232,7 +232,7 @@ def encode_metadata(timeline: Timeline, reply: Reply, call: Call) -> bytes:
     """Return the field `metadata` of a reply: sizes of the call, and nanoseconds of its stages."""
     laps = timeline.laps
     metadata = pb.Metadata(
-        compute_chars=min(characters_of(call.work), UINT32_MAX),
+        compute_chars=min(call.work.characters, UINT32_MAX),
         compute_tokens=min(reply.tokens, UINT32_MAX),
         total_time_ns=_nanoseconds(timeline.total_s()),
         queue_time_ns=_nanoseconds(laps.get("queue", 0.0)),

@@ -65,13 +65,13 @@ FULL = Refusal(HTTP_UNAVAILABLE, "gateway_full", "too many connections; try agai
 class ConnectionHandle:
     """The connection of one call, past ASGI's messages.
 
-    on_lost: called if it closes before the reply. timed_out: the call's body did not come in time.
+    timed_out: the call's body did not come in time.
     """
 
     def __init__(self, protocol: "BoundedProtocol", cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         self._cycle = cycle
-        self.on_lost: Callable[[], None] | None = None
+        self._on_lost: Callable[[], None] | None = None
         self.timed_out = False
 
     def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes | memoryview) -> bool:
@@ -94,6 +94,10 @@ class ConnectionHandle:
             protocol.transport.writelines((head, body))
         cycle.on_response()
         return True
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Have a function called if the connection closes before the reply; None for no function."""
+        self._on_lost = on_lost
 
     def set_tenant(self, tenant: str) -> None:
         """Record whose reply the connection carries from now on."""
@@ -127,8 +131,12 @@ class ConnectionHandle:
         """Record that the connection has closed, and report it if the call has no reply."""
         self._cycle.disconnected = not self._cycle.response_complete
         self._cycle.message_event.set()
-        if self._cycle.disconnected and self.on_lost is not None:
-            self.on_lost()
+        if self._cycle.disconnected and self._on_lost is not None:
+            self._on_lost()
+
+    def time_out(self) -> None:
+        """Record that the call's body did not come in time."""
+        self.timed_out = True
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -504,7 +512,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_read_timer(self._pace.next_check_s())
         else:
             if self._handle is not None and not self._in_head:
-                self._handle.timed_out = True
+                self._handle.time_out()
             self._refuse(408, "request_timeout", "the request was not complete in time")
 
     def _refuse(self, status: int, kind: str, message: str) -> None:

@@ -29,17 +29,38 @@ RESERVE_DIVISOR = 16
 SMALL_BODY_BYTES = 64 * 1024
 
 
-class Body(Protocol):
-    """Body of one request, as far as it has arrived.
+class HeldBody:
+    """Bytes of one request's body in memory, as far as it has arrived.
 
-    tenant: whose share it takes; fixed before its first byte is held. held_bytes: set by `InFlight`.
+    tenant: whose share it takes; fixed before its first byte is held.
     """
 
-    tenant: str
-    held_bytes: int
+    def __init__(self, in_flight: "InFlight", tenant: str = "") -> None:
+        self._in_flight = in_flight
+        self.tenant = tenant
+        self.held_bytes = 0
+
+    def hold(self, size: int) -> None:
+        """Count bytes that have arrived. Raises: GatewayFull; the body then holds nothing any more."""
+        self._in_flight.take(self, size)
+        self.held_bytes += size
+
+    def hold_decoded(self, size: int) -> None:
+        """Count a body as large as its decoded form, which stays in memory in its place.
+
+        Raises: GatewayFull.
+        """
+        if size > self.held_bytes:
+            self.hold(size - self.held_bytes)
+
+    def release(self) -> None:
+        """Return the bytes of a body that is no longer in memory."""
+        if size := self.held_bytes:
+            self.held_bytes = 0
+            self._in_flight.give_back(self.tenant, size)
 
     def evict(self) -> None:
-        """Refuse the request, whose body has not arrived to the end."""
+        """Refuse the request, of whose body more is to arrive: another tenant needs the memory."""
 
 
 class ReplyReader(Protocol):
@@ -79,7 +100,7 @@ class InFlight:
         self.abandoned = False
         self.cancels: set[Callable[[], object]] = set()
         self.readers: set[ReplyReader] = set()
-        self.receiving: set[Body] = set()
+        self.receiving: set[HeldBody] = set()
 
     @property
     def calls(self) -> int:
@@ -125,7 +146,7 @@ class InFlight:
         if self._calls == 0:
             self._idle.set()
 
-    def hold(self, body: Body, size: int) -> None:
+    def take(self, body: HeldBody, size: int) -> None:
         """Take a permit for bytes of a body that has arrived; larger tenants make room if they can.
 
         Raises: GatewayFull. The body then holds nothing any more.
@@ -134,28 +155,25 @@ class InFlight:
             rivals = self._rivals_to_evict(body, size)
             if not rivals:
                 # At once: otherwise all bodies of a tenant that grow together are refused.
-                self.release(body)
+                body.release()
                 raise GatewayFull(
                     "the bodies and replies in flight use all of `limits.in_flight_bytes`; try again"
                 )
             for rival in rivals:
                 self.receiving.remove(rival)
-                self.release(rival)
+                rival.release()
                 rival.evict()
         self._bytes += size
-        body.held_bytes += size
         self._bytes_by_tenant[body.tenant] = self._bytes_by_tenant.get(body.tenant, 0) + size
 
-    def release(self, body: Body) -> None:
-        """Return the permit for a body that is no longer in memory."""
-        size, body.held_bytes = body.held_bytes, 0
-        if size:
-            self._bytes -= size
-            left = self._bytes_by_tenant.pop(body.tenant) - size
-            if left:
-                self._bytes_by_tenant[body.tenant] = left
+    def give_back(self, tenant: str, size: int) -> None:
+        """Return the permit for bytes of a tenant's bodies."""
+        self._bytes -= size
+        left = self._bytes_by_tenant.pop(tenant) - size
+        if left:
+            self._bytes_by_tenant[tenant] = left
 
-    def _has_room(self, body: Body, size: int, freed: int = 0) -> bool:
+    def _has_room(self, body: HeldBody, size: int, freed: int = 0) -> bool:
         """Return whether more of a body fits into the share of its tenant after others have freed bytes."""
         free = self._bytes_max - self._bytes + freed - size
         tenant_bytes = self._bytes_by_tenant.get(body.tenant, 0)
@@ -169,7 +187,7 @@ class InFlight:
         reserve = 0 if is_small else self._bytes_max // RESERVE_DIVISOR
         return free >= reserve or self._bytes - freed == body.held_bytes
 
-    def _rivals_to_evict(self, body: Body, size: int) -> list[Body]:
+    def _rivals_to_evict(self, body: HeldBody, size: int) -> list[HeldBody]:
         """Return unfinished bodies of larger tenants that make room together; none if they cannot."""
         left, freed, evicted = self._bytes_by_tenant.copy(), 0, []
         least = left.get(body.tenant, 0) + size

@@ -44,8 +44,8 @@ CONSOLE_PATHS = frozenset(
 OPTIONS_KEY = "route"
 
 
-# Answers a request; called with its `RequestContext`, which this module cannot import.
-Answer: TypeAlias = Callable[[Any], Awaitable[None]]
+# Answers a request; called with its `HttpContext` and the `InferenceApi`, which this module cannot import.
+Answer: TypeAlias = Callable[[Any, Any], Awaitable[None]]
 
 
 class RouteOptions(msgspec.Struct, frozen=True):

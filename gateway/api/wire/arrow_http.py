@@ -12,7 +12,8 @@ import msgspec
 
 from backends.contract import EncodeReply, Vectors
 from gateway.api.server.endpoints import Body, DecodeArrow
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import ARROW, is_arrow
 from gateway.api.wire.arrow import (
     Codec,
@@ -33,7 +34,7 @@ CODECS: Mapping[str, Codec] = {"lz4": "lz4", "zstd": "zstd"}
 def arrow_body(kind: type[Any], field: str) -> DecodeArrow:
     """Return the decoder of a path. kind: struct of its JSON body. field: the one with the texts."""
 
-    async def decode(body: Body, context: RequestContext, api: Any) -> Any:
+    async def decode(body: Body, context: HttpContext, api: InferenceApi) -> Any:
         """Return the struct. Raises: UnsupportedMedia, and the errors of `read_in_turn`."""
         check_installed()
         data = _with_options(kind, field, context.query)

@@ -7,8 +7,8 @@ import msgspec
 
 from backends.contract import Embed, Encode, Operation, Output, Reply, Rerank, RerankReply, TermWeights
 from gateway.api.server.body import ModelName
-from gateway.api.server.call_context import CallContext
 from gateway.api.server.encoding import json_bytes
+from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.inputs import (
     Dimensions,
     InputField,
@@ -18,7 +18,7 @@ from gateway.api.wire.inputs import (
     read_texts,
 )
 from gateway.api.wire.tei_truncation import Direction, side_of
-from gateway.calls import Call, Similarity, characters_of
+from gateway.calls import Call, Similarity
 from gateway.errors import EmptyInput
 
 
@@ -94,7 +94,9 @@ class SimilarityRequest(msgspec.Struct):
     model: ModelName | None = None
 
 
-async def decode_embed(data: EmbedRequest, name: str | None, context: CallContext, api: InputReader) -> Call:
+async def decode_embed(
+    data: EmbedRequest, name: str | None, context: RequestContext, api: InputReader
+) -> Call:
     """Decode a body of /embed. name: the model in the path.
 
     Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
@@ -110,7 +112,7 @@ async def decode_embed(data: EmbedRequest, name: str | None, context: CallContex
 
 
 async def decode_sparse(
-    data: TeiEncodeRequest, name: str | None, context: CallContext, api: InputReader
+    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InputReader
 ) -> Call:
     """Decode a body of /embed_sparse. name: the model in the path.
 
@@ -122,7 +124,7 @@ async def decode_sparse(
 
 
 async def decode_token_vectors(
-    data: TeiEncodeRequest, name: str | None, context: CallContext, api: InputReader
+    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InputReader
 ) -> Call:
     """Decode a body of /embed_all. name: the model in the path.
 
@@ -186,14 +188,14 @@ def term_items(terms: TermWeights) -> list[dict[str, object]]:
     return [{"index": index, "value": value} for index, value in pairs]
 
 
-def compute_headers(context: CallContext, reply: Reply, call: Call) -> dict[str, str]:
+def compute_headers(context: RequestContext, reply: Reply, call: Call) -> dict[str, str]:
     """Return TEI's x-compute-* and x-*-time headers, in whole milliseconds as TEI's are."""
     timeline = context.timeline
     total = str(round(timeline.total_s() * 1000))
     return {
         "x-compute-type": "gateway",
         "x-compute-time": total,
-        "x-compute-characters": str(characters_of(call.work)),
+        "x-compute-characters": str(call.work.characters),
         "x-compute-tokens": str(reply.tokens),
         "x-total-time": total,
         "x-tokenization-time": "0",
