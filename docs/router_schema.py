@@ -48,10 +48,8 @@ def schema_text() -> str:
     made = msgspec.json.schema(Config)
     definitions = made["$defs"]
     for definition in definitions.values():
-        # The sentences after the first one describe the fields for developers.
-        definition["description"] = (
-            " ".join(definition["description"].split(". ")[0].split()).rstrip(".") + "."
-        )
+        # The first paragraph.
+        definition["description"] = " ".join(definition["description"].split("\n\n")[0].split())
         definition.pop("title")
     # One of the two says who serves a model.
     either = [{"required": [key]} for key in ("upstream", "upstreams")]
