@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from backends.torch.kind import ENGINE
 from gateway.config.problems import Problem
 from gateway.config.schema import KINDS_OF_KEYS, OPERATORS, Config, foreign_keys
 from gateway.config.upstream_checks import FOREIGN
@@ -19,10 +20,10 @@ def ignored_keys(config: Config) -> Iterator[Problem]:
     """Yield each key that is set and has no effect."""
     for name, upstream in config.upstreams.items():
         for key in foreign_keys(upstream):
-            if KINDS_OF_KEYS[key] == ("torch",) and key not in FOREIGN:
+            if KINDS_OF_KEYS[key] == (ENGINE.name,) and key not in FOREIGN:
                 yield Problem(
                     f"upstreams.{name}.{key}",
-                    f"has no effect: it is for torch, and this is {upstream.backend}",
+                    f"has no effect: it is for {ENGINE.name}, and this is {upstream.backend}",
                 )
     for name, model in config.models.items():
         if model.split_by == "tenant" and len(model.members) == 1 and model.canary is None:

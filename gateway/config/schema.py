@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from backends.contract import API_ADDRESSES, ApiSettings, BackendKind, TokenizerSettings
+from backends.contract import BackendKind, TokenizerSettings
+from backends.openai.kind import API_ADDRESSES, ApiSettings
 from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
+from backends.torch.kind import ENGINE
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -166,7 +168,7 @@ class VectorSpaceSettings(Section, frozen=True):
 
 
 # Kinds of server that the engine of this gateway is not, and those among them that are hosted APIs.
-REMOTE_KINDS = tuple(kind for kind in get_args(BackendKind) if kind != "torch")
+REMOTE_KINDS = tuple(kind for kind in get_args(BackendKind) if kind != ENGINE.name)
 API_KINDS = tuple(API_ADDRESSES)
 # Keys that only some kinds of server have. All others are for every kind.
 KINDS_OF_KEYS: dict[str, tuple[BackendKind, ...]] = {
@@ -184,12 +186,14 @@ KINDS_OF_KEYS: dict[str, tuple[BackendKind, ...]] = {
         REMOTE_KINDS,
     ),
     **dict.fromkeys(("embeddings", "rerank", "input_type", "extra_body"), API_KINDS),
-    "task": (*API_KINDS, "torch"),
+    "task": (*API_KINDS, ENGINE.name),
     **dict.fromkeys(
         ("revision", "dtype", "device", "compile", "runtime", "pooling", "rerank_template", "adapter"),
-        ("torch",),
+        (ENGINE.name,),
     ),
-    **dict.fromkeys(("trust_remote_code", "code_revision", "process", "preload", "when_loading"), ("torch",)),
+    **dict.fromkeys(
+        ("trust_remote_code", "code_revision", "process", "preload", "when_loading"), (ENGINE.name,)
+    ),
 }
 # Value of `token_encoding`: callers' token ids are of the model's own vocabulary.
 OWN_VOCABULARY = "model"
@@ -285,7 +289,7 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     @property
     def is_hosted(self) -> bool:
         """True if an engine process of this gateway runs the model, rather than a remote server."""
-        return self.backend == "torch"
+        return self.backend == ENGINE.name
 
     @property
     def knows_each_input(self) -> bool:

@@ -7,12 +7,15 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
-from backends.contract import GRPC_SCHEMES, ApiKind, TokenizerSettings
+from backends.contract import TokenizerSettings
 from backends.contract.errors import ModelUnavailable
+from backends.infinity.kind import INFINITY
 from backends.instructions import template_problem
+from backends.openai.kind import OPENAI, ApiKind
 from backends.openai.shapes import SHAPES, shape_of
 from backends.recipe.options import RerankPrompt
 from backends.recipe.rerank_template import written_template
+from backends.tei.kind import GRPC_SCHEMES, TEI
 from gateway.config.access_checks import named_limit_problems
 from gateway.config.money import token_price
 from gateway.config.problems import Problem, unknown_name
@@ -130,7 +133,7 @@ def _tokenizer_problems(upstream: UpstreamSettings, path: str) -> Iterator[Probl
         return
     if upstream.token_encoding == OWN_VOCABULARY:
         yield Problem(path, "is missing; `token_encoding: model` decodes ids with it")
-    if upstream.backend == "infinity":
+    if upstream.backend == INFINITY.name:
         yield Problem(
             path,
             "is missing; Infinity counts characters, so its tokens are counted here: a hub id, or the path "
@@ -166,7 +169,7 @@ def address_problem(url: str, upstream: UpstreamSettings) -> str | None:
 
 def _grpc_address_problem(parts: SplitResult, upstream: UpstreamSettings) -> str | None:
     """Return the problem of an address for gRPC. Raises: ValueError, if its port is none."""
-    if upstream.backend != "tei":
+    if upstream.backend != TEI.name:
         return "gRPC is for `backend: tei`; write the server's base URL, http://host:port"
     is_whole = bool(parts.hostname) and bool(parts.port) and not (parts.path or parts.query or parts.fragment)
     return None if is_whole else f"not an address for gRPC, {parts.scheme}://host:port"
@@ -240,13 +243,13 @@ def _key_header_problems(upstream: UpstreamSettings, path: str) -> Iterator[Prob
 
 def _api_problems(upstream: UpstreamSettings, kind: ApiKind, path: str) -> Iterator[Problem]:
     """Yield the problems of the settings for OpenAI's API and its relatives."""
-    if upstream.backend != "openai" and not upstream.model:
+    if upstream.backend != OPENAI.name and not upstream.model:
         yield Problem(f"{path}.model", "is missing; the API serves many models")
     for key in ("embeddings", "rerank"):
         route = getattr(upstream, key)
         if route is not None and (not route.strip("/") or "://" in route or set("?# ").intersection(route)):
             yield Problem(f"{path}.{key}", "not a path, such as /v1/rerank")
-    if upstream.backend == "openai" and upstream.task == "rerank" and upstream.rerank is None:
+    if upstream.backend == OPENAI.name and upstream.task == "rerank" and upstream.rerank is None:
         yield Problem(f"{path}.rerank", "is missing; `task: rerank` needs the path, such as /v1/rerank")
     for key in ("prompts", "instruction_template"):
         if getattr(upstream, key) and _has_types(upstream):

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api.server.http_protocol import CONNECTION
 from gateway.events import AttemptFinished, ReplicaChanged
-from gateway.routing.work_check import PLAIN_TEXT
+from gateway.routing.checks import PLAIN_TEXT
 from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
@@ -365,6 +365,9 @@ class Held:
     """The part of a connection that a call uses."""
 
     on_lost: Callable[[], None] | None = None
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        self.on_lost = on_lost
 
     def claim(self, _: str) -> bool:
         return True

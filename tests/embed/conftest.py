@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gateway.cli.embed.options import add_embed_options, embed, sources_of
+from gateway.cli.embed import embed
+from gateway.cli.embed.options import add_embed_options, sources_of
 from gateway.cli.embed.plan import Request, Settings
 from tests.fakes.embedder import FakeEmbedder
 from tests.fakes.tei import vector_of

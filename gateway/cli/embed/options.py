@@ -3,7 +3,6 @@
 import argparse
 import codecs
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 from urllib.parse import unquote
@@ -22,7 +21,6 @@ from gateway.cli.embed.plan import (
     Source,
 )
 from gateway.cli.operator_options import caller_url
-from gateway.cli.output import show_line
 
 CONFIG, URL = Path("router.yaml"), "http://127.0.0.1:8080"
 # Value of null in the name of a folder.
@@ -50,16 +48,6 @@ OUTPUT_SUFFIXES: dict[str, OutputFormat] = {
 NO_TEXT = ("idna", "raw-unicode-escape", "raw_unicode_escape")
 # What rows consist of, apart from their values.
 SYNTAX = '{"a": [0]},;\t\r\n'
-
-
-def embed(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Embed the texts of files; return the exit status."""
-    if find_spec("pyarrow") is None:
-        show_line("`gateway embed` needs the package pyarrow: install the gateway's extra `grpc`")
-        return 1
-    from gateway.cli.embed.run import run_embed
-
-    return run_embed(options, environment)
 
 
 def add_embed_options(parser: argparse.ArgumentParser) -> None:
