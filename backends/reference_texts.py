@@ -23,7 +23,7 @@ from backends.contract.errors import (
 
 # Version of the set of texts. Vectors of different editions cannot be compared.
 EDITION = "1"
-CANARIES = (
+REFERENCE_TEXTS = (
     "ok",
     "The quick brown fox jumps over the lazy dog near the river.",
     "Où est l'été? Die Größe der Straße, señor: 12,5 %!",
@@ -68,19 +68,19 @@ async def embed_in_batches(
     return EmbedReply(vectors, sum(reply.tokens for reply in replies), None)
 
 
-async def embed_canaries(
+async def embed_reference_texts(
     backend: Backend, batch_inputs: int | None, timeout_s: float
 ) -> tuple[EmbedReply, BackendError | None]:
-    """Embed the canaries; a text that fails while others do not has a row of NaN.
+    """Embed the reference texts; a text that fails while others do not has a row of NaN.
 
     Returns the reply and the error of a text that failed, if one did. Raises: BackendError, if all fail.
     """
     try:
-        return await embed_in_batches(backend, CANARIES, batch_inputs, timeout_s), None
+        return await embed_in_batches(backend, REFERENCE_TEXTS, batch_inputs, timeout_s), None
     except (ReplicaFailed, ConnectionLost, InvalidWork) as error:
         failure: BackendError = error
     replies: list[EmbedReply | None] = []
-    for text in CANARIES:
+    for text in REFERENCE_TEXTS:
         try:
             replies.append(await embed_in_batches(backend, (text,), batch_inputs, timeout_s))
         except (ReplicaFailed, ConnectionLost, InvalidWork) as error:
@@ -157,13 +157,13 @@ def row_cosines(first: Vectors, second: Vectors) -> Vectors:
     return clipped
 
 
-def canary_digest(vectors: Vectors) -> str:
-    """Return 16 hex digits that identify the canaries' vectors (n, dim) and tolerate rounding errors.
+def reference_digest(vectors: Vectors) -> str:
+    """Return 16 hex digits that identify the reference texts' vectors (n, dim) and tolerate rounding errors.
 
-    The digest covers, for each pair of neighboring canaries, the component with the largest difference and
-    the sign of that difference. Rounding changes neither unless two components are almost equal, and another
-    model changes most of them. Differences are used because many models have one component that is the
-    largest in every text.
+    The digest covers, for each pair of neighboring reference texts, the component with the largest difference
+    and the sign of that difference. Rounding changes neither unless two components are almost equal, and
+    another model changes most of them. Differences are used because many models have one component that is
+    the largest in every text.
     """
     vectors = np.nan_to_num(vectors)
     steps = vectors - np.roll(vectors, 1, axis=0)

@@ -20,7 +20,7 @@ from backends.contract import (
     Work,
 )
 from backends.contract.errors import BackendError, ReplicaFailed
-from backends.reference_texts import CANARIES
+from backends.reference_texts import REFERENCE_TEXTS
 from gateway.lane.slices import Slice
 from gateway.routing.replica import Replica
 
@@ -97,7 +97,7 @@ async def _counts_alike(piece: Slice, replica: Replica, count_tokens: CountToken
 
 def _samples_of(work: Work) -> list[ModelWork]:
     """Return known texts, each by itself: a server that counts differently may agree on one by chance."""
-    samples = [work.sample(text) or Rerank(CANARIES[0], (text,)) for text in CANARIES]
+    samples = [work.sample(text) or Rerank(REFERENCE_TEXTS[0], (text,)) for text in REFERENCE_TEXTS]
     return cast("list[ModelWork]", samples)
 
 

@@ -14,7 +14,7 @@ from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text, needed_c
 class ReplicaVectors(msgspec.Struct, frozen=True):
     """Vectors from one replica.
 
-    vectors: (n, dim) float32, of the canaries followed by the other texts. min_cosine: from the
+    vectors: (n, dim) float32, of the reference texts followed by the other texts. min_cosine: from the
     `vector_space` settings of its upstream.
     """
 
@@ -67,7 +67,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Result of a comparison. texts: their number, canaries included."""
+    """Result of a comparison. texts: their number, reference texts included."""
 
     texts: int
     members: tuple[ReplicaReport, ...]

@@ -15,7 +15,7 @@ from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text, matches, needed_cosine, similarity
 
-# Releases with other canaries use a different key, as for the fingerprints of upstreams.
+# Releases with other reference texts use a different key, as for the fingerprints of upstreams.
 MODEL_SPACES = f"gw:model_spaces:{EDITION}"
 
 logger = logging.getLogger("gateway")

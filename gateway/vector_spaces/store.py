@@ -5,7 +5,7 @@ from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.vector_spaces.fingerprint import Fingerprint, decode_fingerprint, encode_fingerprint
 
-# Releases with other canaries use a different key: their fingerprints cannot be compared.
+# Releases with other reference texts use a different key: their fingerprints cannot be compared.
 SPACES = f"gw:spaces:{EDITION}"
 
 

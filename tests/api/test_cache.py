@@ -38,7 +38,7 @@ ADMIN = {"authorization": "Bearer key-of-operator"}
 async def gateway_of(
     boot: Boots, settings: str = "ttl_s: 60", *, cached: str = "true"
 ) -> AsyncIterator[tuple[Running, FakeEngine]]:
-    """Yield a gateway with a cache, and its engine, which has computed the canaries only."""
+    """Yield a gateway with a cache, and its engine, which has computed the reference texts only."""
     config = CONFIG.replace("SETTINGS", settings).replace("CACHED", cached)
     for name in (*TENANTS, "operator"):
         config = config.replace(name.upper(), hashlib.sha256(f"key-of-{name}".encode()).hexdigest())

@@ -17,7 +17,7 @@ def tokens_of(text: str) -> int:
 
 
 class FakeEngine:
-    """Embedding model. texts: all texts that it has computed, canaries included."""
+    """Embedding model. texts: all texts that it has computed, reference texts included."""
 
     def __init__(self, revision: str = "1", batch_inputs: int = 4) -> None:
         self.revision = revision

@@ -148,7 +148,7 @@ async def undrain_replica(
     | FAILURES,
 )
 async def verify_replicas(data: JSONBody[VerifyBody], replicas: NamedDependency[ReplicasApi]) -> Verification:
-    """Compare the vectors that replicas return for the canaries.
+    """Compare the vectors that replicas return for the reference texts.
 
     Each is compared with the others, and with the fingerprint of its upstream, as by `gateway verify`.
     """
