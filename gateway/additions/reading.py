@@ -219,7 +219,7 @@ def _file_problems(upstream: UpstreamSettings, path: str, files: Path | None) ->
 
 
 def _named_checkpoints(upstream: UpstreamSettings) -> Iterator[tuple[str, str]]:
-    model = upstream.model if upstream.is_hosted else None
+    model = upstream.model if upstream.is_local else None
     for field, name in (
         ("model", model),
         ("tokenizer", upstream.tokenizer),

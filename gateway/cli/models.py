@@ -110,7 +110,7 @@ def _boot(
         )
         return boot, {}
     upstreams = load_config(options.config, environment).upstreams
-    engines = {name: settings for name, settings in upstreams.items() if settings.is_hosted}
+    engines = {name: settings for name, settings in upstreams.items() if settings.is_local}
     if options.model not in engines:
         known = ", ".join(engines) or "none"
         raise CannotInspect(f"{options.config} has no torch upstream {options.model!r}; it has: {known}")

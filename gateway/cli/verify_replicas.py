@@ -52,7 +52,7 @@ class UpstreamReader:
 
     @asynccontextmanager
     async def _addresses(self) -> AsyncIterator[list[ReplicaAddress]]:
-        if self._settings.is_hosted:
+        if self._settings.is_local:
             try:
                 async with running_engine(self._name, self._settings, self._environment) as address:
                     yield [ReplicaAddress(self._name, address)]

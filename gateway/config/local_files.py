@@ -67,7 +67,7 @@ def resolve_upstream_paths(upstream: UpstreamSettings, base: Path) -> UpstreamSe
         upstream,
         tls=_resolve_tls_paths(upstream.tls, base),
         # A remote upstream's model is the name that the server knows, not a path on this machine.
-        model=resolve(upstream.model) if upstream.is_hosted else upstream.model,
+        model=resolve(upstream.model) if upstream.is_local else upstream.model,
         tokenizer=resolve(upstream.tokenizer),
         token_encoding=encoding if encoding == OWN_VOCABULARY else resolve(encoding),
     )
@@ -114,7 +114,7 @@ def file_problems(config: Config) -> Iterator[Problem]:
 def missing_folder(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
     """Yield a problem if the checkpoint is a local path that does not exist."""
     model = upstream.model or ""
-    if upstream.is_hosted and is_path(model) and not Path(model).expanduser().is_dir():
+    if upstream.is_local and is_path(model) and not Path(model).expanduser().is_dir():
         yield Problem(f"{path}.model", f"there is no folder {model}")
 
 

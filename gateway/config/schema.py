@@ -287,14 +287,14 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
         return next(iter(self.devices.values()))
 
     @property
-    def is_hosted(self) -> bool:
+    def is_local(self) -> bool:
         """True if an engine process of this gateway runs the model, rather than a remote server."""
         return self.backend == ENGINE.name
 
     @property
     def knows_each_input(self) -> bool:
         """True if the tokens of each input are known, and not only their sum in a reply."""
-        return self.is_hosted or self.tokenizer is not None
+        return self.is_local or self.tokenizer is not None
 
     @property
     def tokenizer_settings(self) -> TokenizerSettings:

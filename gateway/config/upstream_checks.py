@@ -63,7 +63,7 @@ def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem
     for key in foreign_keys(upstream):
         if key in FOREIGN:
             yield Problem(f"{path}.{key}", FOREIGN[key])
-    if upstream.is_hosted:
+    if upstream.is_local:
         yield from _engine_problems(upstream, path)
         return
     yield from _key_header_problems(upstream, path)
@@ -324,7 +324,7 @@ def model_upstream_problems(
             continue
         if model.prompts and _has_types(settings):
             yield Problem(f"models.{name}.prompts", f"the upstream's server {OWN_PROMPTS}; remove them")
-        if model.is_group and settings.is_hosted and not settings.preload:
+        if model.is_group and settings.is_local and not settings.preload:
             yield Problem(path, f"upstream {upstream!r}: {NOT_LOADED}")
 
 

@@ -183,5 +183,5 @@ def _check_existing(settings: CreateInstance, kind: str, config: Config, existin
     backend = ENGINE_KIND.name if kind == ENGINE else commands[kind].backend
     if existing.backend != backend or existing.discover is not None:
         raise invalid(f"upstream '{name}' cannot be joined: its servers are of another kind, or discovered")
-    if existing.is_hosted and existing.model != settings.model_id:
+    if existing.is_local and existing.model != settings.model_id:
         raise invalid(f"upstream '{name}' has another model")
