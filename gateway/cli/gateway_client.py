@@ -6,7 +6,7 @@ environment. It loads httpx when a command calls, because every command imports 
 
 import ssl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
@@ -47,14 +47,11 @@ class GatewayClient:
 
         # Without a name and a password, which a URL may contain.
         shown = url.rpartition("@")[2]
-        try:
+        parts, base = urlsplit(""), None
+        with suppress(ValueError, httpx.InvalidURL):
             parts = urlsplit(url)
-            is_address = parts.scheme in ("http", "https") and parts.hostname
-            base = (
-                httpx.URL(scheme=parts.scheme, host=parts.hostname, port=parts.port) if is_address else None
-            )
-        except (ValueError, httpx.InvalidURL):
-            base = None
+            if parts.scheme in ("http", "https") and parts.hostname:
+                base = httpx.URL(scheme=parts.scheme, host=parts.hostname, port=parts.port)
         if base is None:
             raise RequestRefused(f"{shown} is not an address such as http://127.0.0.1:8080")
         self._address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
