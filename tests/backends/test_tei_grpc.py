@@ -160,7 +160,7 @@ async def test_capabilities_equal_those_over_http(model_type: dict[str, Any]) ->
     def common(capabilities: Capabilities) -> Capabilities:
         labels = tuple(sorted(capabilities.labels))
         return msgspec.structs.replace(
-            capabilities, labels=labels, pooling=None, truncates=None, batch_bytes=None
+            capabilities, labels=labels, pooling=None, truncates=None, request_bytes=None
         )
 
     assert common(expected) == common(found)

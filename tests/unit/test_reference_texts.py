@@ -146,12 +146,12 @@ class RecordingReplica:
         return EmbedReply(np.stack([vector_of(text) for text in work.inputs]), len(work.inputs))
 
 
-@pytest.mark.parametrize(("batch_inputs", "requests"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (None, [6])])
+@pytest.mark.parametrize(("request_inputs", "requests"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (None, [6])])
 async def test_embeds_reference_texts_in_batches_the_replica_accepts(
-    batch_inputs: int | None, requests: list[int]
+    request_inputs: int | None, requests: list[int]
 ) -> None:
     replica = RecordingReplica()
-    reply = await embed_in_batches(replica, REFERENCE_TEXTS, batch_inputs, 1)  # type: ignore[arg-type]
+    reply = await embed_in_batches(replica, REFERENCE_TEXTS, request_inputs, 1)  # type: ignore[arg-type]
 
     assert requests == replica.requests
     assert 6 == reply.tokens
@@ -166,7 +166,7 @@ def test_request_size_is_the_lower_of_replica_and_operator_bound(
     reported: int | None, configured: int | None, expected: int | None
 ) -> None:
     assert expected == max_inputs_per_request(
-        Capabilities("m", frozenset(), batch_inputs=reported), configured
+        Capabilities("m", frozenset(), request_inputs=reported), configured
     )
 
 
