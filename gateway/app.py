@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from backends.contract import Operation
-from backends.registry import open_replica
+from backends.kinds import open_replica
 from backends.torch.serving.client import TorchBackend
 from backends.torch.stats import EngineStats, joined_stats
 from gateway.admission import Admission

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec.yaml
 
 from backends.contract import ServerKind
+from backends.kinds import KINDS
 from backends.openai.kind import OPENAI
-from backends.registry import KINDS
 from gateway.config.money import TOKENS_OF_PRICE, token_price
 
 HEADING = "# Written by `gateway import litellm`; docs/configuration.md describes all keys.\n"

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backends.contract.errors import BackendError
-from backends.registry import open_replica
+from backends.kinds import open_replica
 from gateway.config.schema import UpstreamSettings
 from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.routing.discovery import resolve

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from backends.registry import KINDS
+from backends.kinds import KINDS
 from backends.torch.kind import ENGINE as ENGINE_KIND
 from gateway.additions.reading import SecretSources, read_upstream
 from gateway.config.problems import ConfigError

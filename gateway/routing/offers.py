@@ -18,7 +18,7 @@ from backends.contract import (
     Truncate,
     Work,
 )
-from backends.registry import KINDS
+from backends.kinds import KINDS
 
 Value = TypeVar("Value")
 Kind = Literal["embedding model", "reranker", "classifier", "tokenizer"]

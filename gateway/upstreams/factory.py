@@ -17,7 +17,7 @@ from backends.contract import (
     TlsFiles,
     TokenizerSource,
 )
-from backends.registry import KINDS
+from backends.kinds import KINDS
 from backends.torch.wire import socket_and_base
 from gateway.config.schema import UpstreamSettings
 from gateway.events import ConnectionFaulted, Observe

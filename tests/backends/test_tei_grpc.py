@@ -43,7 +43,7 @@ from backends.contract.errors import (
     RequestTooLarge,
 )
 from backends.http.client import UpstreamClient
-from backends.registry import open_replica
+from backends.kinds import open_replica
 from backends.tei.adapter import TeiBackend
 from backends.tei.grpc_channel import RpcStatus
 from backends.tei.grpc_wire import decode, encode, failure, model_type_of, tei_info
