@@ -73,7 +73,7 @@ class LoadMetrics:
         )
         self._space_checks = create.counter(
             "vector_space_checks",
-            "Comparisons of a replica's canaries with its upstream's fingerprint.",
+            "Comparisons of a replica's reference texts with its upstream's fingerprint.",
             (*replica_labels, "outcome"),
         )
         self._replica_up = create.gauge(
@@ -81,7 +81,7 @@ class LoadMetrics:
         )
         self._space_cosine = create.gauge(
             "vector_space_min_cosine",
-            "Smallest cosine of a replica's canaries at their last comparison.",
+            "Smallest cosine of a replica's reference texts at their last comparison.",
             replica_labels,
             "livemin",
         )

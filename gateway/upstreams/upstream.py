@@ -121,7 +121,7 @@ class Upstream:
     @property
     def startup_done(self) -> bool:
         """True once it no longer delays readiness: its engine has loaded, or each replica was tried."""
-        if self.settings.is_hosted and (self.capabilities is not None or self.pool.has_rejected()):
+        if self.settings.is_local and (self.capabilities is not None or self.pool.has_rejected()):
             return True
         return not self.pool.is_joining()
 
@@ -182,7 +182,7 @@ def scores_identity(upstream: Upstream) -> VectorsIdentity | None:
     Scores have no fingerprint. The engine of this gateway loads the files of that commit and checks them.
     """
     settings, capabilities = upstream.settings, upstream.capabilities
-    if capabilities is None or not settings.is_hosted or is_path(settings.model or ""):
+    if capabilities is None or not settings.is_local or is_path(settings.model or ""):
         return None
     if settings.revision is None or not COMMIT.fullmatch(settings.revision):
         return None

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import Backend, BackendKind, Operation, Vectors
-from backends.reference_texts import CANARIES, embed_in_batches, max_inputs_per_request, min_cosine
+from backends.reference_texts import REFERENCE_TEXTS, embed_in_batches, max_inputs_per_request, min_cosine
 from gateway.config.schema import UpstreamSettings
 from gateway.vector_spaces.fingerprint import (
     Fingerprint,
@@ -22,7 +22,7 @@ from gateway.vector_spaces.fingerprint import (
 class ReplicaVectors(msgspec.Struct, frozen=True):
     """Vectors from one replica.
 
-    vectors: (n, dim) float32, of the canaries followed by the other texts. min_cosine: from the
+    vectors: (n, dim) float32, of the reference texts followed by the other texts. min_cosine: from the
     `vector_space` settings of its upstream.
     """
 
@@ -75,7 +75,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Result of a comparison. texts: their number, canaries included."""
+    """Result of a comparison. texts: their number, reference texts included."""
 
     texts: int
     members: tuple[ReplicaReport, ...]
@@ -93,14 +93,14 @@ async def read_vectors(
 ) -> ReplicaVectors | None:
     """Return a replica's vectors, or None if it embeds nothing.
 
-    texts: begin with the canaries. Each request may take `attempt_timeout_s`. Raises: BackendError.
+    texts: begin with the reference texts. Each request may take `attempt_timeout_s`. Raises: BackendError.
     """
     capabilities = await backend.describe(settings.attempt_timeout_s)
     if Operation.EMBED not in capabilities.operations:
         return None
     inputs_max = max_inputs_per_request(capabilities, settings.request_inputs)
     reply = await embed_in_batches(backend, texts, inputs_max, settings.attempt_timeout_s)
-    fingerprint = fingerprint_of(reply.vectors[: len(CANARIES)], settings.backend, capabilities)
+    fingerprint = fingerprint_of(reply.vectors[: len(REFERENCE_TEXTS)], settings.backend, capabilities)
     return ReplicaVectors(
         name, upstream, fingerprint, reply.vectors, reply.tokens, settings.vector_space.min_cosine
     )

@@ -13,6 +13,7 @@ from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.vector_spaces.fingerprint import Fingerprint, decode_fingerprint
 
+# Releases with other reference texts use a different key: their fingerprints cannot be compared.
 SPACES = f"gw:spaces:{EDITION}"
 MODEL_SPACES = f"gw:model_spaces:{EDITION}"
 

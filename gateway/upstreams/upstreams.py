@@ -138,7 +138,7 @@ class RunningUpstream:
         task.add_done_callback(log_failure)
 
 
-class UpstreamRegistry:
+class Upstreams:
     """Upstreams by name. It contacts no server before `start`."""
 
     def __init__(self, dependencies: Dependencies) -> None:
@@ -148,7 +148,7 @@ class UpstreamRegistry:
         self._started = False
 
     @property
-    def upstreams(self) -> dict[str, Upstream]:
+    def by_name(self) -> dict[str, Upstream]:
         """Upstreams of the last config that was applied, by name."""
         return {name: running.upstream for name, running in self._running.items()}
 

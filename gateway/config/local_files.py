@@ -1,18 +1,94 @@
-"""Checks of local resources that the configuration refers to: folders, PEM files, optional packages."""
+"""Local resources that the configuration refers to: resolution of relative paths, and checks.
+
+Relative paths start from the folder of router.yaml. The checks read folders and PEM files, and look for the
+optional packages that a section needs.
+"""
 
 import ssl
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from backends.checkpoints.needed_files import is_path
-from gateway.config.api_checks import is_grpc
 from gateway.config.problems import Problem, missing_extra
-from gateway.config.schema import Config, UpstreamSettings, UpstreamTls
+from gateway.config.schema import (
+    OWN_VOCABULARY,
+    Config,
+    FetchSettings,
+    IssuerSettings,
+    ListenerTls,
+    UpstreamSettings,
+    UpstreamTls,
+)
+from gateway.config.upstream_checks import is_grpc
 
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 GRPC_PACKAGES = ("grpc", "grpc_health", "grpc_reflection")
 JOSE_PACKAGES = ("jwt", "cryptography")
+
+_Tls = TypeVar("_Tls", ListenerTls, UpstreamTls)
+_WithCa = TypeVar("_WithCa", FetchSettings, IssuerSettings)
+
+
+def resolve_paths(config: Config, base: Path) -> Config:
+    """Return the config with the paths of files and folders resolved from a folder."""
+    upstreams = {name: resolve_upstream_paths(upstream, base) for name, upstream in config.upstreams.items()}
+    tls = config.tls and _resolve_tls_paths(config.tls, base)
+    files = None if config.admin.files is None else str(base / config.admin.files)
+    state_dir = None if config.state_dir is None else str(base / config.state_dir)
+    admin = msgspec.structs.replace(config.admin, files=files)
+    fetch = config.media.fetch and _resolve_ca(config.media.fetch, base)
+    media = msgspec.structs.replace(config.media, fetch=fetch)
+    sign_on = {name: _resolve_ca(issuer, base) for name, issuer in config.sign_on.items()}
+    batches = config.batches and msgspec.structs.replace(config.batches, dir=str(base / config.batches.dir))
+    return msgspec.structs.replace(
+        config,
+        upstreams=upstreams,
+        tls=tls,
+        admin=admin,
+        state_dir=state_dir,
+        media=media,
+        sign_on=sign_on,
+        batches=batches,
+    )
+
+
+def resolve_upstream_paths(upstream: UpstreamSettings, base: Path) -> UpstreamSettings:
+    """Return the upstream with its paths resolved from a folder; hub ids stay as they are."""
+
+    def resolve(name: str | None) -> str | None:
+        return None if name is None else resolve_model(name, base)
+
+    encoding = upstream.token_encoding
+    return msgspec.structs.replace(
+        upstream,
+        tls=_resolve_tls_paths(upstream.tls, base),
+        # A remote upstream's model is the name that the server knows, not a path on this machine.
+        model=resolve(upstream.model) if upstream.is_local else upstream.model,
+        tokenizer=resolve(upstream.tokenizer),
+        token_encoding=encoding if encoding == OWN_VOCABULARY else resolve(encoding),
+    )
+
+
+def resolve_model(name: str, base: Path) -> str:
+    """Return a hub id as it is, and a path from a folder. A name of a folder that exists is a path."""
+    if name.startswith(("/", "~")):
+        return name
+    return str((base / name).resolve()) if is_path(name) or (base / name).is_dir() else name
+
+
+def _resolve_ca(settings: _WithCa, base: Path) -> _WithCa:
+    if settings.ca is None:
+        return settings
+    return msgspec.structs.replace(settings, ca=str(base / settings.ca))
+
+
+def _resolve_tls_paths(tls: _Tls, base: Path) -> _Tls:
+    paths = {name: path and str(base / path) for name, path in msgspec.structs.asdict(tls).items()}
+    return msgspec.structs.replace(tls, **paths)
 
 
 def file_problems(config: Config) -> Iterator[Problem]:
@@ -38,7 +114,7 @@ def file_problems(config: Config) -> Iterator[Problem]:
 def missing_folder(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
     """Yield a problem if the checkpoint is a local path that does not exist."""
     model = upstream.model or ""
-    if upstream.is_hosted and is_path(model) and not Path(model).expanduser().is_dir():
+    if upstream.is_local and is_path(model) and not Path(model).expanduser().is_dir():
         yield Problem(f"{path}.model", f"there is no folder {model}")
 
 

@@ -1,4 +1,4 @@
-"""Canary texts that identify a vector space, and fingerprints of their vectors."""
+"""Reference texts that identify a vector space, and fingerprints of their vectors."""
 
 import msgspec
 import numpy as np
@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, TokenizeReply, Vectors, Work
 from backends.contract.errors import InvalidWork, ReplicaFailed
 from backends.reference_texts import (
-    CANARIES,
-    canary_digest,
-    embed_canaries,
+    REFERENCE_TEXTS,
     embed_in_batches,
+    embed_reference_texts,
     max_inputs_per_request,
     min_cosine,
+    reference_digest,
     row_cosines,
 )
 from gateway.vector_spaces.fingerprint import (
@@ -33,8 +33,8 @@ CAPABILITIES = Capabilities("org/model", frozenset({Operation.EMBED}), dtype="fl
 
 
 def random_rows(seed: int, dimensions: int = 384) -> Vectors:
-    """Return normalized vectors of the canaries for a random model."""
-    rows = np.random.default_rng(seed).standard_normal((len(CANARIES), dimensions))
+    """Return normalized vectors of the reference texts for a random model."""
+    rows = np.random.default_rng(seed).standard_normal((len(REFERENCE_TEXTS), dimensions))
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
@@ -56,19 +56,19 @@ def test_digest_identifies_the_space_and_ignores_rounding(seed: int, dimensions:
     rows = random_rows(seed, dimensions)
     noise = np.random.default_rng(seed + 1).standard_normal(rows.shape) * 1e-7
 
-    assert canary_digest(rows) == canary_digest((rows * 1.5).astype(np.float32))
+    assert reference_digest(rows) == reference_digest((rows * 1.5).astype(np.float32))
     steps = np.sort(np.abs(rows - np.roll(rows, 1, axis=0)), axis=1)
     if (steps[:, -1] - steps[:, -2] > 1e-5).all():
-        assert canary_digest(rows) == canary_digest((rows + noise).astype(np.float32))
-    assert canary_digest(rows) != canary_digest(random_rows(seed + 10**7, dimensions))
+        assert reference_digest(rows) == reference_digest((rows + noise).astype(np.float32))
+    assert reference_digest(rows) != reference_digest(random_rows(seed + 10**7, dimensions))
 
 
 def test_digest_ignores_a_component_that_is_large_in_every_text() -> None:
     heavy = np.zeros((1, 384), np.float32)
     heavy[0, 7] = 50
 
-    assert canary_digest(random_rows(1) + heavy) != canary_digest(random_rows(2) + heavy)
-    assert canary_digest(random_rows(1) + heavy) == canary_digest(random_rows(1))
+    assert reference_digest(random_rows(1) + heavy) != reference_digest(random_rows(2) + heavy)
+    assert reference_digest(random_rows(1) + heavy) == reference_digest(random_rows(1))
 
 
 def test_decodes_an_encoded_fingerprint() -> None:
@@ -151,16 +151,16 @@ class RecordingReplica:
         return EmbedReply(np.stack([vector_of(text) for text in work.inputs]), len(work.inputs))
 
 
-@pytest.mark.parametrize(("batch_inputs", "requests"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (None, [6])])
-async def test_embeds_canaries_in_batches_the_replica_accepts(
-    batch_inputs: int | None, requests: list[int]
+@pytest.mark.parametrize(("request_inputs", "requests"), [(1, [1] * 6), (4, [4, 2]), (6, [6]), (None, [6])])
+async def test_embeds_reference_texts_in_batches_the_replica_accepts(
+    request_inputs: int | None, requests: list[int]
 ) -> None:
     replica = RecordingReplica()
-    reply = await embed_in_batches(replica, CANARIES, batch_inputs, 1)  # type: ignore[arg-type]
+    reply = await embed_in_batches(replica, REFERENCE_TEXTS, request_inputs, 1)  # type: ignore[arg-type]
 
     assert requests == replica.requests
     assert 6 == reply.tokens
-    np.testing.assert_array_equal([vector_of(text) for text in CANARIES], reply.vectors)
+    np.testing.assert_array_equal([vector_of(text) for text in REFERENCE_TEXTS], reply.vectors)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_request_size_is_the_lower_of_replica_and_operator_bound(
     reported: int | None, configured: int | None, expected: int | None
 ) -> None:
     assert expected == max_inputs_per_request(
-        Capabilities("m", frozenset(), batch_inputs=reported), configured
+        Capabilities("m", frozenset(), request_inputs=reported), configured
     )
 
 
@@ -190,25 +190,25 @@ class PartlyRefusingReplica(RecordingReplica):
         return await super().run(work, timeout_s)
 
 
-async def test_a_refused_canary_has_no_numbers() -> None:
-    reply, failure = await embed_canaries(PartlyRefusingReplica(50), None, 1)  # type: ignore[arg-type]
+async def test_a_refused_reference_text_has_no_numbers() -> None:
+    reply, failure = await embed_reference_texts(PartlyRefusingReplica(50), None, 1)  # type: ignore[arg-type]
 
-    refused = {index for index, text in enumerate(CANARIES) if len(text) > 50}
+    refused = {index for index, text in enumerate(REFERENCE_TEXTS) if len(text) > 50}
     assert refused
-    assert refused < set(range(len(CANARIES)))
+    assert refused < set(range(len(REFERENCE_TEXTS)))
     assert isinstance(failure, InvalidWork)
     assert refused == {index for index, row in enumerate(reply.vectors) if np.isnan(row).all()}
 
 
-async def test_a_replica_that_refuses_all_canaries_raises_its_reason() -> None:
+async def test_a_replica_that_refuses_all_reference_texts_raises_its_reason() -> None:
     with pytest.raises(InvalidWork, match="too long"):
-        await embed_canaries(PartlyRefusingReplica(0), 2, 1)  # type: ignore[arg-type]
+        await embed_reference_texts(PartlyRefusingReplica(0), 2, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [TokenizeReply(()), EmbedReply(np.ones((1, 3), np.float32), 1)])
 async def test_refuses_replies_without_one_vector_per_text(wrong: object) -> None:
     with pytest.raises(ReplicaFailed):
-        await embed_in_batches(RecordingReplica(wrong=wrong), CANARIES, None, 1)  # type: ignore[arg-type]
+        await embed_in_batches(RecordingReplica(wrong=wrong), REFERENCE_TEXTS, None, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
