@@ -14,7 +14,7 @@ from tests.structure_figures import Tree, figures
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "backends", "loadtest")
 
-CHAIN_MAX = 17
+CHAIN_MAX = 15
 LOOSE_MODULES_MAX = 11
 
 Graph = dict[str, frozenset[str]]

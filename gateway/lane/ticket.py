@@ -16,7 +16,7 @@ from gateway.lane.suspects import Isolation
 from gateway.lane.traces import AttemptSpans, SliceTrace
 from gateway.routing.load import BatchLoad, kind_of
 from gateway.routing.replica import Replica
-from gateway.telemetry.attempt_record import AttemptRecord, hide_inputs
+from gateway.telemetry.timeline import AttemptRecord, hide_inputs
 
 
 class Owner(msgspec.Struct, frozen=True):

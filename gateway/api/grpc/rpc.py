@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gateway.api.grpc.call_stream import CallStream
+from gateway.api.grpc.call_stream import CallStream, status_of, trailing_metadata
 from gateway.api.grpc.frames import CANCEL
-from gateway.api.grpc.statuses import status_of, trailing_metadata
 from gateway.api.server.call_io import CALLER_GONE
 from gateway.api.server.error_bodies import TEI
 from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, SHARE_OF_FREE, HeldBody, InFlight

@@ -10,24 +10,35 @@ import ssl
 from contextlib import suppress
 from functools import partial
 
-from gateway.api.grpc import multiplexer
-from gateway.api.grpc.answers import answer_info, answer_rerank_stream, answer_unary
-from gateway.api.grpc.arrow_batches import answer_embed_arrow, answer_sparse_arrow
-from gateway.api.grpc.call_stream import CallStream
-from gateway.api.grpc.connection import HANDSHAKE_S, Http2Connection, Shared
-from gateway.api.grpc.open_services import (
+from gateway.api.grpc.answers import (
     HEALTH,
     OPEN_RPCS_MAX,
     OPEN_RPCS_OF_ONE_MAX,
     REFLECTION,
+    answer_embed_arrow,
     answer_health,
     answer_health_unread,
+    answer_info,
     answer_reflection,
+    answer_rerank_stream,
+    answer_sparse_arrow,
+    answer_stream,
+    answer_unary,
     too_many_open,
 )
+from gateway.api.grpc.call_stream import CallStream
+from gateway.api.grpc.connection import HANDSHAKE_S, Http2Connection, Shared
 from gateway.api.grpc.rpc import Answer, Rpc, RpcParts, RpcShares
-from gateway.api.grpc.streams import answer_stream
-from gateway.api.grpc.tei import INFO, RERANK_STREAM, STREAMS, UNARY
+from gateway.api.grpc.tei import (
+    EMBED_ARROW,
+    EMBED_SPARSE_ARROW,
+    INFO,
+    MULTIPLEXED_INFO,
+    MULTIPLEXED_RERANK_STREAM,
+    RERANK_STREAM,
+    STREAMS,
+    UNARY,
+)
 from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
 from gateway.api.server.paths import OTHER
 from gateway.config.schema import Limits, ListenerTls
@@ -45,16 +56,13 @@ def guarded_answers() -> dict[str, Answer]:
     answers: dict[str, Answer] = {
         INFO: answer_info,
         RERANK_STREAM: answer_rerank_stream,
-        multiplexer.INFO: partial(answer_info, enveloped=True),
-        multiplexer.RERANK_STREAM: partial(answer_rerank_stream, enveloped="rerank"),
-        multiplexer.EMBED_ARROW: answer_embed_arrow,
-        multiplexer.EMBED_SPARSE_ARROW: answer_sparse_arrow,
+        MULTIPLEXED_INFO: partial(answer_info, enveloped=True),
+        MULTIPLEXED_RERANK_STREAM: partial(answer_rerank_stream, enveloped="rerank"),
+        EMBED_ARROW: answer_embed_arrow,
+        EMBED_SPARSE_ARROW: answer_sparse_arrow,
     }
-    for path, operation in (UNARY | multiplexer.UNARY).items():
-        answers[path] = partial(answer_unary, operation=operation)
-    for path, operation in (STREAMS | multiplexer.STREAMS).items():
-        answers[path] = partial(answer_stream, operation=operation)
-    return answers
+    answers |= {path: partial(answer_unary, method=method) for path, method in UNARY.items()}
+    return answers | {path: partial(answer_stream, method=method) for path, method in STREAMS.items()}
 
 
 class Methods:

@@ -1,10 +1,13 @@
 """The table of routes, and the interpretation of a request path. Pure.
 
-The table is built from the handlers' own declarations. A path is parsed once, in the outermost layer.
-A model's name may contain slashes, which a path parameter of the router cannot: below /models/ the operation
-is a declared last segment and the name is everything before it. In the other paths with a name, such as SIE's
+The table is built from the handlers' own declarations. A path is parsed once, in the outermost layer. A
+model's name may contain slashes, which a path parameter of the router cannot: below /models/ the operation is
+a declared last segment and the name is everything before it. In the other paths with a name, such as SIE's
 and Azure's, it is everything between the declared beginning and end. Gemini's paths end in a method after a
 colon, which a handler declares as a segment of its own: `/v1beta/models/{name:str}/:embedContent`.
+
+Two kinds of requests are moved to other paths before: those for models by Google's clients, and those that
+come to `manager.listen`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -14,6 +17,7 @@ import msgspec
 from litestar.handlers import HTTPRouteHandler
 from litestar.utils.path import normalize_path
 
+from gateway.api.server.call_io import Scope
 from gateway.api.server.error_bodies import TEI, Dialect
 
 # Placeholder of a model's name in the path that a handler declares.
@@ -261,3 +265,49 @@ class RouteTable:
 def model_name(segment: str | None) -> str | None:
     """Return the name that a path parameter of the router stands for."""
     return None if segment is None else segment.replace(SLASH, "/")
+
+
+SHARED = "/v1/models"
+GEMINI = "/v1beta/models"
+READS = frozenset({"GET", "HEAD"})
+KEY_OF_GEMINI = b"x-goog-api-key"
+KEY_OF_OTHERS = b"authorization"
+
+
+def move_gemini_path(scope: Scope) -> None:
+    """Move a request for models to Gemini's path if its key stands where only Google's clients send it."""
+    path: str = scope["path"]
+    if scope["method"] not in READS or not (path == SHARED or path.startswith(f"{SHARED}/")):
+        return
+    raw: bytes = scope.get("raw_path", path.encode())
+    if not raw.startswith(SHARED.encode()):
+        return
+    names = {name for name, _ in scope["headers"]}
+    if KEY_OF_GEMINI in names and KEY_OF_OTHERS not in names:
+        scope["path"] = GEMINI + path.removeprefix(SHARED)
+        scope["raw_path"] = GEMINI.encode() + raw[len(SHARED) :]
+
+
+# Beginning of a path on this listener → the same below /admin. Other paths are not served there.
+PREFIXES = {
+    "/instances": "/admin/instances",
+    "/models": "/admin/registry",
+    "/health": "/admin/manager/health",
+    "/metrics": "/admin/manager/metrics",
+}
+# A path that no handler has, with errors in the manager's format.
+NOWHERE = "/admin/manager/nothing"
+
+
+def move_manager_path(scope: Scope) -> None:
+    """Replace the path of a request that came to `manager.listen`."""
+    path: str = scope["path"]
+    raw: bytes = scope.get("raw_path", path.encode())
+    first = f"/{path.removeprefix('/').partition('/')[0]}"
+    # A disguised path is compared as it was sent, and refused later.
+    prefix = PREFIXES.get(first) if raw.startswith(first.encode()) else None
+    if prefix is None:
+        scope["path"], scope["raw_path"] = NOWHERE, NOWHERE.encode()
+        return
+    scope["path"] = prefix + path.removeprefix(first)
+    scope["raw_path"] = prefix.encode() + raw.removeprefix(first.encode())

@@ -17,8 +17,7 @@ from urllib.parse import quote
 from litestar import Request
 
 from gateway.api.server.call_io import CallIO, Scope
-from gateway.api.server.error_bodies import render_error
-from gateway.api.server.error_translation import as_gateway_error
+from gateway.api.server.error_bodies import as_gateway_error, render_error
 from gateway.api.server.in_flight import HeldBody
 from gateway.api.server.paths import OTHER, Target
 from gateway.api.server.responses import HttpReply
