@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from backends.contract import Work, inputs_of
+from backends.contract import Work
 from backends.contract.errors import BackendError
 from gateway.events import Stage
 
@@ -93,7 +93,7 @@ def _extended(words: str, start: int, text: str, at: int) -> tuple[int, int]:
 def _texts_of(work: Work) -> list[str]:
     """Return the distinct texts of a piece of work."""
     texts = [getattr(work, "query", "")]
-    for item in inputs_of(work):
+    for item in work.inputs:
         texts += [item] if isinstance(item, str) else [part for part in item if isinstance(part, str)]
     return [*dict.fromkeys(filter(None, texts))]
 

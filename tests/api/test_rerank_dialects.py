@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.wire.rerank_bodies import NOT_CUT, REFUSED, RerankRequest, decode_documents
 from gateway.api.wire.vllm_options import VllmOptions

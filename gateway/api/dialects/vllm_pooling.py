@@ -23,7 +23,7 @@ from backends.contract import (
     Reply,
     Vectors,
 )
-from backends.vectors import shape_vectors
+from backends.contract.vectors import shape_vectors
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.encoding import (
     BYTES,

@@ -32,7 +32,7 @@ from gateway.api.wire.tei_bodies import (
 from gateway.api.wire.tei_predictions import PredictRequest, decode_predict, predictions_of
 from gateway.api.wire.tei_truncation import Direction
 from gateway.api.wire.tokenize_bodies import TokenizeRequest, decode_ids, decode_tokenize
-from gateway.calls import Call, characters_of
+from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.quotas.limits import Cost
 from gateway.telemetry.timeline import Timeline
@@ -257,7 +257,7 @@ def encode_metadata(timeline: Timeline, reply: Reply, call: Call) -> bytes:
     """Return the field `metadata` of a reply: sizes of the call, and nanoseconds of its stages."""
     laps = timeline.laps
     metadata = pb.Metadata(
-        compute_chars=min(characters_of(call.work), UINT32_MAX),
+        compute_chars=min(call.work.characters, UINT32_MAX),
         compute_tokens=min(reply.tokens, UINT32_MAX),
         total_time_ns=_nanoseconds(timeline.total_s()),
         queue_time_ns=_nanoseconds(laps.get("queue", 0.0)),

@@ -14,7 +14,7 @@ from gateway.api.server.body_bounds import too_many_inputs
 from gateway.api.server.error_bodies import as_gateway_error
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.calls import Call, inputs_of
+from gateway.calls import Call
 from gateway.config.schema import Config
 from gateway.errors import (
     DeadlineExceeded,
@@ -139,7 +139,7 @@ class InferenceApi:
         else:
             self.interactive_calls += 1
         tenant = context.tenant or self.authenticator.authenticate(context)
-        context.begin_call(len(inputs_of(call.work)), yields=call.bulk or tenant.priority == "bulk")
+        context.begin_call(len(call.work.inputs), yields=call.bulk or tenant.priority == "bulk")
         cache_mode = context.cache_mode() if b"cache-control" in sent else "use"
         caller = Caller(tenant, context.timeout_s(), cache_mode, context.reservation)
         served = await self.gateway.serve(call, caller, context.timeline)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from backends.contract import EmbedReply, EncodeReply, PatchGrid
-from backends.vectors import shape_vectors
+from backends.contract.vectors import shape_vectors
 from gateway.api.server.encoding import Encoding, encoded_rows, json_bytes
 from gateway.errors import InvalidInput
 

@@ -18,7 +18,7 @@ from gateway.api.wire.inputs import (
     read_texts,
 )
 from gateway.api.wire.tei_truncation import Direction, side_of
-from gateway.calls import Call, Similarity, characters_of
+from gateway.calls import Call, Similarity
 from gateway.errors import EmptyInput
 
 
@@ -195,7 +195,7 @@ def compute_headers(context: RequestContext, reply: Reply, call: Call) -> dict[s
     return {
         "x-compute-type": "gateway",
         "x-compute-time": total,
-        "x-compute-characters": str(characters_of(call.work)),
+        "x-compute-characters": str(call.work.characters),
         "x-compute-tokens": str(reply.tokens),
         "x-total-time": total,
         "x-tokenization-time": "0",
