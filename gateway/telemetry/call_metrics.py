@@ -26,7 +26,6 @@ from gateway.telemetry.instruments import (
     BatchedHistogram,
     Children,
     MetricFactory,
-    grouped,
     observe_in_each,
 )
 
@@ -130,7 +129,7 @@ class CallMetrics:
 
     def count_decisions(self, decisions: Sequence[QuotaDecided]) -> None:
         """Count admissions and refusals of the ledger."""
-        for key, count in Tally((event.tenant, event.decision) for event in decisions).items():
+        for key, count in Tally([(event.tenant, event.decision) for event in decisions]).items():
             self._decisions[key].inc(count)
 
 
@@ -154,17 +153,16 @@ class AttemptMetrics:
 
     def count(self, attempts: Sequence[AttemptFinished]) -> None:
         """Count finished attempts."""
-        keys = ((attempt.upstream, attempt.replica, attempt.outcome) for attempt in attempts)
-        for key, count in Tally(keys).items():
-            self._attempts[key].inc(count)
-        seconds = (((attempt.upstream, attempt.replica), attempt.duration_s) for attempt in attempts)
-        for places, durations in grouped(seconds).items():
-            self._durations[places].observe_many(durations)
-        for upstream, of_upstream in grouped((attempt.upstream, attempt) for attempt in attempts).items():
+        alike: dict[tuple[str, str, str], list[AttemptFinished]] = defaultdict(list)
+        for attempt in attempts:
+            alike[attempt.upstream, attempt.replica, attempt.outcome].append(attempt)
+        for (upstream, replica, outcome), group in alike.items():
+            self._attempts[upstream, replica, outcome].inc(len(group))
+            self._durations[upstream, replica].observe_many([attempt.duration_s for attempt in group])
             inputs, calls = self._batches[upstream]
-            inputs.observe_many([attempt.inputs for attempt in of_upstream])
-            calls.observe_many([attempt.calls for attempt in of_upstream])
-            if hedges := sum(attempt.hedge for attempt in of_upstream):
+            inputs.observe_many([attempt.inputs for attempt in group])
+            calls.observe_many([attempt.calls for attempt in group])
+            if hedges := sum([attempt.hedge for attempt in group]):
                 self._hedges.labels(upstream).inc(hedges)
 
 

@@ -6,8 +6,7 @@ prometheus-client takes a lock and walks the buckets for each observation, ten t
 
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -61,7 +60,6 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 Key = TypeVar("Key")
 Child = TypeVar("Child")
-Member = TypeVar("Member")
 # How the gauges of several workers become one.
 MultiprocessMode = Literal["livesum", "livemax", "livemin"]
 
@@ -117,11 +115,3 @@ class MetricFactory:
         return BatchedHistogram(
             f"gateway_{name}", documentation, ["upstream"], buckets=SIZE_BUCKETS, registry=self._registry
         )
-
-
-def grouped(pairs: Iterable[tuple[Key, Member]]) -> dict[Key, list[Member]]:
-    """Return the members of each key, in order."""
-    groups: dict[Key, list[Member]] = defaultdict(list)
-    for key, member in pairs:
-        groups[key].append(member)
-    return groups

@@ -556,7 +556,7 @@ async def test_a_stopping_gateway_says_goodbye_and_finishes() -> None:
             server.hook = gate
         peer.send(call(1, head(**KEYED), text()))
         await until(lambda: gate.waiting > 0)
-        client.gateway.application.in_flight.draining = True
+        await client.gateway.application.in_flight.drain(0)
         await until(lambda: bool(peer.of(frames.GOAWAY)))
         assert frames.NUMBER_MAX == frames.number_of(peer.of(frames.GOAWAY)[0].content)
         peer.send(call(3, head(**KEYED), text()))

@@ -103,7 +103,8 @@ class InFlight:
         self._idle.set()
         self.draining = False
         self._is_lame_duck = False
-        self._closes_connections = False
+        # A reply is the last one of its connection: the next request would be refused.
+        self.closes_connections = False
         self.abandoned = False
         self.cancels: set[Callable[[], object]] = set()
         self.readers: set[ReplyReader] = set()
@@ -124,17 +125,12 @@ class InFlight:
         """True from the signal to stop on: new work belongs elsewhere, although it may still be accepted."""
         return self._is_lame_duck or self.draining
 
-    @property
-    def closes_connections(self) -> bool:
-        """True when a reply is the last one of its connection: the next request would be refused."""
-        return self._closes_connections or self.draining
-
     async def serve_on(self, seconds: float) -> None:
         """Report that this process is leaving, and accept calls for a time until balancers have noticed."""
         self._is_lame_duck = True
         await asyncio.sleep(seconds / 2)
         # Clients that keep a connection open, and ask no probe, have the other half to go elsewhere.
-        self._closes_connections = True
+        self.closes_connections = True
         await asyncio.sleep(seconds / 2)
 
     def enter(self) -> None:
@@ -158,7 +154,10 @@ class InFlight:
 
         Raises: GatewayFull. The body then holds nothing any more.
         """
-        if not self._has_room(body, size):
+        in_use = self._bytes_by_tenant.get(body.tenant, 0)
+        if in_use + size > SHARE_OF_FREE * (self._bytes_max - self._bytes - size) and not self._has_room(
+            body, size
+        ):
             rivals = self._rivals_to_evict(body, size)
             if not rivals:
                 # At once: otherwise all bodies of a tenant that grow together are refused.
@@ -247,7 +246,7 @@ class InFlight:
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new calls and wait for those in progress; return False if the timeout came first."""
-        self.draining = True
+        self.draining = self.closes_connections = True
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()

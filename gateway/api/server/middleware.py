@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gateway.api.server.call_io import ASGIApp, CallIO, Receive, RefusalPace, Scope, Send
 from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.paths import SLASH, RouteTable, move_gemini_path, move_manager_path
+from gateway.api.server.paths import READS, SLASH, RouteTable, move_gemini_path, move_manager_path
 from gateway.api.server.request_context import SERVICES_KEY, STATE_KEY, HttpContext
 from gateway.api.server.responses import HttpReply, encode_headers
 from gateway.config.schema import Cors
@@ -126,7 +126,8 @@ class Middleware:
         parts, (_, port) = self._parts, scope.get("server") or ("", None)
         if parts.manager_port is not None and port == parts.manager_port:
             move_manager_path(scope)
-        move_gemini_path(scope)
+        if scope["method"] in READS:
+            move_gemini_path(scope)
         target, client = parts.routes.parse(scope["path"]), scope.get("client")
         address = parts.address_of(client[0] if client else "unknown", scope["headers"])
         bytes_max = target.body_bytes_max or parts.body_bytes_max
@@ -183,7 +184,7 @@ class Middleware:
         if sent.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedMedia("send the body without content-encoding: compressed bodies are not read")
         coding = sent.get(b"transfer-encoding", b"chunked").lower()
-        if coding != b"chunked" or context.is_ambiguous(b"transfer-encoding"):
+        if coding != b"chunked" or (context.repeats_headers and context.is_ambiguous(b"transfer-encoding")):
             raise MalformedBody("the only `transfer-encoding` of a body is chunked")
         if target.answer is None or scope["method"] != "POST":
             # An endpoint that runs a model does it after the key, and charges a body that is too large.
