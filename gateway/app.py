@@ -63,10 +63,8 @@ from gateway.api.operators import (
     probes,
     replicas,
     sign_in,
-    start_page,
     status,
     tenants,
-    traffic,
     ui,
 )
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
@@ -180,13 +178,11 @@ OPERATOR_MODULES = (
     instances,
     host_models,
     status,
-    traffic,
     replicas,
     jobs,
     own_usage,
     ui,
     sign_in,
-    start_page,
 )
 HANDLERS = [handler for module in (*DIALECTS, *OPERATOR_MODULES) for handler in module.HANDLERS]
 ROUTES = RouteTable(HANDLERS)
