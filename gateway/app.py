@@ -416,13 +416,9 @@ def _distrust(cache: ItemCache, event: SpaceChecked) -> None:
 
 def _create_grpc(config: Config, parts: ServerParts) -> "GrpcServer":
     """Return the gRPC server, which shares everything with HTTP's."""
-    from gateway.api.grpc.rpc import RpcParts
     from gateway.api.grpc.server import GrpcServer
 
-    shared = RpcParts(
-        parts.api, parts.in_flight, parts.observe, parts.body_bytes_max, tei.describe_model, parts.traces
-    )
-    return GrpcServer(shared, config.limits, config.tls)
+    return GrpcServer(parts, config.limits, config.tls)
 
 
 @cache
