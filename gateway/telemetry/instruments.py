@@ -7,22 +7,18 @@ prometheus-client takes a lock and walks the buckets for each observation, ten t
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class BatchedHistogram(Histogram):
-    """Histogram with `observe_many`."""
+    """Histogram that observes many amounts at once."""
 
     def observe_many(self, amounts: Sequence[float]) -> None:
         """Observe each amount; none may be NaN."""
-        self.add_sorted(sum(amounts), self.sorted_into_buckets(amounts))
-
-    def sorted_into_buckets(self, amounts: Sequence[float]) -> Mapping[int, int]:
-        """Return how many amounts each bucket has, by the bucket's number."""
-        bounds = self._upper_bounds
-        return Tally([bisect_left(bounds, amount) for amount in amounts])
+        observe_in_each((self,), amounts)
 
     def add_sorted(self, total: float, buckets: Mapping[int, int]) -> None:
         """Add amounts that were sorted into the buckets. total: their sum."""
@@ -30,10 +26,14 @@ class BatchedHistogram(Histogram):
         for number, count in buckets.items():
             self._buckets[number].inc(count)
 
+    def bucket_of(self) -> Callable[[float], int]:
+        """Return the function from an amount to the number of its bucket."""
+        return partial(bisect_left, self._upper_bounds)
+
 
 def observe_in_each(histograms: Sequence[BatchedHistogram], amounts: Sequence[float]) -> None:
     """Observe each amount in several histograms of the same buckets; none may be NaN."""
-    total, buckets = sum(amounts), histograms[0].sorted_into_buckets(amounts)
+    total, buckets = sum(amounts), Tally(map(histograms[0].bucket_of(), amounts))
     for histogram in histograms:
         histogram.add_sorted(total, buckets)
 
