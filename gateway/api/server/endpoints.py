@@ -175,7 +175,7 @@ def check_is_json(data: Any) -> None:
 
 def endpoint_at(routes: RouteTable, path: str) -> Endpoint:
     """Return the inference endpoint at a path without a name."""
-    endpoint = getattr(routes.parse(path).answer, "__self__", None)
+    endpoint = getattr(routes.parse(path).options.answer, "__self__", None)
     assert isinstance(endpoint, Endpoint)
     return endpoint
 
