@@ -63,10 +63,8 @@ from gateway.api.operators import (
     probes,
     replicas,
     sign_in,
-    start_page,
     status,
     tenants,
-    traffic,
     ui,
 )
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
@@ -79,12 +77,11 @@ from gateway.api.operators.status import StatusSource
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.batches_api import BatchesApi
 from gateway.api.server.call_io import ASGIApp
-from gateway.api.server.cors import CorsPolicy
 from gateway.api.server.endpoints import endpoint_at
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.line_server import GatewayLineServer
-from gateway.api.server.middleware import Middleware, ServerParts
+from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
 from gateway.batches.records import Job
@@ -108,13 +105,11 @@ from gateway.routing.routes import Routes
 from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.budget_metrics import BudgetShare
-from gateway.telemetry.load_metrics import ReplicaLoad, Sources
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.process import measure_lag
+from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
+from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.records import Records
-from gateway.telemetry.store_metrics import StoredCounts
 from gateway.telemetry.totals import Totals
+from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FirstKey, Keyring
@@ -182,13 +177,11 @@ OPERATOR_MODULES = (
     instances,
     host_models,
     status,
-    traffic,
     replicas,
     jobs,
     own_usage,
     ui,
     sign_in,
-    start_page,
 )
 HANDLERS = [handler for module in (*DIALECTS, *OPERATOR_MODULES) for handler in module.HANDLERS]
 ROUTES = RouteTable(HANDLERS)
@@ -422,13 +415,9 @@ def _distrust(cache: ItemCache, event: SpaceChecked) -> None:
 
 def _create_grpc(config: Config, parts: ServerParts) -> "GrpcServer":
     """Return the gRPC server, which shares everything with HTTP's."""
-    from gateway.api.grpc.rpc import RpcParts
     from gateway.api.grpc.server import GrpcServer
 
-    shared = RpcParts(
-        parts.api, parts.in_flight, parts.observe, parts.body_bytes_max, tei.describe_model, parts.traces
-    )
-    return GrpcServer(shared, config.limits, config.tls)
+    return GrpcServer(parts, config.limits, config.tls)
 
 
 @cache

@@ -16,9 +16,8 @@ from gateway.api.dialects.sie import (
     decode_encode,
     encode_items,
 )
-from gateway.api.server.encoding import json_bytes
+from gateway.api.server.encoding import json_bytes, quantize_rows
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.quantization import quantize_rows
 from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei, score_of, vector_of

@@ -23,11 +23,10 @@ from backends.contract import (
     Rerank,
     RerankReply,
 )
-from gateway.api.server.encoding import json_bytes, msgpack_bytes
+from gateway.api.server.encoding import json_bytes, msgpack_bytes, quantize_rows
 from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import SIE
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
-from gateway.api.server.quantization import quantize_rows
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import check_token_vectors

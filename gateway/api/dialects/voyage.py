@@ -11,11 +11,10 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from backends.contract import Embed, EmbedParts, EmbedReply, Image
 from gateway.api.server.body import ModelName
-from gateway.api.server.encoding import Encoding, encoded_rows, json_bytes
+from gateway.api.server.encoding import Encoding, QuantizedType, encoded_rows, json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
-from gateway.api.server.quantization import QuantizedType
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions

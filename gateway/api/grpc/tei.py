@@ -4,14 +4,15 @@ A message has one text; truncate is false unless it is sent, and normalize is tr
 Source: huggingface/text-embeddings-inference 1.9.3, proto/tei.proto and router/src/grpc/server.rs.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
 from backends.contract import Detokenize, Reply
 from backends.contract.texts import DETOKENIZE_IDS_MAX
+from backends.tei_protos import tei_multiplexer_pb2 as mux
 from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc.messages import field, vector_field
 from gateway.api.server.request_context import RequestContext
@@ -46,8 +47,8 @@ Encode: TypeAlias = Callable[[Any, Reply], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One of TEI's operations, unary or in a stream.
+class Method:
+    """One of TEI's methods, unary or in a stream.
 
     is_timed: the reply carries TEI's metadata. parallel: most messages of one stream in flight, which bounds
     the memory of their replies. least: the least that a message costs. enveloped: name of the request in a
@@ -198,14 +199,14 @@ def _detokenized(_: Any, reply: Any) -> bytes:
     return pb.DecodeResponse(text=text).SerializeToString()
 
 
-EMBED = Operation(pb.EmbedRequest, _decode_embed, _embedded)
-EMBED_SPARSE = Operation(pb.EmbedSparseRequest, _decode_sparse, _weighted, parallel=256)
-EMBED_ALL = Operation(pb.EmbedAllRequest, _decode_all, _embedded_tokens, parallel=32)
-PREDICT = Operation(pb.PredictRequest, _decode_predict, _predicted)
-PREDICT_PAIR = Operation(pb.PredictPairRequest, _decode_pair, _predicted)
-RERANK = Operation(pb.RerankRequest, _decode_rerank, _ranked)
-TOKENIZE = Operation(pb.EncodeRequest, _decode_tokenize, _tokenized, is_timed=False, parallel=64, least=FREE)
-DECODE = Operation(
+EMBED = Method(pb.EmbedRequest, _decode_embed, _embedded)
+EMBED_SPARSE = Method(pb.EmbedSparseRequest, _decode_sparse, _weighted, parallel=256)
+EMBED_ALL = Method(pb.EmbedAllRequest, _decode_all, _embedded_tokens, parallel=32)
+PREDICT = Method(pb.PredictRequest, _decode_predict, _predicted)
+PREDICT_PAIR = Method(pb.PredictPairRequest, _decode_pair, _predicted)
+RERANK = Method(pb.RerankRequest, _decode_rerank, _ranked)
+TOKENIZE = Method(pb.EncodeRequest, _decode_tokenize, _tokenized, is_timed=False, parallel=64, least=FREE)
+DECODE = Method(
     pb.DecodeRequest,
     _decode_ids,
     _detokenized,
@@ -213,7 +214,7 @@ DECODE = Operation(
     least=FREE,
     fields_max=DETOKENIZE_IDS_MAX,
 )
-UNARY = {
+TEI_UNARY = {
     "/tei.v1.Embed/Embed": EMBED,
     "/tei.v1.Embed/EmbedSparse": EMBED_SPARSE,
     "/tei.v1.Embed/EmbedAll": EMBED_ALL,
@@ -223,9 +224,33 @@ UNARY = {
     "/tei.v1.Tokenize/Tokenize": TOKENIZE,
     "/tei.v1.Tokenize/Decode": DECODE,
 }
-STREAMS = {f"{path}Stream": operation for path, operation in UNARY.items() if operation is not RERANK}
+TEI_STREAMS = {f"{path}Stream": method for path, method in TEI_UNARY.items() if method is not RERANK}
 INFO = "/tei.v1.Info/Info"
 RERANK_STREAM = "/tei.v1.Rerank/RerankStream"
+
+# TEI Manager's multiplexer has the same methods, with a target in each message.
+# Source: nazq/tei-manager 0.12.0, proto/multiplexer.proto and src/grpc/server.rs.
+MULTIPLEXER = mux.DESCRIPTOR.services_by_name["TeiMultiplexer"].full_name
+MULTIPLEXED_INFO = f"/{MULTIPLEXER}/Info"
+MULTIPLEXED_RERANK_STREAM = f"/{MULTIPLEXER}/RerankStream"
+EMBED_ARROW = f"/{MULTIPLEXER}/EmbedArrow"
+EMBED_SPARSE_ARROW = f"/{MULTIPLEXER}/EmbedSparseArrow"
+# How TEI Manager names the request that a message lacks.
+NAMES = {"EmbedSparse": "embed sparse", "EmbedAll": "embed all", "PredictPair": "predict pair"}
+
+
+def _multiplexed(methods: Mapping[str, Method]) -> dict[str, Method]:
+    """Return the same methods with a target in each message, by their paths there."""
+    found = {}
+    for path, method in methods.items():
+        rpc = path.rpartition("/")[2]
+        name = rpc.removesuffix("Stream")
+        found[f"/{MULTIPLEXER}/{rpc}"] = replace(method, enveloped=NAMES.get(name, name.lower()))
+    return found
+
+
+UNARY = TEI_UNARY | _multiplexed(TEI_UNARY)
+STREAMS = TEI_STREAMS | _multiplexed(TEI_STREAMS)
 
 
 def encode_metadata(timeline: Timeline, reply: Reply, call: Call) -> bytes:

@@ -46,17 +46,16 @@ class Authenticator:
         Raises: Unauthenticated; AuthThrottled if the address has sent too many wrong keys; TenantUnknown,
         QuotaUnavailable, SignOnUnavailable.
         """
-        return context.tenant or context.identify(self._find_tenant(context))
-
-    def _find_tenant(self, context: RequestContext) -> Tenant:
+        if context.tenant is not None:
+            return context.tenant
         key = api_key_of(context)
         if key is None:
             # Nothing was guessed: the caller needs the hint on how to send a key, however often it asks.
-            return self._keyring.identify(None)
+            return context.identify(self._keyring.identify(None))
         try:
             if self.sign_on.issuers and is_token(key):
-                return self._find_user(context, key)
-            return self._identify(context, key)
+                return context.identify(self._find_user(context, key))
+            return context.identify(self._identify(context, key))
         except Unauthenticated as refusal:
             self.count_failure(context, key, refusal.message)
             raise

@@ -17,13 +17,10 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from gateway.api.server.allowed_values import note_choices
-from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_count_of_inputs, check_values
-from gateway.api.server.body_texts import MARK, place_of_broken_text, without_mark
-from gateway.api.server.decoded_bytes import decoded_bytes
+from gateway.api.server.body import MARK, note_choices, place_of_broken_text, without_mark
+from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_count_of_inputs, check_values, decoded_bytes
 from gateway.api.server.encoding import BYTES
-from gateway.api.server.error_bodies import Dialect, document_errors
-from gateway.api.server.error_translation import broken_text
+from gateway.api.server.error_bodies import Dialect, broken_text, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import BELOW_MODEL, NAME, RouteTable, route_options
 from gateway.api.server.request_context import HttpContext, RequestContext
@@ -178,7 +175,7 @@ def check_is_json(data: Any) -> None:
 
 def endpoint_at(routes: RouteTable, path: str) -> Endpoint:
     """Return the inference endpoint at a path without a name."""
-    endpoint = getattr(routes.parse(path).answer, "__self__", None)
+    endpoint = getattr(routes.parse(path).options.answer, "__self__", None)
     assert isinstance(endpoint, Endpoint)
     return endpoint
 

@@ -11,7 +11,7 @@ from backends.contract import Capabilities, Operation, Reply
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.batches_api import BatchesApi
 from gateway.api.server.body_bounds import too_many_inputs
-from gateway.api.server.error_translation import as_gateway_error
+from gateway.api.server.error_bodies import as_gateway_error
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.calls import Call

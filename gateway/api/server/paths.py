@@ -1,10 +1,13 @@
 """The table of routes, and the interpretation of a request path. Pure.
 
-The table is built from the handlers' own declarations. A path is parsed once, in the outermost layer.
-A model's name may contain slashes, which a path parameter of the router cannot: below /models/ the operation
-is a declared last segment and the name is everything before it. In the other paths with a name, such as SIE's
+The table is built from the handlers' own declarations. A path is parsed once, in the outermost layer. A
+model's name may contain slashes, which a path parameter of the router cannot: below /models/ the operation is
+a declared last segment and the name is everything before it. In the other paths with a name, such as SIE's
 and Azure's, it is everything between the declared beginning and end. Gemini's paths end in a method after a
 colon, which a handler declares as a segment of its own: `/v1beta/models/{name:str}/:embedContent`.
+
+Two kinds of requests are moved to other paths before: those for models by Google's clients, and those that
+come to `manager.listen`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -14,6 +17,7 @@ import msgspec
 from litestar.handlers import HTTPRouteHandler
 from litestar.utils.path import normalize_path
 
+from gateway.api.server.call_io import Scope
 from gateway.api.server.error_bodies import TEI, Dialect
 
 # Placeholder of a model's name in the path that a handler declares.
@@ -87,19 +91,14 @@ class Target(msgspec.Struct, frozen=True):
     """Meaning of a request path.
 
     label: the route as metrics and logs show it. dialect: of error replies. path: the path for
-    Litestar's router, in which a model's name is one segment. model: the name in it. The other fields are
-    those of `RouteOptions`.
+    Litestar's router, in which a model's name is one segment. model: the name in it.
     """
 
     label: str
     dialect: Dialect
     path: str
     model: str | None = None
-    answer: Answer | None = None
-    for_operators: bool = False
-    is_probe: bool = False
-    on_both_listeners: bool = False
-    body_bytes_max: int | None = None
+    options: RouteOptions = NO_OPTIONS
 
 
 class NamedPath(msgspec.Struct, frozen=True):
@@ -169,16 +168,9 @@ class RouteTable:
 
     def _plain_target(self, path: str) -> Target:
         options = self._options[path]
-        return Target(
-            path,
-            self._dialect_of(path, options),
-            path,
-            answer=options.answer,
-            for_operators=options.for_operators,
-            is_probe=options.is_probe,
-            on_both_listeners=options.on_both_listeners or path in CONSOLE_PATHS,
-            body_bytes_max=options.body_bytes_max,
-        )
+        if path in CONSOLE_PATHS:
+            options = msgspec.structs.replace(options, on_both_listeners=True)
+        return Target(path, self._dialect_of(path, options), path, options=options)
 
     def _parse(self, path: str) -> Target:
         """Parse a path that contains a name, has surplus slashes, or is not served."""
@@ -192,17 +184,12 @@ class RouteTable:
             # An operation without a model before it: the router takes it for the name of a model.
             template, name = BELOW_MODEL, normalized.removeprefix(MODELS_PREFIX)
         options = self._options.get(template)
-        below_operators = normalized.startswith(self._operators_prefixes)
-        return Target(
-            label,
-            self._dialect_of(normalized, options),
-            routed,
-            name or None,
-            None if options is None else options.answer,
-            for_operators=below_operators if options is None else options.for_operators,
-            is_probe=bool(name) and options is not None and options.is_probe,
-            on_both_listeners=path in CONSOLE_PATHS,
-        )
+        dialect = self._dialect_of(normalized, options)
+        if options is None:
+            options = RouteOptions(for_operators=normalized.startswith(self._operators_prefixes))
+        elif not name:
+            options = msgspec.structs.replace(options, is_probe=False)
+        return Target(label, dialect, routed, name or None, options)
 
     def _split(self, path: str) -> tuple[str, str]:
         """Return the template that a path matches and the name in it; no name and the path itself if none.
@@ -261,3 +248,49 @@ class RouteTable:
 def model_name(segment: str | None) -> str | None:
     """Return the name that a path parameter of the router stands for."""
     return None if segment is None else segment.replace(SLASH, "/")
+
+
+SHARED = "/v1/models"
+GEMINI = "/v1beta/models"
+READS = frozenset({"GET", "HEAD"})
+KEY_OF_GEMINI = b"x-goog-api-key"
+KEY_OF_OTHERS = b"authorization"
+
+
+def move_gemini_path(scope: Scope) -> None:
+    """Move a request for models to Gemini's path if its key stands where only Google's clients send it."""
+    path: str = scope["path"]
+    if not (path == SHARED or path.startswith(f"{SHARED}/")):
+        return
+    raw: bytes = scope.get("raw_path", path.encode())
+    if not raw.startswith(SHARED.encode()):
+        return
+    names = {name for name, _ in scope["headers"]}
+    if KEY_OF_GEMINI in names and KEY_OF_OTHERS not in names:
+        scope["path"] = GEMINI + path.removeprefix(SHARED)
+        scope["raw_path"] = GEMINI.encode() + raw[len(SHARED) :]
+
+
+# Beginning of a path on this listener → the same below /admin. Other paths are not served there.
+PREFIXES = {
+    "/instances": "/admin/instances",
+    "/models": "/admin/registry",
+    "/health": "/admin/manager/health",
+    "/metrics": "/admin/manager/metrics",
+}
+# A path that no handler has, with errors in the manager's format.
+NOWHERE = "/admin/manager/nothing"
+
+
+def move_manager_path(scope: Scope) -> None:
+    """Replace the path of a request that came to `manager.listen`."""
+    path: str = scope["path"]
+    raw: bytes = scope.get("raw_path", path.encode())
+    first = f"/{path.removeprefix('/').partition('/')[0]}"
+    # A disguised path is compared as it was sent, and refused later.
+    prefix = PREFIXES.get(first) if raw.startswith(first.encode()) else None
+    if prefix is None:
+        scope["path"], scope["raw_path"] = NOWHERE, NOWHERE.encode()
+        return
+    scope["path"] = prefix + path.removeprefix(first)
+    scope["raw_path"] = prefix.encode() + raw.removeprefix(first.encode())
