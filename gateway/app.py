@@ -29,29 +29,9 @@ from backends.registry import open_replica
 from backends.torch.serving.client import TorchBackend
 from backends.torch.stats import EngineStats, joined_stats
 from gateway.admission import Admission
-from gateway.api.dialects import (
-    cohere,
-    gemini,
-    infinity,
-    nim,
-    ollama,
-    openai,
-    openai_batches,
-    openai_files,
-    openai_models,
-    rerank,
-    sie,
-    tei,
-    tei_default,
-    tei_outputs,
-    tei_predict,
-    tei_vertex,
-    tokenize,
-    vllm,
-    vllm_pooling,
-    vllm_server,
-    voyage,
-)
+from gateway.api.dialects.manager.dialect import move_path as move_manager_path
+from gateway.api.dialects.registry import DIALECTS
+from gateway.api.dialects.tei.info import describe_model
 from gateway.api.operators import (
     added_models,
     admin,
@@ -66,6 +46,7 @@ from gateway.api.operators import (
     start_page,
     status,
     tenants,
+    texts,
     traffic,
     ui,
 )
@@ -78,8 +59,9 @@ from gateway.api.operators.status import StatusSource
 from gateway.api.server.application import litestar_application
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.batches_api import BatchesApi
-from gateway.api.server.call_io import ASGIApp
+from gateway.api.server.call_io import ASGIApp, Scope
 from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.dialect import Dialect
 from gateway.api.server.endpoints import endpoint_at
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi, reply_headers
@@ -150,30 +132,6 @@ logger = logging.getLogger("gateway")
 # A stopping worker waits this long for its last spans to be sent.
 LAST_SPANS_S = 2.5
 
-# A new dialect is one more line here.
-DIALECTS = (
-    openai,
-    tei,
-    tei_outputs,
-    tei_predict,
-    tokenize,
-    tei_default,
-    tei_vertex,
-    vllm,
-    vllm_pooling,
-    vllm_server,
-    infinity,
-    rerank,
-    nim,
-    voyage,
-    cohere,
-    sie,
-    ollama,
-    gemini,
-    openai_models,
-    openai_files,
-    openai_batches,
-)
 OPERATOR_MODULES = (
     probes,
     keys,
@@ -191,7 +149,15 @@ OPERATOR_MODULES = (
     sign_in,
     start_page,
 )
-HANDLERS = [handler for module in (*DIALECTS, *OPERATOR_MODULES) for handler in module.HANDLERS]
+OPERATORS = Dialect(
+    handlers=[handler for module in OPERATOR_MODULES for handler in module.HANDLERS],
+    tags=texts.TAGS,
+    examples=texts.EXAMPLES,
+    meanings=texts.MEANINGS,
+)
+SERVED = (*DIALECTS, OPERATORS)
+HANDLERS = [handler for dialect in SERVED for handler in dialect.handlers]
+KEY_HEADERS = [dialect.key_header.name.encode() for dialect in DIALECTS if dialect.key_header is not None]
 ROUTES = RouteTable(HANDLERS)
 
 
@@ -327,7 +293,9 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     gateway = _create_gateway(boot, stores, serving, observe)
     in_flight = InFlight(config.limits.in_flight_bytes)
     sign_on = SignOn(gateway.keyring, config.sign_on)
-    authenticator = Authenticator(gateway.keyring, config.trusted_proxies, sign_on=sign_on)
+    authenticator = Authenticator(
+        gateway.keyring, config.trusted_proxies, sign_on=sign_on, key_headers=KEY_HEADERS
+    )
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
     api = InferenceApi(gateway, authenticator, config.limits.inputs, table, fetcher)
     follower = _key_follower(boot, stores, api.authenticator, gateway.keyring, observe)
@@ -368,6 +336,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         None if config.cors is None else CorsPolicy(config.cors),
         outside.traces or _traces(config),
         boot.manager_port,
+        moves=_moves(boot.manager_port),
     )
     tasks = [
         *_background_tasks(boot, stores, follower, metrics, records),
@@ -388,6 +357,12 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         boot.added_models,
         None if config.grpc is None else partial(_create_grpc, config, parts, api),
     )
+
+
+def _moves(manager_port: int | None) -> list[Callable[[Scope], None]]:
+    """Return what replaces the paths of requests before they are looked up."""
+    moves = [dialect.move for dialect in DIALECTS if dialect.move is not None]
+    return moves if manager_port is None else [partial(move_manager_path, manager_port), *moves]
 
 
 def _create_gateway(boot: AppBoot, stores: Stores, serving: Serving, observe: Observe) -> Gateway:
@@ -419,7 +394,7 @@ def _create_grpc(config: Config, parts: ServerParts, api: InferenceApi) -> "Grpc
         parts.observe,
         parts.body_bytes_max,
         reply_headers,
-        tei.describe_model,
+        describe_model,
         parts.traces,
     )
     return GrpcServer(shared, config.limits, config.tls)
@@ -429,7 +404,7 @@ def _create_grpc(config: Config, parts: ServerParts, api: InferenceApi) -> "Grpc
 def _litestar(dependencies: tuple[str, ...]) -> ASGIApp:
     """Return the Litestar application, which all gateways of a process share."""
     # Litestar's types of scope and messages are TypedDicts, which no plain mapping matches.
-    return cast("ASGIApp", litestar_application(HANDLERS, dependencies))
+    return cast("ASGIApp", litestar_application(SERVED, dependencies))
 
 
 def serving_of(

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.api.dialects.cohere import EmbedV1Request, EmbedV2Request
+from gateway.api.dialects.cohere.embed import EmbedV1Request, EmbedV2Request
 from gateway.api.server.encoding import EmbeddingType
 from gateway.api.server.quantization import quantize
 from tests.conftest import CONFIG, Boots

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.api.dialects.openai import OpenAIEmbeddingsRequest
+from gateway.api.dialects.openai.embeddings import OpenAIEmbeddingsRequest
 from gateway.api.server.quantization import QuantizedType, quantize
-from gateway.api.wire.vllm_options import VllmOptions
+from gateway.api.wire.vllm import VllmOptions
 from tests.conftest import CONFIG, Boots
 from tests.fakes.tei import FakeTei, vector_of
 from tests.fakes.vllm import FakeVllm

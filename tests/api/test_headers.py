@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import EmbedReply, Operation, Truncate
-from gateway.api.server.error_bodies import Dialect, render_error
+from gateway.api.server.error_bodies import ErrorFormat, render_error
 from gateway.api.server.inference_api import reply_headers
 from gateway.app import HANDLERS, ROUTES
 from gateway.errors import FACTS, GatewayError
@@ -266,7 +266,7 @@ async def test_readyz_fails_until_a_replica_has_been_tried(boot: Boots) -> None:
 
 @pytest.mark.parametrize("dialect", ROUTES.dialects, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("kind", FACTS)
-def test_every_429_and_503_sends_retry_after(kind: str, dialect: Dialect) -> None:
+def test_every_429_and_503_sends_retry_after(kind: str, dialect: ErrorFormat) -> None:
     error_type = type("Any", (GatewayError,), {"kind": kind})
     reply = render_error(error_type("why"), dialect)
 

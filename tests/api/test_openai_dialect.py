@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from backends.contract import EmbedReply
+from gateway.api.dialects.openai.replies import encode_embeddings
 from gateway.api.server.encoding import Encoding, EncodingFormat
-from gateway.api.wire.embedding_replies import encode_embeddings
 from tests.conftest import KEY, Boots
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei, vector_of

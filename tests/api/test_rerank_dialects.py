@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from backends.vectors import sigmoid
+from gateway.api.dialects.cohere.rerank_bodies import NOT_CUT, REFUSED, RerankRequest, decode_documents
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.wire.rerank_bodies import NOT_CUT, REFUSED, RerankRequest, decode_documents
-from gateway.api.wire.vllm_options import VllmOptions
+from gateway.api.wire.vllm import VllmOptions
 from tests.conftest import CONFIG, Boots
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends.contract import EmbedReply, Encode, EncodeReply, Output, TermWeights
-from gateway.api.dialects.sie import (
+from gateway.api.dialects.sie.dialect import (
     EncodeParams,
     OutputDtype,
     SieEncodeRequest,

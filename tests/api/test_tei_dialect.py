@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends.contract import Capabilities, Operation
-from gateway.api.dialects import tei
+from gateway.api.dialects.tei import info as tei
 from tests.conftest import Boots
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
 from tests.fakes.tei import FakeTei, score_of, vector_of

@@ -10,7 +10,7 @@ import pytest
 from backends.vectors import sigmoid
 from gateway import __version__
 from gateway.api.server.encoding import NumberFormat
-from gateway.api.wire.vllm_options import VllmOptions, truncate_of
+from gateway.api.wire.vllm import VllmOptions, truncate_of
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import LABELS
 from tests.fakes.server import logit_of, token_rows

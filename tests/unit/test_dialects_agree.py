@@ -22,12 +22,21 @@ from backends.contract import (
     Score,
     Truncate,
 )
-from gateway.api.dialects import cohere, gemini, infinity, ollama, openai, rerank, sie, vllm, vllm_pooling
+from gateway.api.dialects.cohere import embed as cohere
+from gateway.api.dialects.cohere import rerank
+from gateway.api.dialects.gemini import dialect as gemini
+from gateway.api.dialects.infinity import dialect as infinity
+from gateway.api.dialects.ollama import dialect as ollama
+from gateway.api.dialects.openai import embeddings as openai
+from gateway.api.dialects.openai.replies import encode_embeddings
+from gateway.api.dialects.sie import dialect as sie
+from gateway.api.dialects.vllm import dialect as vllm
+from gateway.api.dialects.vllm import pooling as vllm_pooling
 from gateway.api.server.encoding import Encoding, NumberFormat, json_bytes, msgpack_bytes
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.wire import tei_bodies, tei_predictions
-from gateway.api.wire.embedding_replies import encode_embeddings
-from gateway.api.wire.tei_bodies import rank_order
+from gateway.api.wire import tei
+from gateway.api.wire.replies import rank_documents
+from gateway.api.wire.tei import rank_order
 from gateway.calls import Call
 from gateway.lane.slices import Slice, join
 
@@ -118,7 +127,7 @@ def test_truncation_is_the_same_call_in_tei_and_cohere(
     v2 = decoded({"texts": texts, "input_type": "clustering", "truncate": words}, cohere.EmbedV2Request)
 
     call = cohere.decode_embed(v2, texts, "m", API)
-    of_tei = result_of(tei_bodies.decode_embed(decoded(body, tei_bodies.EmbedRequest), "m", UNUSED, API))
+    of_tei = result_of(tei.decode_embed(decoded(body, tei.EmbedRequest), "m", UNUSED, API))
     assert (of_tei.truncate, of_tei.side) == (call.truncate, call.side) == cut
 
 
@@ -133,8 +142,8 @@ def test_a_rerank_is_the_same_call_in_every_dialect(query: str, texts: list[str]
     )
 
     assert call == rerank.decode_documents(data, data.documents, "m", API)
-    assert call == tei_bodies.decode_rerank(
-        decoded({"query": query, "texts": texts}, tei_bodies.TeiRerankRequest), "m", API
+    assert call == tei.decode_rerank(
+        decoded({"query": query, "texts": texts}, tei.TeiRerankRequest), "m", API
     )
     assert call == result_of(sie.decode_score(items, "m", API))
     plain = decoded({"query": query, "documents": texts, "model": "m"}, infinity.InfinityRerankRequest)
@@ -158,12 +167,12 @@ API_WITHOUT_CAPABILITIES: Any = ApiWithoutCapabilities()
 @given(TEXTS)
 def test_a_classification_is_the_same_call_in_every_dialect(texts: list[str]) -> None:
     call = Call(Classify(tuple(texts)), "m")
-    batch = decoded({"inputs": [[text] for text in texts]}, tei_predictions.PredictRequest)
+    batch = decoded({"inputs": [[text] for text in texts]}, tei.PredictRequest)
     of_vllm = decoded({"input": texts, "model": "m"}, vllm.VllmClassifyRequest)
     of_pooling = decoded({"input": texts, "task": "classify"}, vllm_pooling.PoolingRequest)
     of_infinity = decoded({"input": texts, "model": "m"}, infinity.InfinityClassifyRequest)
 
-    assert call == tei_predictions.decode_predict(batch, "m", API_WITHOUT_CAPABILITIES)
+    assert call == tei.decode_predict(batch, "m", API_WITHOUT_CAPABILITIES)
     assert call == result_of(vllm.decode_classify(of_vllm, None, UNUSED, API_WITHOUT_CAPABILITIES))
     assert call == result_of(vllm_pooling.decode_pooling(of_pooling, "m", UNUSED, API_WITHOUT_CAPABILITIES))
     assert call == infinity.decode_classify(of_infinity, API)
@@ -238,7 +247,7 @@ def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None
 @given(SCORES, st.none() | st.integers(0, 50))
 def test_scores_decode_the_same_best_first_with_ties_in_order(scores: np.ndarray, top_n: int | None) -> None:
     reply = RerankReply(scores, 7)
-    ranks = rerank.rank_documents(reply, top_n)
+    ranks = rank_documents(reply, top_n)
     items = sie.score_items(reply, [None] * len(scores))
 
     assert (min(top_n or len(scores), len(scores))) == len(ranks)
@@ -257,8 +266,8 @@ def test_saturated_scores_are_ordered_by_their_logits() -> None:
     logits = np.array([17.0, 40.0, 18.0, 90.0], np.float32)
     reply = RerankReply(np.ones(4, np.float32), 7, (), logits)
 
-    assert [3, 1] == [item["index"] for item in rerank.rank_documents(reply, 2)]
-    assert [3, 1, 2, 0] == [item["index"] for item in rerank.rank_documents(reply, None)]
+    assert [3, 1] == [item["index"] for item in rank_documents(reply, 2)]
+    assert [3, 1, 2, 0] == [item["index"] for item in rank_documents(reply, None)]
     assert [3, 1, 2, 0] == rank_order(reply)
     names = ["item-3", "item-1", "item-2", "item-0"]
     assert names == [item["item_id"] for item in sie.score_items(reply, [None] * 4)]

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.api.dialects.manager.dialect import NOWHERE, move_path
 from gateway.api.server.paths import SLASH, model_name
 from gateway.app import ROUTES
 from gateway.config.schema import OPERATION_SEGMENTS
@@ -223,3 +224,21 @@ def test_labels_are_a_closed_list(rest: str) -> None:
     )
     for path in (start + rest for start in starts):
         assert ROUTES.parse(path).label in ROUTE_LABELS
+
+
+@pytest.mark.parametrize(
+    ("port", "path", "expected"),
+    [
+        (1, "/instances/a/start", "/admin/instances/a/start"),
+        (1, "/models", "/admin/registry"),
+        (1, "/health", "/admin/manager/health"),
+        (1, "/embed", NOWHERE),
+        (2, "/models", "/models"),
+        (2, "/embed", "/embed"),
+    ],
+)
+def test_paths_of_the_manager_are_moved_on_its_own_listener(port: int, path: str, expected: str) -> None:
+    scope = {"server": ("127.0.0.1", port), "path": path, "raw_path": path.encode()}
+    move_path(1, scope)
+
+    assert (expected, expected.encode()) == (scope["path"], scope["raw_path"])

@@ -15,7 +15,7 @@ from gateway.api.grpc.tei import (
 )
 from gateway.api.server.call_context import CallContext
 from gateway.api.wire.least_costs import LEAST
-from gateway.api.wire.tei_bodies import compute_headers
+from gateway.api.wire.tei import compute_headers
 from gateway.calls import Call
 from gateway.errors import BodyTooLarge, InvalidInput
 

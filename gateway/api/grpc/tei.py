@@ -18,19 +18,21 @@ from gateway.api.server.call_context import CallContext
 from gateway.api.wire.inputs import InputReader
 from gateway.api.wire.least_costs import LEAST
 from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS as FREE
-from gateway.api.wire.tei_bodies import (
+from gateway.api.wire.tei import (
+    Direction,
     EmbedRequest,
+    PredictRequest,
     TeiEncodeRequest,
     TeiRerankRequest,
     decode_embed,
+    decode_predict,
     decode_rerank,
     decode_sparse,
     decode_token_vectors,
+    predictions_of,
     rank_order,
 )
-from gateway.api.wire.tei_predictions import PredictRequest, decode_predict, predictions_of
-from gateway.api.wire.tei_truncation import Direction
-from gateway.api.wire.tokenize_bodies import TokenizeRequest, decode_ids, decode_tokenize
+from gateway.api.wire.tokens import TokenizeRequest, decode_ids, decode_tokenize
 from gateway.calls import Call, characters_of
 from gateway.errors import InvalidInput
 from gateway.quotas.limits import Cost

@@ -20,17 +20,18 @@ from litestar.types import Method, Scope
 from litestar.types.internal_types import PathParameterDefinition
 
 from gateway import __version__
-from gateway.api.document.complete import operation_id
+from gateway.api.document.complete import OPTION, operation_id, texts_of
 from gateway.api.operators.docs_page import (
     DOCS_HEADERS,
     CompleteJsonRenderPlugin,
     ReferenceRenderPlugin,
     prepare_document,
 )
+from gateway.api.server.dialect import Dialect
 from gateway.api.server.paths import options_of
 from gateway.api.server.request_context import context_of, context_of_request
 
-# The ways to send a key, in the OpenAPI document. Any of them is enough.
+# The ways to send a key, in the OpenAPI document, besides the headers of dialects. Any of them is enough.
 KEYS = {
     "key": SecurityScheme(type="http", scheme="bearer", description="The key as a bearer token."),
     "password": SecurityScheme(
@@ -44,18 +45,6 @@ KEYS = {
         security_scheme_in="header",
         description="The key as the whole value of the header.",
     ),
-    "azure": SecurityScheme(
-        type="apiKey",
-        name="api-key",
-        security_scheme_in="header",
-        description="The key as Azure's clients send it.",
-    ),
-    "gemini": SecurityScheme(
-        type="apiKey",
-        name="x-goog-api-key",
-        security_scheme_in="header",
-        description="The key as Google's clients send it.",
-    ),
 }
 
 
@@ -67,10 +56,18 @@ class LeanLitestar(Litestar):
         return [*plugins, MsgspecDIPlugin()]
 
 
-def litestar_application(handlers: Sequence[HTTPRouteHandler], dependencies: Sequence[str]) -> Litestar:
-    """Return the application that serves these handlers. dependencies: names of their dependencies."""
+def litestar_application(dialects: Sequence[Dialect], dependencies: Sequence[str]) -> Litestar:
+    """Return the application that serves these dialects. dependencies: of their handlers, by name."""
+    keys = KEYS | {
+        header.scheme: SecurityScheme(
+            type="apiKey", name=header.name, security_scheme_in="header", description=header.description
+        )
+        for header in (dialect.key_header for dialect in dialects)
+        if header is not None
+    }
     return LeanLitestar(
-        handlers,
+        [handler for dialect in dialects for handler in dialect.handlers],
+        opt={OPTION: texts_of(dialects)},
         dependencies={
             "context": Provide(context_of_request, sync_to_thread=False),
             **{name: _dependency(name) for name in dependencies},
@@ -91,8 +88,8 @@ def litestar_application(handlers: Sequence[HTTPRouteHandler], dependencies: Seq
                 response_headers=DOCS_HEADERS,
                 before_request=prepare_document,
             ),
-            components=Components(security_schemes=dict(KEYS)),
-            security=[{name: []} for name in KEYS],
+            components=Components(security_schemes=dict(keys)),
+            security=[{name: []} for name in keys],
             operation_id_creator=_operation_id,
             use_handler_docstrings=True,
             render_plugins=[ReferenceRenderPlugin(), CompleteJsonRenderPlugin()],

@@ -6,7 +6,6 @@ is documented and answers other methods. docs/decisions/002-litestar-routing.md 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
-from dataclasses import replace
 from functools import update_wrapper
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -22,18 +21,17 @@ from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_count_of_input
 from gateway.api.server.body_texts import place_of_broken_text, without_mark
 from gateway.api.server.decoded_bytes import decoded_bytes
 from gateway.api.server.encoding import BYTES
-from gateway.api.server.error_bodies import Dialect, document_errors
+from gateway.api.server.error_bodies import ErrorFormat, document_errors
 from gateway.api.server.error_translation import broken_text
-from gateway.api.server.paths import BELOW_MODEL, NAME, RouteTable, route_options
+from gateway.api.server.paths import BELOW_MODEL, NAME, Answer, RouteTable, route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply, is_arrow
-from gateway.api.wire.least_costs import LEAST, LEAST_OF_BATCHES, LEAST_WITHOUT_TOKENS
+from gateway.api.wire.least_costs import LEAST
 from gateway.errors import InvalidInput, MalformedBody
 from gateway.quotas.limits import Cost
 
 MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
 Body: TypeAlias = bytes | bytearray
-WITHOUT_TOKENS = ("/tokenize", "/decode", "/detokenize", f"/v1/models/{NAME}/:countTokens")
 # Fields of which each element of a list is an input.
 INPUT_FIELDS = frozenset(
     (
@@ -41,7 +39,6 @@ INPUT_FIELDS = frozenset(
         *("queries", "data_1", "data_2", "text_1", "text_2"),
     )
 )
-LEAST_BY_PATH = dict.fromkeys(WITHOUT_TOKENS, LEAST_WITHOUT_TOKENS) | {"/v1/batches": LEAST_OF_BATCHES}
 
 # Called with the decoded body, the context, the `InferenceApi` and the model's name in the path, if any.
 Handler: TypeAlias = Callable[[Any, RequestContext, Any, str | None], Awaitable[HttpReply]]
@@ -53,10 +50,12 @@ class BodyForms(NamedTuple):
     """Forms of a body besides JSON.
 
     msgpack: whether it may be msgpack. arrow: decodes an Arrow IPC stream, which the reply may be too.
+    octets: whether the reply may be bytes without JSON.
     """
 
     msgpack: bool = False
     arrow: DecodeArrow | None = None
+    octets: bool = False
 
 
 JSON_ONLY = BodyForms()
@@ -68,13 +67,13 @@ class Endpoint:
     Rule: a body is read only after its key and the known state of its limits have been checked, and decoded
     once, straight into its struct.
 
-    dialects: on a path that several dialects share, body field → dialect. A body has one of these fields, and
-    its struct has UNSET for the others. forms: those of a body besides JSON. least: the least that a request
-    costs.
+    dialects: on a path that several dialects share, body field → error format. A body has one of these
+    fields, and its struct has UNSET for the others. forms: those of a body besides JSON. least: the least
+    that a request costs.
     """
 
     def __init__(
-        self, handler: Handler, dialects: Mapping[str, Dialect], *, forms: BodyForms, least: Cost
+        self, handler: Handler, dialects: Mapping[str, ErrorFormat], *, forms: BodyForms, least: Cost
     ) -> None:
         self.handler = handler
         self.forms = forms
@@ -165,37 +164,47 @@ class Endpoint:
 
 def endpoint_at(routes: RouteTable, path: str) -> Endpoint:
     """Return the inference endpoint at a path without a name."""
-    endpoint = getattr(routes.parse(path).answer, "__self__", None)
-    assert isinstance(endpoint, Endpoint)
+    endpoint = endpoint_of(routes.parse(path).answer)
+    assert endpoint is not None
     return endpoint
+
+
+def endpoint_of(answer: Answer | None) -> Endpoint | None:
+    """Return the inference endpoint that answers, None for other handlers."""
+    endpoint = getattr(answer, "__self__", None)
+    return endpoint if isinstance(endpoint, Endpoint) else None
 
 
 def inference(
     *paths: str,
-    dialect: Dialect | Mapping[str, Dialect],
-    reply: ResponseSpec,
+    errors: ErrorFormat | Mapping[str, ErrorFormat],
+    reply: Any,
+    description: str,
     tags: list[str],
     below_models: bool = True,
     forms: BodyForms = JSON_ONLY,
+    least: Cost = LEAST,
 ) -> Callable[[Handler], HTTPRouteHandler]:
     """Declare a POST that runs a model.
 
-    dialect: whose errors the caller reads; where dialects share the path, body field → dialect, and the
-    first of them answers bodies whose fields do not tell. below_models: whether each path is also served
-    below /models/{name}. forms: those of a body besides JSON.
+    errors: the format that the caller reads; where dialects share the path, body field → format, and the
+    first of them answers bodies whose fields do not tell. reply, description: its struct and its text in the
+    OpenAPI document. below_models: whether each path is also served below /models/{name}. forms: those of a
+    body besides JSON. least: the least that a request costs.
     """
-    by_field = {} if isinstance(dialect, Dialect) else dialect
-    dialects = [dialect] if isinstance(dialect, Dialect) else list(dict.fromkeys(dialect.values()))
+    by_field = {} if isinstance(errors, ErrorFormat) else errors
+    formats = [errors] if isinstance(errors, ErrorFormat) else list(dict.fromkeys(errors.values()))
     every_path = [*paths, *[(BELOW_MODEL + path).rstrip("/") for path in paths if below_models]]
 
     def declare(handler: Handler) -> HTTPRouteHandler:
-        endpoint = Endpoint(handler, by_field, forms=forms, least=LEAST_BY_PATH.get(paths[0], LEAST))
+        endpoint = Endpoint(handler, by_field, forms=forms, least=least)
         declaration = post(
             every_path,
             status_code=200,
-            opt=route_options(dialect=dialects[0], answer=endpoint.answer, name_has_slashes=True),
+            opt=route_options(errors=formats[0], answer=endpoint.answer, name_has_slashes=True),
             # Litestar's examples are of random values, which look like replies, and load Faker.
-            responses={200: replace(reply, generate_examples=False)} | document_errors(*dialects),
+            responses={200: ResponseSpec(reply, generate_examples=False, description=description)}
+            | document_errors(*formats),
             tags=tags,
         )
         return declaration(_documented(handler, endpoint.body, every_path))

@@ -6,16 +6,14 @@ handles callers that disconnect. It is independent of a call's content.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from gateway.api.server.call_io import ASGIApp, CallIO, Receive, Scope, Send
 from gateway.api.server.cors import CorsPolicy
-from gateway.api.server.gemini_paths import move_gemini_path
 from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
-from gateway.api.server.manager_paths import move_manager_path
 from gateway.api.server.paths import OTHER, SLASH, RouteTable
 from gateway.api.server.refusal_pace import RefusalPace
 from gateway.api.server.request_context import STATE_KEY, RequestContext
@@ -40,7 +38,7 @@ class ServerParts:
     dependencies: collaborators of the handlers, by name. address_of: returns the address of a request's
     client, behind trusted proxies. body_bytes_max: `limits.body_bytes`. admin_port, manager_port: of
     `admin.listen` and `manager.listen`, if they exist. cors, traces: None if the configuration has no such
-    section.
+    section. moves: replace the paths of requests that a dialect knows by their headers or their listener.
     """
 
     routes: RouteTable
@@ -54,6 +52,7 @@ class ServerParts:
     traces: "CallTraces | None" = None
     manager_port: int | None = None
     refusals: RefusalPace = field(default_factory=RefusalPace)
+    moves: Sequence[Callable[[Scope], None]] = ()
 
 
 class Middleware:
@@ -69,9 +68,8 @@ class Middleware:
             await self._app(scope, receive, send)
             return
         parts = self._parts
-        if parts.manager_port is not None and scope["server"][1] == parts.manager_port:
-            move_manager_path(scope)
-        move_gemini_path(scope)
+        for move in parts.moves:
+            move(scope)
         context = RequestContext(scope, parts.routes.parse(scope["path"]), parts.dependencies)
         if parts.admin_port is not None:
             context.came_to_operators = scope["server"][1] in (parts.admin_port, parts.manager_port)

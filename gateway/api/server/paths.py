@@ -14,7 +14,7 @@ import msgspec
 from litestar.handlers import HTTPRouteHandler
 from litestar.utils.path import normalize_path
 
-from gateway.api.server.error_bodies import TEI, Dialect
+from gateway.api.server.error_bodies import TEI, ErrorFormat
 
 # Placeholder of a model's name in the path that a handler declares.
 NAME = "{name:str}"
@@ -51,7 +51,7 @@ Answer: TypeAlias = Callable[[Any], Awaitable[None]]
 class RouteOptions(msgspec.Struct, frozen=True):
     """Declaration of a handler about its paths, in addition to Litestar's own.
 
-    dialect: of error replies; None: by the path's prefix. answer: answers a POST without
+    errors: format of error replies; None: by the path's prefix. answer: answers a POST without
     Litestar, for endpoints that run a model.
     for_operators: served on `admin.listen`, if there is one, and only there. needs_admin: callers need the
     scope admin. is_probe: also answered while the gateway drains, and not traced. on_both_listeners: for
@@ -59,7 +59,7 @@ class RouteOptions(msgspec.Struct, frozen=True):
     body_bytes_max: bound on the body where it is lower than that of all paths.
     """
 
-    dialect: Dialect | None = None
+    errors: ErrorFormat | None = None
     answer: Answer | None = None
     for_operators: bool = False
     needs_admin: bool = False
@@ -86,13 +86,13 @@ def options_of(handler: Any) -> RouteOptions:
 class Target(msgspec.Struct, frozen=True):
     """Meaning of a request path.
 
-    label: the route as metrics and logs show it. dialect: of error replies. path: the path for
+    label: the route as metrics and logs show it. dialect: the format of error replies. path: the path for
     Litestar's router, in which a model's name is one segment. model: the name in it. The other fields are
     those of `RouteOptions`.
     """
 
     label: str
-    dialect: Dialect
+    dialect: ErrorFormat
     path: str
     model: str | None = None
     answer: Answer | None = None
@@ -132,7 +132,7 @@ class RouteTable:
         # Where several handlers share a path, the one that answers without Litestar declares it.
         by_answer = sorted(handlers, key=lambda handler: options_of(handler).answer is not None)
         self._options = {path: options_of(handler) for handler in by_answer for path in handler.paths}
-        declared = (options.dialect for options in self._options.values())
+        declared = (options.errors for options in self._options.values())
         self.dialects = tuple(dict.fromkeys(dialect for dialect in declared if dialect is not None))
         # Longest first: /v1/encode/ is SIE's, the rest of /v1/ is OpenAI's.
         prefixes = [(prefix, dialect) for dialect in self.dialects for prefix in dialect.prefixes]
@@ -235,10 +235,10 @@ class RouteTable:
             (label for prefix, label in self.label_of_prefix.items() if path.startswith(prefix)), OTHER
         )
 
-    def _dialect_of(self, path: str, options: RouteOptions | None) -> Dialect:
+    def _dialect_of(self, path: str, options: RouteOptions | None) -> ErrorFormat:
         """Return the error dialect of a path, even if nothing is served there."""
-        if options is not None and options.dialect is not None:
-            return options.dialect
+        if options is not None and options.errors is not None:
+            return options.errors
         below = f"{path}/"
         return next((dialect for prefix, dialect in self._prefixes if below.startswith(prefix)), TEI)
 

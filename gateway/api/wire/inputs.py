@@ -4,11 +4,11 @@ Source: TEI's and OpenAI's unions: a list of numbers is one input, a list of lis
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from backends.contract import Capabilities, Operation
+from backends.contract import Capabilities, Operation, Truncate
 from backends.contract.texts import TOKEN_ID_LIMIT
 from gateway.api.server.body import Integer
 from gateway.api.wire.conversations import Messages, conversations_of
@@ -18,6 +18,9 @@ from gateway.errors import EmptyInput, InvalidInput
 Context: TypeAlias = Any
 # No vector is longer. A number past 32 bits is one that TEI itself cannot read.
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
+# Of Cohere and NIM: the end that is cut; NONE refuses what is too long.
+TruncateSide = Literal["NONE", "START", "END"]
+SIDE_OF: dict[TruncateSide, Truncate] = {"START": Truncate.LEFT, "END": Truncate.RIGHT}
 # Ids and texts share one list type, because a union of two list types cannot be decoded in one pass.
 Inputs: TypeAlias = str | list[str | Integer | list[Integer]]
 # Each token gets a vector. 65,536 are 32 texts, TEI's largest request, for a model of 2,048 tokens. How many
@@ -137,3 +140,21 @@ def check_token_vectors(texts: tuple[str, ...], field: str, capabilities: Capabi
             "send fewer or shorter texts",
             param=field,
         )
+
+
+# Longest instruction in UTF-8. It is a part of every text, so that a long one would multiply the tokens.
+INSTRUCTION_BYTES_MAX = 4096
+
+
+def check_instruction(instruction: str | None, *, param: str = "instruction") -> str | None:
+    """Return a caller's instruction, or None for an empty one, which is the same as none.
+
+    Raises: InvalidInput.
+    """
+    if not instruction:
+        return None
+    if len(instruction.encode()) > INSTRUCTION_BYTES_MAX:
+        raise InvalidInput(
+            f"`{param}` is longer than {INSTRUCTION_BYTES_MAX} bytes: shorten it", param="instruction"
+        )
+    return instruction

@@ -1,0 +1,218 @@
+"""vLLM's POST /pooling: vectors, classes, or a vector for each token, by task.
+
+Source: vLLM 0.33, entrypoints/pooling; older names of the same fields are accepted too.
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from backends.contract import (
+    Capabilities,
+    Classify,
+    ClassifyReply,
+    Embed,
+    EmbedParts,
+    EmbedReply,
+    Encode,
+    EncodeReply,
+    Operation,
+    Output,
+    Reply,
+    Vectors,
+)
+from backends.vectors import shape_vectors
+from gateway.api.server.body import Integer, ModelName
+from gateway.api.server.encoding import (
+    BYTES,
+    EmbedDtype,
+    Endianness,
+    NumberFormat,
+    VectorFormat,
+    base64_numbers,
+)
+from gateway.api.server.endpoints import BodyForms, inference
+from gateway.api.server.error_bodies import VLLM
+from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
+from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import OCTETS, HttpReply
+from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
+from gateway.api.wire.media import VectorOptions, embed_parts, have_media, parts_of_messages
+from gateway.api.wire.vllm import (
+    VllmOptions,
+    adds_special_tokens,
+    call_of,
+    chat_of,
+    check_no_special_tokens,
+    check_options,
+    is_raw,
+    own_fields,
+    with_chat,
+)
+from gateway.api.wire.vllm_replies import (
+    VllmReply,
+    check_metadata,
+    encode_bytes,
+    encode_reply,
+    metadata_header,
+)
+from gateway.calls import Call
+from gateway.errors import InvalidInput, OperationUnsupported
+from gateway.media.sources import Fetch
+
+endpoint = partial(inference, errors=VLLM, tags=["vLLM"])
+OPERATION_OF = {
+    "embed": Operation.EMBED,
+    "classify": Operation.CLASSIFY,
+    "token_embed": Operation.ENCODE,
+}
+
+
+class PoolingRequest(VllmOptions, kw_only=True):
+    """Body of /pooling. Without `task` the model's own task is used."""
+
+    input: Inputs | None = None
+    task: Literal["embed", "classify", "token_embed", "token_classify", "plugin"] | None = None
+    encoding_format: VectorFormat = "float"
+    embed_dtype: EmbedDtype = "float32"
+    endianness: Endianness = "native"
+    dimensions: Integer | None = None
+    model: ModelName | None = None
+
+
+class VllmPoolingItem(msgspec.Struct):
+    """One input's vector, classes, or vectors of its tokens; in base64 their bytes."""
+
+    index: int
+    data: list[float | list[float]] | str
+    object: str = "pooling"
+
+
+class PoolingResponse(VllmReply):
+    """Results of the task, in the order of the inputs."""
+
+    data: list[VllmPoolingItem]
+    object: str = "list"
+
+
+async def decode_pooling(
+    data: PoolingRequest, name: str | None, context: RequestContext, api: InferenceApi
+) -> Call:
+    """Decode a body. name: the model in the path.
+
+    Raises: EmptyInput, InvalidInput, OperationUnsupported, and the errors of `Routes.resolve`.
+    """
+    check_options(data, own=own_fields(data))
+    if data.dimensions is not None:
+        raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
+    model = name or data.model or api.gateway.routes.root_model()
+    capabilities = api.capabilities_of(model, Operation.EMBED)
+    task = data.task or task_of(capabilities)
+    operation = OPERATION_OF.get(task)
+    if operation is None:
+        raise OperationUnsupported(f"the task {task!r} is not supported by this gateway", param="task")
+    if data.messages is not None and have_media(data.messages):
+        work_of_media = await _media_work(data, operation, partial(api.fetch_media, context, model))
+        return call_of(data, work_of_media, model)
+    texts = await read_inputs(data.input, data.messages, InputField("input", model, operation), context, api)
+    check_metadata(data.encoding_format, len(texts))
+    work = pooling_work(operation, texts, capabilities, raw=is_raw(data))
+    work = with_chat(work, chat_of(data), special_tokens=adds_special_tokens(data))
+    return call_of(data, work, model)
+
+
+async def _media_work(data: PoolingRequest, operation: Operation, fetch: Fetch) -> EmbedParts:
+    """Return the work of a message with images or sound. Raises: EmptyInput, InvalidInput."""
+    if data.input:
+        raise InvalidInput("send `input` or `messages`, one of them", param="messages")
+    if operation is Operation.CLASSIFY:
+        raise OperationUnsupported("images and sound are embedded, and not classified", param="task")
+    is_late = operation is Operation.ENCODE
+    if is_late and is_raw(data):
+        raise InvalidInput(
+            "vectors of images are normalized: leave out `use_activation`", param="use_activation"
+        )
+    check_metadata(data.encoding_format, 1)
+    check_no_special_tokens(data)
+    options = VectorOptions(normalize=not is_raw(data), multivector=is_late)
+    parts = parts_of_messages(data.messages or [])
+    work = await embed_parts([parts], "messages", options, fetch)
+    return msgspec.structs.replace(work, chat=chat_of(data))
+
+
+def task_of(capabilities: Capabilities | None) -> str:
+    """Return the task of a model if the request specifies none."""
+    operations = capabilities.operations if capabilities else frozenset()
+    if Operation.CLASSIFY in operations:
+        return "classify"
+    return "token_embed" if Operation.ENCODE in operations and Operation.EMBED not in operations else "embed"
+
+
+def pooling_work(
+    operation: Operation, texts: tuple[str, ...], capabilities: Capabilities | None, *, raw: bool
+) -> Embed | Encode | Classify:
+    """Return the work of a task.
+
+    Token vectors of a late-interaction model are its multi-vectors, unless the request asks for raw output.
+    Raises: InvalidInput.
+    """
+    if operation is Operation.EMBED:
+        return Embed(texts, normalize=not raw)
+    if operation is Operation.CLASSIFY:
+        return Classify(texts, raw_scores=raw)
+    check_token_vectors(texts, "input", capabilities)
+    late = not raw and capabilities is not None and Output.MULTIVECTOR in capabilities.outputs
+    return Encode(texts, frozenset({Output.MULTIVECTOR if late else Output.TOKENS}))
+
+
+def pooled_rows(reply: Reply, *, raw: bool) -> list[Vectors]:
+    """Return for each input its vector, its classes, or a vector for each token."""
+    match reply:
+        case EmbedReply():
+            return list(reply.vectors)
+        case ClassifyReply():
+            return list(reply.scores)
+    encoded: EncodeReply = expect_reply(reply, EncodeReply)
+    if encoded.multivector is not None:
+        return list(encoded.multivector)
+    # vLLM returns token vectors of length 1 unless the request asks for raw ones.
+    token_vectors = encoded.token_vectors or ()
+    return [rows if raw else shape_vectors(rows, dimensions=None, normalize=True) for rows in token_vectors]
+
+
+def pooling_items(rows: list[Vectors], numbers: NumberFormat | None) -> list[Any]:
+    """Return the rows as vLLM lists them. numbers: the format of rows in base64; None is plain JSON."""
+    values: list[Any] = list(rows) if numbers is None else [base64_numbers(row, numbers) for row in rows]
+    return [{"index": index, "object": "pooling", "data": value} for index, value in enumerate(values)]
+
+
+@endpoint(
+    "/pooling",
+    reply=PoolingResponse,
+    description="Result of the task for each input",
+    forms=BodyForms(octets=True),
+)
+async def pooling(
+    data: PoolingRequest,
+    context: RequestContext,
+    api: InferenceApi,
+    name: str | None,
+) -> HttpReply:
+    """Turn texts, images or sound into vectors, classes, or a vector for each token.
+
+    `task` selects the result; without it the model's own task is used.
+    """
+    served = await api.serve(context, await decode_pooling(data, name, context, api))
+    rows = pooled_rows(served.reply, raw=is_raw(data))
+    numbers = NumberFormat(data.embed_dtype, data.endianness)
+    if data.encoding_format in BYTES:
+        packed, places = encode_bytes(rows, numbers)
+        headers = metadata_header(context, served, places) if data.encoding_format == "bytes" else None
+        return respond(context, served, packed, headers, OCTETS)
+    items = pooling_items(rows, numbers if data.encoding_format == "base64" else None)
+    body = encode_reply("pooling", context, served, items, data.request_id)
+    return respond(context, served, body)
+
+
+HANDLERS = [pooling]
