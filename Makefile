@@ -11,7 +11,7 @@ DIST_PIP = .venv-dist/bin/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve dist release-notes images console example quick test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
+.PHONY: help install serve dist changelog release-notes images console example quick test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -75,9 +75,13 @@ dist: .venv/installed-sbom ## build the sdist, from it the wheel, and the SBOM o
 	@rm -rf .venv-dist
 	@ls dist
 
+changelog: .venv/installed-dev ## move the fragments of changes/ into a section of CHANGELOG.md for the version of the code
+	$(BIN)/towncrier build --yes --version $(VERSION)
+
 release-notes: ## print the changelog of a version; fails unless TAG, such as v0.1.0, names the version of the code
 	@test "$(TAG)" = "v$(VERSION)" || { echo "The version of gateway/__init__.py is $(VERSION), and TAG is $(TAG)"; exit 1; }
 	@grep -q "^## $(VERSION)" CHANGELOG.md || { echo "CHANGELOG.md has no section $(VERSION)"; exit 1; }
+	@! ls changes/*.*.md 2>/dev/null || { echo "These changes are not in CHANGELOG.md: run make changelog"; exit 1; }
 	@awk '/^## /{inside = ($$2 == "$(VERSION)"); next} inside' CHANGELOG.md
 
 DOCKER ?= docker

@@ -69,8 +69,8 @@ from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
-from gateway.batches.batches import RunningBatches, open_batches
 from gateway.batches.records import Job
+from gateway.batches.service import Batches, open_batches
 from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
@@ -323,7 +323,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         "instances": InstancesApi(outside.instances),
         "registry": RegistryApi(outside.models),
         "sign_ins": SignIns(sign_on),
-        "batches": BatchesApi(api.authenticator, None if batches is None else batches.service),
+        "batches": BatchesApi(api.authenticator, batches),
     }
     parts = ServerParts(
         ROUTES,
@@ -595,14 +595,14 @@ def _change_of(job: Job) -> BatchChanged:
 
 
 def _batch_tasks(
-    batches: RunningBatches | None, api: InferenceApi, parts: ServerParts, metrics: Metrics
+    batches: Batches | None, api: InferenceApi, parts: ServerParts, metrics: Metrics
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
-    metrics.watch_batches(batches.upkeep.state)
+    metrics.watch_batches(lambda: batches.upkeep.state)
     endpoints = {path: endpoint_at(ROUTES, path) for path in BATCH_ENDPOINTS}
-    return batches.tasks(GatewayLineServer(api, endpoints, parts.in_flight, parts.observe))
+    return [batches.run(GatewayLineServer(api, endpoints, parts.in_flight, parts.observe))]
 
 
 def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asyncio.Task[None]"]:

@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -21,11 +24,19 @@ ROOT = Path(__file__).parents[1]
 OBSERVABILITY = ROOT / "deploy/observability"
 
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    ROOT / "changes/README.md",
+    *sorted((ROOT / "loadtest").rglob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+FRAGMENT_TYPES = ("added", "changed", "fixed", "security")
+NO_FRAGMENTS = {"README.md", "template.md.jinja"}
 CELL_CHARACTERS_MAX = 120
 ARCHITECTURE_LINES_MAX = 170
 GLOSSARY_WORDS_MAX = 40
 LOOSE_MODULES_MAX = 11
+DECISION_WORDS_MAX = 400
 
 
 def test_architecture_lists_the_rooms_of_the_tree() -> None:
@@ -108,16 +119,43 @@ def test_the_index_of_decisions_lists_every_decision() -> None:
     assert sorted(rows) == rows
     for number, title, name in rows:
         assert name.startswith(f"{number}-")
-        assert (folder / name).read_text().startswith(f"# {number} · {title}\n")
+        text = (folder / name).read_text()
+        assert text.startswith(f"# {number} · {title}\n")
+        assert len(text.split()) <= DECISION_WORDS_MAX, name
 
 
-def test_the_changelog_has_the_four_headings() -> None:
+def test_sections_of_the_changelog_have_the_headings_of_keep_a_changelog() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
-    versions = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    versions = re.split(r"^## ", text.partition("\n<!-- releases -->\n")[2], flags=re.MULTILINE)[1:]
 
     assert versions
     for version in versions:
-        assert ["Added", "Changed", "Fixed", "Security"] == re.findall(r"^### (.+)$", version, re.MULTILINE)
+        headings = re.findall(r"^### (.+)$", version, re.MULTILINE)
+        assert headings
+        assert headings == [name.capitalize() for name in FRAGMENT_TYPES if name.capitalize() in headings]
+
+
+def test_fragments_of_the_changelog_have_legal_names_and_one_line() -> None:
+    fragments = [path for path in (ROOT / "changes").iterdir() if path.name not in NO_FRAGMENTS]
+    legal = re.compile(rf"[a-z0-9-]+\.({'|'.join(FRAGMENT_TYPES)})\.md")
+
+    assert [] == [path.name for path in fragments if not legal.fullmatch(path.name)]
+    assert [] == [path.name for path in fragments if not re.fullmatch(r"[^-\s].*\S\n", path.read_text())]
+
+
+def test_a_release_collects_the_fragments(tmp_path: Path) -> None:
+    pytest.importorskip("towncrier")
+    shutil.copytree(ROOT / "changes", tmp_path / "changes")
+    shutil.copyfile(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n<!-- releases -->\n")
+    (tmp_path / "changes/clock.fixed.md").write_text("The clock is right.\n")
+    (tmp_path / "changes/bell.added.md").write_text("A bell rings.\n")
+    command = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "9.9.9", "--date", "today"]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=30, text=True, check=True)
+
+    assert made.stdout.startswith("## 9.9.9 - today\n\n### ")
+    assert re.search(r"### Added\n\n(?:- .+\n)*- A bell rings\.\n", made.stdout)
+    assert re.search(r"### Fixed\n\n(?:- .+\n)*- The clock is right\.\n", made.stdout)
 
 
 def test_the_site_fetches_nothing() -> None:

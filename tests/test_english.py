@@ -46,7 +46,8 @@ def code_files() -> Iterator[Path]:
 def documents() -> Iterator[Path]:
     yield from sorted(ROOT.glob("*.md"))
     yield from sorted((ROOT / "docs").rglob("*.md"))
-    yield ROOT / "loadtest" / "README.md"
+    yield from sorted((ROOT / "loadtest").rglob("*.md"))
+    yield from sorted((ROOT / "changes").glob("*.md"))
 
 
 def lines_with(pattern: str, paths: Iterator[Path]) -> list[str]:

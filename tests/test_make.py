@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,3 +66,13 @@ def test_messages_name_no_package_that_is_not_published() -> None:
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("gateway/**/*.py")]
 
     assert [] == [path for path in texts if "install 'embedding-gateway" in path.read_text(encoding="utf-8")]
+
+
+def test_hooks_of_commits_run_what_make_check_runs() -> None:
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    recipes = (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0].splitlines()[1:]
+
+    assert "local" == local["repo"]
+    assert {line.strip().replace("$(BIN)", ".venv/bin") for line in recipes} == {
+        hook["entry"] for hook in local["hooks"]
+    }

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from backends.contract import BackendKind
-from gateway.cli.main import _parser
+from gateway.cli.main import full_parser
 from gateway.config.load import parse_config
 from gateway.config.schema import Config, Section, UpstreamSettings
 from gateway.errors import FACTS
@@ -21,7 +21,10 @@ from tests.fakes.additions import ReadingParent
 from tests.fakes.tei import FakeTei
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    str(path.relative_to(ROOT))
+    for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")))
+]
 # Languages of blocks. text: anything that cannot be run here, for example commands for a cluster.
 LANGUAGES = {"console", "json", "python", "text", "yaml", "yaml litellm"}
 # Completes a part of a configuration that has no upstream.
@@ -103,7 +106,7 @@ def test_every_command_exists() -> None:
         if words[0] == "make":
             assert words[1] in targets
         elif words[0] == "gateway":
-            _parser().parse_args(words[1:])
+            full_parser().parse_args(words[1:])
         else:
             assert words[0] in OTHER_COMMANDS
     for command in inline("make"):
@@ -116,7 +119,7 @@ def test_every_command_exists() -> None:
 def test_commands_in_a_pod_exist(document: str) -> None:
     text = (ROOT / document).read_text().replace("\\\n", " ")
     for found in re.findall(r"-- +(gateway .+)$", text, re.MULTILINE):
-        _parser().parse_args(shlex.split(found)[1:])
+        full_parser().parse_args(shlex.split(found)[1:])
 
 
 def test_compose_has_the_documented_profiles() -> None:
@@ -155,7 +158,7 @@ models: {all-minilm-l6-v2: {upstream: minilm}}
             assert 200 == reply.status_code, words
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "ARCHITECTURE.md", "loadtest/README.md"])
+@pytest.mark.parametrize("document", [*DOCUMENTS, "changes/README.md", "loadtest/README.md"])
 def test_every_link_has_a_target(document: str) -> None:
     path = ROOT / document
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", path.read_text()):
@@ -168,10 +171,8 @@ def test_every_link_has_a_target(document: str) -> None:
 
 def test_the_index_lists_every_document() -> None:
     linked = set(re.findall(r"\]\(([\w-]+\.md)", (ROOT / "docs/index.md").read_text()))
-    documents = {Path(name).name for name in DOCUMENTS if "/decisions/" not in name} - {
-        "README.md",
-        "index.md",
-    }
+    pages = {name.removeprefix("docs/") for name in DOCUMENTS if name.startswith("docs/")}
+    documents = {name for name in pages if not name.startswith("decisions/")} - {"index.md"}
 
     assert documents <= linked, documents - linked
 
@@ -226,11 +227,10 @@ def _assert_equal(entries: list[dict[str, str]], upstream: UpstreamSettings) -> 
 
 
 def test_load_tests_that_documents_name_exist() -> None:
-    for document in DOCUMENTS:
-        for module in re.findall(
-            r"`(?:\.venv/bin/python -m )?loadtest\.(\w+)", (ROOT / document).read_text()
-        ):
-            assert (ROOT / "loadtest" / f"{module}.py").is_file(), (document, module)
+    pages = [ROOT / document for document in DOCUMENTS] + sorted((ROOT / "loadtest").rglob("*.md"))
+    for page in pages:
+        for module in re.findall(r"`(?:(?:\.venv/bin/)?python -m )?loadtest\.(\w+)", page.read_text()):
+            assert (ROOT / "loadtest" / f"{module}.py").is_file(), (page, module)
 
 
 def test_documented_log_lines_are_in_the_code() -> None:
@@ -280,10 +280,10 @@ def _written(default: object) -> str | None:
 def _assert_command_exists(words: list[str]) -> None:
     """Assert that the command line accepts the words, or has help for them if arguments are missing."""
     try:
-        _parser().parse_args(words)
+        full_parser().parse_args(words)
     except SystemExit:
         with pytest.raises(SystemExit) as ended:
-            _parser().parse_args([*words, "--help"])
+            full_parser().parse_args([*words, "--help"])
         assert not ended.value.code, words
 
 

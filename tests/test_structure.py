@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.structure_figures import Tree, figures
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("gateway", "backends", "loadtest")
 
@@ -102,3 +104,33 @@ def test_few_modules_stand_loose_in_the_gateway() -> None:
 def test_no_two_test_files_share_a_name() -> None:
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [] == [name for name, count in names.items() if count > 1]
+
+
+def test_figures_of_a_tree_follow_their_rules(tmp_path: Path) -> None:
+    files = {
+        "backends/contract/work.py": "Work: TypeAlias = Embed | Rerank\nclass Late(EncodeReply): ...\n",
+        "backends/contract/encode.py": "class EncodeReply(Reply): ...\nclass Chat(Struct): ...\n",
+        "backends/torch/heads.py": "import backends.contract.work\nself.lane.size = self.size = 1\n",
+        "backends/loose.py": "for item.place in isinstance(a, Late | str), isinstance(a, Chat): pass\n",
+        "gateway/cut.py": "match work:\n    case Embed() | contract.Rerank(): lane.size += 1\n",
+        "tests/test_cut.py": "monkeypatch.setattr(a, 'b', 1)\n",
+        "docs/decisions/001-a.md": "# 001",
+        "docs/decisions/index.md": "# Decisions",
+        "CHANGELOG.md": "12345",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    assert frozenset({"Embed", "Rerank", "Late", "EncodeReply"}) == Tree(tmp_path).kinds()
+    assert [
+        "9, 5",
+        "1, 1",
+        "3 in 2 files",
+        "3 in 3 files",
+        "1; 1",
+        "1",
+        "1",
+        "1; 5",
+    ] == list(figures(tmp_path).values())

@@ -1,35 +1,82 @@
-"""Jobs as their owners see them: create, look, list and cancel."""
+"""Jobs: every step from their creation to their removal, which any gateway may take, and repeat.
+
+The objects of a job decide. Its record, its plan, its cancellation, the marks of its chunks and its end are
+each created once, and the first writer wins. The row in the store and the queue of its chunks follow them:
+
+    create -> job.json, row, queue: validation
+    validate -> plan.json, row, queue: one entry for each chunk
+    cancel -> cancel.json, row
+    finish_chunk (by the runner, for each chunk) -> queue: result
+    end, after the last chunk -> final.json, records and rows of the files of results, row; queue: dropped
+
+Two gateways that take one step at once therefore write the same in the end; a row that an older state would
+replace is computed again from the marks (`put_latest`).
+"""
 
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from functools import reduce
+from typing import TypeVar
 
 import msgspec
 
-from gateway.batches import names
-from gateway.batches.files import ROWS_AT_ONCE, Files, storage_full
-from gateway.batches.job_objects import JobObjects
-from gateway.batches.job_store import (
+from gateway.batches.files import Files, storage_full
+from gateway.batches.lines import CheckModel, LineChecker, LineRules
+from gateway.batches.records import (
+    CHUNK_MARK,
+    CHUNK_MARKS,
+    CHUNK_RESULTS,
+    FILE_DATA,
+    FILE_RECORD,
+    JOB_CANCELLATION,
+    JOB_CREATED,
+    JOB_FINAL,
+    JOB_PLAN,
+    PARTS,
+    ChunkResult,
+    Counts,
+    Endpoint,
+    FileRecord,
+    FinalRecord,
+    Job,
+    LineProblem,
+    Moment,
+    Owner,
+    Part,
+    Plan,
+    new_id,
+    result_file_id,
+)
+from gateway.batches.store import (
+    ROWS_AT_ONCE,
     VALIDATION,
-    JobStore,
     Page,
+    Row,
     RowBounds,
     StorageFull,
     TooManyRows,
+    chunk_row,
+    chunk_row_id,
+    file_row,
+    find,
     job_of,
     job_row,
 )
-from gateway.batches.records import Counts, Endpoint, Job, Moment, Owner, cancelling, new_id
 from gateway.errors import FileStorageFull, GatewayError, InvalidInput, NotFound, Overloaded
 
 WINDOW_S = 24 * 3600
 # Jobs whose counts are remembered.
 COUNTS_MAX = 1000
+READS_AT_ONCE = 16
 # The queue has its chunks, and no gateway has one of them.
 NO_PLACE = "no gateway has room for it now: other batches run first"
+UNREADABLE = LineProblem("internal_error", "the gateway failed to read the input; its log has the reason")
+NO_INPUT = LineProblem("input_file_missing", "the input file has been removed", "input_file_id")
 
 OnChange = Callable[[Job], None]
+Record = TypeVar("Record")
 
 
 class NewJob(msgspec.Struct, frozen=True):
@@ -53,27 +100,29 @@ class JobState(msgspec.Struct, frozen=True):
 
 
 class Jobs:
-    """Jobs of all tenants. on_change: takes a job with each new status. now_s: seconds since 1970."""
+    """Jobs of all tenants. Every step raises ObjectsUnavailable and JobStoreUnavailable.
 
-    def __init__(
-        self, files: Files, store: JobStore, on_change: OnChange, now_s: Callable[[], float] = time.time
-    ) -> None:
-        self.objects = JobObjects(files.objects)
+    on_change: takes a job with each new status. now_s: seconds since 1970. owner: whose jobs alone are found,
+    None for all of the tenant. changed: wakes the runner of this process.
+    """
+
+    def __init__(self, files: Files, on_change: OnChange, now_s: Callable[[], float] = time.time) -> None:
+        self.objects = files.objects
+        self.store = files.store
+        self.bounds = files.bounds
         self.now_s = now_s
+        self.changed = asyncio.Event()
         self._files = files
-        self._table = store.table
-        self._queue = store.queue
-        self._waits = store.waits
         self._on_change = on_change
         # Counts of jobs, with the number of their finished chunks then.
         self._counts: dict[str, tuple[int, Counts]] = {}
-        # Wakes the runner of this process.
-        self.changed = asyncio.Event()
+        # Jobs that this process is about to end: several of their chunks may finish at once.
+        self._ending: set[str] = set()
 
     async def create(self, new: NewJob) -> Job:
         """Create a job whose input a gateway validates next.
 
-        Raises: NotFound, InvalidInput, Overloaded, FileStorageFull, ObjectsUnavailable, JobStoreUnavailable.
+        Raises: NotFound, InvalidInput, Overloaded, FileStorageFull.
         """
         record = await self._files.get(new.tenant, new.input_file, new.owner)
         if record.purpose != "batch":
@@ -95,34 +144,34 @@ class Jobs:
             key_mark=new.key_mark,
         )
         try:
-            await self._store(job)
+            await self._add(job)
         except (StorageFull, TooManyRows) as error:
             raise self._refusal(error) from error
-        self.report(job)
+        self._report(job)
         return job
 
-    async def _store(self, job: Job) -> None:
+    async def _add(self, job: Job) -> None:
         """Store a new job, if its tenant has room for it. Raises: StorageFull, TooManyRows."""
         settings, row = self._files.settings, job_row(job)
         counts = RowBounds(settings.kept_jobs_per_tenant, settings.jobs_per_tenant)
         # What is refused writes nothing.
-        await self._table.check(row, self._files.bounds, counts)
-        await self.objects.create(names.created(job.id), job)
+        await self.store.check(row, self.bounds, counts)
+        await self._create(JOB_CREATED.format(job.id), job)
         # First: upkeep would queue a job again that the queue does not know.
-        await self._queue.enqueue(job.id, [VALIDATION])
+        await self.store.enqueue(job.id, [VALIDATION])
         try:
-            await self._table.put(row, self._files.bounds, counts)
+            await self.store.put(row, self.bounds, counts)
         except (StorageFull, TooManyRows):
             # Others have taken the room meanwhile.
-            await self._queue.drop(job.id)
-            await self._files.objects.remove([names.created(job.id)])
+            await self.store.drop(job.id)
+            await self.objects.remove([JOB_CREATED.format(job.id)])
             raise
 
     def _refusal(self, error: StorageFull | TooManyRows) -> GatewayError:
         """Return the error of a job for which there is no room."""
         settings = self._files.settings
         if isinstance(error, StorageFull):
-            return storage_full(self._files.bounds, error)
+            return storage_full(self.bounds, error)
         if error.of_active:
             return Overloaded(
                 f"you have {settings.jobs_per_tenant} unfinished batches; wait for one, or cancel one"
@@ -134,11 +183,8 @@ class Jobs:
         )
 
     async def get(self, tenant: str | None, id_: str, owner: Owner | None = None) -> JobState:
-        """Return the state of a job. tenant: None for any. owner: as for `Files.get`.
-
-        Raises: NotFound, JobStoreUnavailable.
-        """
-        row = await self._table.get(id_)
+        """Return the state of a job. tenant: None for any. Raises: NotFound."""
+        row = await self.store.get(id_)
         if row is None or row.kind != "batch" or tenant not in {None, row.tenant}:
             raise NotFound(f"there is no batch {id_!r}", param="batch_id")
         job = job_of(row)
@@ -146,41 +192,54 @@ class Jobs:
             raise NotFound(f"there is no batch {id_!r}", param="batch_id")
         return await self._state_of(job)
 
-    async def list_own(self, page: Page, owner: Owner) -> tuple[list[JobState], bool]:
-        """Return jobs of one key, newest first, and whether there are more. Raises: JobStoreUnavailable."""
-        found: list[Job] = []
-        after, room = page.after, page.data_bytes
-        while rows := await self._table.rows(msgspec.structs.replace(page, after=after, limit=ROWS_AT_ONCE)):
-            for row in rows:
-                if not owner.owns(job := job_of(row)):
-                    continue
-                if len(found) == page.limit or (found and row.data_bytes > room):
-                    return [await self._state_of(each) for each in found], True
-                found.append(job)
-                room -= row.data_bytes
-            after = rows[-1].id
-        return [await self._state_of(each) for each in found], False
+    async def list(self, page: Page, owner: Owner | None = None) -> tuple[list[JobState], bool]:
+        """Return jobs, newest first, and whether there are more."""
 
-    async def list(self, page: Page) -> tuple[list[JobState], bool]:
-        """Return jobs, newest first, and whether there are more. Raises: JobStoreUnavailable."""
-        rows = await self._table.rows(msgspec.structs.replace(page, limit=page.limit + 1))
-        has_more = len(rows) > page.limit or sum(row.data_bytes for row in rows) > page.data_bytes
-        shown = rows[:-1] if has_more and len(rows) > 1 else rows
-        return [await self._state_of(job_of(row)) for row in shown], has_more
+        def read(row: Row) -> Job | None:
+            job = job_of(row)
+            return job if owner is None or owner.owns(job) else None
+
+        at_once = ROWS_AT_ONCE if owner is not None else page.limit + 1
+        found, has_more = await find(self.store, page, read, at_once)
+        return [await self._state_of(job) for job in found], has_more
+
+    async def _state_of(self, job: Job) -> JobState:
+        if job.is_over:
+            return JobState(job)
+        reason = None
+        if job.status in {"validating", "in_progress"}:
+            reason = await self.store.wait_of(job.id)
+            if reason is None and await self.store.is_idle(job.id):
+                reason = NO_PLACE
+        return JobState(await self._with_counts(job), reason)
+
+    async def _with_counts(self, job: Job) -> Job:
+        if not job.total:
+            return job
+        # A list may have a hundred jobs of thousands of chunks each.
+        done = await self.store.finished(job.id)
+        known, counts = self._counts.pop(job.id, (0, Counts()))
+        if known != done:
+            results = (await self.store.progress(job.id)).values()
+            done, counts = len(results), reduce(Counts.plus, (result.counts for result in results), Counts())
+        self._counts[job.id] = done, counts
+        if len(self._counts) > COUNTS_MAX:
+            del self._counts[next(iter(self._counts))]
+        return msgspec.structs.replace(job, counts=counts)
 
     async def cancel(self, tenant: str | None, id_: str, owner: Owner | None = None) -> Job:
         """Cancel a job: its lines that run are finished, and no others are begun.
 
-        Raises: NotFound, InvalidInput, ObjectsUnavailable, JobStoreUnavailable.
+        Raises: NotFound, InvalidInput.
         """
         job = (await self.get(tenant, id_, owner)).job
         if job.is_over:
             raise InvalidInput(f"the batch is {job.status}: it cannot be cancelled", param="batch_id")
         if job.cancelling_s is None:
             moment = Moment(self.now_s())
-            await self.objects.create(names.cancellation(id_), moment)
-            job = await self.put_latest(cancelling(job, moment))
-            self.report(job)
+            await self._create(JOB_CANCELLATION.format(id_), moment)
+            job = await self.put_latest(job.cancelled_at(moment))
+            self._report(job)
         return job
 
     async def put_latest(self, job: Job) -> Job:
@@ -189,37 +248,201 @@ class Jobs:
         Its validation may end, or its owner cancel it, meanwhile: the row of that must not be replaced by an
         older one.
         """
-        await self._table.put(job_row(job))
-        latest = await self.objects.latest(job)
+        await self.store.put(job_row(job))
+        latest = await self._latest(job)
         if latest != job:
-            await self._table.put(job_row(latest))
+            await self.store.put(job_row(latest))
         return latest
 
-    def report(self, job: Job) -> None:
+    async def validate(self, job: Job, rules: LineRules, check_model: CheckModel) -> None:
+        """Read the input, plan its chunks and put them into the queue; or end the job."""
+        plan = await self.plan_of(job.id)
+        if plan is None:
+            plan = await self._check_room(job, await self._check_input(job, rules, check_model))
+        await self._follow(job, plan)
+
+    async def _check_input(self, job: Job, rules: LineRules, check_model: CheckModel) -> Plan:
+        checker = LineChecker(rules, check_model)
+        if await self.store.get(job.input_file) is None:
+            return Plan(self.now_s(), problems=(NO_INPUT,))
+        async with aclosing(self.objects.stream(FILE_DATA.format(job.input_file))) as blocks:
+            async for block in blocks:
+                await asyncio.to_thread(checker.feed, block)
+                if checker.is_hopeless:
+                    break
+        return await asyncio.to_thread(checker.finish, self.now_s())
+
+    async def _check_room(self, job: Job, plan: Plan) -> Plan:
+        """Reserve the bytes of the results that a job has at least; without room its plan is to fail."""
+        if plan.problems:
+            return plan
+        reserved = msgspec.structs.replace(
+            job, chunks=len(plan.chunks), unexecuted_bytes=plan.unexecuted_bytes
+        )
+        try:
+            await self.store.put(job_row(reserved), self.bounds)
+        except StorageFull as error:
+            message = storage_full(self.bounds, error).message
+            return Plan(self.now_s(), problems=(LineProblem("storage_full", message),))
+        return plan
+
+    async def fail(self, job: Job) -> None:
+        """End a job whose validation fails for an unexpected reason, or whose plan is lost."""
+        plan = await self.plan_of(job.id)
+        await self._follow(job, plan or Plan(self.now_s(), problems=(UNREADABLE,)))
+
+    async def _follow(self, job: Job, plan: Plan) -> None:
+        """Create a plan, unless there is one, and follow it."""
+        if not await self._create(JOB_PLAN.format(job.id), plan):
+            plan = await self.plan_of(job.id) or plan
+        job = (await self._latest(job)).planned(plan)
+        if job.is_over:
+            await self.end(FinalRecord(job))
+        else:
+            await self.store.enqueue(job.id, range(len(plan.chunks)))
+            self._report(await self.put_latest(job))
+        await self.store.finish(job.id, VALIDATION, None)
+
+    async def finish_chunk(self, job: Job, number: int, result: ChunkResult) -> None:
+        """Count the stored result of a chunk, and end the job if it was the last one."""
+        await self.store.finish(job.id, number, result)
+        await self.end_if_done(job)
+
+    async def end_if_done(self, job: Job) -> bool:
+        """End a job whose chunks all have results."""
+        if job.in_progress_s is None or job.id in self._ending:
+            return False
+        if await self.store.finished(job.id) < job.chunks or job.id in self._ending:
+            return False
+        self._ending.add(job.id)
+        try:
+            results = await self.store.progress(job.id)
+            final = await self.final_of(job.id)
+            if final is None:
+                final = self._finalized(await self._latest(job), results)
+                await self.store.put(job_row(msgspec.structs.replace(final.job, status="finalizing")))
+            await self.end(final)
+        finally:
+            self._ending.discard(job.id)
+        return True
+
+    def _finalized(self, job: Job, results: dict[int, ChunkResult]) -> FinalRecord:
+        """Return the end of a job from the results of its chunks."""
+        ordered = sorted(results.items())
+        counts = reduce(Counts.plus, (result.counts for _, result in ordered), Counts())
+        sizes: dict[Part, int] = {part: sum(result.sizes[part] for _, result in ordered) for part in PARTS}
+        parts: dict[Part, tuple[str, ...]] = {
+            part: tuple(
+                CHUNK_RESULTS.format(job.id, number, result.attempt, part)
+                for number, result in ordered
+                if result.sizes[part]
+            )
+            for part in PARTS
+        }
+        return FinalRecord(job.ended(counts, sizes, self.now_s()), parts, sizes)
+
+    async def end(self, final: FinalRecord) -> None:
+        """Record the end of a job, and add its files of results."""
+        is_first = await self._create(JOB_FINAL.format(final.job.id), final)
+        if not is_first:
+            final = await self.final_of(final.job.id) or final
+        for part in PARTS:
+            if final.sizes.get(part):
+                record = self._result_file(final, part)
+                await self._create(FILE_RECORD.format(record.id), record)
+                await self.store.put(file_row(record))
+        await self.store.put(job_row(final.job))
+        await self.drop_chunks(final.job)
+        if is_first:
+            self._report(final.job)
+
+    def _result_file(self, final: FinalRecord, part: Part) -> FileRecord:
+        """Return the record of a job's file of results."""
+        job = final.job
+        ended_s = job.ended_s or self.now_s()
+        return FileRecord(
+            result_file_id(job.id, part),
+            job.tenant,
+            f"{job.id}_{'output' if part == 'out' else 'error'}.jsonl",
+            "batch_output",
+            final.sizes[part],
+            ended_s,
+            ended_s + job.keep_s,
+            job.id,
+            part,
+            key=job.key,
+            key_mark=job.key_mark,
+        )
+
+    async def forget(self, job: Job) -> None:
+        """Remove the rows of a job whose objects are gone."""
+        await self.drop_chunks(job)
+        await self.store.remove(job.id)
+
+    async def drop_chunks(self, job: Job) -> None:
+        """Remove what the queue and the table have of a job's chunks."""
+        for number in range(job.chunks):
+            # Their bytes are those of the files of results now.
+            await self.store.remove(chunk_row_id(job.id, number))
+        await self.store.drop(job.id)
+
+    async def requeue(self, job: Job) -> None:
+        """Put the chunks of a job that have no result into the queue, which has lost them."""
+        plan = await self.plan_of(job.id)
+        if plan is None:
+            await self.store.enqueue(job.id, [VALIDATION])
+            return
+        marks = await self.objects.names(CHUNK_MARKS.format(job.id))
+        finished = [int(mark.rpartition("/")[2].removesuffix(".json")) for mark in marks]
+        for start in range(0, len(finished), READS_AT_ONCE):
+            part = finished[start : start + READS_AT_ONCE]
+            await asyncio.gather(*(self._count_again(job, number) for number in part))
+        missing = sorted({*range(len(plan.chunks))} - {*finished})
+        await self.store.enqueue(job.id, missing)
+
+    async def _count_again(self, job: Job, number: int) -> None:
+        result = await self.result_of(job.id, number)
+        if result is not None:
+            await self.store.put(chunk_row(job, number, sum(result.sizes.values())))
+            await self.store.finish(job.id, number, result)
+
+    async def rebuild(self, id_: str) -> Job | None:
+        """Return a job as its objects describe it, None if there is no such job."""
+        final = await self.final_of(id_)
+        if final is not None:
+            return final.job
+        created = await self._read(JOB_CREATED.format(id_), Job)
+        return None if created is None else await self._latest(created)
+
+    async def plan_of(self, id_: str) -> Plan | None:
+        """Return the plan of a job, None before its validation."""
+        return await self._read(JOB_PLAN.format(id_), Plan)
+
+    async def final_of(self, id_: str) -> FinalRecord | None:
+        """Return the end of a job, None before it."""
+        return await self._read(JOB_FINAL.format(id_), FinalRecord)
+
+    async def result_of(self, id_: str, number: int) -> ChunkResult | None:
+        """Return the stored result of a chunk, None if it has none."""
+        return await self._read(CHUNK_MARK.format(id_, number), ChunkResult)
+
+    async def _latest(self, job: Job) -> Job:
+        """Return a job that has not ended with the marks of its plan and its cancellation."""
+        plan = await self.plan_of(job.id)
+        if plan is not None:
+            job = job.planned(plan)
+        moment = await self._read(JOB_CANCELLATION.format(job.id), Moment)
+        return job if moment is None or job.is_over else job.cancelled_at(moment)
+
+    async def _create(self, name: str, record: msgspec.Struct) -> bool:
+        """Create a record; return False if another writer was first."""
+        return await self.objects.create(name, msgspec.json.encode(record))
+
+    async def _read(self, name: str, kind: type[Record]) -> Record | None:
+        data = await self.objects.read(name)
+        return None if data is None else msgspec.json.decode(data, type=kind)
+
+    def _report(self, job: Job) -> None:
         """Report a status that a job has reached."""
         self.changed.set()
         self._on_change(job)
-
-    async def _state_of(self, job: Job) -> JobState:
-        if job.is_over:
-            return JobState(job)
-        reason = None
-        if job.status in {"validating", "in_progress"}:
-            reason = await self._waits.get(job.id)
-            if reason is None and await self._queue.is_idle(job.id):
-                reason = NO_PLACE
-        return JobState(await self._with_counts(job), reason)
-
-    async def _with_counts(self, job: Job) -> Job:
-        if not job.total:
-            return job
-        # A list may have a hundred jobs of thousands of chunks each.
-        done = await self._queue.finished(job.id)
-        known, counts = self._counts.pop(job.id, (0, Counts()))
-        if known != done:
-            results = (await self._queue.progress(job.id)).values()
-            done, counts = len(results), reduce(Counts.plus, (result.counts for result in results), Counts())
-        self._counts[job.id] = done, counts
-        if len(self._counts) > COUNTS_MAX:
-            del self._counts[next(iter(self._counts))]
-        return msgspec.structs.replace(job, counts=counts)

@@ -1,20 +1,22 @@
-"""Validation of a job's input, line by line, and its division into chunks. Pure.
+"""Lines of a job: validation of the input and its division into chunks, and results in OpenAI's format. Pure.
 
 The input arrives in blocks of any size. Only the unfinished last line of a block is kept, and sixteen bytes
-for each line, by which repeated ids are found. Blank lines are no requests: many files end with one.
+for each line, by which repeated ids are found. Blank lines are no requests: many files end with one. A valid
+line is read again from its chunk when it runs, as a call of the gateway's own request path (`LineServer`),
+and ends with one result. Everything is decoded once for what is needed then, and never re-encoded.
 """
 
 import hashlib
 import re
+import secrets
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
 
-from gateway.batches.records import Chunk, LineProblem, Plan
-from gateway.batches.results import unexecuted_bytes
+from gateway.batches.records import Chunk, Job, LineProblem, Part, Plan
 
 # A caller mends a file by its first problems; a list of a million helps no one.
 PROBLEMS_MAX = 100
@@ -39,6 +41,16 @@ FOREIGN = (
     (b"[", "is a JSON array: write one JSON object in each line"),
 )
 LONGEST_MARK = 4
+NO_INPUTS = msgspec.Raw(b"null")
+# Codes and messages of lines without a reply.
+EXPIRED = "batch_expired"
+CANCELLED = "batch_cancelled"
+FAILED = "internal_error"
+MESSAGES = {
+    EXPIRED: "This request could not be executed before the completion window expired.",
+    CANCELLED: "This request was not executed, because its batch was cancelled.",
+    FAILED: "The gateway failed to run this request; its log has the reason.",
+}
 
 # Returns why lines with this model cannot be served, None if they can.
 CheckModel = Callable[[str | None], LineProblem | None]
@@ -60,13 +72,8 @@ class InputLine(msgspec.Struct):
 
 
 class RunLine(msgspec.Struct):
-    """The part of a valid line that is needed to run it. body: None if it cannot be read."""
+    """The part of a valid line that is needed to run it. body: empty if it cannot be read."""
 
-    custom_id: str
-    body: msgspec.Raw | None
-
-
-class _ReadLine(msgspec.Struct):
     custom_id: str
     body: msgspec.Raw
 
@@ -152,7 +159,10 @@ class LineChecker:
             self._add("empty_file", "the file has no lines", None, None)
         self._find_repeated_ids()
         if self._problems:
-            return Plan(now_s, problems=tuple(sorted(self._problems, key=_place)[:PROBLEMS_MAX]))
+            return Plan(
+                now_s,
+                problems=tuple(sorted(self._problems, key=lambda problem: problem.line or 0)[:PROBLEMS_MAX]),
+            )
         model = next(iter(self._models)) if len(self._models) == 1 else None
         chunks = tuple(self._chunks)
         return Plan(now_s, self._lines, chunks, model, unexecuted_bytes=self._unexecuted_bytes)
@@ -206,10 +216,11 @@ class LineChecker:
         except msgspec.ValidationError as error:
             reason, _, place = str(error).partition(" - at `$")
             field = place.strip("`.") or None
-            self._add("invalid_request", _cut(reason), field, self._number)
+            self._add("invalid_request", reason[:MESSAGE_CHARACTERS_MAX], field, self._number)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-            self._add("invalid_json_line", _cut(f"the line is not valid JSON: {reason}"), None, self._number)
+            message = f"the line is not valid JSON: {reason}"[:MESSAGE_CHARACTERS_MAX]
+            self._add("invalid_json_line", message, None, self._number)
         except RecursionError:
             self._too_deep()
         return None
@@ -285,15 +296,6 @@ class LineChecker:
         self._problems.append(LineProblem(code, message, param, line))
 
 
-def _place(problem: LineProblem) -> int:
-    """Return the line of a problem, 0 for one of the whole file."""
-    return problem.line or 0
-
-
-def _cut(message: str) -> str:
-    return message[:MESSAGE_CHARACTERS_MAX]
-
-
 def _nesting(line: bytes) -> int:
     """Return how many arrays and objects of valid JSON are inside each other, or that they are few."""
     count = line.count(b"[") + line.count(b"{")
@@ -306,14 +308,144 @@ def _nesting(line: bytes) -> int:
 
 def split_chunk(data: bytes) -> list[RunLine]:
     """Return the lines of a chunk; one that cannot be read, though validation could, ends no other."""
-    decode = msgspec.json.Decoder(_ReadLine).decode
-    return [_run_line(decode, line) for line in data.split(b"\n") if line.strip()]
+    return [_run_line(line) for line in data.split(b"\n") if line.strip()]
 
 
-def _run_line(decode: Callable[[bytes], "_ReadLine"], line: bytes) -> RunLine:
+def _run_line(line: bytes) -> RunLine:
     try:
-        read = decode(line)
+        return _decode_line(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         found = ID.search(line)
-        return RunLine("" if found is None else found[1].decode(errors="replace"), None)
-    return RunLine(read.custom_id, read.body)
+        return RunLine("" if found is None else found[1].decode(errors="replace"), msgspec.Raw())
+
+
+class _Inputs(msgspec.Struct):
+    """Fields of a line that may have several inputs, in any of the endpoints."""
+
+    input: msgspec.Raw = NO_INPUTS
+    documents: msgspec.Raw = NO_INPUTS
+    items: msgspec.Raw = NO_INPUTS
+    queries: msgspec.Raw = NO_INPUTS
+    data_1: msgspec.Raw = NO_INPUTS
+    data_2: msgspec.Raw = NO_INPUTS
+    text_1: msgspec.Raw = NO_INPUTS
+    text_2: msgspec.Raw = NO_INPUTS
+
+
+def count_inputs(body: bytes) -> int:
+    """Return at least the number of inputs in a line: each has a vector or a score."""
+    try:
+        return 1 + sum(map(_count, msgspec.structs.astuple(_decode_inputs(body))))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return 1 + body.count(b",")
+
+
+def _count(field: msgspec.Raw) -> int:
+    """Return the number of inputs in a field: a text and a list of token ids are one."""
+    text = bytes(field)
+    parts = _decode_list(text) if text.startswith(b"[") else []
+    is_ids = bool(parts) and bytes(parts[0])[:1].isdigit()
+    return 0 if is_ids else len(parts)
+
+
+class LineResult(msgspec.Struct, frozen=True):
+    """Result of one line. text: as it stands in the file of results, with its newline."""
+
+    part: Part
+    text: bytes
+    tokens: int = 0
+    cached_tokens: int = 0
+    is_executed: bool = True
+
+
+class LineReply(msgspec.Struct, frozen=True):
+    """Reply to a line that was run. status: HTTP's. body: JSON. tokens: as they were settled."""
+
+    status: int
+    body: bytes
+    request_id: str
+    tokens: int = 0
+    cached_tokens: int = 0
+
+
+class LineRequest(msgspec.Struct, frozen=True):
+    """A line to run. id: the same for the same try after a kill."""
+
+    id: str
+    job: Job
+    body: msgspec.Raw
+
+
+class LineServer(Protocol):
+    """Runs lines as calls of class bulk, with the permissions and limits that their key has now."""
+
+    async def serve(self, request: LineRequest) -> LineReply:
+        """Return the reply to a line, also one that reports an error.
+
+        Raises: GatewayError if another try might succeed.
+        """
+
+    async def settle(self) -> None:
+        """Wait until the quota store has what all lines so far have cost. Raises: QuotaUnavailable."""
+
+    def check_model(self, job: Job, model: str | None) -> LineProblem | None:
+        """Return why lines of a job with this model cannot be served, None if they can."""
+
+    def calls(self) -> int:
+        """Return the number of interactive calls so far."""
+
+    def is_draining(self) -> bool:
+        """Return whether the process is about to stop."""
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+
+
+class _ResultLine(msgspec.Struct):
+    id: str
+    custom_id: str
+    response: _Response | None
+    error: _Error | None
+
+
+_decode_line = msgspec.json.Decoder(RunLine).decode
+_decode_inputs = msgspec.json.Decoder(_Inputs).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def result_of(custom_id: str, reply: LineReply) -> LineResult:
+    """Return the result of a line that got a reply."""
+    part: Part = "out" if reply.status == 200 else "err"
+    response = _Response(reply.status, reply.request_id, msgspec.Raw(reply.body))
+    return LineResult(part, _text(custom_id, response, None), reply.tokens, reply.cached_tokens)
+
+
+def unexecuted(custom_id: str, code: str) -> LineResult:
+    """Return the result of a line that was never run."""
+    return LineResult("err", _text(custom_id, None, _Error(code, MESSAGES[code])), is_executed=False)
+
+
+def unexecuted_bytes(custom_id: str) -> int:
+    """Return how long the result of a line is at most that was never run."""
+    return UNEXECUTED_BYTES + len(_encode(custom_id))
+
+
+def failed(custom_id: str) -> LineResult:
+    """Return the result of a line that the gateway cannot run."""
+    return LineResult("err", _text(custom_id, None, _Error(FAILED, MESSAGES[FAILED])))
+
+
+def _text(custom_id: str, response: _Response | None, error: _Error | None) -> bytes:
+    return _encode(_ResultLine(f"batch_req_{secrets.token_hex(12)}", custom_id, response, error)) + b"\n"
+
+
+UNEXECUTED_BYTES = max(len(unexecuted("", code).text) for code in MESSAGES)

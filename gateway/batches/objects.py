@@ -1,16 +1,30 @@
-"""Objects of files and jobs: the protocol that a folder and a bucket share.
+"""Store of objects by name: the protocol that a folder and a bucket share, and the folder.
 
-Rule: an object appears whole or not at all, and is never changed. `create` lets the first of several writers
-win. Everything that a job needs to go on is in objects: records elsewhere can be built from them again.
+An object appears whole or not at all, and is never changed. `create` lets the first of several writers win.
+Everything that a job needs to go on is in objects: records elsewhere can be built from them again.
+
+In a folder each object is a file. It is written in `unfinished/` under a random name, synced to the disk, and
+then moved to its name; `create` links it there, because a link fails if the name exists, where a move would
+replace the file. Gateways that share jobs share the folder.
 """
 
+import asyncio
 import errno
-from collections.abc import AsyncGenerator, Sequence
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 BLOCK_BYTES = 256 * 1024
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# Unfinished objects, on the same file system.
+UNFINISHED = "unfinished"
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class ObjectsUnavailable(Exception):
@@ -72,9 +86,188 @@ class Objects(Protocol):
         """Remove what was left unfinished so long ago by gateways that were killed."""
 
 
-def failure_of(error: OSError) -> ObjectsUnavailable:
-    """Return the error for a failure of a file system, without any path."""
-    if error.errno == errno.ENOENT:
-        return ObjectLost()
-    is_full = error.errno in FULL
-    return ObjectsUnavailable(error.strerror or type(error).__name__, is_full=is_full)
+def _in_thread(
+    work: Callable[Parameters, Result],
+) -> Callable[Parameters, Coroutine[Any, Any, Result]]:
+    """Return a function that blocks as one that runs in a thread, with an error that has no path."""
+
+    @wraps(work)
+    async def run(*arguments: Parameters.args, **options: Parameters.kwargs) -> Result:
+        try:
+            return await asyncio.to_thread(work, *arguments, **options)
+        except FileNotFoundError as error:
+            raise ObjectLost from error
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise ObjectsUnavailable(reason, is_full=error.errno in FULL) from error
+
+    return run
+
+
+_open = _in_thread(os.open)
+_read = _in_thread(os.pread)
+
+
+class FolderUpload:
+    """An object that is being written to a file of its own."""
+
+    def __init__(self, path: Path, target: Path) -> None:
+        self._path = path
+        self._target = target
+        self._file = path.open("xb", buffering=0)
+
+    @_in_thread
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        _write_all(self._file.fileno(), data)
+
+    @_in_thread
+    def commit(self) -> None:
+        """Let the object appear, once its bytes are on the disk."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+        _move(self._path, self._target)
+
+    async def abort(self) -> None:
+        """Drop what was written."""
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+class FolderObjects:
+    """Objects as files below a folder, with modes that keep other users out. Raises: OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._unfinished = folder / UNFINISHED
+        make_private_folders(self._unfinished)
+
+    @_in_thread
+    def start(self, name: str) -> FolderUpload:
+        """Begin an object."""
+        return FolderUpload(self._new_path(), self._folder / name)
+
+    @_in_thread
+    def add(self, name: str, path: Path) -> None:
+        """Move a local file to its name."""
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        _move(path, self._folder / name)
+
+    @_in_thread
+    def create(self, name: str, data: bytes) -> bool:
+        """Add an object, unless there is one."""
+        path, target = self._new_path(), self._folder / name
+        if target.exists():
+            return False
+        try:
+            with path.open("xb", buffering=0) as file:
+                _write_all(file.fileno(), data)
+                os.fsync(file.fileno())
+            make_private_folders(target.parent)
+            target.hardlink_to(path)
+        except FileExistsError:
+            return False
+        finally:
+            path.unlink(missing_ok=True)
+        _sync_folder(target.parent)
+        return True
+
+    @_in_thread
+    def read(self, name: str) -> bytes | None:
+        """Return an object, None if there is none."""
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    async def stream(
+        self, name: str, offset: int = 0, length: int | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the blocks of an object."""
+        file = await _open(self._folder / name, os.O_RDONLY)
+        try:
+            end = None if length is None else offset + length
+            while end is None or offset < end:
+                block = await _read(
+                    file, BLOCK_BYTES if end is None else min(BLOCK_BYTES, end - offset), offset
+                )
+                if not block:
+                    break
+                offset += len(block)
+                yield block
+            if end is not None and offset < end:
+                raise ObjectLost
+        finally:
+            os.close(file)
+
+    @_in_thread
+    def names(self, prefix: str) -> list[str]:
+        """Return the names below a prefix."""
+        files = (self._folder / prefix).rglob("*")
+        return sorted(str(path.relative_to(self._folder)) for path in files if path.is_file())
+
+    @_in_thread
+    def folders(self, prefix: str) -> list[str]:
+        """Return the folders directly below a prefix."""
+        folder = self._folder / prefix
+        return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+    @_in_thread
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove objects, and the folders that become empty."""
+        for name in names:
+            (self._folder / name).unlink(missing_ok=True)
+        for name in {str(Path(name).parent) for name in names}:
+            folder = self._folder / name
+            # Until one is not empty.
+            with suppress(OSError):
+                while folder != self._folder:
+                    folder.rmdir()
+                    folder = folder.parent
+
+    @_in_thread
+    def sweep(self, older_s: float) -> None:
+        """Remove unfinished objects that are this old."""
+        remove_older(self._unfinished, time.time() - older_s)
+
+    def _new_path(self) -> Path:
+        return self._unfinished / secrets.token_hex(12)
+
+
+def make_private_folders(folder: Path) -> None:
+    """Create a folder and the missing ones above it, which other users cannot enter. Raises: OSError."""
+    if not folder.is_dir():
+        make_private_folders(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def remove_older(folder: Path, before_s: float) -> None:
+    """Remove the files of a folder that have not changed since a time, in seconds since 1970."""
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if path.stat().st_mtime < before_s:
+                path.unlink()
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _move(path: Path, target: Path) -> None:
+    make_private_folders(target.parent)
+    path.replace(target)
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk, so that they outlast a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,4 +1,10 @@
-"""Records of files and jobs as they are stored, and the fields that a job goes through. Pure."""
+"""Records of files and jobs as they are stored, the names of their objects, and the states of a job. Pure.
+
+A job is a record at its creation, and marks that are each created once: its plan, its cancellation, the
+results of its chunks, its end. Its current state is computed from them, by any gateway and at any time:
+`Job.planned`, `Job.cancelled_at`, `Job.ended`. Gateways of the version before read these records: fields
+are only added, with defaults.
+"""
 
 import secrets
 from typing import Literal
@@ -13,6 +19,22 @@ Endpoint = Literal["/v1/embeddings", "/v2/rerank", "/score"]
 # Results of lines: those that succeeded, and all others.
 Part = Literal["out", "err"]
 PARTS: tuple[Part, ...] = ("out", "err")
+
+# Names of objects. IDENTITY: of the folder or bucket itself.
+IDENTITY = "identity.json"
+FILES = "files/"
+FILE_RECORD = "files/{}.json"
+FILE_DATA = "files/{}.data"
+JOBS = "jobs/"
+JOB_FOLDER = "jobs/{}/"
+JOB_CREATED = "jobs/{}/job.json"
+JOB_PLAN = "jobs/{}/plan.json"
+JOB_CANCELLATION = "jobs/{}/cancel.json"
+JOB_FINAL = "jobs/{}/final.json"
+# Marks of finished chunks, and their results: by job, number, attempt and part.
+CHUNK_MARKS = "jobs/{}/chunks/"
+CHUNK_MARK = "jobs/{}/chunks/{:06}.json"
+CHUNK_RESULTS = "jobs/{}/results/{:06}-{}.{}"
 
 
 class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,13 +82,32 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
 
     def plus(self, other: "Counts") -> "Counts":
         """Return the sum of two counts."""
-        return Counts(
-            self.completed + other.completed,
-            self.failed + other.failed,
-            self.unexecuted + other.unexecuted,
-            self.tokens + other.tokens,
-            self.cached_tokens + other.cached_tokens,
-        )
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return Counts(*(own + more for own, more in pairs))
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive lines of the input. first: number of its first line, from 0. offset: of its first byte."""
+
+    first: int
+    lines: int
+    offset: int
+    length: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Result of the validation of an input.
+
+    at_s: seconds since 1970. model: of all lines, if only one. unexecuted_bytes: of the results if no line
+    runs.
+    """
+
+    at_s: float
+    total: int = 0
+    chunks: tuple[Chunk, ...] = ()
+    model: str | None = None
+    problems: tuple[LineProblem, ...] = ()
+    unexecuted_bytes: int = 0
 
 
 class Job(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,6 +156,43 @@ class Job(msgspec.Struct, frozen=True, omit_defaults=True):
         ends = (self.completed_s, self.failed_s, self.expired_s, self.cancelled_s)
         return next((end for end in ends if end is not None), None)
 
+    def planned(self, plan: Plan) -> "Job":
+        """Return the job after its validation."""
+        if plan.problems:
+            return msgspec.structs.replace(self, status="failed", failed_s=plan.at_s, problems=plan.problems)
+        return msgspec.structs.replace(
+            self,
+            status="in_progress" if self.cancelling_s is None else "cancelling",
+            in_progress_s=plan.at_s,
+            total=plan.total,
+            chunks=len(plan.chunks),
+            model=plan.model,
+            unexecuted_bytes=plan.unexecuted_bytes,
+        )
+
+    def cancelled_at(self, moment: "Moment") -> "Job":
+        """Return the job after its owner has cancelled it."""
+        return msgspec.structs.replace(self, status="cancelling", cancelling_s=moment.at_s)
+
+    def ended(self, counts: Counts, sizes: dict[Part, int], now_s: float) -> "Job":
+        """Return the job after all its chunks have results. sizes: of the files of results."""
+        end: Status = "completed"
+        if self.cancelling_s is not None:
+            end = "cancelled"
+        elif counts.unexecuted:
+            end = "expired"
+        return msgspec.structs.replace(
+            self,
+            status=end,
+            counts=counts,
+            output_file=result_file_id(self.id, "out") if sizes["out"] else None,
+            error_file=result_file_id(self.id, "err") if sizes["err"] else None,
+            finalizing_s=now_s if end == "completed" else None,
+            completed_s=now_s if end == "completed" else None,
+            expired_s=now_s if end == "expired" else None,
+            cancelled_s=now_s if end == "cancelled" else None,
+        )
+
 
 class Owner(msgspec.Struct, frozen=True):
     """Key that uploads files and creates jobs. mark: empty for tokens, whose ids are of one user."""
@@ -125,30 +203,6 @@ class Owner(msgspec.Struct, frozen=True):
     def owns(self, record: FileRecord | Job) -> bool:
         """Return whether a record of its tenant is of this key."""
         return (record.key, record.key_mark) == (self.key, self.mark)
-
-
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive lines of the input. first: number of its first line, from 0. offset: of its first byte."""
-
-    first: int
-    lines: int
-    offset: int
-    length: int
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """Result of the validation of an input.
-
-    at_s: seconds since 1970. model: of all lines, if only one. unexecuted_bytes: of the results if no line
-    runs.
-    """
-
-    at_s: float
-    total: int = 0
-    chunks: tuple[Chunk, ...] = ()
-    model: str | None = None
-    problems: tuple[LineProblem, ...] = ()
-    unexecuted_bytes: int = 0
 
 
 class ChunkResult(msgspec.Struct, frozen=True):
@@ -181,43 +235,3 @@ def new_id(prefix: Literal["file-", "batch_"]) -> str:
 def result_file_id(job: str, part: Part) -> str:
     """Return the id of a job's file of results: the same for every gateway that ends the job."""
     return f"file-{job.removeprefix('batch_')}-{part}"
-
-
-def planned(job: Job, plan: Plan) -> Job:
-    """Return a job after its validation."""
-    if plan.problems:
-        return msgspec.structs.replace(job, status="failed", failed_s=plan.at_s, problems=plan.problems)
-    return msgspec.structs.replace(
-        job,
-        status="cancelling" if job.cancelling_s is not None else "in_progress",
-        in_progress_s=plan.at_s,
-        total=plan.total,
-        chunks=len(plan.chunks),
-        model=plan.model,
-        unexecuted_bytes=plan.unexecuted_bytes,
-    )
-
-
-def cancelling(job: Job, moment: Moment) -> Job:
-    """Return a job that its owner has cancelled."""
-    return msgspec.structs.replace(job, status="cancelling", cancelling_s=moment.at_s)
-
-
-def ended(job: Job, counts: Counts, sizes: dict[Part, int], now_s: float) -> Job:
-    """Return a job whose chunks all have results. sizes: of the files of results."""
-    end: Status = "completed"
-    if job.cancelling_s is not None:
-        end = "cancelled"
-    elif counts.unexecuted:
-        end = "expired"
-    return msgspec.structs.replace(
-        job,
-        status=end,
-        counts=counts,
-        finalizing_s=now_s if end == "completed" else None,
-        output_file=result_file_id(job.id, "out") if sizes["out"] else None,
-        error_file=result_file_id(job.id, "err") if sizes["err"] else None,
-        completed_s=now_s if end == "completed" else None,
-        expired_s=now_s if end == "expired" else None,
-        cancelled_s=now_s if end == "cancelled" else None,
-    )

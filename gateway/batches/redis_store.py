@@ -1,6 +1,8 @@
-"""Table in Redis, and the queue as a stream with a consumer group for each job; shared by all gateways.
+"""Store in Redis, shared by all gateways.
 
-A stream has an entry for each chunk that is not finished, and goes with its job.
+Rows are one hash, with sorted sets for lists; a script counts their bytes and checks the bounds. The queue
+is a stream with a consumer group for each job: it has an entry for each chunk that is not finished, and goes
+with its job. A lease is the time for which an entry is not idle. Redis forgets reasons for waits in time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from gateway.batches.job_store import (
+from gateway.batches.records import ChunkResult
+from gateway.batches.store import (
     LEASE_S,
     ByteBounds,
-    JobStore,
     JobStoreUnavailable,
     Kind,
     Page,
@@ -21,7 +23,6 @@ from gateway.batches.job_store import (
     StorageFull,
     TooManyRows,
 )
-from gateway.batches.records import ChunkResult
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import Script, load_script
@@ -46,91 +47,92 @@ AT_ONCE = 500
 ROWS_AT_ONCE = 32
 
 
-class RedisCommands:
-    """Commands and scripts, whose failures are those of the store."""
+class RedisJobStore:
+    """Rows, chunks and reasons in Redis."""
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
-
-    async def command(self, *command: Any) -> Any:
-        """Return the reply to a command. Raises: JobStoreUnavailable."""
-        try:
-            return await self._client.execute(*command)
-        except StoreUnavailable as error:
-            raise JobStoreUnavailable(f"Redis is unavailable: {error}") from error
-
-    async def script(self, script: Script, keys: Sequence[str], argument: dict[str, Any]) -> Any:
-        """Return the reply of a script. Raises: JobStoreUnavailable."""
-        try:
-            reply = await self._client.run_script(script, keys, msgspec.msgpack.encode(argument))
-        except StoreUnavailable as error:
-            raise JobStoreUnavailable(f"Redis is unavailable: {error}") from error
-        return msgspec.msgpack.decode(reply)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
-
-
-class RedisTable:
-    """Rows in Redis."""
-
-    def __init__(self, commands: RedisCommands) -> None:
-        self._redis = commands
+        # Entry of each chunk that this process owns.
+        self._entries: dict[tuple[str, int], str] = {}
+        # Those that it has released, and others may claim later.
+        self._resting: dict[tuple[str, int], str] = {}
 
     async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
-        """Add or replace a row. Raises: JobStoreUnavailable, StorageFull, TooManyRows."""
-        await self._put(row, _argument(row, msgspec.json.encode(row).decode(), bounds, counts))
+        """Add or replace a row."""
+        await self._put(row, msgspec.json.encode(row).decode(), bounds, counts)
 
     async def check(self, row: Row, bounds: ByteBounds, counts: RowBounds) -> None:
-        """Raise what `put` would raise now. Raises: JobStoreUnavailable, StorageFull, TooManyRows."""
-        await self._put(row, _argument(row, "", bounds, counts) | {"trial": True})
+        """Raise what `put` would raise now."""
+        await self._put(row, "", bounds, counts, is_trial=True)
 
-    async def _put(self, row: Row, argument: dict[str, Any]) -> None:
-        tenant = _listed(row.kind, row.tenant)
-        keys = [ROWS, BYTES, ACTIVE, UNFINISHED, _listed(row.kind, None), tenant, _active(row.tenant)]
-        exceeded = await self._redis.script(PUT, keys, argument)
+    async def _put(
+        self,
+        row: Row,
+        encoded: str,
+        bounds: ByteBounds | None = None,
+        counts: RowBounds | None = None,
+        *,
+        is_trial: bool = False,
+    ) -> None:
+        """Add, replace or, without `encoded`, remove a row."""
+        argument = {
+            "id": row.id,
+            "tenant": row.tenant,
+            "at": row.at_ms,
+            "bytes": row.bytes,
+            "shown": row.is_shown,
+            "active": row.is_active,
+            # Rows of chunks are removed with their job.
+            "unfinished": bool(encoded) and not row.is_shown and row.id.startswith("file-"),
+            "row": encoded,
+            "of_tenant": bounds.tenant if bounds else 0,
+            "total": bounds.total if bounds else 0,
+            "shown_max": counts.shown if counts else -1,
+            "active_max": counts.active if counts else -1,
+            "trial": is_trial,
+        }
+        lists = _listed(row.kind, None), _listed(row.kind, row.tenant)
+        keys = [ROWS, BYTES, ACTIVE, UNFINISHED, *lists, f"{ACTIVE}:{row.tenant}"]
+        exceeded = await self._script(PUT, keys, argument)
         if exceeded in {"active", "shown"}:
             raise TooManyRows(of_active=exceeded == "active")
         if exceeded:
             raise StorageFull(of_tenant=exceeded == "tenant")
 
     async def get(self, id_: str) -> Row | None:
-        """Return a row. Raises: JobStoreUnavailable."""
-        found = await self._redis.command("HGET", ROWS, id_)
+        """Return a row."""
+        found = await self._command("HGET", ROWS, id_)
         return None if found is None else msgspec.json.decode(found, type=Row)
 
     async def remove(self, id_: str) -> None:
-        """Remove a row. Raises: JobStoreUnavailable."""
+        """Remove a row."""
         row = await self.get(id_)
         if row is not None:
-            gone = msgspec.structs.replace(row, bytes=0, is_shown=False, is_active=False)
-            await self._put(gone, _argument(gone, "", None, None))
+            await self._put(msgspec.structs.replace(row, bytes=0, is_shown=False, is_active=False), "")
 
     async def rows(self, page: Page) -> list[Row]:
-        """Return shown rows. Raises: JobStoreUnavailable."""
+        """Return shown rows."""
         key, start = _listed(page.kind, page.tenant), 0
         if page.after is not None:
-            rank = await self._redis.command("ZREVRANK" if page.newest_first else "ZRANK", key, page.after)
+            rank = await self._command("ZREVRANK" if page.newest_first else "ZRANK", key, page.after)
             if rank is None:
                 return []
             start = int(rank) + 1
         name = "ZREVRANGE" if page.newest_first else "ZRANGE"
-        ids = await self._redis.command(name, key, start, start + page.limit - 1)
+        ids = await self._command(name, key, start, start + page.limit - 1)
         return await self._rows_of(ids, page.data_bytes)
 
     async def active(self, tenant: str | None = None) -> list[Row]:
-        """Return the jobs that have not ended. Raises: JobStoreUnavailable."""
-        key = ACTIVE if tenant is None else _active(tenant)
-        return await self._rows_of(await self._redis.command("ZRANGE", key, 0, -1))
+        """Return the jobs that have not ended."""
+        key = ACTIVE if tenant is None else f"{ACTIVE}:{tenant}"
+        return await self._rows_of(await self._command("ZRANGE", key, 0, -1))
 
     async def _rows_of(self, ids: Sequence[bytes], data_bytes: float = inf) -> list[Row]:
         """Return rows, up to the one with which their data is longer than this."""
         rows: list[Row] = []
         size = 0
         for start in range(0, len(ids), ROWS_AT_ONCE):
-            found = await self._redis.command("HMGET", ROWS, *ids[start : start + ROWS_AT_ONCE])
-            for encoded in found:
+            for encoded in await self._command("HMGET", ROWS, *ids[start : start + ROWS_AT_ONCE]):
                 if encoded is not None:
                     rows.append(msgspec.json.decode(encoded, type=Row))
                     size += rows[-1].data_bytes
@@ -139,48 +141,33 @@ class RedisTable:
         return rows
 
     async def unfinished(self, before_ms: int) -> list[str]:
-        """Return the ids of uploads that were never completed. Raises: JobStoreUnavailable."""
-        found = await self._redis.command("ZRANGEBYSCORE", UNFINISHED, "-inf", before_ms, "LIMIT", 0, AT_ONCE)
+        """Return the ids of uploads that were never completed."""
+        found = await self._command("ZRANGEBYSCORE", UNFINISHED, "-inf", before_ms, "LIMIT", 0, AT_ONCE)
         return [id_.decode() for id_ in found]
 
     async def used_bytes(self) -> int:
-        """Return the bytes of all files. Raises: JobStoreUnavailable."""
-        return int(await self._redis.command("HGET", BYTES, "") or 0)
+        """Return the bytes of all files and jobs."""
+        return int(await self._command("HGET", BYTES, "") or 0)
 
     async def agree(self, identity: str) -> str:
-        """Return the identity on which the gateways of this Redis agree. Raises: JobStoreUnavailable."""
-        await self._redis.command("SET", OBJECTS, identity, "NX")
-        return str((await self._redis.command("GET", OBJECTS)).decode())
+        """Return the identity on which the gateways of this Redis agree."""
+        await self._command("SET", OBJECTS, identity, "NX")
+        return str((await self._command("GET", OBJECTS)).decode())
 
     async def beat(self) -> int:
-        """Count up. Raises: JobStoreUnavailable."""
-        return int(await self._redis.command("INCR", BEATS))
-
-    async def aclose(self) -> None:
-        """Close the connections, for the queue too."""
-        await self._redis.aclose()
-
-
-class RedisQueue:
-    """Chunks in Redis: a stream for each job."""
-
-    def __init__(self, commands: RedisCommands) -> None:
-        self._redis = commands
-        # Entry of each chunk that this process owns.
-        self._entries: dict[tuple[str, int], str] = {}
-        # Those that it has released, and others may claim later.
-        self._resting: dict[tuple[str, int], str] = {}
+        """Count up."""
+        return int(await self._command("INCR", BEATS))
 
     async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
-        """Add chunks to the stream of a job. Raises: JobStoreUnavailable."""
-        await self._redis.script(CREATE, [_stream(job)], {"group": GROUP})
+        """Add chunks to the stream of a job."""
+        await self._script(CREATE, [_stream(job)], {"group": GROUP})
         for chunk in chunks:
-            await self._redis.command("XADD", _stream(job), "*", "chunk", chunk)
+            await self._command("XADD", _stream(job), "*", "chunk", chunk)
 
     async def claim(self, job: str, owner: str) -> int | None:
-        """Return a chunk that no live owner has. Raises: JobStoreUnavailable."""
+        """Return a chunk that no live owner has."""
         argument = {"group": GROUP, "consumer": owner, "lease": round(LEASE_S * 1000)}
-        found = await self._redis.script(CLAIM, [_stream(job)], argument)
+        found = await self._script(CLAIM, [_stream(job)], argument)
         if not found:
             return None
         entry, chunk = found
@@ -194,13 +181,13 @@ class RedisQueue:
         return int(chunk)
 
     async def renew(self, job: str, chunks: Sequence[int], owner: str) -> None:
-        """Keep chunks for another lease. Raises: JobStoreUnavailable."""
+        """Keep chunks for another lease."""
         entries = [entry for chunk in chunks if (entry := self._entries.get((job, chunk)))]
         if entries:
             await self._set_idle(job, entries, owner, 0)
 
     async def release(self, job: str, chunk: int, owner: str, after_s: float = 0.0) -> None:
-        """Let others claim a chunk. Raises: JobStoreUnavailable."""
+        """Let others claim a chunk."""
         key = job, chunk
         entry = self._entries.pop(key, None) or self._resting.pop(key, None)
         if entry is not None:
@@ -210,97 +197,77 @@ class RedisQueue:
 
     async def _set_idle(self, job: str, entries: list[str], owner: str, idle_ms: int) -> None:
         argument = {"group": GROUP, "consumer": owner, "idle": idle_ms, "ids": entries}
-        await self._redis.script(RENEW, [_stream(job)], argument)
+        await self._script(RENEW, [_stream(job)], argument)
 
     async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
-        """Take a chunk off the queue. Raises: JobStoreUnavailable."""
+        """Take a chunk off the queue."""
         if result is not None:
-            await self._redis.command("HSET", _progress(job), chunk, msgspec.msgpack.encode(result))
+            await self._command("HSET", _progress(job), chunk, msgspec.msgpack.encode(result))
         self._resting.pop((job, chunk), None)
         entry = self._entries.pop((job, chunk), None)
         if entry is not None:
             await self._forget(job, entry)
 
     async def _forget(self, job: str, entry: str) -> None:
-        await self._redis.command("XACK", _stream(job), GROUP, entry)
-        await self._redis.command("XDEL", _stream(job), entry)
+        await self._command("XACK", _stream(job), GROUP, entry)
+        await self._command("XDEL", _stream(job), entry)
 
     async def progress(self, job: str) -> dict[int, ChunkResult]:
-        """Return the results of finished chunks. Raises: JobStoreUnavailable."""
-        found = await self._redis.command("HGETALL", _progress(job))
-        return {
-            int(chunk): msgspec.msgpack.decode(result, type=ChunkResult) for chunk, result in _pairs(found)
-        }
+        """Return the results of finished chunks."""
+        found = _pairs(await self._command("HGETALL", _progress(job)))
+        return {int(chunk): msgspec.msgpack.decode(result, type=ChunkResult) for chunk, result in found}
 
     async def finished(self, job: str) -> int:
-        """Return the number of finished chunks. Raises: JobStoreUnavailable."""
-        return int(await self._redis.command("HLEN", _progress(job)))
+        """Return the number of finished chunks."""
+        return int(await self._command("HLEN", _progress(job)))
 
     async def is_queued(self, job: str) -> bool:
-        """Return whether the queue knows the job. Raises: JobStoreUnavailable."""
-        return bool(await self._redis.command("EXISTS", _stream(job)))
+        """Return whether the queue knows the job."""
+        return bool(await self._command("EXISTS", _stream(job)))
 
     async def has_chunks(self, job: str) -> bool:
-        """Return whether the stream of the job has an entry. Raises: JobStoreUnavailable."""
-        return bool(await self._redis.command("XLEN", _stream(job)))
+        """Return whether the stream of the job has an entry."""
+        return bool(await self._command("XLEN", _stream(job)))
 
     async def is_idle(self, job: str) -> bool:
-        """Return whether all chunks wait for an owner. Raises: JobStoreUnavailable."""
+        """Return whether all chunks wait for an owner."""
         argument = {"group": GROUP, "lease": round(LEASE_S * 1000)}
-        return bool(await self._redis.script(IDLE, [_stream(job)], argument))
+        return bool(await self._script(IDLE, [_stream(job)], argument))
 
     async def drop(self, job: str) -> None:
-        """Remove a job's stream and results. Raises: JobStoreUnavailable."""
+        """Remove a job's stream and results."""
         for entries in (self._entries, self._resting):
             for key in [key for key in entries if key[0] == job]:
                 del entries[key]
-        await self._redis.command("DEL", _stream(job), _progress(job))
+        await self._command("DEL", _stream(job), _progress(job))
 
+    async def put_wait(self, job: str, reason: str, for_s: float) -> None:
+        """Keep the reason of a job."""
+        await self._command("SET", _wait(job), reason, "PX", max(1, round(for_s * 1000)))
 
-class RedisWaits:
-    """Reasons for which jobs wait, in Redis, which forgets them in time."""
-
-    def __init__(self, commands: RedisCommands) -> None:
-        self._redis = commands
-
-    async def put(self, job: str, reason: str, for_s: float) -> None:
-        """Keep the reason of a job. Raises: JobStoreUnavailable."""
-        await self._redis.command("SET", _wait(job), reason, "PX", max(1, round(for_s * 1000)))
-
-    async def get(self, job: str) -> str | None:
-        """Return the reason of a job. Raises: JobStoreUnavailable."""
-        found = await self._redis.command("GET", _wait(job))
+    async def wait_of(self, job: str) -> str | None:
+        """Return the reason of a job."""
+        found = await self._command("GET", _wait(job))
         return None if found is None else str(found.decode())
 
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
 
-def open_redis(client: RedisClient) -> JobStore:
-    """Return the store in a Redis."""
-    commands = RedisCommands(client)
-    return JobStore(RedisTable(commands), RedisQueue(commands), RedisWaits(commands))
+    async def _command(self, *command: Any) -> Any:
+        """Return the reply to a command. Raises: JobStoreUnavailable."""
+        try:
+            return await self._client.execute(*command)
+        except StoreUnavailable as error:
+            raise JobStoreUnavailable(f"Redis is unavailable: {error}") from error
 
-
-def _argument(row: Row, encoded: str, bounds: ByteBounds | None, counts: RowBounds | None) -> dict[str, Any]:
-    """Return the argument of the script that adds, replaces or, without `encoded`, removes a row."""
-    return {
-        "id": row.id,
-        "tenant": row.tenant,
-        "at": row.at_ms,
-        "bytes": row.bytes,
-        "shown": row.is_shown,
-        "active": row.is_active,
-        # Rows of chunks are removed with their job.
-        "unfinished": bool(encoded) and not row.is_shown and row.id.startswith("file-"),
-        "row": encoded,
-        "of_tenant": bounds.tenant if bounds else 0,
-        "total": bounds.total if bounds else 0,
-        "shown_max": counts.shown if counts else -1,
-        "active_max": counts.active if counts else -1,
-        "trial": False,
-    }
-
-
-def _active(tenant: str) -> str:
-    return f"{ACTIVE}:{tenant}"
+    async def _script(self, script: Script, keys: Sequence[str], argument: dict[str, Any]) -> Any:
+        """Return the reply of a script. Raises: JobStoreUnavailable."""
+        try:
+            reply = await self._client.run_script(script, keys, msgspec.msgpack.encode(argument))
+        except StoreUnavailable as error:
+            raise JobStoreUnavailable(f"Redis is unavailable: {error}") from error
+        return msgspec.msgpack.decode(reply)
 
 
 def _listed(kind: Kind, tenant: str | None) -> str:

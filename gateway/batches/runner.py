@@ -1,112 +1,288 @@
-"""Runner of one process: claims chunks of all jobs in turn and runs them, and ends jobs that are done."""
+"""Runner of one process: claims chunks of all jobs in turn and runs their lines.
+
+`Runner` looks at the jobs that have not ended once a second, and when one has changed. It claims a chunk for
+the tenant that has the fewest slots, renews the leases of those that it owns, and gives back what cannot go
+on. `RunningJob` is what this process knows of a job: why its lines wait and until when, how often each chunk
+was tried, how large its results are. `ChunkRun` is one try at a chunk: it reads the chunk's lines, runs those
+that have no result in the journal, appends each result to it at once, and stores all of them in the end; the
+mark of the chunk decides which attempt counts.
+
+Rule: a line ends with exactly one result. A try waits for nothing that may take long: a chunk whose lines
+cannot run, or whose results cannot be stored, ends with `Postponed`, and the next try goes on with its
+journal.
+"""
 
 import asyncio
+import errno
 import logging
+import random
 import secrets
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from gateway.batches.chunk_run import FAILURES_MAX, ChunkRun, RunParts
-from gateway.batches.job_objects import JobObjects
-from gateway.batches.job_store import RENEW_S, VALIDATION, JobStoreUnavailable, job_of
-from gateway.batches.lifecycle import Lifecycle
-from gateway.batches.lines import LineRules
-from gateway.batches.objects import ObjectLost, ObjectsUnavailable
-from gateway.batches.patience import Postponed, Stopped
-from gateway.batches.records import Job, LineProblem, Plan
-from gateway.batches.running_job import RunningJob, Tries, store_waits
-from gateway.batches.slots import Slot, Slots
+import msgspec
+
+from gateway.batches.files import storage_full
+from gateway.batches.jobs import Jobs
+from gateway.batches.journal import Journal, open_journal, remove_journals
+from gateway.batches.lines import (
+    CANCELLED,
+    EXPIRED,
+    LineRequest,
+    LineResult,
+    LineRules,
+    LineServer,
+    RunLine,
+    count_inputs,
+    failed,
+    result_of,
+    split_chunk,
+    unexecuted,
+)
+from gateway.batches.objects import FULL, ObjectLost, ObjectsUnavailable
+from gateway.batches.records import (
+    CHUNK_MARK,
+    CHUNK_RESULTS,
+    FILE_DATA,
+    PARTS,
+    Chunk,
+    ChunkResult,
+    Job,
+    LineProblem,
+    Part,
+    Plan,
+)
+from gateway.batches.shares import LinePermits, Permit, Slot, Slots
+from gateway.batches.store import (
+    LEASE_S,
+    RENEW_S,
+    VALIDATION,
+    ByteBounds,
+    JobStoreUnavailable,
+    StorageFull,
+    chunk_row,
+    job_of,
+)
 from gateway.config.schema import BatchesSettings
+from gateway.errors import GatewayError, QuotaExceeded, QuotaUnavailable
 
 # How soon this process learns of jobs that others have created or cancelled.
 LOOK_EVERY_S = 1.0
+# Inputs of chunks in memory.
 CHUNK_BYTES_MAX = 64 * 1024 * 1024
-# Plans in memory, each of some hundred kilobytes at most.
-PLANS_MAX = 16
 STOP_S = 3.0
 FAILURE_PAUSE_S = 2.0
+PAUSE_MIN_S = 0.5
+# Limits may be raised meanwhile.
+PAUSE_MAX_S = 60.0
+STORE_PAUSE_MAX_S = 15.0
+TRANSIENT = FULL | {errno.EIO, errno.EAGAIN, errno.ENFILE, errno.EMFILE}
+# Tries that fail for an unexpected reason; then the lines that are left get an error.
+FAILURES_MAX = 5
+# For so long after the end of a wait its reason is shown: until lines have run, or wait again.
+SHOWN_S = 3.0
+# Of a result, for each input of its line, until the job has had results: a vector of 1,024 numbers as text.
+ITEM_BYTES = 16 * 1024
+# The estimate follows larger results at once, and smaller ones by this much.
+ITEM_BYTES_DECAY = 0.75
+# Bytes of results, reserved at a time, before lines run.
+RESERVE_BYTES = 1024 * 1024
 
 logger = logging.getLogger("gateway")
 
 
-class Plans:
-    """Plans of jobs that run."""
+class Postponed(Exception):
+    """A chunk cannot go on now; another attempt follows, maybe of another process. after_s: how soon."""
 
-    def __init__(self, objects: JobObjects) -> None:
-        self._objects = objects
-        self._plans: dict[str, Plan] = {}
+    def __init__(self, after_s: float = 0.0) -> None:
+        super().__init__()
+        self.after_s = after_s
 
-    async def of(self, job: str) -> Plan:
-        """Return the plan of a job. Raises: ObjectLost, ObjectsUnavailable."""
-        plan = self._plans.get(job)
+
+@dataclass(slots=True)
+class Tries:
+    """Attempts of this process at one chunk.
+
+    attempt: names its journal and its results. begun: number of tries. fruitless: in a row, without a new
+    result. failures: tries that ended for an unexpected reason.
+    """
+
+    attempt: str = field(default_factory=lambda: secrets.token_hex(8))
+    begun: int = 0
+    fruitless: int = 0
+    failures: int = 0
+
+    def begin(self) -> None:
+        """Begin another try."""
+        self.begun += 1
+
+    def end(self, *, is_fruitless: bool) -> None:
+        """Note whether a try that ends early had new results."""
+        self.fruitless = self.fruitless + 1 if is_fruitless else 0
+
+    def fail(self) -> None:
+        """Note a try that failed for an unexpected reason."""
+        self.failures += 1
+
+    @property
+    def pause_s(self) -> float:
+        """Time until the next try. The queue can hold a chunk back for a lease."""
+        pause_s: float = min(LEASE_S, PAUSE_MIN_S * 2 ** min(self.fruitless + self.failures, 10))
+        return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads the tries
+
+
+@dataclass(slots=True)
+class RunningJob:
+    """State of a job in this process.
+
+    stopped_as: why no line may begin any more, whatever later states of the job say; None if lines may. Plans
+    are kept only while chunks run: each may have some hundred kilobytes.
+    """
+
+    job: Job
+    stopped_as: str | None = None
+    open_chunks: set[int] = field(default_factory=set)
+    tries: dict[int, Tries] = field(default_factory=dict)
+    _plan: Plan | None = None
+    # Chunks that were given back, and the time until which, on the event loop's clock.
+    _resting: dict[int, float] = field(default_factory=dict)
+    # Reason that is not stored yet, safe to show to its owner, and the time for which it is shown.
+    _wait: tuple[str, float] | None = None
+    # The reason is in the log.
+    _is_logged: bool = False
+    # No line begins before, on the event loop's clock, after so many refusals in a row.
+    _blocked_until_s: float = 0.0
+    _refusals: int = 0
+    # Of a result, for each input of its line.
+    _item_bytes: float = ITEM_BYTES
+
+    def follow(self, job: Job, now_s: float) -> bool:
+        """Take over a newer state of the job; return whether that stops it."""
+        self.job = job
+        was_stopped = self.stopped_as is not None
+        self.stopped_as = self.stop_code(now_s)
+        return self.stopped_as is not None and not was_stopped
+
+    def stop_code(self, now_s: float) -> str | None:
+        """Return why no line may begin any more, None if lines may."""
+        if self.stopped_as is not None:
+            return self.stopped_as
+        if self.job.cancelling_s is not None:
+            return CANCELLED
+        return EXPIRED if now_s >= self.job.expires_s else None
+
+    def begin(self, number: int) -> None:
+        """Begin a try at a chunk."""
+        self.open_chunks.add(number)
+        self._resting.pop(number, None)
+        self.tries.setdefault(number, Tries()).begin()
+
+    def end(self, number: int) -> None:
+        """End a try at a chunk."""
+        self.open_chunks.discard(number)
+        if not self.open_chunks:
+            self._plan = None
+
+    async def plan(self, jobs: Jobs) -> Plan:
+        """Return the plan. Raises: ObjectLost, ObjectsUnavailable."""
+        plan = self._plan = self._plan or await jobs.plan_of(self.job.id)
         if plan is None:
-            plan = await self._objects.plan(job)
-            if plan is None:
-                raise ObjectLost
-            while len(self._plans) >= PLANS_MAX:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[job] = plan
+            raise ObjectLost
         return plan
 
-    def forget(self, job: str) -> None:
-        """Drop the plan of a job."""
-        self._plans.pop(job, None)
+    def rest(self, number: int, for_s: float) -> None:
+        """Note that a chunk was given back for a time."""
+        self._resting[number] = asyncio.get_running_loop().time() + for_s
 
+    def wake(self) -> list[int]:
+        """Let no chunk rest any longer; return those that did."""
+        now_s = asyncio.get_running_loop().time()
+        found = [number for number, until_s in self._resting.items() if until_s > now_s]
+        self._resting.clear()
+        return found
 
-def by_need(jobs: Iterable[RunningJob], slots: Slots) -> list[RunningJob]:
-    """Return the jobs that may begin a chunk: first those whose tenant has the fewest.
+    @property
+    def blocked_s(self) -> float:
+        """Time until lines may begin again; 0 or less if they may."""
+        return self._blocked_until_s - asyncio.get_running_loop().time()
 
-    Of a tenant's jobs those come first that were stopped, whose lines take no time.
-    """
-    ready = [running for running in jobs if running.blocked_s <= 0 or running.stop.is_set()]
-    needs = {running.job.tenant: slots.need(running.job.tenant) for running in ready}
-    return sorted(
-        ready,
-        key=lambda running: (
-            *needs[running.job.tenant],
-            not running.stop.is_set(),
-            len(running.open_chunks),
-            running.job.created_s,
-        ),
-    )
+    def block(self, reason: str, retry_after_s: float = PAUSE_MAX_S) -> None:
+        """Let all lines wait after one could not run for a reason that others share."""
+        if self.blocked_s > 0:
+            return
+        # What lines that run have reserved, but do not use, comes back soon.
+        wait_s = min(PAUSE_MAX_S, PAUSE_MIN_S * 2 ** min(self._refusals, 10), max(retry_after_s, 0.1))
+        self._refusals += 1
+        self._blocked_until_s = asyncio.get_running_loop().time() + wait_s
+        self.explain(reason, wait_s)
+
+    def resume(self) -> None:
+        """Note that a line has run."""
+        self._refusals, self._is_logged = 0, False
+
+    def explain(self, reason: str, wait_s: float) -> None:
+        """Note why the job waits, for its owner; and in the log, once until a line runs again."""
+        self._wait = reason, wait_s + SHOWN_S
+        if not self._is_logged:
+            self._is_logged = True
+            logger.warning("batch %s of tenant %s waits: %s", self.job.id, self.job.tenant, reason)
+
+    def take_wait(self) -> tuple[str, float] | None:
+        """Return the reason that is not stored yet, and the time for which it is shown."""
+        wait, self._wait = self._wait, None
+        return wait
+
+    def estimate(self, body: bytes) -> int:
+        """Return how many bytes the result of a line may have."""
+        return round(count_inputs(body) * self._item_bytes)
+
+    def learn(self, body: bytes, result_bytes: int) -> None:
+        """Note the size of a result."""
+        self._item_bytes = max(result_bytes / count_inputs(body), ITEM_BYTES_DECAY * self._item_bytes)
 
 
 class Runner:
-    """Runs the chunks of jobs in this process."""
+    """Runs the chunks of jobs in this process. folder: of the journals.
 
-    def __init__(self, settings: BatchesSettings, parts: RunParts) -> None:
+    is_stopping: the process is about to stop, and no line begins. Its other public attributes are
+    collaborators of `ChunkRun`.
+    """
+
+    def __init__(self, settings: BatchesSettings, jobs: Jobs, server: LineServer, folder: Path) -> None:
+        self.jobs = jobs
+        self.server = server
+        self.folder = folder
+        self.permits = LinePermits(settings.lines_in_flight, server.calls)
+        self.is_stopping = False
         self._settings = settings
-        self._parts = parts
+        self._store = jobs.store
         self._owner = secrets.token_hex(8)
         self._running: dict[str, RunningJob] = {}
-        self._plans = Plans(parts.lifecycle.jobs.objects)
         self._slots = Slots()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open_bytes = 0
-
-    @property
-    def _lifecycle(self) -> Lifecycle:
-        return self._parts.lifecycle
 
     async def run(self) -> None:
         """Run chunks until cancelled; the lines that run then may end."""
         renewing = asyncio.create_task(self._renew_forever())
         try:
             while True:
-                self._lifecycle.jobs.changed.clear()
+                self.jobs.changed.clear()
                 await self._look()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
-                        await self._lifecycle.jobs.changed.wait()
+                        await self.jobs.changed.wait()
         finally:
             await self._stop()
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
 
     async def _stop(self) -> None:
-        self._parts.stopping.set()
-        for running in self._running.values():
-            running.stop.set()
+        self.is_stopping = True
+        for id_ in self._running:
+            self.permits.stop(id_)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_S)
         for task in self._tasks:
@@ -115,173 +291,7 @@ class Runner:
         for running in self._running.values():
             for number in running.open_chunks:
                 with suppress(JobStoreUnavailable):
-                    await self._lifecycle.queue.release(running.job.id, number, self._owner)
-
-    async def _look(self) -> None:
-        """Follow the jobs that have not ended, and begin chunks."""
-        if self._parts.server.is_draining():
-            self._parts.stopping.set()
-            return
-        try:
-            self._follow([job_of(row) for row in await self._lifecycle.table.active()])
-            await self._wake_stopped()
-            await store_waits(list(self._running.values()), self._lifecycle.waits)
-            while await self._begin_next():
-                pass
-            for slot in self._slots.to_give_back(asyncio.get_running_loop().time()):
-                self._running[slot.job].tries[slot.number].gives_way.set()
-        except (JobStoreUnavailable, ObjectsUnavailable) as error:
-            logger.warning("batches wait: %s", error)
-            await asyncio.sleep(FAILURE_PAUSE_S)
-
-    def _follow(self, jobs: list[Job]) -> None:
-        now_s = self._lifecycle.jobs.now_s()
-        for job in jobs:
-            running = self._running.setdefault(job.id, RunningJob(job))
-            running.job = job
-            if not running.stop.is_set() and (code := running.stop_code(now_s)) is not None:
-                running.stopped_as = code
-                running.stop.set()
-                self._parts.permits.stop(job.id)
-        current = {job.id for job in jobs}
-        for id_ in [id_ for id_, running in self._running.items() if not running.open_chunks]:
-            if id_ not in current:
-                del self._running[id_]
-                self._plans.forget(id_)
-
-    async def _wake_stopped(self) -> None:
-        """Let the chunks of jobs that have been stopped rest no longer. Raises: JobStoreUnavailable."""
-        now_s = asyncio.get_running_loop().time()
-        for running in self._running.values():
-            # Once: a chunk that fails for another reason rests as those of any job.
-            is_stopped = running.stop.is_set() and not running.is_woken
-            running.is_woken = running.stop.is_set()
-            for number in [n for n, until_s in running.resting.items() if is_stopped or until_s <= now_s]:
-                if is_stopped:
-                    await self._lifecycle.queue.release(running.job.id, number, self._owner)
-                del running.resting[number]
-
-    async def _begin_next(self) -> bool:
-        """Begin a chunk of the job that waits most; return whether there was one.
-
-        Raises: JobStoreUnavailable, ObjectsUnavailable.
-        """
-        if self._open_bytes >= CHUNK_BYTES_MAX:
-            return False
-        for running in by_need(self._running.values(), self._slots):
-            job = running.job
-            is_stopped = running.stop.is_set()
-            if not self._slots.may_take(job.tenant, is_brief=is_stopped or job.in_progress_s is None):
-                continue
-            number = await self._lifecycle.queue.claim(job.id, self._owner)
-            if number is None or number in running.open_chunks:
-                continue
-            is_brief = is_stopped or number == VALIDATION
-            if not self._slots.may_take(job.tenant, is_brief=is_brief):
-                # The row of the job is older than its queue.
-                await self._lifecycle.queue.release(job.id, number, self._owner)
-                continue
-            now_s = asyncio.get_running_loop().time()
-            self._begin(running, Slot(job.id, number, job.tenant, now_s, is_brief))
-            return True
-        return False
-
-    def _begin(self, running: RunningJob, slot: Slot) -> None:
-        running.open_chunks.add(slot.number)
-        running.resting.pop(slot.number, None)
-        running.tries.setdefault(slot.number, Tries())
-        self._slots.take(slot)
-        task = asyncio.create_task(self._run(running, slot))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: self._lifecycle.jobs.changed.set())
-
-    async def _run(self, running: RunningJob, slot: Slot) -> None:
-        """Run one chunk, or the validation of the input, and give back what has not ended."""
-        number = slot.number
-        tries = running.tries[number]
-        try:
-            after_s = await self._try(running, number, tries)
-            if after_s is None:
-                running.tries.pop(number, None)
-            else:
-                tries.gives_way.clear()
-                await self._give_back(running, number, after_s)
-        finally:
-            running.open_chunks.discard(number)
-            self._slots.taken.discard(slot)
-
-    async def _give_back(self, running: RunningJob, number: int, after_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        with suppress(JobStoreUnavailable):
-            # First, or its owner would read that other batches run.
-            await store_waits([running], self._lifecycle.waits)
-            await self._lifecycle.queue.release(running.job.id, number, self._owner, after_s)
-        if after_s:
-            running.resting[number] = loop.time() + after_s
-        # As soon as it may begin again.
-        wait_s = max(after_s, running.blocked_s, 0.0)
-        loop.call_later(wait_s, self._lifecycle.jobs.changed.set)
-
-    async def _try(self, running: RunningJob, number: int, tries: Tries) -> float | None:
-        """Return None after the work, or the time until another try."""
-        job = running.job
-        try:
-            if number == VALIDATION:
-                await self._validate(job, gives_up=tries.failures >= FAILURES_MAX)
-            else:
-                await self._run_chunk(running, number)
-        except Stopped:
-            return 0.0
-        except Postponed as postponed:
-            return postponed.after_s
-        except JobStoreUnavailable as error:
-            running.explain(str(error), FAILURE_PAUSE_S)
-            return FAILURE_PAUSE_S
-        except ObjectsUnavailable as error:
-            # What is lost does not come back: after a few tries the job goes on without it.
-            tries.failures += isinstance(error, ObjectLost)
-            pause_s = max(FAILURE_PAUSE_S, tries.pause_s)
-            running.explain(f"its files cannot be read or written: {error}", pause_s)
-            return pause_s
-        except Exception:
-            logger.exception("a part of batch %s failed", job.id)
-            tries.failures += 1
-            running.explain("the gateway failed to run a part of it, and tries again", tries.pause_s)
-            return tries.pause_s
-        return None
-
-    async def _validate(self, job: Job, *, gives_up: bool) -> None:
-        if gives_up:
-            await self._lifecycle.fail(job)
-            return
-        settings, server = self._settings, self._parts.server
-        rules = LineRules(job.endpoint, settings.lines, settings.line_bytes)
-
-        def check_model(model: str | None) -> LineProblem | None:
-            return server.check_model(job, model)
-
-        await self._lifecycle.validate(job, rules, check_model)
-
-    async def _run_chunk(self, running: RunningJob, number: int) -> None:
-        job = running.job
-        result = await self._lifecycle.jobs.objects.result(job.id, number)
-        if result is not None:
-            # Its gateway was killed before it could report it.
-            await self._lifecycle.finish_chunk(job, number, result)
-            return
-        try:
-            chunk = (await self._plans.of(job.id)).chunks[number]
-        except ObjectLost:
-            if running.tries[number].failures < FAILURES_MAX:
-                raise
-            await self._lifecycle.fail(job)
-            return
-        self._open_bytes += chunk.length
-        try:
-            await ChunkRun(self._parts, running, number, chunk).run()
-        finally:
-            self._open_bytes -= chunk.length
+                    await self._store.release(running.job.id, number, self._owner)
 
     async def _renew_forever(self) -> None:
         while True:
@@ -290,6 +300,404 @@ class Runner:
                 if running.open_chunks:
                     # A lost lease costs a second attempt, whose result is dropped.
                     with suppress(JobStoreUnavailable):
-                        await self._lifecycle.queue.renew(
-                            running.job.id, list(running.open_chunks), self._owner
-                        )
+                        await self._store.renew(running.job.id, list(running.open_chunks), self._owner)
+
+    async def _look(self) -> None:
+        """Follow the jobs that have not ended, and begin chunks."""
+        if self.server.is_draining():
+            self.is_stopping = True
+            return
+        try:
+            await self._follow([job_of(row) for row in await self._store.active()])
+            await self._store_waits(list(self._running.values()))
+            while await self._begin_next():
+                pass
+            self._slots.ask_back(asyncio.get_running_loop().time())
+        except (JobStoreUnavailable, ObjectsUnavailable) as error:
+            logger.warning("batches wait: %s", error)
+            await asyncio.sleep(FAILURE_PAUSE_S)
+
+    async def _follow(self, jobs: list[Job]) -> None:
+        now_s = self.jobs.now_s()
+        for job in jobs:
+            running = self._running.setdefault(job.id, RunningJob(job))
+            if running.follow(job, now_s):
+                self.permits.stop(job.id)
+                for number in running.wake():
+                    await self._store.release(job.id, number, self._owner)
+        current = {job.id for job in jobs}
+        for id_ in [id_ for id_, running in self._running.items() if not running.open_chunks]:
+            if id_ not in current:
+                del self._running[id_]
+
+    async def _store_waits(self, jobs: Iterable[RunningJob]) -> None:
+        """Store why jobs wait, where all processes read it."""
+        for running in jobs:
+            if (wait := running.take_wait()) is not None:
+                await self._store.put_wait(running.job.id, *wait)
+
+    async def _begin_next(self) -> bool:
+        """Begin a chunk of the job that waits most; return whether there was one."""
+        if self._open_bytes >= CHUNK_BYTES_MAX:
+            return False
+        for running in self._by_need():
+            job = running.job
+            is_stopped = running.stopped_as is not None
+            if not self._slots.may_take(job.tenant, is_brief=is_stopped or job.in_progress_s is None):
+                continue
+            number = await self._store.claim(job.id, self._owner)
+            if number is None or number in running.open_chunks:
+                continue
+            is_brief = is_stopped or number == VALIDATION
+            if not self._slots.may_take(job.tenant, is_brief=is_brief):
+                # The row of the job is older than its queue.
+                await self._store.release(job.id, number, self._owner)
+                continue
+            running.begin(number)
+            now_s = asyncio.get_running_loop().time()
+            slot = self._slots.take(job.tenant, now_s, is_brief=is_brief)
+            task = asyncio.create_task(self._run(running, number, slot))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda _: self.jobs.changed.set())
+            return True
+        return False
+
+    def _by_need(self) -> list[RunningJob]:
+        """Return the jobs that may begin a chunk: first those whose tenant has the fewest.
+
+        Of a tenant's jobs those come first that were stopped, whose lines take no time.
+        """
+        ready = [
+            running
+            for running in self._running.values()
+            if running.blocked_s <= 0 or running.stopped_as is not None
+        ]
+        needs = {tenant: self._slots.need(tenant) for tenant in {running.job.tenant for running in ready}}
+        return sorted(
+            ready,
+            key=lambda running: (
+                *needs[running.job.tenant],
+                running.stopped_as is None,
+                len(running.open_chunks),
+                running.job.created_s,
+            ),
+        )
+
+    async def _run(self, running: RunningJob, number: int, slot: Slot) -> None:
+        """Run one chunk, or the validation of the input, and give back what has not ended."""
+        try:
+            after_s = await self._try(running, number, slot)
+            if after_s is None:
+                del running.tries[number]
+            else:
+                await self._give_back(running, number, after_s)
+        finally:
+            running.end(number)
+            self._slots.give_back(slot)
+
+    async def _give_back(self, running: RunningJob, number: int, after_s: float) -> None:
+        with suppress(JobStoreUnavailable):
+            # First, or its owner would read that other batches run.
+            await self._store_waits([running])
+            await self._store.release(running.job.id, number, self._owner, after_s)
+        if after_s:
+            running.rest(number, after_s)
+        # As soon as it may begin again.
+        asyncio.get_running_loop().call_later(max(after_s, running.blocked_s, 0.0), self.jobs.changed.set)
+
+    async def _try(self, running: RunningJob, number: int, slot: Slot) -> float | None:
+        """Return None after the work, or the time until another try."""
+        tries = running.tries[number]
+        try:
+            if number == VALIDATION:
+                await self._validate(running.job, gives_up=tries.failures >= FAILURES_MAX)
+            else:
+                await self._run_chunk(running, number, slot)
+        except Postponed as postponed:
+            return postponed.after_s
+        except JobStoreUnavailable as error:
+            running.explain(str(error), FAILURE_PAUSE_S)
+            return FAILURE_PAUSE_S
+        except ObjectsUnavailable as error:
+            # What is lost does not come back: after a few tries the job goes on without it.
+            if isinstance(error, ObjectLost):
+                tries.fail()
+            pause_s = max(FAILURE_PAUSE_S, tries.pause_s)
+            running.explain(f"its files cannot be read or written: {error}", pause_s)
+            return pause_s
+        except Exception:
+            logger.exception("a part of batch %s failed", running.job.id)
+            tries.fail()
+            running.explain("the gateway failed to run a part of it, and tries again", tries.pause_s)
+            return tries.pause_s
+        return None
+
+    async def _validate(self, job: Job, *, gives_up: bool) -> None:
+        if gives_up:
+            await self.jobs.fail(job)
+            return
+        rules = LineRules(job.endpoint, self._settings.lines, self._settings.line_bytes)
+
+        def check_model(model: str | None) -> LineProblem | None:
+            return self.server.check_model(job, model)
+
+        await self.jobs.validate(job, rules, check_model)
+
+    async def _run_chunk(self, running: RunningJob, number: int, slot: Slot) -> None:
+        job = running.job
+        result = await self.jobs.result_of(job.id, number)
+        if result is not None:
+            # Its gateway was killed before it could report it.
+            await self.jobs.finish_chunk(job, number, result)
+            return
+        try:
+            chunk = (await running.plan(self.jobs)).chunks[number]
+        except ObjectLost:
+            if running.tries[number].failures < FAILURES_MAX:
+                raise
+            await self.jobs.fail(job)
+            return
+        self._open_bytes += chunk.length
+        try:
+            await ChunkRun(self, running, number, slot, chunk).run()
+        finally:
+            self._open_bytes -= chunk.length
+
+
+class ResultBytes:
+    """Bytes of the results of one try at a chunk, counted in the store before they are written.
+
+    used: by results that are there, whether they are written or not.
+    """
+
+    def __init__(self, jobs: Jobs, job: Job, number: int, used: int) -> None:
+        self._jobs = jobs
+        self._job = job
+        self._number = number
+        self._reserving = asyncio.Lock()
+        self._reserved = 0
+        self._used = used
+
+    def add(self, size: int) -> None:
+        """Add a result that is there."""
+        self._used += size
+
+    async def reserve(self) -> None:
+        """Reserve room for the result of one more line. Raises: StorageFull."""
+        async with self._reserving:
+            while self._used >= self._reserved:
+                try:
+                    await self.put(self._used + RESERVE_BYTES, self._jobs.bounds)
+                except StorageFull:
+                    await self.put(self._used + 1, self._jobs.bounds)
+
+    async def count(self) -> None:
+        """Count results that are there, even beyond the bounds: they are paid for."""
+        if self._used > self._reserved:
+            await self.put(self._used)
+
+    async def put(self, size: int, bounds: ByteBounds | None = None) -> None:
+        """Replace what is counted. Raises: StorageFull."""
+        await self._jobs.store.put(chunk_row(self._job, self._number, size), bounds)
+        self._reserved = size
+
+
+class ChunkRun:
+    """One try at one chunk."""
+
+    def __init__(self, runner: Runner, running: RunningJob, number: int, slot: Slot, chunk: Chunk) -> None:
+        self._runner = runner
+        self._running = running
+        self._number = number
+        self._slot = slot
+        self._chunk = chunk
+        self._jobs = runner.jobs
+        self._tries = running.tries[number]
+        self._name = f"{running.job.id}.{number}"
+        self._unwritten: list[tuple[int, LineResult]] = []
+        self._writing = asyncio.Lock()
+        # Of the last line that might succeed later.
+        self._failure = "its lines cannot be run now"
+
+    @property
+    def _job(self) -> Job:
+        return self._running.job
+
+    async def run(self) -> None:
+        """Run the chunk to its end. Raises: Postponed, ObjectsUnavailable, JobStoreUnavailable."""
+        try:
+            lines = await self._read()
+            folder, attempt = self._runner.folder, self._tries.attempt
+            journal = await asyncio.to_thread(open_journal, folder, self._name, attempt)
+            try:
+                await self._run(lines, journal)
+            finally:
+                journal.close()
+            await asyncio.to_thread(remove_journals, folder, self._name)
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        except OSError as error:
+            if error.errno not in TRANSIENT:
+                raise
+            raise self._postponed(f"results cannot be stored: {error.strerror}") from error
+
+    async def _read(self) -> list[RunLine]:
+        name = FILE_DATA.format(self._job.input_file)
+        blocks = self._jobs.objects.stream(name, self._chunk.offset, self._chunk.length)
+        try:
+            return split_chunk(b"".join([block async for block in blocks]))
+        except ObjectLost:
+            if self._tries.failures < FAILURES_MAX:
+                raise
+            # Their ids are lost, too.
+            return [RunLine("", msgspec.Raw())] * self._chunk.lines
+
+    async def _run(self, lines: list[RunLine], journal: Journal) -> None:
+        size = ResultBytes(self._jobs, self._job, self._number, journal.size)
+        await size.count()
+        before = len(journal.entries)
+        async with asyncio.TaskGroup() as group:
+            for index, line in enumerate(lines):
+                if index not in journal.entries:
+                    group.create_task(self._run_line(journal, size, index, line))
+        if len(journal.entries) < len(lines):
+            # What it has reserved for more is free for others.
+            await size.put(journal.size)
+            raise self._unfinished(is_fruitless=len(journal.entries) == before)
+        await self._store_result(journal, size)
+
+    def _unfinished(self, *, is_fruitless: bool) -> Postponed:
+        """Return why a try ends before its lines have results."""
+        if self._runner.is_stopping:
+            return Postponed()
+        if not is_fruitless:
+            self._tries.end(is_fruitless=False)
+        if self._slot.gives_way or self._running.blocked_s > 0:
+            return Postponed()
+        return self._postponed(self._failure) if is_fruitless else Postponed(self._tries.pause_s)
+
+    def _postponed(self, reason: str) -> Postponed:
+        postponed = Postponed(self._tries.pause_s)
+        self._tries.end(is_fruitless=True)
+        # Other chunks would fail for the same reason.
+        self._running.block(reason)
+        return postponed
+
+    async def _run_line(self, journal: Journal, size: ResultBytes, index: int, line: RunLine) -> None:
+        """Run a line and keep its result; or end without one if it may not begin now, or might succeed later.
+
+        Lines that run are finished first: they are paid for. Those of a stopped job need no permit.
+        """
+        job, body = self._job, bytes(line.body)
+        permits = self._runner.permits
+        permitted: AbstractAsyncContextManager[Permit | None] = nullcontext()
+        if self._running.stopped_as is None:
+            permitted = permits.one(job.tenant, job.id, self._running.estimate(body))
+        async with permitted as permit:
+            if self._runner.is_stopping:
+                return
+            result = self._without_running(line)
+            if result is None and permit is not None and await self._may_begin(size):
+                result = await self._try(index, line)
+            if result is None:
+                return
+            if result.is_executed and body:
+                self._running.learn(body, len(result.text))
+            size.add(len(result.text))
+            if permit is not None:
+                permits.resize(permit, len(result.text))
+            # With the permit: no line is computed whose result would have to wait in memory.
+            await self._keep(journal, size, index, result)
+
+    def _without_running(self, line: RunLine) -> LineResult | None:
+        """Return the result of a line that may not begin any more, or cannot."""
+        code = self._running.stop_code(self._jobs.now_s())
+        if code is not None:
+            return unexecuted(line.custom_id, code)
+        if not line.body or self._tries.failures >= FAILURES_MAX:
+            return failed(line.custom_id)
+        return None
+
+    async def _may_begin(self, size: ResultBytes) -> bool:
+        if self._running.blocked_s > 0 or self._slot.gives_way:
+            return False
+        try:
+            await size.reserve()
+        except StorageFull as error:
+            self._running.block(storage_full(self._jobs.bounds, error).message)
+            return False
+        return True
+
+    async def _try(self, index: int, line: RunLine) -> LineResult | None:
+        """Return the result of a line, None if another try might have a better one."""
+        job = self._job
+        id_ = f"{job.id}.{self._chunk.first + index}.{self._tries.begun}"
+        try:
+            reply = await self._runner.server.serve(LineRequest(id_, job, line.body))
+            self._running.resume()
+        except QuotaExceeded as error:
+            self._running.block(error.message, float(error.retry_after_s or 1))
+            return None
+        except GatewayError as error:
+            logger.info("batch %s of tenant %s tries a line again: %s", job.id, job.tenant, error.message)
+            self._failure = error.message
+            return None
+        return result_of(line.custom_id, reply)
+
+    async def _keep(self, journal: Journal, size: ResultBytes, index: int, result: LineResult) -> None:
+        """Append a result to the journal, together with those that came meanwhile."""
+        self._unwritten.append((index, result))
+        async with self._writing:
+            if self._unwritten:
+                results, self._unwritten = self._unwritten, []
+                await self._until_stored(size.count)
+                # First, so that no kill leaves a result that was not paid.
+                await self._until_stored(self._runner.server.settle)
+                await self._until_stored(lambda: asyncio.to_thread(journal.append, results))
+
+    async def _until_stored(self, store: Callable[[], Awaitable[None]]) -> None:
+        """Repeat an action while it fails for reasons that may pass.
+
+        Raises: Postponed if the process stops, OSError for a failure that does not pass.
+        """
+        pause_s = PAUSE_MIN_S
+        while True:
+            try:
+                await store()
+                return
+            except (ObjectsUnavailable, JobStoreUnavailable, QuotaUnavailable) as error:
+                reason = str(error)
+            except OSError as error:
+                if error.errno not in TRANSIENT:
+                    raise
+                reason = str(error.strerror)
+            if self._runner.is_stopping:
+                raise Postponed
+            self._running.explain(f"results cannot be stored: {reason}", pause_s)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the tries
+            pause_s = min(STORE_PAUSE_MAX_S, 2 * pause_s)
+
+    async def _store_result(self, journal: Journal, size: ResultBytes) -> None:
+        """Store the results of all lines; those of another attempt count if it was first."""
+        jobs, job, number, attempt = self._jobs, self._job, self._number, self._tries.attempt
+        first = await jobs.result_of(job.id, number) or await self._store(journal, size)
+        if first.attempt != attempt:
+            await jobs.objects.remove([CHUNK_RESULTS.format(job.id, number, attempt, part) for part in PARTS])
+        await jobs.finish_chunk(job, number, first)
+        if first.attempt != attempt and await jobs.final_of(job.id) is not None:
+            # This try went on after others had ended its job.
+            await jobs.drop_chunks(job)
+
+    async def _store(self, journal: Journal, size: ResultBytes) -> ChunkResult:
+        """Return the result that counts: this one, unless another attempt was first."""
+        jobs, job, number, attempt = self._jobs, self._job, self._number, self._tries.attempt
+        sizes: dict[Part, int] = {part: journal.size_of(part) for part in PARTS}
+        await size.put(sum(sizes.values()))
+        for part in [part for part in PARTS if sizes[part]]:
+            path = self._runner.folder / f"{self._name}.{attempt}.{part}"
+            await asyncio.to_thread(journal.compose, part, path)
+            await jobs.objects.add(CHUNK_RESULTS.format(job.id, number, attempt, part), path)
+        own = ChunkResult(attempt, journal.counts(), sizes)
+        await jobs.objects.create(CHUNK_MARK.format(job.id, number), msgspec.json.encode(own))
+        return await jobs.result_of(job.id, number) or own

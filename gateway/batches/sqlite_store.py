@@ -1,4 +1,8 @@
-"""Table and queue in SQLite, for the processes of one gateway. Every call runs on one thread of its own."""
+"""Store in SQLite, for the processes of one gateway.
+
+Every call runs on one thread of its own, because SQLite blocks. Writes are transactions that begin with the
+write lock. A lease is a time in the row of a chunk, on the wall clock, which all processes of a host share.
+"""
 
 import asyncio
 import sqlite3
@@ -11,10 +15,10 @@ from typing import TypeVar
 
 import msgspec
 
-from gateway.batches.job_store import (
+from gateway.batches.records import ChunkResult
+from gateway.batches.store import (
     LEASE_S,
     ByteBounds,
-    JobStore,
     JobStoreUnavailable,
     Page,
     Row,
@@ -22,7 +26,6 @@ from gateway.batches.job_store import (
     StorageFull,
     TooManyRows,
 )
-from gateway.batches.records import ChunkResult
 from gateway.config.state_folder import make_private, make_private_folder
 
 BUSY_S = 5.0
@@ -51,20 +54,179 @@ CREATE INDEX IF NOT EXISTS chunks_open ON chunks (job, until_s) WHERE NOT is_don
 """
 COLUMNS = "kind, id, tenant, at_ms, bytes, is_shown, is_active, data"
 PUT = f"INSERT OR REPLACE INTO rows ({COLUMNS}) VALUES (?,?,?,?,?,?,?,?)"  # noqa: S608 - fixed names
-ALL_BYTES = "SELECT coalesce(sum(bytes), 0) FROM rows"
+BYTES = "SELECT coalesce(sum(bytes), 0) FROM rows"
+CLAIM = """
+UPDATE chunks SET owner = ?, until_s = ? WHERE job = ? AND number = (
+    SELECT number FROM chunks WHERE job = ? AND NOT is_done AND until_s < ? ORDER BY number LIMIT 1
+) RETURNING number
+"""
+HOLD = "UPDATE chunks SET until_s = ? WHERE job = ? AND number = ? AND owner = ?"
+FINISH = """
+INSERT INTO chunks (job, number, result, is_done) VALUES (?, ?, ?, 1)
+ON CONFLICT (job, number) DO UPDATE SET result = excluded.result, is_done = 1
+"""
 Result = TypeVar("Result")
 
 
-class SqliteDatabase:
-    """Connection to a file, which one thread uses."""
+class SqliteJobStore:
+    """Rows, chunks and reasons in a file, which is created at its first use. now_s: the wall clock."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, now_s: Callable[[], float] = time.time) -> None:
         self._path = path
+        self._now_s = now_s
         self._thread = ThreadPoolExecutor(1, "jobs")
         self._connection: sqlite3.Connection | None = None
 
-    async def write(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Return the result of a transaction. Raises: JobStoreUnavailable."""
+    async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
+        """Add or replace a row."""
+
+        def put(database: sqlite3.Connection) -> None:
+            _check(database, row, bounds, counts)
+            database.execute(PUT, [getattr(row, name) for name in COLUMNS.split(", ")])
+
+        await self._transact(put)
+
+    async def check(self, row: Row, bounds: ByteBounds, counts: RowBounds) -> None:
+        """Raise what `put` would raise now."""
+        await self._run(lambda database: _check(database, row, bounds, counts))
+
+    async def get(self, id_: str) -> Row | None:
+        """Return a row."""
+        found = await self._rows("WHERE id = ?", (id_,))
+        return found[0] if found else None
+
+    async def remove(self, id_: str) -> None:
+        """Remove a row."""
+        await self._change("DELETE FROM rows WHERE id = ?", (id_,))
+
+    async def rows(self, page: Page) -> list[Row]:
+        """Return shown rows."""
+        where, values = "WHERE kind = ? AND is_shown", [str(page.kind)]
+        if page.tenant is not None:
+            where += " AND tenant = ?"
+            values.append(page.tenant)
+        if page.after is not None:
+            sign = "<" if page.newest_first else ">"
+            where += f" AND (at_ms, id) {sign} (SELECT at_ms, id FROM rows WHERE id = ?)"  # noqa: S608
+            values.append(page.after)
+        order = "DESC" if page.newest_first else "ASC"
+        clause = f"{where} ORDER BY at_ms {order}, id {order} LIMIT ?"
+        return await self._rows(clause, (*values, page.limit), page.data_bytes)
+
+    async def active(self, tenant: str | None = None) -> list[Row]:
+        """Return the jobs that have not ended."""
+        if tenant is None:
+            return await self._rows("WHERE is_active ORDER BY at_ms", ())
+        return await self._rows("WHERE is_active AND tenant = ? ORDER BY at_ms", (tenant,))
+
+    async def unfinished(self, before_ms: int) -> list[str]:
+        """Return the ids of uploads that were never completed."""
+        where = "WHERE NOT is_shown AND id LIKE 'file-%' AND at_ms < ?"
+        return [row.id for row in await self._rows(where, (before_ms,))]
+
+    async def used_bytes(self) -> int:
+        """Return the bytes of all files and jobs."""
+        return await self._number(BYTES)
+
+    async def agree(self, identity: str) -> str:
+        """Return this identity; rows of other objects are removed."""
+
+        def agree(database: sqlite3.Connection) -> str:
+            known = database.execute("SELECT value FROM facts WHERE name = 'objects'").fetchone()
+            if known is not None and known[0] != identity:
+                database.execute("DELETE FROM rows")
+                database.execute("DELETE FROM chunks")
+            database.execute("INSERT OR REPLACE INTO facts VALUES ('objects', ?)", (identity,))
+            return identity
+
+        return await self._transact(agree)
+
+    async def beat(self) -> int:
+        """Return the time: a file loses nothing while it is open."""
+        await self._number("SELECT 1")
+        return time.monotonic_ns()
+
+    async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
+        """Add chunks to the queue."""
+        command = "INSERT OR IGNORE INTO chunks (job, number) VALUES (?, ?)"
+        await self._change(command, *((job, number) for number in chunks))
+
+    async def claim(self, job: str, owner: str) -> int | None:
+        """Return a chunk that no live owner has."""
+
+        def claim(database: sqlite3.Connection) -> int | None:
+            now_s = self._now_s()
+            found = database.execute(CLAIM, (owner, now_s + LEASE_S, job, job, now_s)).fetchone()
+            return None if found is None else int(found[0])
+
+        return await self._transact(claim)
+
+    async def renew(self, job: str, chunks: Sequence[int], owner: str) -> None:
+        """Keep chunks for another lease."""
+        until_s = self._now_s() + LEASE_S
+        await self._change(HOLD, *((until_s, job, number, owner) for number in chunks))
+
+    async def release(self, job: str, chunk: int, owner: str, after_s: float = 0.0) -> None:
+        """Let others claim a chunk."""
+        await self._change(HOLD, (self._now_s() + after_s if after_s else 0.0, job, chunk, owner))
+
+    async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
+        """Take a chunk off the queue."""
+        await self._change(FINISH, (job, chunk, None if result is None else msgspec.msgpack.encode(result)))
+
+    async def progress(self, job: str) -> dict[int, ChunkResult]:
+        """Return the results of finished chunks."""
+        command = "SELECT number, result FROM chunks WHERE job = ? AND is_done AND result IS NOT NULL"
+        found = await self._run(lambda database: database.execute(command, (job,)).fetchall())
+        return {int(number): msgspec.msgpack.decode(result, type=ChunkResult) for number, result in found}
+
+    async def finished(self, job: str) -> int:
+        """Return the number of finished chunks."""
+        command = "SELECT count(*) FROM chunks WHERE job = ? AND is_done AND result IS NOT NULL"
+        return await self._number(command, job)
+
+    async def is_queued(self, job: str) -> bool:
+        """Return whether the queue knows the job."""
+        return bool(await self._number("SELECT EXISTS (SELECT 1 FROM chunks WHERE job = ?)", job))
+
+    async def has_chunks(self, job: str) -> bool:
+        """Return whether a chunk of the job is not finished."""
+        command = "SELECT EXISTS (SELECT 1 FROM chunks WHERE job = ? AND NOT is_done)"
+        return bool(await self._number(command, job))
+
+    async def is_idle(self, job: str) -> bool:
+        """Return whether all chunks wait for an owner."""
+        command = "SELECT count(*) > 0 AND max(until_s) < ? FROM chunks WHERE job = ? AND NOT is_done"
+        return bool(await self._number(command, self._now_s(), job))
+
+    async def drop(self, job: str) -> None:
+        """Remove a job's chunks."""
+        await self._change("DELETE FROM chunks WHERE job = ?", (job,))
+
+    async def put_wait(self, job: str, reason: str, for_s: float) -> None:
+        """Keep the reason of a job, and forget those whose time is over."""
+        now_s = self._now_s()
+
+        def put(database: sqlite3.Connection) -> None:
+            database.execute("DELETE FROM waits WHERE until_s <= ?", (now_s,))
+            database.execute("INSERT OR REPLACE INTO waits VALUES (?, ?, ?)", (job, reason, now_s + for_s))
+
+        await self._transact(put)
+
+    async def wait_of(self, job: str) -> str | None:
+        """Return the reason of a job."""
+        command, values = "SELECT reason FROM waits WHERE job = ? AND until_s > ?", (job, self._now_s())
+        found = await self._run(lambda database: database.execute(command, values).fetchone())
+        return None if found is None else str(found[0])
+
+    async def aclose(self) -> None:
+        """Close the file."""
+        if self._connection is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        self._thread.shutdown(wait=False)
+
+    async def _transact(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Return the result of a transaction."""
 
         def write(database: sqlite3.Connection) -> Result:
             # At once for writing: a transaction that begins by reading cannot wait for another writer.
@@ -72,10 +234,33 @@ class SqliteDatabase:
             with database:
                 return work(database)
 
-        return await self.run(write)
+        return await self._run(write)
 
-    async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """Return the result of reading. Raises: JobStoreUnavailable."""
+    async def _change(self, command: str, *values: tuple[object, ...]) -> None:
+        """Execute a command once for each tuple of values, in one transaction."""
+        await self._transact(lambda database: database.executemany(command, values))
+
+    async def _number(self, command: str, *values: object) -> int:
+        return await self._run(lambda database: _number(database, command, *values))
+
+    async def _rows(self, clause: str, values: Sequence[object], data_bytes: float = inf) -> list[Row]:
+        """Return rows, up to the one with which their data is longer than this."""
+
+        def read(database: sqlite3.Connection) -> list[Row]:
+            rows: list[Row] = []
+            size = 0
+            for columns in database.execute(f"SELECT {COLUMNS} FROM rows {clause}", values):  # noqa: S608
+                fields = dict(zip(Row.__struct_fields__, columns, strict=True))
+                rows.append(msgspec.convert(fields, Row, strict=False))
+                size += rows[-1].data_bytes
+                if size > data_bytes:
+                    break
+            return rows
+
+        return await self._run(read)
+
+    async def _run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Return the result of work on the thread of the connection."""
 
         def run() -> Result:
             try:
@@ -84,13 +269,6 @@ class SqliteDatabase:
                 raise JobStoreUnavailable(f"the database of jobs failed: {type(error).__name__}") from error
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, run)
-
-    async def aclose(self) -> None:
-        """Close the file."""
-        loop = asyncio.get_running_loop()
-        if self._connection is not None:
-            await loop.run_in_executor(self._thread, self._connection.close)
-        self._thread.shutdown(wait=False)
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -109,10 +287,7 @@ class SqliteDatabase:
         return self._connection
 
     def _make_private(self) -> None:
-        """Create the file for this user only; SQLite gives its files next to it the same rights.
-
-        Raises: JobStoreUnavailable.
-        """
+        """Create the file for this user only; SQLite gives its files next to it the same rights."""
         try:
             make_private_folder(self._path.parent)
             make_private(self._path)
@@ -124,254 +299,27 @@ class SqliteDatabase:
             raise JobStoreUnavailable(f"{self._path} cannot be opened: {error.strerror}") from error
 
 
-class SqliteTable:
-    """Rows in a file."""
-
-    def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
-
-    async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
-        """Add or replace a row. Raises: JobStoreUnavailable, StorageFull, TooManyRows."""
-
-        def put(database: sqlite3.Connection) -> None:
-            if counts is not None:
-                _check_count(database, row, counts)
-            if bounds is not None:
-                _check_room(database, row, bounds)
-            values = (*(getattr(row, name.strip()) for name in COLUMNS.split(",")),)
-            database.execute(PUT, values)
-
-        await self._database.write(put)
-
-    async def check(self, row: Row, bounds: ByteBounds, counts: RowBounds) -> None:
-        """Raise what `put` would raise now. Raises: JobStoreUnavailable, StorageFull, TooManyRows."""
-
-        def check(database: sqlite3.Connection) -> None:
-            _check_count(database, row, counts)
-            _check_room(database, row, bounds)
-
-        await self._database.run(check)
-
-    async def get(self, id_: str) -> Row | None:
-        """Return a row. Raises: JobStoreUnavailable."""
-        found = await self._rows("WHERE id = ?", (id_,))
-        return found[0] if found else None
-
-    async def remove(self, id_: str) -> None:
-        """Remove a row. Raises: JobStoreUnavailable."""
-        await self._database.write(lambda database: database.execute("DELETE FROM rows WHERE id = ?", (id_,)))
-
-    async def rows(self, page: Page) -> list[Row]:
-        """Return shown rows. Raises: JobStoreUnavailable."""
-        where = "WHERE kind = ? AND is_shown"
-        values: list[object] = [page.kind]
-        if page.tenant is not None:
-            where, values = where + " AND tenant = ?", [*values, page.tenant]
-        if page.after is not None:
-            sign = "<" if page.newest_first else ">"
-            where += f" AND (at_ms, id) {sign} (SELECT at_ms, id FROM rows WHERE id = ?)"  # noqa: S608
-            values.append(page.after)
-        order = "DESC" if page.newest_first else "ASC"
-        clause = f"{where} ORDER BY at_ms {order}, id {order} LIMIT ?"
-        return await self._rows(clause, (*values, page.limit), page.data_bytes)
-
-    async def active(self, tenant: str | None = None) -> list[Row]:
-        """Return the jobs that have not ended. Raises: JobStoreUnavailable."""
-        if tenant is None:
-            return await self._rows("WHERE is_active ORDER BY at_ms", ())
-        return await self._rows("WHERE is_active AND tenant = ? ORDER BY at_ms", (tenant,))
-
-    async def unfinished(self, before_ms: int) -> list[str]:
-        """Return the ids of uploads that were never completed. Raises: JobStoreUnavailable."""
-        where = "WHERE NOT is_shown AND id LIKE 'file-%' AND at_ms < ?"
-        return [row.id for row in await self._rows(where, (before_ms,))]
-
-    async def used_bytes(self) -> int:
-        """Return the bytes of all files. Raises: JobStoreUnavailable."""
-        return await self._database.run(lambda database: _one(database, ALL_BYTES))
-
-    async def agree(self, identity: str) -> str:
-        """Return this identity; rows of other objects are removed. Raises: JobStoreUnavailable."""
-
-        def agree(database: sqlite3.Connection) -> str:
-            known = database.execute("SELECT value FROM facts WHERE name = 'objects'").fetchone()
-            if known is not None and known[0] != identity:
-                database.execute("DELETE FROM rows")
-                database.execute("DELETE FROM chunks")
-            database.execute("INSERT OR REPLACE INTO facts VALUES ('objects', ?)", (identity,))
-            return identity
-
-        return await self._database.write(agree)
-
-    async def beat(self) -> int:
-        """Return the time: a file loses nothing while it is open. Raises: JobStoreUnavailable."""
-        await self._database.run(lambda database: _one(database, "SELECT 1"))
-        return time.monotonic_ns()
-
-    async def _rows(self, clause: str, values: Sequence[object], data_bytes: float = inf) -> list[Row]:
-        """Return rows, up to the one with which their data is longer than this."""
-
-        def read(database: sqlite3.Connection) -> list[Row]:
-            found = database.execute(f"SELECT {COLUMNS} FROM rows {clause}", values)  # noqa: S608 - fixed texts
-            rows: list[Row] = []
-            size = 0
-            for columns in found:
-                rows.append(_row(*columns))
-                size += rows[-1].data_bytes
-                if size > data_bytes:
-                    break
-            return rows
-
-        return await self._database.run(read)
-
-    async def aclose(self) -> None:
-        """Close the file, for the queue too."""
-        await self._database.aclose()
-
-
-class SqliteQueue:
-    """Chunks in a file. now_s: the wall clock, which all processes of a host share."""
-
-    def __init__(self, database: SqliteDatabase, now_s: Callable[[], float] = time.time) -> None:
-        self._database = database
-        self._now_s = now_s
-
-    async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
-        """Add chunks to the queue. Raises: JobStoreUnavailable."""
-        values = [(job, number) for number in chunks]
-        command = "INSERT OR IGNORE INTO chunks (job, number) VALUES (?, ?)"
-        await self._database.write(lambda database: database.executemany(command, values))
-
-    async def claim(self, job: str, owner: str) -> int | None:
-        """Return a chunk that no live owner has. Raises: JobStoreUnavailable."""
-
-        def claim(database: sqlite3.Connection) -> int | None:
-            now_s = self._now_s()
-            found = database.execute(
-                "UPDATE chunks SET owner = ?, until_s = ? WHERE job = ? AND number = ("
-                "SELECT number FROM chunks WHERE job = ? AND NOT is_done AND until_s < ? "
-                "ORDER BY number LIMIT 1) RETURNING number",
-                (owner, now_s + LEASE_S, job, job, now_s),
-            ).fetchone()
-            return None if found is None else int(found[0])
-
-        return await self._database.write(claim)
-
-    async def renew(self, job: str, chunks: Sequence[int], owner: str) -> None:
-        """Keep chunks for another lease. Raises: JobStoreUnavailable."""
-        until_s = self._now_s() + LEASE_S
-        values = [(until_s, job, number, owner) for number in chunks]
-        command = "UPDATE chunks SET until_s = ? WHERE job = ? AND number = ? AND owner = ?"
-        await self._database.write(lambda database: database.executemany(command, values))
-
-    async def release(self, job: str, chunk: int, owner: str, after_s: float = 0.0) -> None:
-        """Let others claim a chunk. Raises: JobStoreUnavailable."""
-        until_s = self._now_s() + after_s if after_s else 0.0
-        command = "UPDATE chunks SET until_s = ? WHERE job = ? AND number = ? AND owner = ?"
-        await self._database.write(lambda database: database.execute(command, (until_s, job, chunk, owner)))
-
-    async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
-        """Take a chunk off the queue. Raises: JobStoreUnavailable."""
-        encoded = None if result is None else msgspec.msgpack.encode(result)
-        command = (
-            "INSERT INTO chunks (job, number, result, is_done) VALUES (?, ?, ?, 1) "
-            "ON CONFLICT (job, number) DO UPDATE SET result = excluded.result, is_done = 1"
-        )
-        await self._database.write(lambda database: database.execute(command, (job, chunk, encoded)))
-
-    async def progress(self, job: str) -> dict[int, ChunkResult]:
-        """Return the results of finished chunks. Raises: JobStoreUnavailable."""
-        command = "SELECT number, result FROM chunks WHERE job = ? AND is_done AND result IS NOT NULL"
-        found = await self._database.run(lambda database: database.execute(command, (job,)).fetchall())
-        return {int(number): msgspec.msgpack.decode(result, type=ChunkResult) for number, result in found}
-
-    async def finished(self, job: str) -> int:
-        """Return the number of finished chunks. Raises: JobStoreUnavailable."""
-        command = "SELECT count(*) FROM chunks WHERE job = ? AND is_done AND result IS NOT NULL"
-        return await self._database.run(lambda database: _one(database, command, job))
-
-    async def is_queued(self, job: str) -> bool:
-        """Return whether the queue knows the job. Raises: JobStoreUnavailable."""
-        command = "SELECT EXISTS (SELECT 1 FROM chunks WHERE job = ?)"
-        return bool(await self._database.run(lambda database: _one(database, command, job)))
-
-    async def has_chunks(self, job: str) -> bool:
-        """Return whether a chunk of the job is not finished. Raises: JobStoreUnavailable."""
-        command = "SELECT EXISTS (SELECT 1 FROM chunks WHERE job = ? AND NOT is_done)"
-        return bool(await self._database.run(lambda database: _one(database, command, job)))
-
-    async def is_idle(self, job: str) -> bool:
-        """Return whether all chunks wait for an owner. Raises: JobStoreUnavailable."""
-        command = "SELECT count(*) > 0 AND max(until_s) < ? FROM chunks WHERE job = ? AND NOT is_done"
-        now_s = self._now_s()
-        return bool(await self._database.run(lambda database: _one(database, command, now_s, job)))
-
-    async def drop(self, job: str) -> None:
-        """Remove a job's chunks. Raises: JobStoreUnavailable."""
-        await self._database.write(
-            lambda database: database.execute("DELETE FROM chunks WHERE job = ?", (job,))
-        )
-
-
-class SqliteWaits:
-    """Reasons for which jobs wait, in a file. now_s: the wall clock, which all processes of a host share."""
-
-    def __init__(self, database: SqliteDatabase, now_s: Callable[[], float] = time.time) -> None:
-        self._database = database
-        self._now_s = now_s
-
-    async def put(self, job: str, reason: str, for_s: float) -> None:
-        """Keep the reason of a job. Raises: JobStoreUnavailable."""
-        now_s = self._now_s()
-
-        def put(database: sqlite3.Connection) -> None:
-            database.execute("DELETE FROM waits WHERE until_s <= ?", (now_s,))
-            database.execute("INSERT OR REPLACE INTO waits VALUES (?, ?, ?)", (job, reason, now_s + for_s))
-
-        await self._database.write(put)
-
-    async def get(self, job: str) -> str | None:
-        """Return the reason of a job. Raises: JobStoreUnavailable."""
-        command, values = "SELECT reason FROM waits WHERE job = ? AND until_s > ?", (job, self._now_s())
-        found = await self._database.run(lambda database: database.execute(command, values).fetchone())
-        return None if found is None else str(found[0])
-
-
-def open_sqlite(path: Path) -> JobStore:
-    """Return the store in a file, which is created at its first use."""
-    database = SqliteDatabase(path)
-    return JobStore(SqliteTable(database), SqliteQueue(database), SqliteWaits(database))
-
-
-def _check_count(database: sqlite3.Connection, row: Row, counts: RowBounds) -> None:
-    """Check that a tenant may have another shown row. Raises: TooManyRows."""
-    if _one(database, "SELECT count(*) FROM rows WHERE id = ? AND is_shown", row.id):
-        return
-    if row.is_active:
+def _check(
+    database: sqlite3.Connection, row: Row, bounds: ByteBounds | None, counts: RowBounds | None
+) -> None:
+    """Check that a row fits. Raises: StorageFull, TooManyRows."""
+    if counts is not None and not _number(
+        database, "SELECT count(*) FROM rows WHERE id = ? AND is_shown", row.id
+    ):
         active = "SELECT count(*) FROM rows WHERE is_active AND tenant = ?"
-        if _one(database, active, row.tenant) >= counts.active:
+        if row.is_active and _number(database, active, row.tenant) >= counts.active:
             raise TooManyRows(of_active=True)
-    shown = "SELECT count(*) FROM rows WHERE tenant = ? AND kind = ? AND is_shown"
-    if _one(database, shown, row.tenant, row.kind) >= counts.shown:
-        raise TooManyRows(of_active=False)
-
-
-def _check_room(database: sqlite3.Connection, row: Row, bounds: ByteBounds) -> None:
-    """Check that a row fits. Raises: StorageFull."""
-    old = _one(database, "SELECT coalesce(sum(bytes), 0) FROM rows WHERE id = ?", row.id)
-    more = row.bytes - old
-    if more <= 0:
+        shown = "SELECT count(*) FROM rows WHERE tenant = ? AND kind = ? AND is_shown"
+        if _number(database, shown, row.tenant, row.kind) >= counts.shown:
+            raise TooManyRows(of_active=False)
+    if bounds is None:
         return
-    of_tenant = _one(database, "SELECT coalesce(sum(bytes), 0) FROM rows WHERE tenant = ?", row.tenant)
-    if of_tenant + more > bounds.tenant:
+    more = row.bytes - _number(database, f"{BYTES} WHERE id = ?", row.id)
+    if more > 0 and _number(database, f"{BYTES} WHERE tenant = ?", row.tenant) + more > bounds.tenant:
         raise StorageFull(of_tenant=True)
-    if _one(database, ALL_BYTES) + more > bounds.total:
+    if more > 0 and _number(database, BYTES) + more > bounds.total:
         raise StorageFull(of_tenant=False)
 
 
-def _one(database: sqlite3.Connection, command: str, *values: object) -> int:
+def _number(database: sqlite3.Connection, command: str, *values: object) -> int:
     return int(database.execute(command, values).fetchone()[0])
-
-
-def _row(*columns: object) -> Row:
-    return msgspec.convert(dict(zip(Row.__struct_fields__, columns, strict=True)), Row, strict=False)

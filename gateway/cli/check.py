@@ -1,15 +1,27 @@
 """`gateway check`: report the problems of a router.yaml without starting or contacting anything."""
 
+import argparse
 from collections.abc import Mapping, Sized
 from pathlib import Path
 
 from rich.markup import escape
 
 from gateway.cli.operator_keys import NO_OPERATOR_KEY, needs_operator_key
+from gateway.cli.operator_options import add_config_option
 from gateway.cli.output import CleanConsole
 from gateway.config.load import load_config
 from gateway.config.notes import notes
 from gateway.config.problems import ConfigError
+
+
+def add_check_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `gateway check` to its parser."""
+    add_config_option(parser)
+
+
+def check_command(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Run `gateway check`."""
+    return check(options.config, environment)
 
 
 def check(path: Path, environment: Mapping[str, str]) -> int:

@@ -3,18 +3,59 @@
 import argparse
 import time
 from collections.abc import Mapping
+from datetime import datetime
+from typing import get_args
 
 import msgspec
 from rich.table import Table
 
-from gateway.cli.context import Action, Context, run_action
+from gateway.cli.context import Action, Context, add_store_options, run_action
 from gateway.cli.limits import format_limits, parse_limits
 from gateway.cli.lost_tenants import show_lost_tenants
 from gateway.cli.output import show_line, show_table
 from gateway.cli.unknown_names import warn_of_idle_budgets, warn_of_unknown_models
+from gateway.config.schema import Scope
 from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
 from gateway.tenants.keyring import StoredKey
 from gateway.tenants.names import unknown_tenant_note
+
+
+def add_keys_options(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of `gateway keys` and their options to its parser."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="action")
+    create = add_store_options(actions.add_parser("create", help="create a key and print it once"))
+    create.add_argument("tenant", help="tenant that is billed and limited")
+    create.add_argument("--id", help="name in lists and for `revoke` (default: random)")
+    create.add_argument("--expires", type=_moment, metavar="DATE", help="2027-01-31, or with a time; UTC")
+    create.add_argument(
+        "--scope",
+        action="append",
+        choices=get_args(Scope),
+        metavar="SCOPE",
+        help="embed, rerank, tokenize, metrics or admin; may be repeated",
+    )
+    create.add_argument("--model", action="append", help="the only model it may use; may be repeated")
+    create.add_argument(
+        "--limit",
+        action="append",
+        metavar="NAME=AMOUNT",
+        help="tokens_per_minute=1000, in addition to its tenant's limits; may be repeated",
+    )
+    create.add_argument("--yaml", action="store_true", help="store nothing; print a line for router.yaml")
+    listing = add_store_options(actions.add_parser("list", help="all keys, without their secrets"))
+    listing.add_argument("--json", action="store_true", help="for scripts")
+    revoke = add_store_options(
+        actions.add_parser("revoke", help="revoke a key; every gateway rejects it within a second")
+    )
+    revoke.add_argument("id", help="as `list` shows it")
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        expected = "a day such as 2027-01-31, nor a moment such as 2027-01-31T12:00:00Z"
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {expected}") from error
 
 
 def keys(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

@@ -16,6 +16,7 @@ from gateway.cli.check import show_problems
 from gateway.cli.first_key import FirstKey, KeySources, create_first_key_later, first_key, key_sources
 from gateway.cli.named_models import UnusableModel, add_server_key_option, config_of, server_key
 from gateway.cli.operator_keys import warn_of_missing_operator_key
+from gateway.cli.operator_options import add_config_option
 from gateway.cli.output import CleanConsole, write_document
 from gateway.config.boot import AppBoot
 from gateway.config.load import load_config
@@ -37,6 +38,7 @@ HOST, PORT = "127.0.0.1", 8080
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `serve` to its parser."""
+    add_config_option(parser)
     parser.add_argument(
         "models",
         nargs="*",

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gateway.cli.check import show_problems
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
-from gateway.cli.operator_options import gateway_url, operator_key
+from gateway.cli.operator_options import add_config_option, add_operator_options, gateway_url, operator_key
 from gateway.cli.output import PIPE_WIDTH, show_line
 from gateway.cli.status_view import view
 from gateway.config.problems import ConfigError
@@ -52,6 +52,16 @@ class StatusDisplay:
             lines = lines[:shown] + console.render_lines(note, options)
         for line in lines:
             yield Segments([*line, Segment.line()])
+
+
+def add_status_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `gateway status` to its parser."""
+    add_config_option(parser)
+    add_operator_options(parser)
+    parser.add_argument(
+        "--once", action="store_true", help="print the status with the rates of one second, and exit"
+    )
+    parser.add_argument("--json", action="store_true", help="one snapshot, for scripts")
 
 
 def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

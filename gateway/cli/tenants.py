@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from gateway.cli.context import Action, Context, run_action
+from gateway.cli.context import Action, Context, add_store_options, run_action
 from gateway.cli.limits import format_limits, parse_limits
 from gateway.cli.lost_tenants import find_lost_tenants, show_lost_tenants, show_replaced, shown
 from gateway.cli.output import show_line, show_table
@@ -18,6 +18,45 @@ from gateway.tenants.names import name_problem
 from gateway.tenants.settings_change import SettingsChange, merged
 
 SETTINGS = ("models", "limits", "model_limits", "weight", "priority", "queue_tokens", "join")
+
+
+def add_tenants_options(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of `gateway tenants` and their options to its parser."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="action")
+    setting = add_store_options(
+        actions.add_parser("set", help="add a tenant, or change settings; those not named stay as they are")
+    )
+    setting.add_argument("tenant", help="its name")
+    setting.add_argument("--model", action="append", help="the only model it may use; may be repeated")
+    setting.add_argument(
+        "--limit", action="append", metavar="NAME=AMOUNT", help="tokens_per_minute=100000; may be repeated"
+    )
+    setting.add_argument(
+        "--model-limit",
+        action="append",
+        metavar="MODEL:NAME=AMOUNT",
+        help="a limit for one model, instead of the model's own; may be repeated",
+    )
+    setting.add_argument("--weight", type=int, help="share of a busy model (default: 1)")
+    setting.add_argument("--priority", choices=["interactive", "bulk"], help="default: interactive")
+    setting.add_argument("--queue-tokens", type=int, help="most tokens that may wait for one model")
+    setting.add_argument(
+        "--join",
+        action=argparse.BooleanOptionalAction,
+        help="its texts may share an upstream request with others' (default), or never do",
+    )
+    setting.add_argument(
+        "--unset",
+        action="append",
+        metavar="FIELD",
+        help="remove a setting: models, weight, priority, queue_tokens, join, limits, the name of a limit, "
+        "model_limits, or MODEL:NAME; may be repeated",
+    )
+    setting.add_argument("--replace", action="store_true", help="remove all settings that are not named")
+    listing = add_store_options(actions.add_parser("list", help="all tenants that are not in router.yaml"))
+    listing.add_argument("--json", action="store_true", help="for scripts")
+    remove = add_store_options(actions.add_parser("remove", help="remove a tenant and its keys"))
+    remove.add_argument("tenant", help="its name")
 
 
 def tenants(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

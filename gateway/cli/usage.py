@@ -3,11 +3,12 @@
 import argparse
 import asyncio
 from collections.abc import Mapping, Sequence
+from datetime import date
 
 import msgspec
 from rich.table import Table
 
-from gateway.cli.context import TIMEOUT_S, show_config_problems, store_config
+from gateway.cli.context import TIMEOUT_S, add_store_options, show_config_problems, store_config
 from gateway.cli.output import show_line, show_table, write_document
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
@@ -18,6 +19,31 @@ from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.keyring import FIRST_TENANT
 from gateway.tenants.store import TenantStore
+
+
+def add_usage_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `gateway usage` to its parser."""
+    add_store_options(parser)
+    parser.add_argument("tenant", nargs="?", help="tenant (default: all)")
+    parser.add_argument("--since", type=_day, metavar="DAY", help="2027-01-31 (default: today)")
+    parser.add_argument("--until", type=_day, metavar="DAY", help="the last day (default: today)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_const", const="json", dest="form", help="for scripts")
+    form.add_argument("--csv", action="store_const", const="csv", dest="form", help="for spreadsheets")
+    form.add_argument("--form", choices=["table", "json", "csv"], default="table", help="the same, older")
+    parser.add_argument(
+        "--by",
+        choices=["model", "key"],
+        default="model",
+        help="a row for each model, or for each model and key",
+    )
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no day such as 2027-01-31") from error
 
 
 def usage(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

@@ -16,6 +16,7 @@ from gateway.additions.composing import compose
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.check import show_problems
 from gateway.cli.context import TIMEOUT_S
+from gateway.cli.operator_options import add_config_option
 from gateway.cli.output import show_line
 from gateway.cli.verify_replicas import CannotVerify, UpstreamReader
 from gateway.cli.verify_report import show_report
@@ -30,6 +31,32 @@ from gateway.vector_spaces.store import FingerprintStore
 
 TEXTS_MAX = 10_000
 SECTIONS = ("upstreams", "models", "defaults", "quotas")
+
+
+def add_verify_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `gateway verify` to its parser."""
+    add_config_option(parser)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="upstreams (default: all that embed)")
+    parser.add_argument("--texts", type=Path, metavar="FILE", help="additional texts, one per line")
+    parser.add_argument(
+        "--min-cosine",
+        type=_cosine,
+        help="minimum for every two replicas (default: 0.999 for those of one model)",
+    )
+    parser.add_argument(
+        "--accept", action="store_true", help="replace the stored fingerprints of these upstreams"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="timeout for one upstream (default: 300)"
+    )
+    parser.add_argument("--json", action="store_true", help="for scripts")
+
+
+def _cosine(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError("a number above 0, and at most 1")
+    return value
 
 
 def verify(options: argparse.Namespace, environment: Mapping[str, str]) -> int:

@@ -27,7 +27,7 @@ CHILD_VARIABLES = re.compile(
 # How long a thread of the engine spins at a barrier before it sleeps: about 30 µs, enough to span the gap to
 # the next operation. OpenMP's default is milliseconds, during which the HTTP worker lacks that core.
 # From version 2.35, glibc asks the kernel for pages of 2 MiB, which make reading the weights cheaper:
-# docs/decisions/063-speed-of-passes-on-avx2.md.
+# loadtest/measurements/passes.md.
 # Processes that torch starts import nothing from the current folder either.
 ENGINE_VARIABLES = {
     "GOMP_SPINCOUNT": "10000",

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from gateway.batches.chunk_run import FAILURES_MAX, ChunkRun
-from gateway.batches.job_store import CHUNK_BYTES, COPIES, FILE_BYTES, JOB_BYTES, StorageFull
-from gateway.batches.lifecycle import Lifecycle
-from gateway.batches.lines import RunLine, split_chunk
-from gateway.batches.result_bytes import ResultBytes
-from gateway.batches.results import unexecuted_bytes
-from gateway.batches.spool import HEADER_BYTES
+from gateway.batches.jobs import Jobs
+from gateway.batches.journal import HEADER_BYTES
+from gateway.batches.lines import RunLine, split_chunk, unexecuted_bytes
+from gateway.batches.runner import FAILURES_MAX, ChunkRun, ResultBytes
+from gateway.batches.store import CHUNK_BYTES, COPIES, FILE_BYTES, JOB_BYTES, StorageFull
 from gateway.errors import Unauthenticated
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
 from tests.api.test_batches import (
@@ -160,7 +158,7 @@ async def test_a_full_store_holds_up_its_own_tenant_only(
     # The results of one batch alone take more than is left.
     tenant_bytes = len(content) + FILE_BYTES + JOBS * RECORD_BYTES
     # Lines reserve byte by byte, and leave the room of the records of later batches.
-    monkeypatch.setattr("gateway.batches.result_bytes.RESERVE_BYTES", tenant_bytes)
+    monkeypatch.setattr("gateway.batches.runner.RESERVE_BYTES", tenant_bytes)
     config = with_batches(tmp_path, tenant_bytes=tenant_bytes, file_bytes=len(content)) + tenants()
     begun, upstreams = asyncio.Event(), servers()
 
@@ -181,7 +179,7 @@ async def test_a_full_store_holds_up_its_own_tenant_only(
 async def test_a_full_store_is_not_written_to_and_a_batch_goes_on_afterwards(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MAX_S", 0.1)
+    monkeypatch.setattr("gateway.batches.runner.PAUSE_MAX_S", 0.1)
     content, room = texts(600), 20_000
     filler = "x" * 2_000_000
     tenant_bytes = len(content) + len(filler) + 2 * FILE_BYTES + RECORD_BYTES + room
@@ -237,7 +235,7 @@ async def test_a_line_that_is_nested_too_deeply_fails_the_batch_with_its_number(
 async def test_an_unexpected_failure_is_tried_again(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
+    monkeypatch.setattr("gateway.batches.runner.PAUSE_MIN_S", 0.01)
     tries = itertools.count(1)
 
     def split(data: bytes) -> list[RunLine]:
@@ -245,7 +243,7 @@ async def test_an_unexpected_failure_is_tried_again(
             raise ValueError
         return split_chunk(data)
 
-    monkeypatch.setattr("gateway.batches.chunk_run.split_chunk", split)
+    monkeypatch.setattr("gateway.batches.runner.split_chunk", split)
     async with boot(servers(), with_batches(tmp_path)) as gateway:
         end = await ended(gateway, (await create(gateway, (await upload(gateway, texts(9)))["id"]))["id"])
 
@@ -255,7 +253,7 @@ async def test_an_unexpected_failure_is_tried_again(
 async def test_lines_of_a_chunk_that_always_fails_get_an_error(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
+    monkeypatch.setattr("gateway.batches.runner.PAUSE_MIN_S", 0.01)
     tries = itertools.count(1)
 
     async def fail(self: ChunkRun, *_: Any) -> None:
@@ -282,7 +280,7 @@ async def test_a_batch_whose_input_is_lost_ends(
     damage: Callable[[Path], None],
     cancels: bool,
 ) -> None:
-    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
+    monkeypatch.setattr("gateway.batches.runner.PAUSE_MIN_S", 0.01)
     monkeypatch.setattr("gateway.batches.runner.FAILURE_PAUSE_S", 0.01)
     read = ChunkRun._read
     lost = asyncio.Event()
@@ -314,12 +312,12 @@ async def test_a_batch_whose_input_is_lost_ends(
 async def test_a_batch_whose_validation_always_fails_ends(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
+    monkeypatch.setattr("gateway.batches.runner.PAUSE_MIN_S", 0.01)
 
     async def fail(*_: Any) -> None:
         raise ValueError
 
-    monkeypatch.setattr(Lifecycle, "_check_input", fail)
+    monkeypatch.setattr(Jobs, "_check_input", fail)
     async with boot(servers(), with_batches(tmp_path)) as gateway:
         end = await ended(gateway, (await create(gateway, (await upload(gateway, texts(1)))["id"]))["id"])
 
@@ -361,7 +359,7 @@ async def test_a_new_key_of_the_same_id_does_not_go_on_with_the_batch_of_a_revok
 async def test_a_batch_waits_for_a_gateway_that_does_not_know_its_new_key_yet(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
+    monkeypatch.setattr("gateway.batches.runner.PAUSE_MIN_S", 0.01)
     unknown = itertools.count(1)
     find = Keyring.owner_by_id
 

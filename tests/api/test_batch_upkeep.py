@@ -5,15 +5,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from gateway.batches import names
-from gateway.batches.folder import FolderObjects
-from gateway.batches.job_objects import JobObjects
-from gateway.batches.job_store import FILE_BYTES, job_of, job_row
-from gateway.batches.records import PARTS, ChunkResult, Counts, FinalRecord
-from gateway.batches.records import ended as ended_job
-from gateway.batches.sqlite_store import open_sqlite
+from gateway.batches.objects import FolderObjects
+from gateway.batches.records import (
+    CHUNK_MARK,
+    IDENTITY,
+    JOB_FINAL,
+    JOB_PLAN,
+    PARTS,
+    ChunkResult,
+    Counts,
+    FinalRecord,
+)
+from gateway.batches.sqlite_store import SqliteJobStore
+from gateway.batches.store import FILE_BYTES, chunk_row_id, job_of, job_row
 from tests.api.test_batches import create, ended, results, servers, texts, upload, with_batches
 from tests.conftest import Boots, Running
 from tests.fakes.tei import FakeTei
@@ -92,11 +99,11 @@ async def test_a_batch_goes_on_without_its_database(boot: Boots, tmp_path: Path)
 async def test_a_batch_whose_plan_is_lost_fails(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
+    monkeypatch.setattr("gateway.batches.runner.PAUSE_MIN_S", 0.01)
     monkeypatch.setattr("gateway.batches.runner.FAILURE_PAUSE_S", 0.01)
     config = with_batches(tmp_path)
     batch = await stop_midway(boot, config, FakeTei(), calls_max=0)
-    (tmp_path / names.plan(batch["id"])).unlink()
+    (tmp_path / JOB_PLAN.format(batch["id"])).unlink()
     async with boot(servers(), config) as gateway:
         end = await ended(gateway, batch["id"])
 
@@ -113,37 +120,38 @@ async def test_a_try_that_goes_on_after_others_have_ended_its_job_counts_no_byte
         is_held.set()
         await others_are_done.wait()
 
-    store = open_sqlite(tmp_path / "batches.sqlite")
+    store = SqliteJobStore(tmp_path / "batches.sqlite")
     async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
         server.hook = hold
         id_ = (await create(gateway, (await upload(gateway, texts(2000)))["id"]))["id"]
         async with asyncio.timeout(10):
             await is_held.wait()
-        row = await store.table.get(id_)
+        row = await store.get(id_)
         assert row is not None
         job, nothing = job_of(row), dict.fromkeys(PARTS, 0)
-        objects = JobObjects(FolderObjects(tmp_path))
+        objects = FolderObjects(tmp_path)
         for number in range(job.chunks):
-            await objects.create(names.chunk(id_, number), ChunkResult("another", Counts(), nothing))
-        final = FinalRecord(ended_job(job, Counts(), nothing, 1.0))
-        await objects.create(names.final(id_), final)
-        await store.table.put(job_row(final.job))
-        await store.queue.drop(id_)
-        rows = [names.chunk_row(id_, number) for number in range(job.chunks)]
-        assert any([await store.table.get(name) for name in rows])
+            mark = msgspec.json.encode(ChunkResult("another", Counts(), nothing))
+            await objects.create(CHUNK_MARK.format(id_, number), mark)
+        final = FinalRecord(job.ended(Counts(), nothing, 1.0))
+        await objects.create(JOB_FINAL.format(id_), msgspec.json.encode(final))
+        await store.put(job_row(final.job))
+        await store.drop(id_)
+        rows = [chunk_row_id(id_, number) for number in range(job.chunks)]
+        assert any([await store.get(name) for name in rows])
         others_are_done.set()
         async with asyncio.timeout(10):
-            while any([await store.table.get(name) for name in rows]):  # noqa: ASYNC110
+            while any([await store.get(name) for name in rows]):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-    await store.table.aclose()
+    await store.aclose()
 
     # Some chunks had not begun here: those that had would have ended the job once more.
     assert job.chunks == 16
 
 
 async def test_removes_what_has_expired(boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.batches.upkeep.LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr("gateway.batches.upkeep.SWEEP_EVERY_S", 0.02)
+    monkeypatch.setattr("gateway.batches.service.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("gateway.batches.service.SWEEP_EVERY_S", 0.02)
     async with boot(servers(), with_batches(tmp_path, keep_s=0.5)) as gateway:
         await run(gateway)
         async with asyncio.timeout(10):
@@ -153,7 +161,7 @@ async def test_removes_what_has_expired(boot: Boots, tmp_path: Path, monkeypatch
                 await asyncio.sleep(0.02)
 
     assert names_in(tmp_path) - {"batches.sqlite-wal", "batches.sqlite-shm"} == {
-        names.IDENTITY,
+        IDENTITY,
         "batches.sqlite",
     }
 
@@ -161,9 +169,9 @@ async def test_removes_what_has_expired(boot: Boots, tmp_path: Path, monkeypatch
 async def test_forgets_uploads_of_killed_gateways(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.upkeep.LOOK_EVERY_S", 0.02)
-    monkeypatch.setattr("gateway.batches.upkeep.SWEEP_EVERY_S", 0.02)
-    monkeypatch.setattr("gateway.batches.upkeep.UNFINISHED_S", 0.3)
+    monkeypatch.setattr("gateway.batches.service.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("gateway.batches.service.SWEEP_EVERY_S", 0.02)
+    monkeypatch.setattr("gateway.batches.service.UNFINISHED_S", 0.3)
     sent = asyncio.Event()
 
     async def body() -> Any:
@@ -183,4 +191,4 @@ async def test_forgets_uploads_of_killed_gateways(
         upload_task.cancel()
         await asyncio.gather(upload_task, return_exceptions=True)
 
-    assert json.loads((tmp_path / names.IDENTITY).read_bytes())
+    assert json.loads((tmp_path / IDENTITY).read_bytes())

@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from gateway.batches.job_store import FILE_BYTES, JOB_BYTES, PAGE_BYTES
+from gateway.batches.store import FILE_BYTES, JOB_BYTES, PAGE_BYTES
 from gateway.events import BatchChanged, CallFinished
 from gateway.quotas.ledger import MemoryLedger
 from gateway.tenants.keyring import key_digest
@@ -221,7 +221,7 @@ async def test_a_broken_file_fails_with_the_line(boot: Boots, tmp_path: Path) ->
 
 
 async def test_retries_what_may_pass(boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
+    monkeypatch.setattr("gateway.batches.runner.PAUSE_MIN_S", 0.01)
     server, requests = FakeTei(), itertools.count()
 
     async def be_late_at_first(*_: Any) -> None:
@@ -243,7 +243,7 @@ async def test_retries_what_may_pass(boot: Boots, tmp_path: Path, monkeypatch: p
 async def test_a_spent_limit_makes_a_job_wait(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MAX_S", 0.05)
+    monkeypatch.setattr("gateway.batches.runner.PAUSE_MAX_S", 0.05)
     now_us = 1_700_000_000_000_000
     clock = {"us": now_us}
     ledger = MemoryLedger(lambda: clock["us"])
@@ -273,7 +273,7 @@ async def test_a_spent_limit_makes_a_job_wait(
 async def test_batch_tokens_count_lines_only(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.running_job.PAUSE_MIN_S", 0.01)
+    monkeypatch.setattr("gateway.batches.runner.PAUSE_MIN_S", 0.01)
     config = with_batches(tmp_path) + tenants(batch_tokens_per_day=100)
     async with boot(servers(), config) as gateway:
         batch = await create(gateway, (await upload(gateway, texts(60)))["id"])

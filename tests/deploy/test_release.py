@@ -175,3 +175,16 @@ def test_a_tag_names_the_version_and_its_changes(
     made = release_notes(tag, changelog, tmp_path)
 
     assert (rc, printed) == (made.returncode, made.stdout.strip())
+
+
+def test_a_release_leaves_no_fragment_of_the_changelog(tmp_path: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("no make on the path")
+    (tmp_path / "changes").mkdir()
+    (tmp_path / "changes/bell.added.md").write_text("A bell rings.\n")
+    made = release_notes(f"v{__version__}", CHANGELOG, tmp_path)
+
+    assert (2, "changes/bell.added.md\nThese changes are not in CHANGELOG.md: run make changelog") == (
+        made.returncode,
+        made.stdout.strip(),
+    )

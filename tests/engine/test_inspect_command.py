@@ -37,7 +37,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def options(*arguments: str) -> object:
-    return command_line._parser().parse_args(["models", "inspect", *arguments])
+    return command_line.full_parser().parse_args(["models", "inspect", *arguments])
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ def test_a_run_interrupted_while_it_asks_for_the_model_ends_with_a_line(tmp_path
 
 
 def test_the_command_line_loads_nothing_heavy() -> None:
-    script = "import sys, gateway.cli.main; print(*sys.modules)"
+    script = "import sys, gateway.cli.main as line; line.parser_of('embed'); print(*sys.modules)"
     ended = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
     )

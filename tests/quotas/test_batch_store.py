@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from gateway.batches import redis_store, sqlite_store
-from gateway.batches.job_store import (
+from gateway.batches.records import ChunkResult, Counts
+from gateway.batches.redis_store import RedisJobStore
+from gateway.batches.sqlite_store import SqliteJobStore
+from gateway.batches.store import (
     ByteBounds,
     JobStore,
     JobStoreUnavailable,
@@ -17,9 +20,6 @@ from gateway.batches.job_store import (
     StorageFull,
     TooManyRows,
 )
-from gateway.batches.records import ChunkResult, Counts
-from gateway.batches.redis_store import RedisTable, open_redis
-from gateway.batches.sqlite_store import open_sqlite
 from gateway.store.redis_client import RedisClient
 from tests.quotas.redis_server import RedisServer
 
@@ -46,13 +46,13 @@ async def open_store(
 
     def open_one() -> JobStore:
         path = tmp_path / "jobs.sqlite"
-        store = open_redis(RedisClient(redis.url, 2)) if request.param == "redis" else open_sqlite(path)
+        store = RedisJobStore(RedisClient(redis.url, 2)) if request.param == "redis" else SqliteJobStore(path)
         stores.append(store)
         return store
 
     yield open_one
     for store in stores:
-        await store.table.aclose()
+        await store.aclose()
 
 
 @pytest.fixture
@@ -61,51 +61,51 @@ def store(open_store: Callable[[], JobStore]) -> JobStore:
 
 
 async def test_keeps_rows_and_replaces_them(store: JobStore) -> None:
-    await store.table.put(row("file-1", 1, bytes=10, data='{"a": 1}'))
-    await store.table.put(row("file-1", 1, bytes=30, data='{"a": 2}'))
+    await store.put(row("file-1", 1, bytes=10, data='{"a": 1}'))
+    await store.put(row("file-1", 1, bytes=30, data='{"a": 2}'))
 
-    assert await store.table.get("file-1") == row("file-1", 1, bytes=30, data='{"a": 2}')
-    assert await store.table.get("file-2") is None
-    assert await store.table.used_bytes() == 30
-    await store.table.remove("file-1")
-    await store.table.remove("file-1")
-    assert await store.table.get("file-1") is None
-    assert await store.table.used_bytes() == 0
+    assert await store.get("file-1") == row("file-1", 1, bytes=30, data='{"a": 2}')
+    assert await store.get("file-2") is None
+    assert await store.used_bytes() == 30
+    await store.remove("file-1")
+    await store.remove("file-1")
+    assert await store.get("file-1") is None
+    assert await store.used_bytes() == 0
 
 
 async def test_lists_pages_of_a_tenant_in_both_orders(store: JobStore) -> None:
     for number in range(7):
-        await store.table.put(row(f"file-{number}", number // 2))
-    await store.table.put(row("file-other", 3, "other"))
-    await store.table.put(row("file-hidden", 3, is_shown=False))
-    await store.table.put(row("batch_1", 3))
+        await store.put(row(f"file-{number}", number // 2))
+    await store.put(row("file-other", 3, "other"))
+    await store.put(row("file-hidden", 3, is_shown=False))
+    await store.put(row("batch_1", 3))
 
-    newest = [item.id for item in await store.table.rows(Page("file", "acme", 3))]
-    then = [item.id for item in await store.table.rows(Page("file", "acme", 9, newest[-1]))]
-    oldest = [item.id for item in await store.table.rows(Page("file", "acme", 9, newest_first=False))]
+    newest = [item.id for item in await store.rows(Page("file", "acme", 3))]
+    then = [item.id for item in await store.rows(Page("file", "acme", 9, newest[-1]))]
+    oldest = [item.id for item in await store.rows(Page("file", "acme", 9, newest_first=False))]
 
     assert newest + then == [f"file-{number}" for number in range(6, -1, -1)]
     assert oldest == [f"file-{number}" for number in range(7)]
-    assert len(await store.table.rows(Page("file", None, 99))) == 8
-    assert await store.table.rows(Page("file", "acme", 9, "file-unknown")) == []
+    assert len(await store.rows(Page("file", None, 99))) == 8
+    assert await store.rows(Page("file", "acme", 9, "file-unknown")) == []
 
 
 async def test_bounds_the_bytes_of_a_tenant_and_of_all(store: JobStore) -> None:
     bounds = ByteBounds(tenant=100, total=150)
-    await store.table.put(row("file-1", 1, bytes=60), bounds)
-    await store.table.put(row("file-1", 1, bytes=90), bounds)
+    await store.put(row("file-1", 1, bytes=60), bounds)
+    await store.put(row("file-1", 1, bytes=90), bounds)
     with pytest.raises(StorageFull) as full:
-        await store.table.put(row("file-2", 1, bytes=11), bounds)
+        await store.put(row("file-2", 1, bytes=11), bounds)
     assert full.value.of_tenant
     with pytest.raises(StorageFull) as full:
-        await store.table.put(row("file-3", 1, "other", bytes=61), bounds)
+        await store.put(row("file-3", 1, "other", bytes=61), bounds)
     assert not full.value.of_tenant
-    await store.table.put(row("file-3", 1, "other", bytes=60), bounds)
-    await store.table.remove("file-1")
-    await store.table.put(row("file-2", 1, bytes=90), bounds)
+    await store.put(row("file-3", 1, "other", bytes=60), bounds)
+    await store.remove("file-1")
+    await store.put(row("file-2", 1, bytes=90), bounds)
 
-    assert await store.table.used_bytes() == 150
-    assert await store.table.get("file-4") is None
+    assert await store.used_bytes() == 150
+    assert await store.get("file-4") is None
 
 
 async def test_bounds_the_rows_of_a_tenant(store: JobStore) -> None:
@@ -113,7 +113,7 @@ async def test_bounds_the_rows_of_a_tenant(store: JobStore) -> None:
 
     async def refusal(new: Row) -> str:
         found = set()
-        for act in (store.table.check, store.table.put):
+        for act in (store.check, store.put):
             try:
                 await act(new, bounds, counts)
             except TooManyRows as error:
@@ -128,100 +128,100 @@ async def test_bounds_the_rows_of_a_tenant(store: JobStore) -> None:
     assert await refusal(row("batch_1", 1, bytes=10)) == "none"
     assert await refusal(row("batch_2", 1, bytes=10)) == "none"
     assert await refusal(row("batch_3", 1, bytes=10)) == "active"
-    await store.table.put(row("batch_1", 1, bytes=10, is_active=False))
+    await store.put(row("batch_1", 1, bytes=10, is_active=False))
     assert await refusal(row("batch_3", 1, bytes=81)) == "bytes"
     assert await refusal(row("batch_3", 1, bytes=10)) == "none"
-    assert [item.id for item in await store.table.active("acme")] == ["batch_2", "batch_3"]
-    await store.table.put(row("batch_2", 1, bytes=10, is_active=False))
+    assert [item.id for item in await store.active("acme")] == ["batch_2", "batch_3"]
+    await store.put(row("batch_2", 1, bytes=10, is_active=False))
     assert await refusal(row("batch_4", 1)) == "shown"
     # Neither a row that is there, nor those of others and of another kind.
     assert await refusal(row("batch_2", 1, bytes=12)) == "none"
     assert await refusal(row("batch_5", 1, "other", bytes=10)) == "none"
     assert await refusal(row("file-1", 1)) == "none"
-    await store.table.remove("batch_2")
+    await store.remove("batch_2")
     assert await refusal(row("batch_4", 1)) == "none"
 
-    assert await store.table.get("batch_6") is None
-    assert await store.table.used_bytes() == 30
-    assert [item.id for item in await store.table.active("other")] == ["batch_5"]
+    assert await store.get("batch_6") is None
+    assert await store.used_bytes() == 30
+    assert [item.id for item in await store.active("other")] == ["batch_5"]
 
 
 async def test_a_row_counts_once_it_is_shown(store: JobStore) -> None:
     bounds, counts = ByteBounds(tenant=100, total=150), RowBounds(shown=2, active=0)
     for number in range(3):
-        await store.table.put(row(f"file-{number}", 1, bytes=20, is_shown=False), bounds, counts)
+        await store.put(row(f"file-{number}", 1, bytes=20, is_shown=False), bounds, counts)
     for number in range(2):
-        await store.table.put(row(f"file-{number}", 1, bytes=10), bounds, counts)
+        await store.put(row(f"file-{number}", 1, bytes=10), bounds, counts)
 
     with pytest.raises(TooManyRows):
-        await store.table.put(row("file-2", 1, bytes=10), bounds, counts)
+        await store.put(row("file-2", 1, bytes=10), bounds, counts)
     with pytest.raises(TooManyRows):
-        await store.table.put(row("file-3", 1, is_shown=False), bounds, counts)
-    await store.table.put(row("file-1", 1, bytes=12), bounds, counts)
-    assert [item.id for item in await store.table.rows(Page("file", "acme", 9))] == ["file-1", "file-0"]
-    assert await store.table.used_bytes() == 10 + 12 + 20
+        await store.put(row("file-3", 1, is_shown=False), bounds, counts)
+    await store.put(row("file-1", 1, bytes=12), bounds, counts)
+    assert [item.id for item in await store.rows(Page("file", "acme", 9))] == ["file-1", "file-0"]
+    assert await store.used_bytes() == 10 + 12 + 20
 
 
 async def test_a_check_changes_nothing(store: JobStore) -> None:
-    await store.table.check(row("batch_1", 1, bytes=9), ByteBounds(9, 9), RowBounds(1, 1))
+    await store.check(row("batch_1", 1, bytes=9), ByteBounds(9, 9), RowBounds(1, 1))
 
-    assert await store.table.get("batch_1") is None
-    assert await store.table.used_bytes() == 0
-    assert await store.table.active("acme") == []
-    assert await store.table.rows(Page("batch", "acme", 9)) == []
+    assert await store.get("batch_1") is None
+    assert await store.used_bytes() == 0
+    assert await store.active("acme") == []
+    assert await store.rows(Page("batch", "acme", 9)) == []
 
 
 async def test_a_page_ends_with_its_bytes(store: JobStore) -> None:
     for number in range(50):
-        await store.table.put(row(f"file-{number:02}", number, data='"\U0001f600"'))
+        await store.put(row(f"file-{number:02}", number, data='"\U0001f600"'))
 
     page = Page("file", "acme", 50, newest_first=False, data_bytes=6 * 40)
-    found = [item.id for item in await store.table.rows(page)]
+    found = [item.id for item in await store.rows(page)]
 
     assert found == [f"file-{number:02}" for number in range(41)]
 
 
 async def test_knows_active_jobs_and_unfinished_uploads(store: JobStore) -> None:
-    await store.table.put(row("batch_2", 2))
-    await store.table.put(row("batch_1", 1))
-    await store.table.put(row("batch_3", 3))
-    await store.table.put(row("batch_2", 2, is_active=False))
-    await store.table.put(row("file-1", 5, is_shown=False))
-    await store.table.put(row("file-2", 50, is_shown=False))
-    await store.table.put(row("chunk:batch_1:0", 1, is_shown=False))
+    await store.put(row("batch_2", 2))
+    await store.put(row("batch_1", 1))
+    await store.put(row("batch_3", 3))
+    await store.put(row("batch_2", 2, is_active=False))
+    await store.put(row("file-1", 5, is_shown=False))
+    await store.put(row("file-2", 50, is_shown=False))
+    await store.put(row("chunk:batch_1:0", 1, is_shown=False))
 
-    assert [item.id for item in await store.table.active()] == ["batch_1", "batch_3"]
-    assert await store.table.unfinished(20) == ["file-1"]
-    await store.table.put(row("file-1", 5))
-    assert await store.table.unfinished(20) == []
+    assert [item.id for item in await store.active()] == ["batch_1", "batch_3"]
+    assert await store.unfinished(20) == ["file-1"]
+    await store.put(row("file-1", 5))
+    assert await store.unfinished(20) == []
 
 
 async def test_gives_each_chunk_to_one_owner(open_store: Callable[[], JobStore]) -> None:
     stores = [open_store() for _ in range(3)]
-    await stores[0].queue.enqueue("batch_1", range(30))
-    await stores[0].queue.enqueue("batch_2", [0])
+    await stores[0].enqueue("batch_1", range(30))
+    await stores[0].enqueue("batch_2", [0])
 
     async def claim_all(number: int) -> list[int]:
         found = []
-        while (chunk := await stores[number].queue.claim("batch_1", f"owner-{number}")) is not None:
+        while (chunk := await stores[number].claim("batch_1", f"owner-{number}")) is not None:
             found.append(chunk)
         return found
 
     claimed = await asyncio.gather(*map(claim_all, range(3)))
 
     assert sorted(chunk for chunks in claimed for chunk in chunks) == list(range(30))
-    assert await stores[1].queue.has_chunks("batch_1")
+    assert await stores[1].has_chunks("batch_1")
     for number, chunks in enumerate(claimed):
         for chunk in chunks:
-            await stores[number].queue.finish("batch_1", chunk, RESULT)
-    assert not await stores[1].queue.has_chunks("batch_1")
-    assert await stores[2].queue.progress("batch_1") == dict.fromkeys(range(30), RESULT)
-    assert await stores[2].queue.finished("batch_1") == 30
-    assert await stores[0].queue.is_queued("batch_1")
-    await stores[0].queue.drop("batch_1")
-    assert not await stores[1].queue.is_queued("batch_1")
-    assert await stores[1].queue.progress("batch_1") == {}
-    assert await stores[1].queue.claim("batch_2", "owner") == 0
+            await stores[number].finish("batch_1", chunk, RESULT)
+    assert not await stores[1].has_chunks("batch_1")
+    assert await stores[2].progress("batch_1") == dict.fromkeys(range(30), RESULT)
+    assert await stores[2].finished("batch_1") == 30
+    assert await stores[0].is_queued("batch_1")
+    await stores[0].drop("batch_1")
+    assert not await stores[1].is_queued("batch_1")
+    assert await stores[1].progress("batch_1") == {}
+    assert await stores[1].claim("batch_2", "owner") == 0
 
 
 async def test_passes_on_the_chunk_of_an_owner_that_is_gone(
@@ -230,67 +230,67 @@ async def test_passes_on_the_chunk_of_an_owner_that_is_gone(
     for module in (redis_store, sqlite_store):
         monkeypatch.setattr(module, "LEASE_S", SHORT_LEASE_S)
     dead, alive = open_store(), open_store()
-    await dead.queue.enqueue("batch_1", [0, 1])
-    assert await dead.queue.claim("batch_1", "dead") == 0
-    assert await alive.queue.claim("batch_1", "alive") == 1
+    await dead.enqueue("batch_1", [0, 1])
+    assert await dead.claim("batch_1", "dead") == 0
+    assert await alive.claim("batch_1", "alive") == 1
     # A live owner renews its own chunk, and gets that of the other after its lease.
     async with asyncio.timeout(5):
-        while (chunk := await alive.queue.claim("batch_1", "alive")) is None:
-            await alive.queue.renew("batch_1", [1], "alive")
+        while (chunk := await alive.claim("batch_1", "alive")) is None:
+            await alive.renew("batch_1", [1], "alive")
             await asyncio.sleep(0.005)
 
     assert chunk == 0
     # The first result counts, whoever stores it.
-    await alive.queue.finish("batch_1", 0, RESULT)
-    await dead.queue.finish("batch_1", 0, RESULT)
-    assert await alive.queue.progress("batch_1") == {0: RESULT}
+    await alive.finish("batch_1", 0, RESULT)
+    await dead.finish("batch_1", 0, RESULT)
+    assert await alive.progress("batch_1") == {0: RESULT}
 
 
 async def test_passes_on_a_released_chunk_at_once(open_store: Callable[[], JobStore]) -> None:
     first, second = open_store(), open_store()
-    await first.queue.enqueue("batch_1", [4])
-    assert await first.queue.claim("batch_1", "first") == 4
-    assert await second.queue.claim("batch_1", "second") is None
-    await first.queue.release("batch_1", 4, "first")
+    await first.enqueue("batch_1", [4])
+    assert await first.claim("batch_1", "first") == 4
+    assert await second.claim("batch_1", "second") is None
+    await first.release("batch_1", 4, "first")
 
-    assert await second.queue.claim("batch_1", "second") == 4
+    assert await second.claim("batch_1", "second") == 4
 
 
 async def test_a_finished_chunk_is_not_claimed_again(store: JobStore) -> None:
-    await store.queue.enqueue("batch_1", [-1, 0])
-    assert await store.queue.claim("batch_1", "owner") == -1
-    await store.queue.finish("batch_1", -1, None)
-    assert await store.queue.claim("batch_1", "owner") == 0
-    await store.queue.finish("batch_1", 0, RESULT)
+    await store.enqueue("batch_1", [-1, 0])
+    assert await store.claim("batch_1", "owner") == -1
+    await store.finish("batch_1", -1, None)
+    assert await store.claim("batch_1", "owner") == 0
+    await store.finish("batch_1", 0, RESULT)
 
-    assert await store.queue.claim("batch_1", "owner") is None
-    assert await store.queue.progress("batch_1") == {0: RESULT}
+    assert await store.claim("batch_1", "owner") is None
+    assert await store.progress("batch_1") == {0: RESULT}
 
 
 async def test_beats_rise_and_an_identity_is_agreed_on(open_store: Callable[[], JobStore]) -> None:
     first, second = open_store(), open_store()
-    before = await first.table.beat()
+    before = await first.beat()
 
-    assert await first.table.beat() > before
-    assert await first.table.agree("one") == "one"
-    other = await second.table.agree("two")
+    assert await first.beat() > before
+    assert await first.agree("one") == "one"
+    other = await second.agree("two")
     # Gateways of one Redis must share their objects; a single gateway's table follows them.
-    assert other == ("one" if isinstance(second.table, RedisTable) else "two")
+    assert other == ("one" if isinstance(second, RedisJobStore) else "two")
 
 
 async def test_redis_away_is_reported(own_redis: RedisServer) -> None:
-    store = open_redis(RedisClient(own_redis.url, 0.5))
-    await store.table.beat()
+    store = RedisJobStore(RedisClient(own_redis.url, 0.5))
+    await store.beat()
     own_redis.stop()
     for work in (
-        store.table.beat(),
-        store.table.get("file-1"),
-        store.table.put(row("file-1", 1)),
-        store.queue.claim("batch_1", "o"),
+        store.beat(),
+        store.get("file-1"),
+        store.put(row("file-1", 1)),
+        store.claim("batch_1", "o"),
     ):
         with pytest.raises(JobStoreUnavailable):
             await work
-    await store.table.aclose()
+    await store.aclose()
 
 
 async def test_a_chunk_that_its_owner_lost_is_claimed_again_by_it(
@@ -298,10 +298,10 @@ async def test_a_chunk_that_its_owner_lost_is_claimed_again_by_it(
 ) -> None:
     for module in (redis_store, sqlite_store):
         monkeypatch.setattr(module, "LEASE_S", SHORT_LEASE_S)
-    await store.queue.enqueue("batch_1", [0])
-    assert await store.queue.claim("batch_1", "owner") == 0
+    await store.enqueue("batch_1", [0])
+    assert await store.claim("batch_1", "owner") == 0
     async with asyncio.timeout(5):
-        while await store.queue.claim("batch_1", "owner") is None:  # noqa: ASYNC110
+        while await store.claim("batch_1", "owner") is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
@@ -309,16 +309,16 @@ async def test_a_released_chunk_rests_until_its_time_or_until_it_is_released_aga
     open_store: Callable[[], JobStore],
 ) -> None:
     first, second = open_store(), open_store()
-    await first.queue.enqueue("batch_1", [0])
-    assert await first.queue.claim("batch_1", "first") == 0
-    await first.queue.release("batch_1", 0, "first", 10.0)
-    assert await second.queue.claim("batch_1", "second") is None
-    assert await first.queue.claim("batch_1", "first") is None
-    await first.queue.release("batch_1", 0, "first")
-    assert await second.queue.claim("batch_1", "second") == 0
-    await second.queue.release("batch_1", 0, "second", 0.02)
+    await first.enqueue("batch_1", [0])
+    assert await first.claim("batch_1", "first") == 0
+    await first.release("batch_1", 0, "first", 10.0)
+    assert await second.claim("batch_1", "second") is None
+    assert await first.claim("batch_1", "first") is None
+    await first.release("batch_1", 0, "first")
+    assert await second.claim("batch_1", "second") == 0
+    await second.release("batch_1", 0, "second", 0.02)
     async with asyncio.timeout(5):
-        while await first.queue.claim("batch_1", "first") is None:  # noqa: ASYNC110
+        while await first.claim("batch_1", "first") is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
@@ -327,31 +327,29 @@ async def test_a_job_is_idle_while_no_owner_has_a_chunk_of_it(
 ) -> None:
     monkeypatch.setattr(redis_store, "LEASE_S", SHORT_LEASE_S)
     monkeypatch.setattr(sqlite_store, "LEASE_S", SHORT_LEASE_S)
-    queue = store.queue
-    assert not await queue.is_idle("batch_1")
-    await queue.enqueue("batch_1", [0, 1])
-    assert await queue.is_idle("batch_1")
-    await queue.claim("batch_1", "owner")
-    assert not await queue.is_idle("batch_1")
-    await queue.release("batch_1", 0, "owner")
-    assert await queue.is_idle("batch_1")
-    await queue.claim("batch_1", "owner")
+    assert not await store.is_idle("batch_1")
+    await store.enqueue("batch_1", [0, 1])
+    assert await store.is_idle("batch_1")
+    await store.claim("batch_1", "owner")
+    assert not await store.is_idle("batch_1")
+    await store.release("batch_1", 0, "owner")
+    assert await store.is_idle("batch_1")
+    await store.claim("batch_1", "owner")
     # Its owner was killed.
     await asyncio.sleep(2 * SHORT_LEASE_S)
-    assert await queue.is_idle("batch_1")
+    assert await store.is_idle("batch_1")
     for _ in range(2):
-        chunk = await queue.claim("batch_1", "owner")
+        chunk = await store.claim("batch_1", "owner")
         assert chunk is not None
-        await queue.finish("batch_1", chunk, RESULT)
-    assert not await queue.is_idle("batch_1")
+        await store.finish("batch_1", chunk, RESULT)
+    assert not await store.is_idle("batch_1")
 
 
 async def test_keeps_the_reason_for_which_a_job_waits_for_a_time(store: JobStore) -> None:
-    waits = store.waits
-    assert await waits.get("batch_1") is None
-    await waits.put("batch_2", "short", 0.001)
-    await waits.put("batch_1", "the first", 60)
-    await waits.put("batch_1", "the second: ’", 60)
+    assert await store.wait_of("batch_1") is None
+    await store.put_wait("batch_2", "short", 0.001)
+    await store.put_wait("batch_1", "the first", 60)
+    await store.put_wait("batch_1", "the second: ’", 60)
 
     await asyncio.sleep(0.01)
-    assert [await waits.get(f"batch_{number}") for number in (1, 2, 3)] == ["the second: ’", None, None]
+    assert [await store.wait_of(f"batch_{number}") for number in (1, 2, 3)] == ["the second: ’", None, None]

@@ -247,7 +247,7 @@ def test_a_line_that_cannot_be_read_does_not_end_its_chunk() -> None:
     )
     lines = split_chunk(b"\n".join([request(0), deep, b"no JSON", request(3)]))
 
-    assert [(line.custom_id, line.body is None) for line in lines] == [
+    assert [(line.custom_id, not line.body) for line in lines] == [
         ("id-0", False),
         ("id-1", True),
         ("", True),

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.folder import UNFINISHED, FolderObjects
-from gateway.batches.objects import ObjectsUnavailable
+from gateway.batches.objects import UNFINISHED, FolderObjects, ObjectsUnavailable
 from tests import object_contract
 
 

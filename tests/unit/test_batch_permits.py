@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.batches.permits import BUSY_S, OVERTAKEN_S, RESULT_BYTES_MAX, LinePermits, Permit
+from gateway.batches.shares import BUSY_S, OVERTAKEN_S, RESULT_BYTES_MAX, LinePermits, Permit
 
 
 class Scene:

@@ -1,16 +1,14 @@
 """Slots for chunks: a tenant that has none gets one soon, whatever the others do."""
 
-import random
-
 import pytest
 
-from gateway.batches.slots import CHUNKS_LIMIT, CHUNKS_MAX, CHUNKS_PER_TENANT, TURN_S, Slot, Slots
+from gateway.batches.shares import CHUNKS_LIMIT, CHUNKS_MAX, CHUNKS_PER_TENANT, TURN_S, Slots
 
 
 def begin(slots: Slots, tenant: str, now_s: float = 0.0, *, is_brief: bool = False) -> bool:
     if not slots.may_take(tenant, is_brief=is_brief):
         return False
-    slots.take(Slot(f"{tenant}-{len(slots.taken)}-{random.random()}", 0, tenant, now_s, is_brief))
+    slots.take(tenant, now_s, is_brief=is_brief)
     return True
 
 
@@ -27,11 +25,11 @@ def test_a_tenant_without_a_slot_takes_one_more_and_the_largest_gives_way() -> N
     slots = Slots()
     for number in range(CHUNKS_MAX):
         assert begin(slots, f"tenant-{number // CHUNKS_PER_TENANT}", now_s=number)
-    assert slots.to_give_back(100.0) == []
+    assert slots.ask_back(100.0) == []
     assert begin(slots, "new")
     assert not begin(slots, "new")
 
-    (slot,) = slots.to_give_back(100.0)
+    (slot,) = slots.ask_back(100.0)
 
     assert (slot.tenant, slot.since_s) == ("tenant-0", 0)
 
@@ -46,8 +44,8 @@ def test_tenants_with_one_slot_each_take_turns() -> None:
         assert len(slots.taken) <= CHUNKS_LIMIT
         served |= {slot.tenant for slot in slots.taken}
         now_s += TURN_S
-        for slot in slots.to_give_back(now_s):
-            slots.taken.discard(slot)
+        for slot in slots.ask_back(now_s):
+            slots.give_back(slot)
 
     assert len(served) == 100
 
@@ -70,7 +68,7 @@ def test_slots_that_are_given_back_leave_every_tenant_one(tenants: int) -> None:
         for number in range(tenants):
             begin(slots, f"tenant-{number}")
     before = {slot.tenant for slot in slots.taken}
-    for slot in slots.to_give_back(TURN_S / 2):
-        slots.taken.discard(slot)
+    for slot in slots.ask_back(TURN_S / 2):
+        slots.give_back(slot)
 
     assert {slot.tenant for slot in slots.taken} == before

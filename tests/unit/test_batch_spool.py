@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.results import LineResult
-from gateway.batches.spool import Spool
+from gateway.batches.journal import Journal
+from gateway.batches.lines import LineResult
+from gateway.batches.records import PARTS
 
 
 def result(number: int, part: str = "out") -> LineResult:
@@ -16,25 +17,28 @@ def result(number: int, part: str = "out") -> LineResult:
 
 
 def test_composes_parts_in_the_order_of_lines(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "journal")
+    spool = Journal(tmp_path / "journal")
     numbers = list(range(100))
     random.Random(1).shuffle(numbers)
     for number in numbers:
         spool.append([(number, result(number, "err" if number % 10 == 0 else "out"))])
 
-    sizes = {part: spool.compose(part, tmp_path / part) for part in ("out", "err")}
+    for part in PARTS:
+        spool.compose(part, tmp_path / part)
 
     whole = [f"result {number}" for number in range(100)]
     assert (tmp_path / "err").read_text().splitlines() == whole[::10]
     assert (tmp_path / "out").read_text().splitlines() == [text for n, text in enumerate(whole) if n % 10]
-    assert sizes == {part: spool.size_of(part) for part in ("out", "err")}
+    assert {part: (tmp_path / part).stat().st_size for part in PARTS} == {
+        part: spool.size_of(part) for part in PARTS
+    }
     counts = spool.counts()
     assert (counts.completed, counts.failed, counts.tokens, counts.cached_tokens) == (90, 10, 4950, 100)
     spool.close()
 
 
 def test_adopts_every_whole_result_of_an_attempt_that_was_cut_anywhere(tmp_path: Path) -> None:
-    first = Spool(tmp_path / "first")
+    first = Journal(tmp_path / "first")
     ends = []
     for number in range(5):
         first.append([(number, result(number))])
@@ -43,20 +47,20 @@ def test_adopts_every_whole_result_of_an_attempt_that_was_cut_anywhere(tmp_path:
     data = (tmp_path / "first").read_bytes()
     for cut in range(len(data) + 1):
         (tmp_path / "cut").write_bytes(data[:cut])
-        second = Spool(tmp_path / f"second-{cut}")
+        second = Journal(tmp_path / f"second-{cut}")
         second.adopt(tmp_path / "cut")
         assert len(second.entries) == sum(end <= cut for end in ends)
         second.close()
 
 
 def test_ignores_what_follows_a_damaged_result(tmp_path: Path) -> None:
-    first = Spool(tmp_path / "first")
+    first = Journal(tmp_path / "first")
     first.append([(number, result(number)) for number in range(3)])
     first.close()
     data = bytearray((tmp_path / "first").read_bytes())
     data[len(data) // 2] ^= 1
     (tmp_path / "first").write_bytes(data)
-    second = Spool(tmp_path / "second")
+    second = Journal(tmp_path / "second")
 
     second.adopt(tmp_path / "first")
 
@@ -65,7 +69,7 @@ def test_ignores_what_follows_a_damaged_result(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_no_half_result(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "journal")
+    spool = Journal(tmp_path / "journal")
     spool.append([(0, result(0))])
     size = (tmp_path / "journal").stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -82,20 +86,20 @@ def test_a_full_disk_leaves_no_half_result(tmp_path: Path) -> None:
     spool.append([(1, result(1))])
     spool.close()
 
-    second = Spool(tmp_path / "second")
+    second = Journal(tmp_path / "second")
     second.adopt(tmp_path / "journal")
     assert list(second.entries) == [0, 1]
     second.close()
 
 
 def test_an_attempt_that_was_interrupted_goes_on_in_its_own_journal(tmp_path: Path) -> None:
-    first = Spool(tmp_path / "journal")
+    first = Journal(tmp_path / "journal")
     first.append([(number, result(number)) for number in range(700)])
     first.close()
     with (tmp_path / "journal").open("ab") as file:
         file.write(b"half a result")
 
-    again = Spool(tmp_path / "journal")
+    again = Journal(tmp_path / "journal")
     assert sorted(again.entries) == list(range(700))
     again.append([(700, result(700))])
     again.compose("out", tmp_path / "out")
@@ -106,7 +110,7 @@ def test_an_attempt_that_was_interrupted_goes_on_in_its_own_journal(tmp_path: Pa
 
 def test_keeps_no_second_copy_of_large_results(tmp_path: Path) -> None:
     large = 32 * 1024 * 1024
-    spool = Spool(tmp_path / "journal")
+    spool = Journal(tmp_path / "journal")
     results = [(number, LineResult("out", b"x" * large)) for number in range(2)]
     tracemalloc.start()
     spool.append(results)

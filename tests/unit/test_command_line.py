@@ -38,9 +38,11 @@ def test_a_wrong_command_line_ends_with_a_hint(
     assert shown in capsys.readouterr().err
 
 
-def test_every_command_has_a_name_for_hints() -> None:
-    (commands,) = (action.choices for action in command_line._parser()._actions if action.dest == "command")
-    assert set(commands or ()) == set(command_line.NAMES)
+def test_help_imports_neither_libraries_nor_the_server() -> None:
+    script = "import sys, gateway.cli.main as line; line.parser_of().format_help(); print(*sys.modules)"
+    modules = set(subprocess.check_output([sys.executable, "-c", script], text=True, timeout=30).split())
+
+    assert not modules & {"msgspec", "numpy", "httpx", "redis", "rich", "gateway.config.schema"}
 
 
 def gateway(*words: str, encoding: str) -> "subprocess.CompletedProcess[bytes]":

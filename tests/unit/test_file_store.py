@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.batches.sqlite_store import open_sqlite
+from gateway.batches.sqlite_store import SqliteJobStore
 from gateway.cli.first_key import KeySources, first_key
 from gateway.config.load import parse_config
 from gateway.config.schema import TenantConfig
@@ -67,11 +67,11 @@ async def test_files_are_private_in_a_folder_that_is_not(path: Path) -> None:
     Records(folder).write("a/b", Record("downloaded"))
     with Records(folder).working_on("a/b"), Records(folder).dividing_space():
         pass
-    jobs = open_sqlite(folder / JOBS_FILE)
-    await jobs.table.active()
+    jobs = SqliteJobStore(folder / JOBS_FILE)
+    await jobs.active()
     keep_first_key(folder / "first-key", "key")
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
-    await jobs.table.aclose()
+    await jobs.aclose()
 
     assert {"tenants.lock", "batches.sqlite-wal", "batches.sqlite-shm", ".registry-a--b.lock"} <= modes.keys()
     assert {0o600} == set(modes.values()), modes

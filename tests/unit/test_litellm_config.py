@@ -9,7 +9,7 @@ import pytest
 
 from gateway.cli.import_config import import_config
 from gateway.cli.litellm_config import Unreadable, import_litellm
-from gateway.cli.main import _parser
+from gateway.cli.main import full_parser
 from gateway.config.load import parse_config
 from gateway.config.schema import Config
 
@@ -318,7 +318,7 @@ def test_a_file_without_such_models_is_refused(text: str, reason: str) -> None:
 def test_the_command_writes_a_file_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "config.yaml", tmp_path / "router.yaml"
     source.write_text(one("openai/x") + "general_settings: {master_key: os.environ/MASTER}\n")
-    options = _parser().parse_args(["import", "litellm", str(source), "-o", str(target)])
+    options = full_parser().parse_args(["import", "litellm", str(source), "-o", str(target)])
 
     statuses = [import_config(options, environment) for environment in ({"OPENAI_API_KEY": "k"}, {})]
     assert [0, 1] == statuses
@@ -339,7 +339,7 @@ def test_names_of_a_file_are_no_commands_for_the_terminal(
     evil = '  - model_name: "evil\\e[31m[/x]"\n    litellm_params: {model: "gpt\\e]0;x\\a"}\n'
     source.write_text(one("openai/x") + evil)
 
-    assert 0 == import_config(_parser().parse_args(["import", "litellm", str(source)]), {})
+    assert 0 == import_config(full_parser().parse_args(["import", "litellm", str(source)]), {})
 
     captured = capsys.readouterr()
     assert "(evil [31m[/x])" in captured.err

@@ -9,15 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.batches import names
 from gateway.batches.files import Files, NewFile
-from gateway.batches.folder import FolderObjects
-from gateway.batches.job_store import FILE_BYTES, JobStore, Page, Row, job_row
 from gateway.batches.jobs import Jobs, NewJob
-from gateway.batches.lifecycle import Lifecycle
-from gateway.batches.records import Chunk, ChunkResult, Counts, FinalRecord, Job, Plan, ended, planned
-from gateway.batches.result_bytes import chunk_row
-from gateway.batches.sqlite_store import open_sqlite
+from gateway.batches.objects import FolderObjects
+from gateway.batches.records import JOB_PLAN, Chunk, ChunkResult, Counts, FinalRecord, Job, Plan
+from gateway.batches.sqlite_store import SqliteJobStore
+from gateway.batches.store import FILE_BYTES, JobStore, Page, Row, chunk_row, job_row
 from gateway.config.schema import BatchesSettings
 from gateway.errors import FileStorageFull, Overloaded
 
@@ -33,14 +30,14 @@ class UnreadObjects(FolderObjects):
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[JobStore]:
-    store = open_sqlite(tmp_path / "jobs.sqlite")
+    store = SqliteJobStore(tmp_path / "jobs.sqlite")
     yield store
-    await store.table.aclose()
+    await store.aclose()
 
 
 def files_in(folder: Path, store: JobStore) -> Files:
     settings = BatchesSettings(str(folder), jobs_per_tenant=3, kept_jobs_per_tenant=4)
-    return Files(settings, UnreadObjects(folder), store.table)
+    return Files(settings, UnreadObjects(folder), store)
 
 
 async def jobs_in(folder: Path, store: JobStore) -> tuple[Jobs, NewJob]:
@@ -48,7 +45,7 @@ async def jobs_in(folder: Path, store: JobStore) -> tuple[Jobs, NewJob]:
     upload = await files.start("acme", 0)
     await upload.write(b"{")
     file = await upload.commit(NewFile("a.jsonl", "batch"))
-    return Jobs(files, store, lambda _: None), NewJob("acme", "key", "/v1/embeddings", file.id)
+    return Jobs(files, lambda _: None), NewJob("acme", "key", "/v1/embeddings", file.id)
 
 
 async def test_jobs_that_come_together_stay_within_the_bound(tmp_path: Path, store: JobStore) -> None:
@@ -66,7 +63,7 @@ async def test_jobs_that_come_together_stay_within_the_bound(tmp_path: Path, sto
 
 
 async def test_uploads_that_come_together_stay_within_the_bound(tmp_path: Path, store: JobStore) -> None:
-    files = Files(BatchesSettings(str(tmp_path), files_per_tenant=2), FolderObjects(tmp_path), store.table)
+    files = Files(BatchesSettings(str(tmp_path), files_per_tenant=2), FolderObjects(tmp_path), store)
     uploads = [await files.start("acme", 10) for _ in range(4)]
 
     kept = []
@@ -78,7 +75,7 @@ async def test_uploads_that_come_together_stay_within_the_bound(tmp_path: Path, 
             await upload.abort()
 
     assert len(kept) == 2
-    assert await store.table.used_bytes() == 2 * (2 + FILE_BYTES)
+    assert await store.used_bytes() == 2 * (2 + FILE_BYTES)
     # What was refused has left nothing.
     found = [entry.name for folder in ("files", "unfinished") for entry in os.scandir(tmp_path / folder)]
     assert sorted(found) == sorted(f"{id_}.{kind}" for id_ in kept for kind in ("json", "data"))
@@ -87,12 +84,12 @@ async def test_uploads_that_come_together_stay_within_the_bound(tmp_path: Path, 
 async def test_ended_jobs_count_until_they_are_removed(tmp_path: Path, store: JobStore) -> None:
     jobs, new = await jobs_in(tmp_path, store)
     for job in [await jobs.create(new) for _ in range(3)]:
-        await store.table.put(job_row(msgspec.structs.replace(job, status="failed", failed_s=1.0)))
+        await store.put(job_row(msgspec.structs.replace(job, status="failed", failed_s=1.0)))
     last = await jobs.create(new)
 
     with pytest.raises(FileStorageFull, match="kept_jobs_per_tenant"):
         await jobs.create(new)
-    await store.table.remove(last.id)
+    await store.remove(last.id)
     await jobs.create(new)
 
 
@@ -100,20 +97,20 @@ async def test_counts_are_read_again_only_after_a_chunk(
     tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs, new = await jobs_in(tmp_path, store)
-    job = planned(await jobs.create(new), Plan(1.0, total=8))
-    await store.table.put(job_row(job))
+    job = (await jobs.create(new)).planned(Plan(1.0, total=8))
+    await store.put(job_row(job))
     reads: list[str] = []
-    progress = store.queue.progress
+    progress = store.progress
 
     async def read(id_: str) -> dict[int, ChunkResult]:
         reads.append(id_)
         return await progress(id_)
 
-    monkeypatch.setattr(store.queue, "progress", read)
+    monkeypatch.setattr(store, "progress", read)
     seen = []
     for number in range(3):
         seen += [(await jobs.get("acme", job.id)).job.counts.completed for _ in range(3)]
-        await store.queue.finish(job.id, number, RESULT)
+        await store.finish(job.id, number, RESULT)
 
     assert seen == [0, 0, 0, 3, 3, 3, 6, 6, 6]
     assert reads == [job.id] * 2
@@ -123,8 +120,8 @@ async def test_a_cancellation_is_not_replaced_by_an_older_row(
     tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs, new = await jobs_in(tmp_path, store)
-    job = planned(await jobs.create(new), Plan(1.0, total=8))
-    put, is_first = store.table.put, True
+    job = (await jobs.create(new)).planned(Plan(1.0, total=8))
+    put, is_first = store.put, True
 
     async def cancel_first(row: Row, *bounds: Any) -> None:
         nonlocal is_first
@@ -133,7 +130,7 @@ async def test_a_cancellation_is_not_replaced_by_an_older_row(
             await jobs.cancel("acme", job.id)
         await put(row, *bounds)
 
-    monkeypatch.setattr(store.table, "put", cancel_first)
+    monkeypatch.setattr(store, "put", cancel_first)
     stored = await jobs.put_latest(job)
 
     state = await jobs.get("acme", job.id)
@@ -145,7 +142,7 @@ async def test_a_cancellation_replaces_no_newer_row(tmp_path: Path, store: JobSt
     job = await jobs.create(new)
     plan = Plan(1.0, total=8)
     # Its validation ends after the owner's request has read its row.
-    await jobs.objects.create(names.plan(job.id), plan)
+    await jobs.objects.create(JOB_PLAN.format(job.id), msgspec.json.encode(plan))
     await jobs.cancel("acme", job.id)
 
     found = (await jobs.get("acme", job.id)).job
@@ -154,13 +151,12 @@ async def test_a_cancellation_replaces_no_newer_row(tmp_path: Path, store: JobSt
 
 async def test_chunks_of_a_removed_job_count_no_bytes(tmp_path: Path, store: JobStore) -> None:
     jobs, new = await jobs_in(tmp_path, store)
-    lifecycle = Lifecycle(files_in(tmp_path, store), jobs, store)
-    before = await store.table.used_bytes()
-    running = planned(await jobs.create(new), Plan(1.0, total=1, chunks=(Chunk(0, 1, 0, 1),)))
-    await lifecycle.end(FinalRecord(ended(running, Counts(), {"out": 0, "err": 0}, 2.0)))
+    before = await store.used_bytes()
+    running = (await jobs.create(new)).planned(Plan(1.0, total=1, chunks=(Chunk(0, 1, 0, 1),)))
+    await jobs.end(FinalRecord(running.ended(Counts(), {"out": 0, "err": 0}, 2.0)))
     # A try that went on.
-    await store.table.put(chunk_row(running, 0, 10_000))
+    await store.put(chunk_row(running, 0, 10_000))
 
-    await lifecycle.forget(running)
+    await jobs.forget(running)
 
-    assert await store.table.used_bytes() == before
+    assert await store.used_bytes() == before

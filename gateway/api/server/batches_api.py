@@ -8,11 +8,11 @@ from gateway.api.server.authentication import Authenticator
 from gateway.api.server.call_context import CallContext
 from gateway.api.wire.batch_objects import OPERATIONS
 from gateway.batches.files import Files
-from gateway.batches.job_store import JobStoreUnavailable, Page
 from gateway.batches.jobs import Jobs, JobState
 from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.records import FileRecord, Owner
 from gateway.batches.service import Batches
+from gateway.batches.store import JobStoreUnavailable, Page
 from gateway.errors import (
     BatchesUnavailable,
     FileStorageFull,
@@ -78,13 +78,13 @@ class BatchesApi:
 
     async def require(self) -> None:
         """Check that files and jobs are served; wait for a start. Raises: NotFound, BatchesUnavailable."""
-        readiness = self._opened.readiness
-        if readiness.problem is not None and not readiness.ready.is_set():
+        upkeep = self._opened.upkeep
+        if upkeep.problem is not None and not upkeep.ready.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(START_S):
-                    await readiness.ready.wait()
-        if readiness.problem is not None:
-            raise BatchesUnavailable(readiness.problem)
+                    await upkeep.ready.wait()
+        if upkeep.problem is not None:
+            raise BatchesUnavailable(upkeep.problem)
 
     @property
     def _opened(self) -> Batches:
@@ -112,8 +112,7 @@ class BatchesApi:
         if not 1 <= limit <= LIST_MAX:
             raise InvalidInput(f"`limit` must be from 1 to {LIST_MAX}", param="limit")
         with batch_errors():
-            page = Page("batch", tenant, limit, after)
-            return await (self.jobs.list(page) if owner is None else self.jobs.list_own(page, owner))
+            return await self.jobs.list(Page("batch", tenant, limit, after), owner)
 
     @contextmanager
     def uploading(self, tenant: str) -> Iterator[None]:

@@ -14,10 +14,9 @@ from gateway.api.server.paths import Target
 from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.batch_objects import OPERATIONS
 from gateway.api.wire.least_costs import LEAST
-from gateway.batches.line_server import LineRequest
+from gateway.batches.lines import LineReply, LineRequest
 from gateway.batches.records import Endpoint as EndpointPath
 from gateway.batches.records import Job, LineProblem
-from gateway.batches.results import LineReply
 from gateway.errors import GatewayError, Internal, QuotaUnavailable, Unauthenticated
 from gateway.events import LINE_ROUTES, CallFinished, Observe
 from gateway.tenants.keyring import Tenant

@@ -27,9 +27,9 @@ from gateway.api.server.responses import HttpReply
 from gateway.api.wire.batch_objects import FileDeleted, FileList, FileObject, file_object
 from gateway.api.wire.least_costs import LEAST_OF_BATCHES
 from gateway.batches.files import FileUpload, NewFile
-from gateway.batches.job_store import JobStoreUnavailable, Page
 from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.records import FileRecord
+from gateway.batches.store import JobStoreUnavailable, Page
 from gateway.errors import InvalidInput
 from gateway.tenants.keyring import Tenant
 
