@@ -19,8 +19,7 @@ from gateway.api.dialects.nim import dialect as nim
 from gateway.api.dialects.ollama import dialect as ollama
 from gateway.api.dialects.openai import embeddings as openai
 from gateway.api.dialects.sie import dialect as sie
-from gateway.api.dialects.tei import default
-from gateway.api.dialects.tei import default as tei_vertex
+from gateway.api.dialects.tei import operations
 from gateway.api.dialects.tei import tokens as tokenize
 from gateway.api.dialects.vllm import dialect as vllm
 from gateway.api.dialects.vllm import pooling as vllm_pooling
@@ -64,10 +63,10 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/embed_all": tei.TeiEncodeRequest,
     "/embed_sparse": tei.TeiEncodeRequest,
     "/predict": tei.PredictRequest,
-    "/": default.DefaultRequest,
-    "/invocations": default.DefaultRequest,
-    "/vertex": tei_vertex.VertexRequest,
-    "": default.DefaultRequest,
+    "/": operations.DefaultRequest,
+    "/invocations": operations.DefaultRequest,
+    "/vertex": operations.VertexRequest,
+    "": operations.DefaultRequest,
     "/score": vllm.VllmScoreRequest,
     "/v1/score": vllm.VllmScoreRequest,
     "/classify": vllm.VllmClassifyRequest,

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from backends.vectors import sigmoid
-from gateway.api.dialects.cohere.rerank_bodies import NOT_CUT, REFUSED, RerankRequest, decode_documents
+from gateway.api.dialects.cohere.rerank import NOT_CUT, REFUSED, RerankRequest, decode_documents
 from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request import Request
 from gateway.api.wire.vllm import VllmOptions
 from tests.conftest import CONFIG, Boots
 from tests.fakes.checkpoint import write_small_files
@@ -312,12 +313,13 @@ async def test_malformed_json_on_the_shared_path_gets_teis_error(boot: Boots) ->
 
 
 @pytest.mark.parametrize(("priority", "bulk"), [(0, False), (None, False), (7, True)])
-def test_priority_above_0_is_bulk(priority: int | None, bulk: bool) -> None:
+async def test_priority_above_0_is_bulk(priority: int | None, bulk: bool) -> None:
     unused: Any = None
     api = InferenceApi(unused, unused, 10)
     data = RerankRequest(query="q", documents=["a"], priority=priority)
 
-    assert bulk is decode_documents(data, data.documents, None, api).bulk
+    call = await decode_documents(Request(data, unused, api), data.documents)
+    assert bulk is call.bulk
 
 
 # The fields that each peer documents. Those of `REFUSED` are refused, the others are applied.

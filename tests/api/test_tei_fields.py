@@ -10,8 +10,7 @@ from msgspec.structs import fields
 
 from gateway.api.dialects.cohere import rerank
 from gateway.api.dialects.openai.embeddings import OpenAIEmbeddingsRequest
-from gateway.api.dialects.tei import default
-from gateway.api.dialects.tei import default as tei_vertex
+from gateway.api.dialects.tei import operations
 from gateway.api.dialects.tei import tokens as tokenize
 from gateway.api.dialects.tei.info import InfoResponse
 from gateway.api.wire import tei
@@ -51,8 +50,8 @@ DOCUMENTED: dict[Any, set[str]] = {
     tei.SimilarityParameters: {"prompt_name", *TRUNCATION},
     tokenize.TokenizeRequest: {"inputs", "add_special_tokens", "prompt_name"},
     tokenize.DecodeRequest: {"ids", "skip_special_tokens"},
-    default.DefaultRequest: EMBED | ENCODE | PREDICT | RERANK | SIMILARITY,
-    tei_vertex.VertexRequest: {"instances"},
+    operations.DefaultRequest: EMBED | ENCODE | PREDICT | RERANK | SIMILARITY,
+    operations.VertexRequest: {"instances"},
     OpenAIEmbeddingsRequest: {"input", "model", "user", "encoding_format", "dimensions"},
     InfoResponse: INFO,
 }

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.api.dialects.tei.default import truncated_in
+from gateway.api.dialects.tei.operations import truncated_in
 from tests.api.test_tei_operations import CONFIG, fakes
 from tests.conftest import Boots
 from tests.fakes.hooks import LABELS

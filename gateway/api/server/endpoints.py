@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
 from functools import update_wrapper
 from inspect import Parameter, Signature
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
 import msgspec
 from litestar import Response, post
@@ -24,6 +24,7 @@ from gateway.api.server.encoding import BYTES
 from gateway.api.server.error_bodies import ErrorFormat, document_errors
 from gateway.api.server.error_translation import broken_text
 from gateway.api.server.paths import BELOW_MODEL, NAME, Answer, RouteTable, route_options
+from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply, is_arrow
 from gateway.api.wire.least_costs import LEAST
@@ -40,8 +41,7 @@ INPUT_FIELDS = frozenset(
     )
 )
 
-# Called with the decoded body, the context, the `InferenceApi` and the model's name in the path, if any.
-Handler: TypeAlias = Callable[[Any, RequestContext, Any, str | None], Awaitable[HttpReply]]
+Handler: TypeAlias = Callable[[Request[Any]], Awaitable[HttpReply]]
 # Called with the body, the context and the `InferenceApi`; returns the struct of the handler.
 DecodeArrow: TypeAlias = Callable[[Body, RequestContext, Any], Awaitable[Any]]
 
@@ -78,7 +78,7 @@ class Endpoint:
         self.handler = handler
         self.forms = forms
         self._least = least
-        self.body = handler.__annotations__["data"]
+        (self.body,) = get_args(handler.__annotations__["request"])
         self._input_fields = INPUT_FIELDS.intersection(getattr(self.body, "__struct_encode_fields__", ()))
         self._dialects = dialects
         self._json = msgspec.json.Decoder(self.body)
@@ -101,7 +101,7 @@ class Endpoint:
                 data = await self._decode_large(body, context, api.inputs_max)
             # Only what was decoded stays in memory.
             del body
-            reply = await self.handler(data, context, api, context.target.model)
+            reply = await self.handler(Request(data, context, api, context.target.model))
         except Exception as error:  # noqa: BLE001 - every error becomes a reply
             reply = context.failure(await api.charge_failure(context, error, self._least))
         except asyncio.CancelledError:
@@ -117,7 +117,7 @@ class Endpoint:
             data = await self._decode_large(body, context, api.inputs_max)
         if getattr(data, "encoding_format", None) in BYTES:
             raise InvalidInput("a line's reply is JSON: use `float` or `base64`", param="encoding_format")
-        return await self.handler(data, context, api, None)
+        return await self.handler(Request(data, context, api))
 
     async def _decode_large(self, body: Body, context: RequestContext, inputs_max: int) -> Any:
         """Decode a body whose values are counted first. Raises: as `decode`; GatewayFull."""

@@ -14,6 +14,7 @@ from gateway.api.server.batches_api import BatchesApi, batch_errors, owner_of
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.batch_objects import OPERATIONS, BatchList, BatchObject, batch_list, batch_object
@@ -59,19 +60,16 @@ class BatchRequest(msgspec.Struct):
     below_models=False,
     least=LEAST_OF_BATCHES,
 )
-async def create_batch(
-    data: BatchRequest, context: RequestContext, api: InferenceApi, name: str | None
-) -> HttpReply:
+async def create_batch(request: Request[BatchRequest]) -> HttpReply:
     """Run the requests in an uploaded file within 24 hours, behind all interactive calls.
 
     Each line of the file is one request: `custom_id`, `method`, `url` and `body`.
     """
-    del name
-    batches: BatchesApi = context.dependencies["batches"]
-    tenant = await batches.authenticate(context)
-    _check_has_key(tenant, api)
-    new = _new_job(data, tenant)
-    async with api.charging(tenant) as headers:
+    batches: BatchesApi = request.context.dependencies["batches"]
+    tenant = await batches.authenticate(request.context)
+    _check_has_key(tenant, request.api)
+    new = _new_job(request.body, tenant)
+    async with request.api.charging(tenant) as headers:
         with batch_errors():
             job = await batches.jobs.create(new)
     return HttpReply(msgspec.json.encode(batch_object(job)), headers)

@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.api.dialects.cohere import embed, rerank
 from gateway.api.dialects.cohere.embed import EmbedV1Request, EmbedV2Request
-from gateway.api.dialects.cohere.rerank_bodies import EitherRerankRequest, RerankRequest
+from gateway.api.dialects.cohere.rerank import EitherRerankRequest, RerankRequest
 from gateway.api.document.fields import (
     BULK,
     QUERY,

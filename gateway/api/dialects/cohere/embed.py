@@ -3,7 +3,6 @@
 Source: cohere-python 7.0.9, types `EmbedByTypeResponse` and `EmbedFloatsResponse`.
 """
 
-from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -11,10 +10,10 @@ import msgspec
 from backends.contract import Embed, EmbedParts, EmbedReply
 from gateway.api.dialects.cohere.errors import COHERE
 from gateway.api.server.body import INTEGER_MAX, Integer, ModelName
-from gateway.api.server.encoding import EmbeddingType, json_bytes, vector_items
+from gateway.api.server.encoding import EmbeddingType, vector_items
 from gateway.api.server.endpoints import inference
-from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.conversations import ContentPart
 from gateway.api.wire.inputs import SIDE_OF, Dimensions, TruncateSide
@@ -117,19 +116,22 @@ class EmbedFloatsResponse(msgspec.Struct):
 EITHER_RESPONSE: Any = EmbedFloatsResponse | EmbedByTypeResponse
 
 
-def decode_embed(data: EmbedV1Request, texts: list[str], name: str | None, api: InferenceApi) -> Call:
-    """Decode a body of either version, whose texts are read already. name: the model in the path.
-
-    Raises: EmptyInput, InvalidInput.
-    """
+async def decode_embed(request: "Request[EmbedV1Request] | Request[EmbedV2Request]") -> Call:
+    """Decode a body of either version. Raises: EmptyInput, InvalidInput."""
+    data = request.body
+    if (call := await _decode_pictures(request)) is not None:
+        return call
+    texts = texts_of(data, request.api) if isinstance(data, EmbedV2Request) else data.texts or []
     if data.input_type == "image":
         raise InvalidInput("`input_type` image needs `images`", param="input_type")
     prompt_name = None if data.input_type in ROLE_OF else data.input_type
-    whole = api.whole_texts(texts, "texts")
-    return _call_of(data, Embed(whole, dimensions=data.output_dimension, prompt_name=prompt_name), name)
+    whole = request.api.whole_texts(texts, "texts")
+    return _call_of(
+        data, Embed(whole, dimensions=data.output_dimension, prompt_name=prompt_name), request.model
+    )
 
 
-def _call_of(data: EmbedV1Request, work: Embed | EmbedParts, name: str | None) -> Call:
+def _call_of(data: EmbedV1Request, work: Embed | EmbedParts, model: str | None) -> Call:
     """Return the call of a body. Raises: InvalidInput."""
     if data.embedding_types == []:
         raise InvalidInput("`embedding_types` is an empty list", param="embedding_types")
@@ -137,21 +139,18 @@ def _call_of(data: EmbedV1Request, work: Embed | EmbedParts, name: str | None) -
         raise InvalidInput("`max_tokens` is for texts: leave it out", param="max_tokens")
     return Call(
         work,
-        name or data.model,
+        model,
         truncate=None if data.truncate is None else data.truncate != "NONE",
         side=None if data.truncate is None else SIDE_OF.get(data.truncate),
         role=ROLE_OF.get(data.input_type or ""),
         text_tokens=data.max_tokens,
+        bulk=isinstance(data, EmbedV2Request) and bool(data.priority),
     )
 
 
-async def decode_pictures(
-    data: EmbedV1Request, name: str | None, context: RequestContext, api: InferenceApi
-) -> Call | None:
-    """Decode a body with pictures, None if it has none. name: the model in the path.
-
-    Raises: EmptyInput, InvalidInput.
-    """
+async def _decode_pictures(request: "Request[EmbedV1Request] | Request[EmbedV2Request]") -> Call | None:
+    """Decode a body with pictures, None if it has none. Raises: EmptyInput, InvalidInput."""
+    data, api = request.body, request.api
     inputs = data.inputs if isinstance(data, EmbedV2Request) else None
     if data.images is not None:
         if data.texts is not None or inputs is not None:
@@ -168,10 +167,10 @@ async def decode_pictures(
     else:
         return None
     options = VectorOptions(dimensions=data.output_dimension)
-    work = await embed_parts(sources, field, options, partial(api.fetch_media, context, name or data.model))
+    work = await embed_parts(sources, field, options, request.fetch)
     if data.input_type not in {*ROLE_OF, "image", None}:
         work = msgspec.structs.replace(work, prompt_name=data.input_type)
-    return _call_of(data, work, name)
+    return _call_of(data, work, request.model)
 
 
 def texts_of(data: EmbedV2Request, api: InferenceApi) -> list[str]:
@@ -211,32 +210,23 @@ def meta_of(reply: EmbedReply, version: str) -> dict[str, Any]:
     description="Vectors of each requested type",
     tags=["Cohere and Jina"],
 )
-async def embed_v2(
-    data: EmbedV2Request,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def embed_v2(request: Request[EmbedV2Request]) -> HttpReply:
     """Turn texts into vectors.
 
     Send `texts`, `images`, or `inputs` of one text or image each. Returns the vectors in each of
     `embedding_types`.
     """
-    call = await decode_pictures(data, name, context, api) or decode_embed(
-        data, texts_of(data, api), name, api
-    )
-    call = msgspec.structs.replace(call, bulk=bool(data.priority))
-    served = await api.serve(context, call)
-    reply: EmbedReply = expect_reply(served.reply, EmbedReply)
+    data = request.body
+    served, reply = await request.serve(await decode_embed(request), EmbedReply)
     body = {
-        "id": context.request_id,
+        "id": request.context.request_id,
         "response_type": "embeddings_by_type",
         "embeddings": encode_by_type(reply, data.embedding_types or ["float"]),
         "meta": meta_of(reply, "2"),
     }
     if data.texts is not None:
         body["texts"] = data.texts
-    return respond(context, served, json_bytes(body))
+    return request.reply(served, body)
 
 
 @inference(
@@ -246,28 +236,22 @@ async def embed_v2(
     description="Plain vectors, or vectors of each requested type",
     tags=["Cohere and Jina"],
 )
-async def embed_v1(
-    data: EmbedV1Request,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def embed_v1(request: Request[EmbedV1Request]) -> HttpReply:
     """Turn texts into vectors, with Cohere's first version of the API.
 
     Returns plain vectors, or the vectors in each type of `embedding_types` if the request lists any.
     """
-    call = await decode_pictures(data, name, context, api) or decode_embed(data, data.texts or [], name, api)
-    served = await api.serve(context, call)
-    reply: EmbedReply = expect_reply(served.reply, EmbedReply)
+    data = request.body
+    served, reply = await request.serve(await decode_embed(request), EmbedReply)
     kinds = data.embedding_types
     body = {
-        "id": context.request_id,
+        "id": request.context.request_id,
         "response_type": "embeddings_by_type" if kinds else "embeddings_floats",
         "embeddings": encode_by_type(reply, kinds) if kinds else list(reply.vectors),
         "texts": data.texts or [],
         "meta": meta_of(reply, "1"),
     }
-    return respond(context, served, json_bytes(body))
+    return request.reply(served, body)
 
 
 HANDLERS = [embed_v1, embed_v2]

@@ -24,11 +24,11 @@ from gateway.api.document.fields import (
 from gateway.api.server.body import ModelName
 from gateway.api.server.call_io import Scope
 from gateway.api.server.dialect import Dialect, KeyHeader
-from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat, document_errors
-from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import model_name, route_options
+from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS
@@ -314,22 +314,15 @@ def _usage(tokens: int) -> dict[str, int]:
     reply=BatchEmbedContentsResponse,
     description="One vector for each request",
 )
-async def batch_embed_contents(
-    data: BatchEmbedContentsRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def batch_embed_contents(request: Request[BatchEmbedContentsRequest]) -> HttpReply:
     """Turn texts into vectors.
 
     Returns one vector for each request, in order. The requests have the same options.
     """
-    served = await api.serve(context, decode_requests(data.requests, name or "", api))
-    reply = expect_reply(served.reply, EmbedReply)
+    call = decode_requests(request.body.requests, request.name or "", request.api)
+    served, reply = await request.serve(call, EmbedReply)
     embeddings = [{"values": vector} for vector in reply.vectors]
-    return respond(
-        context, served, json_bytes({"embeddings": embeddings, "usageMetadata": _usage(reply.tokens)})
-    )
+    return request.reply(served, {"embeddings": embeddings, "usageMetadata": _usage(reply.tokens)})
 
 
 @endpoint(
@@ -338,19 +331,12 @@ async def batch_embed_contents(
     reply=EmbedContentResponse,
     description="One vector",
 )
-async def embed_content(
-    data: EmbedContentRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def embed_content(request: Request[EmbedContentRequest]) -> HttpReply:
     """Turn one text into a vector."""
-    served = await api.serve(context, decode_requests([data], name or "", api))
-    reply = expect_reply(served.reply, EmbedReply)
+    call = decode_requests([request.body], request.name or "", request.api)
+    served, reply = await request.serve(call, EmbedReply)
     embedding = {"values": reply.vectors[0]}
-    return respond(
-        context, served, json_bytes({"embedding": embedding, "usageMetadata": _usage(reply.tokens)})
-    )
+    return request.reply(served, {"embedding": embedding, "usageMetadata": _usage(reply.tokens)})
 
 
 @endpoint(
@@ -360,19 +346,14 @@ async def embed_content(
     description="The number of tokens",
     least=LEAST_WITHOUT_TOKENS,
 )
-async def count_tokens(
-    data: CountTokensRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def count_tokens(request: Request[CountTokensRequest]) -> HttpReply:
     """Count the tokens of texts, as the model reads them.
 
     Costs no tokens of a quota, as /tokenize.
     """
-    served = await api.serve(context, decode_count(data, name or "", api))
-    inputs = expect_reply(served.reply, TokenizeReply).inputs
-    return respond(context, served, json_bytes({"totalTokens": sum(map(len, inputs))}))
+    call = decode_count(request.body, request.name or "", request.api)
+    served, reply = await request.serve(call, TokenizeReply)
+    return request.reply(served, {"totalTokens": sum(map(len, reply.inputs))})
 
 
 def _models(api: InferenceApi, context: RequestContext) -> list[GeminiModel]:

@@ -34,11 +34,12 @@ from gateway.api.document.fields import (
 )
 from gateway.api.server.body import INTEGER_MAX, ModelName
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import EncodingFormat, base64_numbers, json_bytes, vector_items
+from gateway.api.server.encoding import EncodingFormat, base64_numbers, vector_items
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat, document_errors
-from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
+from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import NO_KEY, HttpReply
 from gateway.api.wire.inputs import check_token_vectors
@@ -249,13 +250,12 @@ def model_of(model: str) -> str | None:
     return None if model == ANY_MODEL else model
 
 
-async def decode_embeddings(
-    data: InfinityEmbeddingsRequest, context: RequestContext, api: InferenceApi
-) -> Call:
+async def decode_embeddings(request: Request[InfinityEmbeddingsRequest]) -> Call:
     """Decode a body of /infinity/embeddings. A model that has only multi-vectors returns these.
 
     Raises: EmptyInput, InvalidInput.
     """
+    data, api = request.body, request.api
     model = model_of(data.model)
     capabilities = _capabilities_of(model, api)
     if data.modality != "text":
@@ -264,7 +264,7 @@ async def decode_embeddings(
         # Multi-vectors are cut once they have come.
         pages = is_late(capabilities)
         options = VectorOptions(dimensions=None if pages else width_of(data), multivector=pages)
-        fetch = partial(api.fetch_media, context, model)
+        fetch = partial(api.fetch_media, request.context, model)
         return Call(await embed_parts(sources, "input", options, fetch), model)
     texts = api.whole_texts(data.input, "input")
     if not is_late(capabilities):
@@ -316,8 +316,8 @@ def decode_classify(data: InfinityClassifyRequest, api: InferenceApi) -> Call:
     return Call(work, model_of(data.model))
 
 
-def encode_reply(kind: str, items: dict[str, Any], served: Served) -> bytes:
-    """Encode a reply. kind: its `object`. items: the field of its items."""
+def _reply(request: Request[Any], served: Served, kind: str, items: dict[str, Any]) -> HttpReply:
+    """Return a reply. kind: its `object`. items: the field of its items."""
     tokens = served.reply.tokens
     tail = {
         "model": served.route.model,
@@ -325,7 +325,7 @@ def encode_reply(kind: str, items: dict[str, Any], served: Served) -> bytes:
         "id": f"infinity-{secrets.token_hex(16)}",
         "created": int(time.time()),
     }
-    return json_bytes({"object": kind} | items | tail)
+    return request.reply(served, {"object": kind} | items | tail)
 
 
 def embedding_items(reply: EmbedReply | EncodeReply, data: InfinityEmbeddingsRequest) -> list[Any]:
@@ -353,52 +353,34 @@ def rank_items(reply: RerankReply, data: InfinityRerankRequest) -> list[dict[str
     ]
 
 
-@endpoint(
-    "/infinity/embeddings",
-    reply=InfinityEmbeddingsResponse,
-    description="One vector for each input",
-)
-async def embeddings(
-    data: InfinityEmbeddingsRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,  # noqa: ARG001 - every handler takes it
-) -> HttpReply:
+@endpoint("/infinity/embeddings", reply=InfinityEmbeddingsResponse, description="One vector for each input")
+async def embeddings(request: Request[InfinityEmbeddingsRequest]) -> HttpReply:
     """Turn texts into vectors, or images or sound with `modality`.
 
     Returns one vector for each input, in the order of the inputs.
     """
-    return await _serve_embeddings(data, context, api)
+    return await _serve_embeddings(request)
 
 
-async def _serve_embeddings(
-    data: InfinityEmbeddingsRequest, context: RequestContext, api: InferenceApi
-) -> HttpReply:
-    served = await api.serve(context, await decode_embeddings(data, context, api))
-    reply = expect_reply(served.reply, EmbedReply | EncodeReply)
+async def _serve_embeddings(request: Request[InfinityEmbeddingsRequest]) -> HttpReply:
+    served, reply = await request.serve(await decode_embeddings(request), EmbedReply | EncodeReply)
     items = [
         {"object": "embedding", "embedding": item, "index": index}
-        for index, item in enumerate(embedding_items(reply, data))
+        for index, item in enumerate(embedding_items(reply, request.body))
     ]
-    return respond(context, served, encode_reply("list", {"data": items}, served))
+    return _reply(request, served, "list", {"data": items})
 
 
 @endpoint(
-    "/infinity/embeddings_image",
-    reply=InfinityEmbeddingsResponse,
-    description="One vector for each image",
+    "/infinity/embeddings_image", reply=InfinityEmbeddingsResponse, description="One vector for each image"
 )
-async def embeddings_image(
-    data: InfinityEmbeddingsRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,  # noqa: ARG001 - every handler takes it
-) -> HttpReply:
+async def embeddings_image(request: Request[InfinityEmbeddingsRequest]) -> HttpReply:
     """Turn images into vectors, at the older path.
 
     The same as `/infinity/embeddings` with `modality: image`.
     """
-    return await _serve_embeddings(msgspec.structs.replace(data, modality="image"), context, api)
+    request.body.modality = "image"
+    return await _serve_embeddings(request)
 
 
 @endpoint(
@@ -406,57 +388,33 @@ async def embeddings_image(
     reply=InfinityEmbeddingsResponse,
     description="One vector for each recording",
 )
-async def embeddings_audio(
-    data: InfinityEmbeddingsRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,  # noqa: ARG001 - every handler takes it
-) -> HttpReply:
+async def embeddings_audio(request: Request[InfinityEmbeddingsRequest]) -> HttpReply:
     """Turn recordings into vectors, at the older path.
 
     The same as `/infinity/embeddings` with `modality: audio`.
     """
-    return await _serve_embeddings(msgspec.structs.replace(data, modality="audio"), context, api)
+    request.body.modality = "audio"
+    return await _serve_embeddings(request)
 
 
-@endpoint(
-    "/infinity/rerank",
-    reply=InfinityRerankResponse,
-    description="Documents, best first",
-)
-async def rerank(
-    data: InfinityRerankRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,  # noqa: ARG001 - every handler takes it
-) -> HttpReply:
+@endpoint("/infinity/rerank", reply=InfinityRerankResponse, description="Documents, best first")
+async def rerank(request: Request[InfinityRerankRequest]) -> HttpReply:
     """Rank documents by their relevance to a query.
 
     Returns the best `top_n` documents, best first.
     """
-    served = await api.serve(context, decode_rerank(data, api))
-    ranks = rank_items(expect_reply(served.reply, RerankReply), data)
-    return respond(context, served, encode_reply("rerank", {"results": ranks}, served))
+    served, reply = await request.serve(decode_rerank(request.body, request.api), RerankReply)
+    return _reply(request, served, "rerank", {"results": rank_items(reply, request.body)})
 
 
-@endpoint(
-    "/infinity/classify",
-    reply=InfinityClassifyResponse,
-    description="The labels of each input",
-)
-async def classify(
-    data: InfinityClassifyRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,  # noqa: ARG001 - every handler takes it
-) -> HttpReply:
+@endpoint("/infinity/classify", reply=InfinityClassifyResponse, description="The labels of each input")
+async def classify(request: Request[InfinityClassifyRequest]) -> HttpReply:
     """Classify texts.
 
     Returns the labels of each input with their scores, best first.
     """
-    served = await api.serve(context, decode_classify(data, api))
-    labels = label_items(expect_reply(served.reply, ClassifyReply))
-    return respond(context, served, encode_reply("classify", {"data": labels}, served))
+    served, reply = await request.serve(decode_classify(request.body, request.api), ClassifyReply)
+    return _reply(request, served, "classify", {"data": label_items(reply)})
 
 
 # Infinity has names for these operations only.

@@ -11,14 +11,12 @@ from backends.contract import Rerank, RerankReply
 from gateway.api.document.fields import QUERY, SIDE, TEXTS
 from gateway.api.server.body import ModelName
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI
-from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import SIDE_OF, TruncateSide
-from gateway.api.wire.replies import RerankUsage, rank_documents
+from gateway.api.wire.replies import RerankUsage, best_first
 from gateway.calls import Call
 from gateway.errors import EmptyInput
 
@@ -53,15 +51,16 @@ class RankingResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def decode_ranking(data: RankingRequest, name: str | None, api: InferenceApi) -> Call:
-    """Decode a body. name: the model in the path. Raises: EmptyInput, InvalidInput."""
+def decode_ranking(request: Request[RankingRequest]) -> Call:
+    """Decode a body. Raises: EmptyInput, InvalidInput."""
+    data, api = request.body, request.api
     if not data.query.text:
         raise EmptyInput("`query.text` is an empty string", param="query")
     api.check_count(len(data.passages), "passages")
     passages = api.texts([passage.text for passage in data.passages], "passages")
     truncate = None if data.truncate is None else data.truncate != "NONE"
     side = SIDE_OF.get(data.truncate) if data.truncate else None
-    return Call(Rerank(data.query.text, passages, raw_scores=True), name or data.model, truncate, side)
+    return Call(Rerank(data.query.text, passages, raw_scores=True), request.model, truncate, side)
 
 
 @inference(
@@ -71,25 +70,18 @@ def decode_ranking(data: RankingRequest, name: str | None, api: InferenceApi) ->
     description="Passages, best first",
     tags=["Cohere and Jina"],
 )
-async def ranking(
-    data: RankingRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def ranking(request: Request[RankingRequest]) -> HttpReply:
     """Rank passages by their relevance to a query, using NVIDIA NIM's API.
 
     Returns all passages with their logits, best first.
     """
-    served = await api.serve(context, decode_ranking(data, name, api))
-    results = rank_documents(expect_reply(served.reply, RerankReply), None)
-    tokens = served.reply.tokens
+    served, reply = await request.serve(decode_ranking(request), RerankReply)
     body = {
         "object": "list",
-        "rankings": [{"index": result["index"], "logit": result["relevance_score"]} for result in results],
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "rankings": [{"index": index, "logit": reply.scores[index]} for index in best_first(reply)],
+        "usage": {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens},
     }
-    return respond(context, served, json_bytes(body))
+    return request.reply(served, body)
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {

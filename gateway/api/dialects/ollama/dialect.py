@@ -17,16 +17,15 @@ from gateway.api.document.fields import (
 )
 from gateway.api.server.body import INTEGER_MAX, ModelName
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat, document_errors
-from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
+from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import NO_KEY, HttpReply
 from gateway.calls import Call
 from gateway.errors import EmptyInput, GatewayError, InvalidInput, ModelNotFound
-from gateway.serve import Served
 
 # The tag that Ollama adds to a name without one.
 DEFAULT_TAG = ":latest"
@@ -208,29 +207,21 @@ def text_tokens_of(options: OllamaOptions | None, model: str | None, api: Infere
     reply=OllamaEmbedResponse,
     description="One vector for each input",
 )
-async def embed(
-    data: OllamaEmbedRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,  # noqa: ARG001 - every handler takes it
-) -> HttpReply:
+async def embed(request: Request[OllamaEmbedRequest]) -> HttpReply:
     """Turn texts into vectors.
 
     Returns one vector for each input, in the order of the inputs.
     """
-    served = await api.serve(context, decode_embed(data, api))
-    vectors = expect_reply(served.reply, EmbedReply).vectors
-    body = {"model": served.route.model, "embeddings": vectors} | _durations(context, served)
-    return respond(context, served, json_bytes(body))
-
-
-def _durations(context: RequestContext, served: Served) -> dict[str, int]:
-    timeline = context.timeline
-    return {
+    served, reply = await request.serve(decode_embed(request.body, request.api), EmbedReply)
+    timeline = request.context.timeline
+    body = {
+        "model": served.route.model,
+        "embeddings": reply.vectors,
         "total_duration": int(timeline.total_s() * NANOSECONDS),
         "load_duration": int(timeline.laps.get("queue", 0.0) * NANOSECONDS),
-        "prompt_eval_count": served.reply.tokens,
+        "prompt_eval_count": reply.tokens,
     }
+    return request.reply(served, body)
 
 
 @endpoint(
@@ -238,19 +229,13 @@ def _durations(context: RequestContext, served: Served) -> dict[str, int]:
     reply=OllamaEmbeddingsResponse,
     description="One vector",
 )
-async def embeddings(
-    data: OllamaEmbeddingsRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,  # noqa: ARG001 - every handler takes it
-) -> HttpReply:
+async def embeddings(request: Request[OllamaEmbeddingsRequest]) -> HttpReply:
     """Turn one text into a vector.
 
     The older form of `/api/embed`.
     """
-    served = await api.serve(context, decode_embeddings(data, api))
-    vectors = expect_reply(served.reply, EmbedReply).vectors
-    return respond(context, served, json_bytes({"embedding": vectors[0]}))
+    served, reply = await request.serve(decode_embeddings(request.body, request.api), EmbedReply)
+    return request.reply(served, {"embedding": reply.vectors[0]})
 
 
 @endpoint(
@@ -258,21 +243,16 @@ async def embeddings(
     reply=OllamaShowResponse,
     description="Facts about the model",
 )
-async def show(
-    data: OllamaShowRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,  # noqa: ARG001 - every handler takes it
-) -> HttpReply:
+async def show(request: Request[OllamaShowRequest]) -> HttpReply:
     """Describe one embedding model.
 
     Costs nothing.
     """
+    data, api = request.body, request.api
     if data.system or data.template:
         raise InvalidInput("`system` and `template` are not supported: no model here has a chat template")
     model = model_of(data.model or data.name, api)
-    tenant = api.authenticator.authenticate(context)
-    if model not in _names(api, api.gateway.routes.names(tenant)):
+    if model not in _names(request.context, api):
         raise ModelNotFound(f"there is no embedding model {model!r} here", param="model")
     capabilities = api.capabilities_of(model, Operation.EMBED)
     return HttpReply(msgspec.json.encode(OllamaShowResponse(_model_info(capabilities), ["embedding"])), {})
@@ -289,13 +269,10 @@ def _model_info(capabilities: Capabilities | None) -> dict[str, str | int]:
     return {"general.architecture": ARCHITECTURE} | known
 
 
-def _names(api: InferenceApi, names: list[str]) -> list[str]:
-    """Return those names whose models embed, as far as their operations are known."""
+def _names(context: RequestContext, api: InferenceApi) -> list[str]:
+    """Return the names of the caller's models that embed, as far as their operations are known."""
+    names = api.gateway.routes.names(api.authenticator.authenticate(context))
     return [name for name in names if Operation.EMBED in api.gateway.routes.operations(name)]
-
-
-def _item(api: InferenceApi, name: str) -> OllamaModelItem:
-    return OllamaModelItem(name, name, api.gateway.view_of(name).fingerprint or "")
 
 
 @get("/api/tags", responses=document_errors(OLLAMA), tags=["Ollama"], opt=route_options(errors=OLLAMA))
@@ -303,8 +280,8 @@ async def tags(
     context: NamedDependency[RequestContext], api: NamedDependency[InferenceApi]
 ) -> OllamaModelList:
     """List the embedding models that this key may use."""
-    tenant = api.authenticator.authenticate(context)
-    return OllamaModelList([_item(api, name) for name in _names(api, api.gateway.routes.names(tenant))])
+    fingerprints = {name: api.gateway.view_of(name).fingerprint or "" for name in _names(context, api)}
+    return OllamaModelList([OllamaModelItem(name, name, digest) for name, digest in fingerprints.items()])
 
 
 @get("/api/version", tags=["Ollama"], opt=route_options(errors=OLLAMA), security=NO_KEY)

@@ -5,7 +5,6 @@ OpenAI's reference 2024-10-21, whose body is the same in every `api-version`. Th
 Jina, NVIDIA NIM and Voyage are in `embedding_options.py`, those of vLLM in `vllm_options.py`.
 """
 
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -33,9 +32,9 @@ from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.encoding import BYTES, Encoding
 from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import OPENAI
-from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
-from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import OCTETS, HttpReply
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request import Request
+from gateway.api.server.responses import HttpReply
 from gateway.api.wire.arrow_http import arrow_body, arrow_vectors, facts_of, wants_arrow
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
 from gateway.api.wire.media import (
@@ -55,10 +54,10 @@ from gateway.api.wire.vllm import (
     own_fields,
     with_chat,
 )
-from gateway.api.wire.vllm_replies import check_metadata, encode_bytes, metadata_header
+from gateway.api.wire.vllm_replies import check_metadata, reply_packed
 from gateway.calls import Call
 from gateway.errors import InvalidInput
-from gateway.media.sources import Fetch, PictureSource, SoundSource, SourcePart
+from gateway.media.sources import PictureSource, SoundSource, SourcePart
 
 # What prepares texts, and has no effect on a conversation.
 ONLY_OF_TEXTS = ("input_type", "task", "late_chunking")
@@ -106,36 +105,32 @@ PLAIN_FLOATS = Encoding(("float",))
 _NO_OPTIONS = _options_of(OpenAIEmbeddingsRequest())
 
 
-async def decode_embeddings(
-    data: OpenAIEmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
-) -> Call:
-    """Decode a body. name: the model in the path.
+async def decode_embeddings(request: Request[OpenAIEmbeddingsRequest]) -> Call:
+    """Decode a body.
 
     Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
     """
+    data, api = request.body, request.api
     if _options_of(data) != _NO_OPTIONS or _has_objects(data.input):
-        return await _decode_options(data, name, context, api)
-    model = name or data.model
+        return await _decode_options(request)
+    model = request.model
     field = InputField("input", model, Operation.EMBED)
-    texts = await read_inputs(inputs_of(data.input, api), None, field, context, api)
+    texts = await read_inputs(inputs_of(data.input, api), None, field, request.context, api)
     check_metadata(data.encoding_format, len(texts))
     return Call(Embed(texts), model)
 
 
-async def _decode_options(
-    data: OpenAIEmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
-) -> Call:
+async def _decode_options(request: Request[OpenAIEmbeddingsRequest]) -> Call:
     """Decode a body with options. Raises: as `decode_embeddings`."""
+    data, api, model = request.body, request.api, request.model
     check_options(data, own=own_fields(data))
     check_embedding_options(data)
-    model = name or data.model
     if (inputs := _with_media(data, api)) is not None:
-        fetch = partial(api.fetch_media, context, model)
-        return await _decode_media(data, inputs, model, fetch)
+        return await _decode_media(request, inputs)
     operation = Operation.ENCODE if data.return_multivector else Operation.EMBED
     field = InputField("input", model, operation)
     inputs_of_body = data.input if data.messages is None else data.input or None
-    texts = await read_inputs(inputs_of(inputs_of_body, api), data.messages, field, context, api)
+    texts = await read_inputs(inputs_of(inputs_of_body, api), data.messages, field, request.context, api)
     if data.return_multivector:
         check_token_vectors(texts, "input", api.capabilities_of(model, operation))
     check_metadata(data.encoding_format, len(texts))
@@ -202,14 +197,13 @@ def _part_of(item: Any) -> SourcePart:
     return SoundSource(str(item.audio)) if picture is None else PictureSource(picture)
 
 
-async def _decode_media(
-    data: OpenAIEmbeddingsRequest, inputs: list[list[SourcePart]], model: str | None, fetch: Fetch
-) -> Call:
+async def _decode_media(request: Request[OpenAIEmbeddingsRequest], inputs: list[list[SourcePart]]) -> Call:
     """Return the call of inputs with pictures or sound. Raises: EmptyInput, InvalidInput."""
+    data = request.body
     if data.late_chunking:
         raise InvalidInput("`late_chunking` is for texts: leave it out", param="late_chunking")
     options = VectorOptions(normalizes(data), dimensions_of(data), bool(data.return_multivector))
-    work = await embed_parts(inputs, "input" if data.messages is None else "messages", options, fetch)
+    work = await embed_parts(inputs, "input" if data.messages is None else "messages", options, request.fetch)
     check_metadata(data.encoding_format, len(inputs))
     chat = chat_of(data)
     if chat is not None:
@@ -218,7 +212,7 @@ async def _decode_media(
     truncate, side = truncation_of(data)
     return Call(
         msgspec.structs.replace(work, chat=chat, prompt_name=prompt_name_of(data)),
-        model,
+        request.model,
         truncate,
         side,
         role=role_of(data),
@@ -289,19 +283,14 @@ def _text_of(item: InputObject) -> str:
     tags=["OpenAI"],
     forms=BodyForms(arrow=arrow_body(OpenAIEmbeddingsRequest, "input"), octets=True),
 )
-async def embeddings(
-    data: OpenAIEmbeddingsRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def embeddings(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
     """Turn texts into vectors.
 
     Returns one vector for each input, in the order of the inputs. Also takes the fields of Jina (`task`,
     `embedding_type`), NIM (`input_type`, `truncate`), Voyage (`output_dimension`, `output_dtype`) and vLLM.
     Takes and returns Arrow as `/embed` does.
     """
-    return await _serve(data, name, context, api)
+    return await _serve(request)
 
 
 @inference(
@@ -311,17 +300,13 @@ async def embeddings(
     description="One vector for each token of each input",
     tags=["Cohere and Jina"],
 )
-async def multi_vector(
-    data: OpenAIEmbeddingsRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def multi_vector(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
     """Turn texts into one vector for each token, as late interaction compares them.
 
     The same as `/v1/embeddings` with `return_multivector`.
     """
-    return await _serve(msgspec.structs.replace(data, return_multivector=True), name, context, api)
+    request.body.return_multivector = True
+    return await _serve(request)
 
 
 @inference(
@@ -333,45 +318,34 @@ async def multi_vector(
     tags=["Azure"],
     below_models=False,
 )
-async def deployment_embeddings(
-    data: OpenAIEmbeddingsRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def deployment_embeddings(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
     """Turn texts into vectors, as Azure OpenAI does.
 
     The same as `/v1/embeddings`. The deployment in the path is the model; `api-version` is ignored.
     """
-    return await _serve(data, name, context, api)
+    return await _serve(request)
 
 
-async def _serve(
-    data: OpenAIEmbeddingsRequest, name: str | None, context: RequestContext, api: InferenceApi
-) -> HttpReply:
+async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
+    data, context = request.body, request.context
     encoding = encoding_of(data)
     as_arrow = wants_arrow(context)
     if as_arrow:
         _check_arrow(data, encoding)
     if data.return_multivector and data.encoding_format in BYTES:
         raise InvalidInput("multi-vectors are sent as `float` or `base64`", param="encoding_format")
-    served = await api.serve(context, await decode_embeddings(data, name, context, api))
-    reply = expect_reply(served.reply, EmbedReply | EncodeReply)
+    served, reply = await request.serve(await decode_embeddings(request), EmbedReply | EncodeReply)
     if as_arrow:
         facts = facts_of(served.route.model, reply.tokens)
         stream, media_type = await arrow_vectors(context, reply.vectors, facts)
-        return respond(context, served, stream, None, media_type)
+        return request.reply_bytes(served, stream, None, media_type)
     if data.encoding_format in BYTES:
-        rows: EmbedReply = expect_reply(reply, EmbedReply)
-        body, items = encode_bytes(list(rows.vectors), numbers_of(data))
-        headers = metadata_header(context, served, items) if data.encoding_format == "bytes" else None
-        return respond(context, served, body, headers, OCTETS)
+        return reply_packed(request, served, list(reply.vectors), numbers_of(data))
     dimensions = dimensions_of(data)
     if dimensions and isinstance(reply, EncodeReply):
         reply = with_dimensions(reply, dimensions)
     cached_tokens = None if served.cache is None else served.cache.tokens
-    body = encode_embeddings(reply, served.route.model, encoding, cached_tokens)
-    return respond(context, served, body)
+    return request.reply_bytes(served, encode_embeddings(reply, served.route.model, encoding, cached_tokens))
 
 
 def _check_arrow(data: OpenAIEmbeddingsRequest, encoding: Encoding) -> None:

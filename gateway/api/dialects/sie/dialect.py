@@ -30,12 +30,11 @@ from gateway.api.document.fields import (
     TEXTS,
 )
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import json_bytes, msgpack_bytes
+from gateway.api.server.encoding import msgpack_bytes
 from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import ErrorFormat
-from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.quantization import quantize_rows
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import check_instruction, check_token_vectors
 from gateway.api.wire.media import VectorOptions, embed_parts, score_parts
@@ -203,12 +202,13 @@ class SieScoreResponse(msgspec.Struct):
     scores: list[ItemScore]
 
 
-async def decode_encode(data: SieEncodeRequest, name: str | None, api: InferenceApi) -> Call:
-    """Decode a body of /v1/encode. name: the model in the path.
+async def decode_encode(request: Request[SieEncodeRequest]) -> Call:
+    """Decode a body of /v1/encode.
 
     A request for dense output only is an embedding; anything else is an encoding.
     Raises: EmptyInput, InvalidInput.
     """
+    data, api, name = request.body, request.api, request.name
     params = data.params or EncodeParams()
     check_options(params.options)
     items = items_of(data)
@@ -251,11 +251,9 @@ def _role(options: SieOptions | None) -> Role | None:
     return "query" if options.is_query else "document"
 
 
-async def decode_score(data: SieScoreRequest, name: str | None, api: InferenceApi) -> Call:
-    """Decode a body of /v1/score. name: the model in the path.
-
-    Raises: EmptyInput, InvalidInput.
-    """
+async def decode_score(request: Request[SieScoreRequest]) -> Call:
+    """Decode a body of /v1/score. Raises: EmptyInput, InvalidInput."""
+    data, api, name = request.body, request.api, request.name
     check_options(data.options)
     if data.options is not None and data.options.normalize is not None:
         raise InvalidInput("`normalize` is for dense vectors; scores have none", param="options")
@@ -364,12 +362,12 @@ def score_items(reply: RerankReply, ids: Sequence[str | None]) -> list[dict[str,
     ]
 
 
-def _respond(context: RequestContext, served: Served, body: dict[str, Any]) -> HttpReply:
+def _reply(request: Request[Any], served: Served, value: dict[str, Any]) -> HttpReply:
     """Return the reply in JSON, or in msgpack if the Accept header has it."""
-    packed = "msgpack" in context.header(b"accept").lower()
-    headers = {"x-sie-request-id": context.request_id}
-    reply = respond(context, served, msgpack_bytes(body) if packed else json_bytes(body), headers)
-    return msgspec.structs.replace(reply, media_type=MSGPACK) if packed else reply
+    headers = {"x-sie-request-id": request.context.request_id}
+    if "msgpack" in request.context.header(b"accept").lower():
+        return request.reply_bytes(served, msgpack_bytes(value), headers, MSGPACK)
+    return request.reply(served, value, headers)
 
 
 @endpoint(
@@ -378,34 +376,21 @@ def _respond(context: RequestContext, served: Served, body: dict[str, Any]) -> H
     description="The outputs of each item",
     forms=BodyForms(msgpack=True),
 )
-async def encode(
-    data: SieEncodeRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def encode(request: Request[SieEncodeRequest]) -> HttpReply:
     """Turn items into dense, sparse and multi-vector outputs in one request.
 
     Returns the requested outputs of each item, in the request's order. Bodies are JSON or msgpack.
     """
-    served = await api.serve(context, await decode_encode(data, name, api))
+    data, timeline = request.body, request.context.timeline
+    served, reply = await request.serve(await decode_encode(request), EmbedReply | EncodeReply)
     dtype = (data.params.output_dtype if data.params else None) or "float32"
-    reply = expect_reply(served.reply, EmbedReply | EncodeReply)
-    body = {
-        "model": served.route.model,
-        "items": encode_items(reply, [item.id for item in items_of(data)], dtype),
-        "timing": _timing(context),
-    }
-    return _respond(context, served, body)
-
-
-def _timing(context: RequestContext) -> dict[str, float]:
-    timeline = context.timeline
-    return {
+    items = encode_items(reply, [item.id for item in items_of(data)], dtype)
+    timing = {
         "total_ms": round(timeline.total_s() * 1000, 2),
         "queue_ms": timeline.milliseconds("queue"),
         "inference_ms": timeline.milliseconds("upstream"),
     }
+    return _reply(request, served, {"model": served.route.model, "items": items, "timing": timing})
 
 
 @endpoint(
@@ -414,21 +399,15 @@ def _timing(context: RequestContext) -> dict[str, float]:
     description="Items, best first",
     forms=BodyForms(msgpack=True),
 )
-async def score(
-    data: SieScoreRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def score(request: Request[SieScoreRequest]) -> HttpReply:
     """Rank items by their relevance to a query.
 
     Returns the score and rank of each item, best first. Bodies are JSON or msgpack.
     """
-    served = await api.serve(context, await decode_score(data, name, api))
-    scores = score_items(expect_reply(served.reply, RerankReply), [item.id for item in data.items])
-    return _respond(
-        context, served, {"model": served.route.model, "query_id": data.query.id, "scores": scores}
-    )
+    data = request.body
+    served, reply = await request.serve(await decode_score(request), RerankReply)
+    scores = score_items(reply, [item.id for item in data.items])
+    return _reply(request, served, {"model": served.route.model, "query_id": data.query.id, "scores": scores})
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {

@@ -7,17 +7,24 @@ from typing import Any
 
 import msgspec
 
-from backends.contract import EmbedReply, EncodeReply, RerankReply
-from gateway.api.dialects.tei import default, info, tokens
-from gateway.api.dialects.tei.default import DefaultRequest, VertexRequest, endpoint
+from gateway.api.dialects.tei import info, operations, tokens
+from gateway.api.dialects.tei.operations import (
+    EMBED,
+    EMBED_ALL,
+    EMBED_SPARSE,
+    PREDICT,
+    SIMILARITY,
+    DefaultRequest,
+    VertexRequest,
+    answer,
+    endpoint,
+)
 from gateway.api.document.fields import CUT, QUERY, TEXTS
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import BodyForms
-from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.arrow_http import arrow_body, arrow_sparse, arrow_vectors, facts_of, wants_arrow
+from gateway.api.wire.arrow_http import arrow_body
 from gateway.api.wire.tei import (
     EmbedRequest,
     PredictRequest,
@@ -25,17 +32,10 @@ from gateway.api.wire.tei import (
     TeiEncodeRequest,
     TeiPrediction,
     TeiWeight,
-    compute_headers,
-    decode_embed,
-    decode_predict,
-    decode_similarity,
-    decode_sparse,
-    decode_token_vectors,
-    encode_predictions,
-    is_batch,
-    term_items,
 )
 from gateway.api.wire.tokens import DecodeRequest, TokenizeRequest
+
+PREDICTIONS: Any = list[TeiPrediction] | list[list[TeiPrediction]]
 
 
 @endpoint(
@@ -44,48 +44,22 @@ from gateway.api.wire.tokens import DecodeRequest, TokenizeRequest
     description="One vector for each input",
     forms=BodyForms(arrow=arrow_body(EmbedRequest, "inputs")),
 )
-async def embed(
-    data: EmbedRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def embed(request: Request[EmbedRequest]) -> HttpReply:
     """Turn texts into vectors.
 
     Returns one vector for each input, in the order of the inputs. An Arrow stream of texts is taken too, with
     the other fields in the query of the URL, and Arrow is returned where it is accepted.
     """
-    as_arrow = wants_arrow(context)
-    call = await decode_embed(data, name, context, api)
-    served = await api.serve(context, call)
-    vectors = expect_reply(served.reply, EmbedReply).vectors
-    if as_arrow:
-        facts = facts_of(served.route.model, served.reply.tokens)
-        stream, media_type = await arrow_vectors(context, vectors, facts)
-        return respond(context, served, stream, compute_headers(context, served.reply, call), media_type)
-    body = json_bytes(list(vectors))
-    return respond(context, served, body, compute_headers(context, served.reply, call))
+    return await answer(request, EMBED, request.model)
 
 
-@endpoint(
-    "/similarity",
-    reply=list[float],
-    description="A cosine for each sentence, in order",
-)
-async def similarity(
-    data: SimilarityRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+@endpoint("/similarity", reply=list[float], description="A cosine for each sentence, in order")
+async def similarity(request: Request[SimilarityRequest]) -> HttpReply:
     """Compare one sentence with others.
 
     Returns the cosine of the source sentence with each sentence, in their order.
     """
-    call = decode_similarity(data, name, api)
-    served = await api.serve(context, call)
-    body = json_bytes(expect_reply(served.reply, RerankReply).scores)
-    return respond(context, served, body, compute_headers(context, served.reply, call))
+    return await answer(request, SIMILARITY, request.model)
 
 
 @endpoint(
@@ -94,73 +68,32 @@ async def similarity(
     description="The terms of each input",
     forms=BodyForms(arrow=arrow_body(TeiEncodeRequest, "inputs")),
 )
-async def embed_sparse(
-    data: TeiEncodeRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def embed_sparse(request: Request[TeiEncodeRequest]) -> HttpReply:
     """Turn texts into sparse vectors.
 
     Returns the weighted terms of each input, in the order of the inputs. Takes and returns Arrow as `/embed`
     does.
     """
-    as_arrow = wants_arrow(context)
-    call = await decode_sparse(data, name, context, api)
-    served = await api.serve(context, call)
-    reply: EncodeReply = expect_reply(served.reply, EncodeReply)
-    if as_arrow:
-        stream, media_type = await arrow_sparse(context, reply, facts_of(served.route.model, reply.tokens))
-        return respond(context, served, stream, compute_headers(context, served.reply, call), media_type)
-    body = json_bytes([term_items(terms) for terms in reply.sparse or ()])
-    return respond(context, served, body, compute_headers(context, served.reply, call))
+    return await answer(request, EMBED_SPARSE, request.model)
 
 
-@endpoint(
-    "/embed_all",
-    reply=list[list[list[float]]],
-    description="A vector for each token of each input",
-)
-async def embed_all(
-    data: TeiEncodeRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+@endpoint("/embed_all", reply=list[list[list[float]]], description="A vector for each token of each input")
+async def embed_all(request: Request[TeiEncodeRequest]) -> HttpReply:
     """Turn texts into one vector for each token.
 
     Returns a list of vectors for each input, in the order of the inputs. The vectors are not normalized.
     """
-    call = await decode_token_vectors(data, name, context, api)
-    served = await api.serve(context, call)
-    reply: EncodeReply = expect_reply(served.reply, EncodeReply)
-    body = json_bytes(list(reply.token_vectors or ()))
-    return respond(context, served, body, compute_headers(context, served.reply, call))
+    return await answer(request, EMBED_ALL, request.model)
 
 
-PREDICTIONS: Any = list[TeiPrediction] | list[list[TeiPrediction]]
-
-
-@endpoint(
-    "/predict",
-    reply=PREDICTIONS,
-    description="The labels of the input, or of each of a batch",
-)
-async def predict(
-    data: PredictRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+@endpoint("/predict", reply=PREDICTIONS, description="The labels of the input, or of each of a batch")
+async def predict(request: Request[PredictRequest]) -> HttpReply:
     """Classify texts or pairs of texts.
 
     Returns the labels of the input with their scores, best first; for a batch, a list of them for each input.
     A reranker scores pairs, under the label LABEL_0.
     """
-    call = decode_predict(data, name, api)
-    served = await api.serve(context, call)
-    body = encode_predictions(served.reply, batch=is_batch(data.inputs))
-    return respond(context, served, body, compute_headers(context, served.reply, call))
+    return await answer(request, PREDICT, request.model)
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {
@@ -199,7 +132,7 @@ DIALECT = Dialect(
         predict,
         *info.HANDLERS,
         *tokens.HANDLERS,
-        *default.HANDLERS,
+        *operations.HANDLERS,
     ],
     tags={"TEI": "The paths of Text Embeddings Inference."},
     examples=EXAMPLES,

@@ -3,7 +3,6 @@
 Source: vLLM 0.33, entrypoints/pooling; older names of the same fields are accepted too.
 """
 
-from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -32,8 +31,9 @@ from gateway.api.document.fields import (
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.dialect import Dialect
 from gateway.api.server.error_bodies import VLLM, document_errors
-from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
+from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.conversations import Content, is_media, text_of_parts
@@ -52,7 +52,7 @@ from gateway.api.wire.vllm import (
     own_fields,
     with_chat,
 )
-from gateway.api.wire.vllm_replies import VllmReply, encode_reply
+from gateway.api.wire.vllm_replies import VllmReply, reply_with
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.media.sources import SourcePart
@@ -170,22 +170,16 @@ def pairs_of(firsts: tuple[str, ...], seconds: tuple[str, ...]) -> tuple[tuple[s
     return tuple(zip(firsts * (len(seconds) // len(firsts)), seconds, strict=True))
 
 
-async def decode_score(
-    data: VllmScoreRequest, name: str | None, context: RequestContext, api: InferenceApi
-) -> Call:
-    """Decode a body of /score. name: the model in the path.
-
-    Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`.
-    """
+async def decode_score(request: Request[VllmScoreRequest]) -> Call:
+    """Decode a body of /score. Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`."""
+    data, model = request.body, request.model
     check_options(data)
-    first, second = sides_of(data, api)
-    model = name or data.model
+    first, second = sides_of(data, request.api)
     if any(isinstance(item, Content) and is_media(item.content) for item in (*first[1], *second[1])):
         if data.max_tokens_per_query or data.max_tokens_per_doc:
             field = "max_tokens_per_query" if data.max_tokens_per_query else "max_tokens_per_doc"
             raise InvalidInput(f"`{field}` is for texts: leave it out of a request with images", param=field)
-        fetch = partial(api.fetch_media, context, model)
-        work = await score_parts(_parts(first), _parts(second), fetch, raw=is_raw(data))
+        work = await score_parts(_parts(first), _parts(second), request.fetch, raw=is_raw(data))
         return call_of(data, work, model)
     pairs = pairs_of(_texts(first), _texts(second))
     call = call_of(data, Score(pairs, raw_scores=is_raw(data)), model)
@@ -195,17 +189,12 @@ async def decode_score(
     return msgspec.structs.replace(call, query_tokens=query_tokens, text_tokens=text_tokens)
 
 
-async def decode_classify(
-    data: VllmClassifyRequest, name: str | None, context: RequestContext, api: InferenceApi
-) -> Call:
-    """Decode a body of /classify. name: the model in the path.
-
-    Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`.
-    """
+async def decode_classify(request: Request[VllmClassifyRequest]) -> Call:
+    """Decode a body of /classify. Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`."""
+    data, model = request.body, request.model
     check_options(data, own=own_fields(data))
-    model = name or data.model
     field = InputField("input", model, Operation.CLASSIFY)
-    texts = await read_inputs(data.input, data.messages, field, context, api)
+    texts = await read_inputs(data.input, data.messages, field, request.context, request.api)
     work = Classify(texts, raw_scores=is_raw(data))
     work = with_chat(work, chat_of(data), special_tokens=adds_special_tokens(data))
     return call_of(data, work, model)
@@ -230,20 +219,14 @@ def class_items(reply: ClassifyReply) -> list[Any]:
     reply=VllmScoreResponse,
     description="A score for each pair",
 )
-async def score(
-    data: VllmScoreRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def score(request: Request[VllmScoreRequest]) -> HttpReply:
     """Score pairs of texts or images.
 
     Returns one score for each pair, in the order of the pairs.
     """
-    served = await api.serve(context, await decode_score(data, name, context, api))
-    scores = expect_reply(served.reply, RerankReply).scores
-    items = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
-    return respond(context, served, encode_reply("score", context, served, items, data.request_id))
+    served, reply = await request.serve(await decode_score(request), RerankReply)
+    items = [{"index": index, "object": "score", "score": value} for index, value in enumerate(reply.scores)]
+    return reply_with(request, served, "score", items)
 
 
 @endpoint(
@@ -251,19 +234,13 @@ async def score(
     reply=VllmClassifyResponse,
     description="The classes of each input",
 )
-async def classify(
-    data: VllmClassifyRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def classify(request: Request[VllmClassifyRequest]) -> HttpReply:
     """Classify texts.
 
     Returns the likeliest label of each input, and the probabilities of all classes.
     """
-    served = await api.serve(context, await decode_classify(data, name, context, api))
-    items = class_items(expect_reply(served.reply, ClassifyReply))
-    return respond(context, served, encode_reply("classify", context, served, items, data.request_id))
+    served, reply = await request.serve(await decode_classify(request), ClassifyReply)
+    return reply_with(request, served, "classify", class_items(reply))
 
 
 class DetokenizeRequest(msgspec.Struct):
@@ -285,17 +262,13 @@ class VllmDetokenizeResponse(msgspec.Struct):
     description="The text of the ids",
     least=LEAST_WITHOUT_TOKENS,
 )
-async def detokenize(
-    data: DetokenizeRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def detokenize(request: Request[DetokenizeRequest]) -> HttpReply:
     """Turn token ids into a text, special tokens included."""
-    ids = decode_ids([list(data.tokens)], "tokens", api)
-    served = await api.serve(context, Call(Detokenize(ids, skip_special_tokens=False), name or data.model))
-    (text,) = expect_reply(served.reply, DetokenizeReply).texts
-    return respond(context, served, msgspec.json.encode(VllmDetokenizeResponse(text)))
+    ids = decode_ids([list(request.body.tokens)], "tokens", request.api)
+    call = Call(Detokenize(ids, skip_special_tokens=False), request.model)
+    served, reply = await request.serve(call, DetokenizeReply)
+    (text,) = reply.texts
+    return request.reply_bytes(served, msgspec.json.encode(VllmDetokenizeResponse(text)))
 
 
 class Version(msgspec.Struct):

@@ -19,7 +19,6 @@ from backends.contract import (
     EncodeReply,
     Operation,
     Output,
-    Reply,
     Vectors,
 )
 from backends.vectors import shape_vectors
@@ -34,9 +33,8 @@ from gateway.api.server.encoding import (
 )
 from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import VLLM
-from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
-from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import OCTETS, HttpReply
+from gateway.api.server.request import Request
+from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
 from gateway.api.wire.media import VectorOptions, embed_parts, have_media, parts_of_messages
 from gateway.api.wire.vllm import (
@@ -53,9 +51,8 @@ from gateway.api.wire.vllm import (
 from gateway.api.wire.vllm_replies import (
     VllmReply,
     check_metadata,
-    encode_bytes,
-    encode_reply,
-    metadata_header,
+    reply_packed,
+    reply_with,
 )
 from gateway.calls import Call
 from gateway.errors import InvalidInput, OperationUnsupported
@@ -96,26 +93,26 @@ class PoolingResponse(VllmReply):
     object: str = "list"
 
 
-async def decode_pooling(
-    data: PoolingRequest, name: str | None, context: RequestContext, api: InferenceApi
-) -> Call:
-    """Decode a body. name: the model in the path.
+async def decode_pooling(request: Request[PoolingRequest]) -> Call:
+    """Decode a body.
 
     Raises: EmptyInput, InvalidInput, OperationUnsupported, and the errors of `Routes.resolve`.
     """
+    data, api = request.body, request.api
     check_options(data, own=own_fields(data))
     if data.dimensions is not None:
         raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
-    model = name or data.model or api.gateway.routes.root_model()
+    model = request.model or api.gateway.routes.root_model()
     capabilities = api.capabilities_of(model, Operation.EMBED)
     task = data.task or task_of(capabilities)
     operation = OPERATION_OF.get(task)
     if operation is None:
         raise OperationUnsupported(f"the task {task!r} is not supported by this gateway", param="task")
     if data.messages is not None and have_media(data.messages):
-        work_of_media = await _media_work(data, operation, partial(api.fetch_media, context, model))
+        work_of_media = await _media_work(data, operation, partial(api.fetch_media, request.context, model))
         return call_of(data, work_of_media, model)
-    texts = await read_inputs(data.input, data.messages, InputField("input", model, operation), context, api)
+    field = InputField("input", model, operation)
+    texts = await read_inputs(data.input, data.messages, field, request.context, api)
     check_metadata(data.encoding_format, len(texts))
     work = pooling_work(operation, texts, capabilities, raw=is_raw(data))
     work = with_chat(work, chat_of(data), special_tokens=adds_special_tokens(data))
@@ -166,18 +163,16 @@ def pooling_work(
     return Encode(texts, frozenset({Output.MULTIVECTOR if late else Output.TOKENS}))
 
 
-def pooled_rows(reply: Reply, *, raw: bool) -> list[Vectors]:
+def pooled_rows(reply: EmbedReply | ClassifyReply | EncodeReply, *, raw: bool) -> list[Vectors]:
     """Return for each input its vector, its classes, or a vector for each token."""
-    match reply:
-        case EmbedReply():
-            return list(reply.vectors)
-        case ClassifyReply():
-            return list(reply.scores)
-    encoded: EncodeReply = expect_reply(reply, EncodeReply)
-    if encoded.multivector is not None:
-        return list(encoded.multivector)
+    if isinstance(reply, EmbedReply):
+        return list(reply.vectors)
+    if isinstance(reply, ClassifyReply):
+        return list(reply.scores)
+    if reply.multivector is not None:
+        return list(reply.multivector)
     # vLLM returns token vectors of length 1 unless the request asks for raw ones.
-    token_vectors = encoded.token_vectors or ()
+    token_vectors = reply.token_vectors or ()
     return [rows if raw else shape_vectors(rows, dimensions=None, normalize=True) for rows in token_vectors]
 
 
@@ -193,26 +188,20 @@ def pooling_items(rows: list[Vectors], numbers: NumberFormat | None) -> list[Any
     description="Result of the task for each input",
     forms=BodyForms(octets=True),
 )
-async def pooling(
-    data: PoolingRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def pooling(request: Request[PoolingRequest]) -> HttpReply:
     """Turn texts, images or sound into vectors, classes, or a vector for each token.
 
     `task` selects the result; without it the model's own task is used.
     """
-    served = await api.serve(context, await decode_pooling(data, name, context, api))
-    rows = pooled_rows(served.reply, raw=is_raw(data))
+    data = request.body
+    kinds = EmbedReply | ClassifyReply | EncodeReply
+    served, reply = await request.serve(await decode_pooling(request), kinds)
+    rows = pooled_rows(reply, raw=is_raw(data))
     numbers = NumberFormat(data.embed_dtype, data.endianness)
     if data.encoding_format in BYTES:
-        packed, places = encode_bytes(rows, numbers)
-        headers = metadata_header(context, served, places) if data.encoding_format == "bytes" else None
-        return respond(context, served, packed, headers, OCTETS)
+        return reply_packed(request, served, rows, numbers)
     items = pooling_items(rows, numbers if data.encoding_format == "base64" else None)
-    body = encode_reply("pooling", context, served, items, data.request_id)
-    return respond(context, served, body)
+    return reply_with(request, served, "pooling", items)
 
 
 HANDLERS = [pooling]

@@ -3,7 +3,6 @@
 Source: Voyage's API reference, multimodal embeddings; voyageai 0.5.0.
 """
 
-from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -12,12 +11,11 @@ from backends.contract import Embed, EmbedParts, EmbedReply, Image
 from gateway.api.document.fields import TEXTS
 from gateway.api.server.body import ModelName
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import Encoding, encoded_rows, json_bytes
+from gateway.api.server.encoding import Encoding, encoded_rows
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI
-from gateway.api.server.inference_api import InferenceApi, expect_reply, respond
 from gateway.api.server.quantization import QuantizedType
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions
 from gateway.api.wire.media import VectorOptions, embed_parts
@@ -87,24 +85,20 @@ class MultimodalResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-async def decode_multimodal(
-    data: MultimodalRequest, name: str | None, context: RequestContext, api: InferenceApi
-) -> Call:
-    """Decode a body. name: the model in the path. Raises: EmptyInput, InvalidInput."""
-    api.check_count(len(data.inputs), "inputs")
+async def decode_multimodal(request: Request[MultimodalRequest]) -> Call:
+    """Decode a body. Raises: EmptyInput, InvalidInput."""
+    data, model = request.body, request.model
+    request.api.check_count(len(data.inputs), "inputs")
     inputs = [[_part_of(part) for part in item.content] for item in data.inputs]
     role: Role | None = data.input_type
     if any(isinstance(part, PictureSource) for parts in inputs for part in parts):
         options = VectorOptions(dimensions=data.output_dimension)
-        fetch = partial(api.fetch_media, context, name or data.model)
-        work = await embed_parts(inputs, "inputs", options, fetch)
-        return Call(work, name or data.model, data.truncation, role=role)
+        work = await embed_parts(inputs, "inputs", options, request.fetch)
+        return Call(work, model, data.truncation, role=role)
     if any(len(parts) != 1 or not parts[0] for parts in inputs):
         raise EmptyInput("an input without images is one text, which is not empty", param="inputs")
     texts = tuple(str(parts[0]) for parts in inputs)
-    return Call(
-        Embed(texts, dimensions=data.output_dimension), name or data.model, data.truncation, role=role
-    )
+    return Call(Embed(texts, dimensions=data.output_dimension), model, data.truncation, role=role)
 
 
 def _part_of(part: VoyagePart) -> SourcePart:
@@ -138,19 +132,13 @@ def usage_of(work: Work, reply: EmbedReply) -> MultimodalUsage:
     description="One vector for each input",
     tags=["Cohere and Jina"],
 )
-async def multimodal_embeddings(
-    data: MultimodalRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def multimodal_embeddings(request: Request[MultimodalRequest]) -> HttpReply:
     """Turn texts and images into vectors, using Voyage's API.
 
     Returns one vector for each input, in the order of the inputs.
     """
-    call = await decode_multimodal(data, name, context, api)
-    served = await api.serve(context, call)
-    reply = expect_reply(served.reply, EmbedReply)
+    data, call = request.body, await decode_multimodal(request)
+    served, reply = await request.serve(call, EmbedReply)
     encoding = Encoding((data.output_dtype or "float",), packed=data.output_encoding is not None)
     items = encoded_rows(reply.vectors, encoding)
     embeddings = [
@@ -162,7 +150,7 @@ async def multimodal_embeddings(
         "model": served.route.model,
         "usage": msgspec.to_builtins(usage_of(call.work, reply)),
     }
-    return respond(context, served, json_bytes(body))
+    return request.reply(served, body)
 
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {

@@ -1,12 +1,12 @@
-"""Paths whose body does not say what it asks for: POST /, /invocations and /vertex.
+"""TEI's operations, and the paths whose body does not say which one: /, /invocations and /vertex.
 
-They predict, rerank or embed as the model does. In the envelope of Google's Vertex AI are several bodies, of
-which those with the same options are computed together.
-Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/server.rs. huggingface_hub's client posts
-to the base URL of a model, Amazon SageMaker to /invocations.
+An operation has a body, its decoder, and the encoders of its reply. In the envelope of Google's Vertex AI are
+several bodies, of which those with the same options are computed together.
+
+Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs and server.rs.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
@@ -31,9 +31,11 @@ from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.encoding import json_bytes
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI
-from gateway.api.server.inference_api import InferenceApi, respond
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
+from gateway.api.wire.arrow_http import arrow_sparse, arrow_vectors, facts_of, wants_arrow
 from gateway.api.wire.inputs import Dimensions, InputReader
 from gateway.api.wire.tei import (
     Direction,
@@ -52,6 +54,7 @@ from gateway.api.wire.tei import (
     decode_rerank,
     decode_similarity,
     decode_sparse,
+    decode_token_vectors,
     encode_predictions,
     encode_rerank,
     is_batch,
@@ -60,6 +63,90 @@ from gateway.api.wire.tei import (
 from gateway.calls import Call, inputs_of
 from gateway.errors import InvalidInput
 from gateway.serve import Served
+
+# Body, model, context, api → the call.
+Decode: TypeAlias = Callable[[Any, str | None, RequestContext, InputReader], Awaitable[Call]]
+# Context, reply, metadata of the schema → the Arrow stream, and its media type.
+EncodeArrow: TypeAlias = Callable[[RequestContext, Any, Mapping[str, str]], Awaitable[tuple[memoryview, str]]]
+
+
+class TeiOperation(NamedTuple):
+    """One operation.
+
+    kind: of its reply. encode: returns the reply to a body as JSON. arrow: as an Arrow stream, None for JSON
+    only.
+    """
+
+    body: type[Any]
+    decode: Decode
+    kind: Any
+    encode: Callable[[Any, Any], bytes]
+    arrow: EncodeArrow | None = None
+
+
+async def _similarity(body: SimilarityRequest, model: str | None, _: Any, api: InputReader) -> Call:
+    return decode_similarity(body, model, api)
+
+
+async def _predict(body: PredictRequest, model: str | None, _: Any, api: InputReader) -> Call:
+    return decode_predict(body, model, api)
+
+
+async def _rerank(body: TeiRerankRequest, model: str | None, _: Any, api: InputReader) -> Call:
+    return decode_rerank(body, model, api)
+
+
+EMBED = TeiOperation(
+    EmbedRequest,
+    decode_embed,
+    EmbedReply,
+    lambda _, reply: json_bytes(list(reply.vectors)),
+    lambda context, reply, facts: arrow_vectors(context, reply.vectors, facts),
+)
+EMBED_SPARSE = TeiOperation(
+    TeiEncodeRequest,
+    decode_sparse,
+    EncodeReply,
+    lambda _, reply: json_bytes([term_items(terms) for terms in reply.sparse or ()]),
+    arrow_sparse,
+)
+EMBED_ALL = TeiOperation(
+    TeiEncodeRequest,
+    decode_token_vectors,
+    EncodeReply,
+    lambda _, reply: json_bytes(list(reply.token_vectors or ())),
+)
+SIMILARITY = TeiOperation(
+    SimilarityRequest, _similarity, RerankReply, lambda _, reply: json_bytes(reply.scores)
+)
+PREDICT = TeiOperation(
+    PredictRequest,
+    _predict,
+    ClassifyReply | RerankReply,
+    lambda body, reply: encode_predictions(reply, batch=is_batch(body.inputs)),
+)
+RERANK = TeiOperation(
+    TeiRerankRequest,
+    _rerank,
+    RerankReply,
+    lambda body, reply: encode_rerank(reply, body.texts if body.return_text else None),
+)
+
+
+async def answer(request: Request[Any], operation: TeiOperation, model: str | None) -> HttpReply:
+    """Serve a body of an operation. Raises: GatewayError."""
+    context, body = request.context, request.body
+    # A body with nulls is refused before it costs anything.
+    as_arrow = operation.arrow is not None and wants_arrow(context)
+    call = await operation.decode(body, model, context, request.api)
+    served, reply = await request.serve(call, operation.kind)
+    if as_arrow and operation.arrow is not None:
+        facts = facts_of(served.route.model, reply.tokens)
+        stream, media_type = await operation.arrow(context, reply, facts)
+        return request.reply_bytes(served, stream, compute_headers(context, reply, call), media_type)
+    encoded = operation.encode(body, reply)
+    return request.reply_bytes(served, encoded, compute_headers(context, reply, call))
+
 
 endpoint = partial(inference, errors=TEI, tags=["TEI"])
 ANY_RESPONSE: Any = (
@@ -72,8 +159,6 @@ ANY_RESPONSE: Any = (
 )
 # Calls run one after the other, each with a deadline of its own.
 CALLS_MAX = 32
-# Body as plain values, model, context, api → the call of one operation.
-DecodeBody: TypeAlias = Callable[[Any, str, RequestContext, InputReader], Awaitable[Call]]
 
 
 class DefaultRequest(msgspec.Struct, omit_defaults=True):
@@ -96,65 +181,7 @@ class DefaultRequest(msgspec.Struct, omit_defaults=True):
     model: ModelName | None = None
 
 
-async def _embed(body: Any, model: str, context: RequestContext, api: InputReader) -> Call:
-    return await decode_embed(msgspec.convert(body, EmbedRequest), model, context, api)
-
-
-async def _embed_sparse(body: Any, model: str, context: RequestContext, api: InputReader) -> Call:
-    return await decode_sparse(msgspec.convert(body, TeiEncodeRequest), model, context, api)
-
-
-async def _predict(body: Any, model: str, _: RequestContext, api: InputReader) -> Call:
-    return decode_predict(msgspec.convert(body, PredictRequest), model, api)
-
-
-async def _similarity(body: Any, model: str, _: RequestContext, api: InputReader) -> Call:
-    return decode_similarity(msgspec.convert(body, SimilarityRequest), model, api)
-
-
-async def _rerank(body: Any, model: str, _: RequestContext, api: InputReader) -> Call:
-    return decode_rerank(msgspec.convert(body, TeiRerankRequest), model, api)
-
-
-class DefaultOperation(NamedTuple):
-    """Operation of a body. decode: returns its call. encode: returns the reply to a body as JSON."""
-
-    decode: DecodeBody
-    encode: Callable[[Any, Reply], bytes]
-
-
-def _embedded(_: Any, reply: Reply) -> bytes:
-    assert isinstance(reply, EmbedReply)
-    return json_bytes(list(reply.vectors))
-
-
-def _weighted(_: Any, reply: Reply) -> bytes:
-    assert isinstance(reply, EncodeReply)
-    return json_bytes([term_items(terms) for terms in reply.sparse or ()])
-
-
-def _predicted(body: Any, reply: Reply) -> bytes:
-    return encode_predictions(reply, batch=is_batch(body["inputs"]))
-
-
-def _compared(_: Any, reply: Reply) -> bytes:
-    assert isinstance(reply, RerankReply)
-    return json_bytes(reply.scores)
-
-
-def _ranked(body: Any, reply: Reply) -> bytes:
-    assert isinstance(reply, RerankReply)
-    return encode_rerank(reply, body["texts"] if body.get("return_text") else None)
-
-
-EMBED = DefaultOperation(_embed, _embedded)
-EMBED_SPARSE = DefaultOperation(_embed_sparse, _weighted)
-PREDICT = DefaultOperation(_predict, _predicted)
-SIMILARITY = DefaultOperation(_similarity, _compared)
-RERANK = DefaultOperation(_rerank, _ranked)
-
-
-def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> DefaultOperation:
+def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> TeiOperation:
     """Return the default operation of a model with these abilities.
 
     A classifier of one label is a reranker, as in TEI.
@@ -168,7 +195,7 @@ def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> 
     return EMBED
 
 
-def operation_of(data: DefaultRequest, model: str, api: InputReader) -> DefaultOperation:
+def operation_of(data: DefaultRequest, model: str, api: InputReader) -> TeiOperation:
     """Return the operation of a body: the model's default, or similarity.
 
     Raises: the errors of `InputReader.capabilities_of`.
@@ -179,15 +206,16 @@ def operation_of(data: DefaultRequest, model: str, api: InputReader) -> DefaultO
     return default_of(capabilities.operations, capabilities.outputs) if capabilities else EMBED
 
 
-async def _serve(
-    data: DefaultRequest, context: RequestContext, api: InferenceApi, name: str | None
-) -> HttpReply:
-    model = name or data.model or api.gateway.routes.root_model()
-    operation, body = operation_of(data, model, api), msgspec.to_builtins(data)
-    call = await operation.decode(body, model, context, api)
-    served = await api.serve(context, call)
-    encoded = operation.encode(body, served.reply)
-    return respond(context, served, encoded, compute_headers(context, served.reply, call))
+def body_of(data: DefaultRequest, operation: TeiOperation) -> Any:
+    """Return the body of an operation. Raises: msgspec.ValidationError."""
+    return msgspec.convert(msgspec.to_builtins(data), operation.body)
+
+
+async def _serve(request: Request[DefaultRequest]) -> HttpReply:
+    data, api = request.body, request.api
+    model = request.model or api.gateway.routes.root_model()
+    operation = operation_of(data, model, api)
+    return await answer(Request(body_of(data, operation), request.context, api), operation, model)
 
 
 @endpoint(
@@ -195,19 +223,14 @@ async def _serve(
     reply=ANY_RESPONSE,
     description="Reply of the model's default operation",
 )
-async def default(
-    data: DefaultRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def default(request: Request[DefaultRequest]) -> HttpReply:
     """Run the default operation of the model.
 
     An embedding model embeds `inputs`, a sparse model returns their weighted terms, a classifier their
     labels, and a reranker ranks `texts` by `query`. `inputs` with a source sentence and sentences always ask
     for similarity.
     """
-    return await _serve(data, context, api, name)
+    return await _serve(request)
 
 
 @endpoint(
@@ -216,17 +239,12 @@ async def default(
     description="Reply of the model's default operation",
     below_models=False,
 )
-async def invocations(
-    data: DefaultRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,
-) -> HttpReply:
+async def invocations(request: Request[DefaultRequest]) -> HttpReply:
     """Run the default operation of the model at the path that Amazon SageMaker calls.
 
     The body and the reply are those of `POST /`.
     """
-    return await _serve(data, context, api, name)
+    return await _serve(request)
 
 
 class VertexRequest(msgspec.Struct):
@@ -244,7 +262,7 @@ class VertexResponse(msgspec.Struct):
 class Instance(NamedTuple):
     """One body: its operation, its fields, and its call."""
 
-    operation: DefaultOperation
+    operation: TeiOperation
     body: Any
     call: Call
 
@@ -255,11 +273,12 @@ async def decode_instance(data: DefaultRequest, context: RequestContext, api: In
     Raises: EmptyInput, InvalidInput, and the errors of `operation_of`.
     """
     model = data.model or api.gateway.routes.root_model()
-    operation, body = operation_of(data, model, api), msgspec.to_builtins(data)
+    operation = operation_of(data, model, api)
     if data.query is not UNSET and data.texts is not UNSET:
         operation = RERANK
     elif operation is RERANK:
         operation = PREDICT
+    body = body_of(data, operation)
     return Instance(operation, body, await operation.decode(body, model, context, api))
 
 
@@ -333,19 +352,15 @@ def truncated_in(truncated: list[tuple[int, ...] | None], inputs: list[int]) -> 
     description="A prediction for each instance",
     below_models=False,
 )
-async def vertex(
-    data: VertexRequest,
-    context: RequestContext,
-    api: InferenceApi,
-    name: str | None,  # noqa: ARG001 - not below /models
-) -> HttpReply:
+async def vertex(request: Request[VertexRequest]) -> HttpReply:
     """Run several bodies of `POST /` in the envelope of Google's Vertex AI.
 
     Returns a prediction for each instance, in order. Instances with the same options that follow each other
     are one call.
     """
-    api.check_count(len(data.instances), "instances")
-    instances = [await decode_instance(instance, context, api) for instance in data.instances]
+    context, api, bodies = request.context, request.api, request.body.instances
+    api.check_count(len(bodies), "instances")
+    instances = [await decode_instance(body, context, api) for body in bodies]
     api.check_count(sum(len(inputs_of(instance.call.work)) for instance in instances), "instances")
     predictions: list[bytes] = []
     inputs: list[int] = []
@@ -358,7 +373,7 @@ async def vertex(
     context.inputs, context.tokens = sum(inputs), sum(part.reply.tokens for part in served)
     truncated = truncated_in([part.reply.truncated for part in served], inputs)
     last = replace(served[-1], reply=replace(served[-1].reply, truncated=truncated))
-    return respond(context, last, b'{"predictions":[' + b",".join(predictions) + b"]}")
+    return request.reply_bytes(last, b'{"predictions":[' + b",".join(predictions) + b"]}")
 
 
 HANDLERS = [default, invocations, vertex]
