@@ -29,7 +29,7 @@ from backends.registry import open_replica
 from backends.torch.serving.client import TorchBackend
 from backends.torch.stats import EngineStats, joined_stats
 from gateway.admission import Admission
-from gateway.api.dialects.manager.dialect import move_path as move_manager_path
+from gateway.api.dialects.manager.dialect import move_path as move_to_manager
 from gateway.api.dialects.registry import DIALECTS
 from gateway.api.dialects.tei.info import describe_model
 from gateway.api.operators import (
@@ -52,21 +52,20 @@ from gateway.api.operators import (
 )
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
+from gateway.api.operators.application import Services, litestar_application
 from gateway.api.operators.host_models import AskAboutModels, RegistryApi
 from gateway.api.operators.instances import AskParent, InstancesApi
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
-from gateway.api.server.application import litestar_application
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.batches_api import BatchesApi
-from gateway.api.server.call_io import ASGIApp, Scope
-from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.call_io import ASGIApp
 from gateway.api.server.dialect import Dialect
 from gateway.api.server.endpoints import endpoint_at
 from gateway.api.server.in_flight import InFlight
-from gateway.api.server.inference_api import InferenceApi, reply_headers
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.line_server import GatewayLineServer
-from gateway.api.server.middleware import Middleware, ServerParts
+from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
 from gateway.batches.records import Job
@@ -78,7 +77,7 @@ from gateway.config.boot import AppBoot
 from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
 from gateway.dispatch import Dispatcher
-from gateway.events import BatchChanged, Event, Observe, SpaceChecked
+from gateway.events import BatchChanged, Observe, Observers, ReplicaChanged, SpaceChecked
 from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
@@ -90,13 +89,11 @@ from gateway.routing.routes import Routes
 from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.budget_metrics import BudgetShare
-from gateway.telemetry.load_metrics import ReplicaLoad, Sources
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.process import measure_lag
+from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
+from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.records import Records
-from gateway.telemetry.store_metrics import StoredCounts
 from gateway.telemetry.totals import Totals
+from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FirstKey, Keyring
@@ -158,6 +155,7 @@ OPERATORS = Dialect(
 SERVED = (*DIALECTS, OPERATORS)
 HANDLERS = [handler for dialect in SERVED for handler in dialect.handlers]
 KEY_HEADERS = [dialect.key_header.name.encode() for dialect in DIALECTS if dialect.key_header is not None]
+MOVES = [dialect.move for dialect in DIALECTS if dialect.move is not None]
 ROUTES = RouteTable(HANDLERS)
 
 
@@ -196,8 +194,8 @@ class Application(msgspec.Struct, frozen=True):
     instances: InstanceTable
     sign_on: SignOn
     groups: GroupRegistry
-    added_models: Collection[str] = ()
-    create_grpc: "Callable[[], GrpcServer] | None" = None
+    added_models: Collection[str]
+    create_grpc: "Callable[[], GrpcServer] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +258,7 @@ class WorkerReload:
         )
         self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
         self.api.authenticator.sign_on.apply(config.sign_on)
-        self.api.inputs_max = config.limits.inputs
+        self.api.follow(config)
         self.admin.apply(config)
         for running in retired:
             self.records.changes.forget(running.upstream.name)
@@ -273,103 +271,87 @@ class WorkerReload:
 def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Application:
     """Wire everything together. Needs a running event loop; contacts nothing before the lifespan begins."""
     outside, config = collaborators or Collaborators(), boot.config
+    observe = Observers()
+    stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
+    registry, groups = _create_upstreams(boot, outside, stores, observe)
     is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
     metrics, records = Metrics(is_open=is_local, worker=boot.worker), Records(boot.worker)
+    _connect(observe, metrics, records, outside.observe, stores.cache, groups)
 
-    def observe(event: Event) -> None:
-        metrics.observe(event)
-        records.observe(event)
-        outside.observe(event)
-        if isinstance(event, SpaceChecked) and event.outcome == "differs" and event.changed and stores.cache:
-            # Its replica may have computed other vectors before the check that found them.
-            stores.cache.store.distrust(event.upstream)
-        groups.observe(event)
-
-    stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
-    batches = open_batches(boot, lambda job: observe(_change_of(job)))
-    registry, groups = _create_upstreams(boot, outside, stores, observe)
     table = InstanceTable()
     serving = serving_of(config, registry.upstreams, groups.groups, boot.added_models, table)
-    gateway = _create_gateway(boot, stores, serving, observe)
+    admission = Admission(stores.ledger, observe, shadow=config.quotas.shadow)
+    preparer = Preparer(FairThreads(), admission.ask)
+    gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
     in_flight = InFlight(config.limits.in_flight_bytes)
     sign_on = SignOn(gateway.keyring, config.sign_on)
     authenticator = Authenticator(
         gateway.keyring, config.trusted_proxies, sign_on=sign_on, key_headers=KEY_HEADERS
     )
+    jobs = open_batches(boot, lambda job: observe(_change_of(job)))
+    batches = BatchesApi(authenticator, jobs)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
-    api = InferenceApi(gateway, authenticator, config.limits.inputs, table, fetcher)
-    follower = _key_follower(boot, stores, api.authenticator, gateway.keyring, observe)
-    operators = Admin(config, stores.ledger, follower, api.authenticator, outside.reload)
-    metrics.watch(sources_of(gateway, in_flight, stores.ledger, operators.stored_state))
+    api = InferenceApi(gateway, authenticator, batches, table, config.limits.inputs, fetcher)
+    traces = outside.traces or _traces(config)
+
+    follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
+    admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
+    metrics.watch(sources_of(gateway, in_flight, stores.ledger, admin.stored_state))
+    watched = StatusSource(
+        gateway, metrics, records, config, boot.worker or 0, time.time(), table, admin.stored_state
+    )
     adding = AdditionsApi(outside.adding)
-    dependencies = {
-        "api": api,
-        "in_flight": in_flight,
-        "exporter": metrics,
-        "watched": StatusSource(
-            gateway,
-            metrics,
-            records,
-            config,
-            boot.worker or 0,
-            time.time(),
-            table,
-            operators.stored_state,
-        ),
-        "readiness": probes.Readiness(partial(_store_problem, config, stores.ledger, follower, operators)),
-        "admin": operators,
-        "adding": adding,
-        "replicas": ReplicasApi(gateway, adding),
-        "instances": InstancesApi(outside.instances),
-        "registry": RegistryApi(outside.models),
-        "sign_ins": SignIns(sign_on),
-        "batches": BatchesApi(api.authenticator, batches),
-    }
+    services = Services(
+        api=api,
+        in_flight=in_flight,
+        exporter=metrics,
+        watched=watched,
+        readiness=probes.Readiness(partial(_store_problem, config, stores.ledger, follower, admin)),
+        admin=admin,
+        adding=adding,
+        replicas=ReplicasApi(gateway, adding),
+        instances=InstancesApi(outside.instances),
+        registry=RegistryApi(outside.models),
+        sign_ins=SignIns(sign_on),
+        batches=batches,
+    )
     parts = ServerParts(
-        ROUTES,
-        dependencies,
-        in_flight,
-        config.limits.body_bytes,
-        observe,
-        api.authenticator.address_of,
-        boot.admin_port,
-        None if config.cors is None else CorsPolicy(config.cors),
-        outside.traces or _traces(config),
-        boot.manager_port,
-        moves=_moves(boot.manager_port),
+        routes=ROUTES,
+        api=api,
+        services=services,
+        in_flight=in_flight,
+        body_bytes_max=config.limits.body_bytes,
+        observe=observe,
+        address_of=authenticator.address_of,
+        admin_port=boot.admin_port,
+        manager_port=boot.manager_port,
+        moves=MOVES,
+        move_to_manager=move_to_manager,
+        cors=None if config.cors is None else CorsPolicy(config.cors),
+        traces=traces,
+    )
+    lines = GatewayLineServer(
+        api, {path: endpoint_at(ROUTES, path) for path in BATCH_ENDPOINTS}, in_flight, observe
     )
     tasks = [
         *_background_tasks(boot, stores, follower, metrics, records),
-        *_batch_tasks(batches, api, parts, metrics),
+        *_batch_tasks(jobs, lines, metrics),
         sign_on.run(),
         groups.maintain(),
     ]
     return Application(
-        Middleware(_litestar(tuple(dependencies)), parts),
-        partial(_run, Running(registry, stores, gateway.copies), tasks, parts.traces),
-        in_flight,
-        gateway,
-        WorkerReload(registry, api, operators, metrics, records, in_flight, groups).follow,
-        observe,
-        table,
-        sign_on,
-        groups,
-        boot.added_models,
-        None if config.grpc is None else partial(_create_grpc, config, parts, api),
+        asgi=Middleware(_litestar(), parts),
+        lifespan=partial(_run, registry, stores, gateway.copies, tasks, traces),
+        in_flight=in_flight,
+        gateway=gateway,
+        follow=WorkerReload(registry, api, admin, metrics, records, in_flight, groups).follow,
+        observe=observe,
+        instances=table,
+        sign_on=sign_on,
+        groups=groups,
+        added_models=boot.added_models,
+        create_grpc=None if config.grpc is None else partial(_create_grpc, config, parts),
     )
-
-
-def _moves(manager_port: int | None) -> list[Callable[[Scope], None]]:
-    """Return what replaces the paths of requests before they are looked up."""
-    moves = [dialect.move for dialect in DIALECTS if dialect.move is not None]
-    return moves if manager_port is None else [partial(move_manager_path, manager_port), *moves]
-
-
-def _create_gateway(boot: AppBoot, stores: Stores, serving: Serving, observe: Observe) -> Gateway:
-    """Return the stages of a request."""
-    admission = Admission(stores.ledger, observe, shadow=boot.config.quotas.shadow)
-    preparer = Preparer(FairThreads(), admission.ask)
-    return Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
 
 
 def _create_upstreams(
@@ -383,28 +365,46 @@ def _create_upstreams(
     return registry, groups
 
 
-def _create_grpc(config: Config, parts: ServerParts, api: InferenceApi) -> "GrpcServer":
+def _connect(
+    observers: Observers,
+    metrics: Metrics,
+    records: Records,
+    log: Observe,
+    cache: ItemCache | None,
+    groups: GroupRegistry,
+) -> None:
+    """Have each part take the events that it needs."""
+    for kind, count in metrics.handlers.items():
+        observers.add(count, kind)
+    records.join(observers)
+    observers.add(log)
+    if cache is not None:
+        observers.add(partial(_distrust, cache), SpaceChecked)
+    observers.add(groups.observe, ReplicaChanged, SpaceChecked)
+
+
+def _distrust(cache: ItemCache, event: SpaceChecked) -> None:
+    """Forget a replica's vectors: it may have computed other ones before the check that found them."""
+    if event.outcome == "differs" and event.changed:
+        cache.store.distrust(event.upstream)
+
+
+def _create_grpc(config: Config, parts: ServerParts) -> "GrpcServer":
     """Return the gRPC server, which shares everything with HTTP's."""
     from gateway.api.grpc.rpc import RpcParts
     from gateway.api.grpc.server import GrpcServer
 
     shared = RpcParts(
-        api,
-        parts.in_flight,
-        parts.observe,
-        parts.body_bytes_max,
-        reply_headers,
-        describe_model,
-        parts.traces,
+        parts.api, parts.in_flight, parts.observe, parts.body_bytes_max, describe_model, parts.traces
     )
     return GrpcServer(shared, config.limits, config.tls)
 
 
 @cache
-def _litestar(dependencies: tuple[str, ...]) -> ASGIApp:
+def _litestar() -> ASGIApp:
     """Return the Litestar application, which all gateways of a process share."""
     # Litestar's types of scope and messages are TypedDicts, which no plain mapping matches.
-    return cast("ASGIApp", litestar_application(SERVED, dependencies))
+    return cast("ASGIApp", litestar_application(SERVED))
 
 
 def serving_of(
@@ -595,14 +595,13 @@ def _change_of(job: Job) -> BatchChanged:
 
 
 def _batch_tasks(
-    batches: Batches | None, api: InferenceApi, parts: ServerParts, metrics: Metrics
+    batches: Batches | None, lines: GatewayLineServer, metrics: Metrics
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
     metrics.watch_batches(lambda: batches.upkeep.state)
-    endpoints = {path: endpoint_at(ROUTES, path) for path in BATCH_ENDPOINTS}
-    return [batches.run(GatewayLineServer(api, endpoints, parts.in_flight, parts.observe))]
+    return [batches.run(lines)]
 
 
 def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asyncio.Task[None]"]:
@@ -613,22 +612,16 @@ def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asynci
     return tasks
 
 
-class Running(msgspec.Struct, frozen=True):
-    """Parts that are closed at the end, in reverse order."""
-
-    registry: UpstreamRegistry
-    stores: Stores
-    copies: Copies
-
-
 @asynccontextmanager
 async def _run(
-    running: Running,
+    registry: UpstreamRegistry,
+    stores: Stores,
+    copies: Copies,
     coroutines: Sequence[Coroutine[Any, Any, None]],
     traces: "CallTraces | None",
 ) -> AsyncIterator[None]:
     """Run the upstreams and the background tasks; close every connection at the end."""
-    running.registry.start()
+    registry.start()
     tasks = start_tasks(coroutines)
     try:
         yield
@@ -636,9 +629,9 @@ async def _run(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await running.copies.aclose()
-        await running.stores.aclose()
-        await running.registry.aclose()
+        await copies.aclose()
+        await stores.aclose()
+        await registry.aclose()
         if traces is not None:
             await _send_last_spans(traces)
 

@@ -8,14 +8,15 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import count
+from typing import cast
 
 import msgspec
 
-from backends.contract import Detokenize, EmbedReply, EncodeReply, Reply, RerankReply, Tokenize, errors
+from backends.contract import EmbedReply, EncodeReply, Reply, errors
 from backends.contract import Work as BackendWork
 from gateway.admission import Grant
 from gateway.cache.call_cache import CallCache, ItemCache
-from gateway.cache.entries import SplitCall, SplitPairs
+from gateway.cache.entries import SplitCall
 from gateway.calls import Work
 from gateway.errors import (
     LOADING_RETRY_S,
@@ -29,7 +30,6 @@ from gateway.errors import (
     ReplicaTimedOut,
     UpstreamFailed,
 )
-from gateway.lane.duplicates import with_duplicates
 from gateway.lane.fair_queue import Priority
 from gateway.lane.faults import SliceFailed
 from gateway.lane.lane import Lane, SliceReply
@@ -38,10 +38,8 @@ from gateway.lane.slices import (
     cut,
     cut_again,
     halves,
-    is_indivisible,
     join,
     parts_of,
-    request_bytes,
     separated,
 )
 from gateway.lane.suspects import Suspicion
@@ -50,7 +48,7 @@ from gateway.prepare import PreparedWork, Preparer
 from gateway.routing.refusals import REFUSED_BYTES_MIN
 from gateway.telemetry.timeline import Timeline
 from gateway.upstreams.model_inputs import ModelInputs
-from gateway.upstreams.vector_scores import place_of_input, vector_scores
+from gateway.upstreams.vector_scores import vector_scores
 
 # A replica that is full does not report when it will have room.
 OVERLOADED_RETRY_S = 2
@@ -112,9 +110,8 @@ class Dispatcher:
             failure.input_index = _index_in_call(error, prepared)
             raise failure from error
         if prepared.places is not None:
-            reply = with_duplicates(reply, prepared.places)
-            if isinstance(reply, EncodeReply):
-                _check_numbers(_numbers_of(reply))
+            reply = reply.select(prepared.places)
+            _check_numbers(reply.numbers)
         return await _scored(prepared.call.work, reply) if prepared.by_cosine else reply
 
     async def _compute(self, grant: Grant, lane: Lane, part: WorkPart, timeline: Timeline) -> Reply:
@@ -136,7 +133,7 @@ class Dispatcher:
         self,
         grant: Grant,
         lane: Lane,
-        cached: tuple[WorkPart, SplitCall | SplitPairs, CallCache],
+        cached: tuple[WorkPart, SplitCall, CallCache],
         timeline: Timeline,
     ) -> Reply:
         """Return the reply to a call of which the cache has a part.
@@ -148,12 +145,12 @@ class Dispatcher:
         reply: Reply | None = None
         if missing := split.missing:
             tokens = [whole.tokens[index] for index in missing]
-            part = WorkPart(split.missing_work(), tokens, whole.is_exact, missing)
+            part = WorkPart(cast("BackendWork", split.missing_work()), tokens, whole.is_exact, missing)
             computed = await self._compute(grant, lane, part, timeline)
             counts = _counts_of(computed, part)
             reply = _with_counts(computed, counts)
             cache.keep(split, reply, counts)
-        joined = split.joined(reply)
+        joined = cast("Reply", split.joined(reply))
         grant.count_cached(split.hits, split.hit_tokens, is_charged=cache.is_charged)
         return joined
 
@@ -180,12 +177,6 @@ async def _scored(work: Work, reply: Reply) -> Reply:
     if isinstance(reply, EncodeReply):
         return await asyncio.to_thread(vector_scores, work, reply)
     return vector_scores(work, reply)
-
-
-def _numbers_of(reply: EncodeReply) -> int:
-    """Return the size of outputs that are larger than one vector for an input."""
-    vectors = sum(rows.size for rows in (*(reply.multivector or ()), *(reply.token_vectors or ())))
-    return vectors + sum(2 * len(terms.indices) for terms in reply.sparse or ())
 
 
 def _check_numbers(numbers: int) -> None:
@@ -245,8 +236,8 @@ class _Submission:
         except (errors.BackendError, SliceFailed) as error:
             return await self._submit_parts(piece, error, suspicion)
         grant.count(reply.reply.tokens)
-        if isinstance(reply.reply, EncodeReply):
-            self._check_size(reply.reply)
+        self._numbers += reply.reply.numbers
+        _check_numbers(self._numbers)
         return [(piece, reply)]
 
     async def _submit_parts(
@@ -268,7 +259,7 @@ class _Submission:
                 is_single = piece.inputs == 1 and (bool(suspicion) or len(self._tokens) > 1)
                 raise _named(error, piece, is_single=is_single) from error
             case errors.RequestTooLarge() | errors.PermitsTaken():
-                if piece.inputs == 1 or is_indivisible(piece.work):
+                if piece.inputs == 1 or piece.work.is_indivisible:
                     raise _refusal_of(piece, error) from error
                 tokens = self._tokens[piece.start : piece.start + piece.inputs]
                 parts = cut_again(piece, tokens, self._lane.bounds())
@@ -323,14 +314,9 @@ class _Submission:
             return False
         return False
 
-    def _check_size(self, reply: EncodeReply) -> None:
-        """Count the numbers of a slice's reply. Raises: InvalidInput if those of the call are too many."""
-        self._numbers += _numbers_of(reply)
-        _check_numbers(self._numbers)
-
     def _count_unanswered(self, piece: Slice) -> None:
         # Tokenizing is free.
-        if not isinstance(piece.work, Tokenize | Detokenize):
+        if not piece.work.is_free:
             self._grant.count_unanswered(piece.tokens)
 
 
@@ -349,14 +335,14 @@ def _named(error: errors.InvalidWork, piece: Slice, *, is_single: bool) -> error
 
 def _hides_input(piece: Slice, error: errors.InvalidWork) -> bool:
     """Return whether a refusal may be of one of several inputs of a slice, and does not say of which."""
-    if error.input_index is not None or piece.inputs == 1 or is_indivisible(piece.work):
+    if error.input_index is not None or piece.inputs == 1 or piece.work.is_indivisible:
         return False
     return FIELD.match(error.message) is None
 
 
 def _refusal_of(piece: Slice, error: errors.BackendError) -> errors.BackendError:
     """Return the error of a call whose input a replica refuses for its size, or for want of a permit."""
-    sent_bytes = request_bytes(piece.work)
+    sent_bytes = piece.work.request_bytes
     if isinstance(error, errors.PermitsTaken) or sent_bytes < REFUSED_BYTES_MIN:
         return error
     message = f"the upstream refuses its {sent_bytes} bytes, which are too many for one request"
@@ -365,8 +351,7 @@ def _refusal_of(piece: Slice, error: errors.BackendError) -> errors.BackendError
 
 def _counts_of(reply: Reply, part: WorkPart) -> tuple[int, ...] | None:
     """Return the tokens of each input: the reply's, or the gateway's own if they have the same sum."""
-    assert isinstance(reply, EmbedReply | RerankReply)
-    if isinstance(reply, EmbedReply) and reply.input_tokens is not None:
+    if reply.input_tokens is not None:
         return reply.input_tokens
     if len(part.tokens) == 1:
         return (reply.tokens,)
@@ -397,7 +382,7 @@ def _place_of(error: errors.BackendError, prepared: PreparedWork) -> str:
     index, work = _index_in_call(error, prepared), prepared.call.work
     if index is None:
         return ""
-    return place_of_input(work, index) if prepared.by_cosine else f"input {index}: "
+    return work.place_of_vector(index) if prepared.by_cosine else f"input {index}: "
 
 
 def _retry_after_s(error: errors.BackendError) -> int | None:

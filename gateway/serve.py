@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from backends.contract import DetokenizeReply, EmbedReply, EncodeReply, Operation, Reply, TokenizeReply
+from backends.contract import Operation, Reply
 from gateway.admission import Admission, Charges, Grant
 from gateway.cache.call_cache import (
     NO_IDENTITY,
@@ -24,7 +24,7 @@ from gateway.cache.call_cache import (
     CallOrigin,
     ItemCache,
 )
-from gateway.calls import CacheMode, Call, Deadline, operation_of
+from gateway.calls import CacheMode, Call, Deadline
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.prepare import Preparer
@@ -148,7 +148,7 @@ class Gateway:
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""
         tenant = caller.tenant
-        operation = operation_of(call.work)
+        operation = call.work.operation
         timeline.operation = operation.value
         tenant.require_operation(operation)
         # Taken once: a reload in the middle of the call changes nothing for it.
@@ -272,7 +272,7 @@ class Gateway:
 
 
 def _has_vectors(reply: Reply) -> bool:
-    return isinstance(reply, EmbedReply) or (isinstance(reply, EncodeReply) and reply.dense is not None)
+    return reply.dense_vectors is not None
 
 
 def _with_usage(served: Served, timeline: Timeline) -> Served:
@@ -282,7 +282,7 @@ def _with_usage(served: Served, timeline: Timeline) -> Served:
 
 def _with_cut(reply: Reply, indices: tuple[int, ...]) -> Reply:
     """Return a reply that reports these inputs as cut, too."""
-    if isinstance(reply, TokenizeReply | DetokenizeReply) or reply.truncated is None:
+    if reply.is_free or reply.truncated is None:
         return reply
     truncated = tuple(sorted({*reply.truncated, *indices}))
     return msgspec.structs.replace(reply, truncated=truncated)

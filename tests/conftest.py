@@ -25,7 +25,9 @@ from gateway.api.operators.added_models import AdditionsClient
 from gateway.api.operators.admin import Reload
 from gateway.api.operators.host_models import AskAboutModels
 from gateway.api.operators.instances import AskParent
-from gateway.app import Application, Collaborators, build
+from gateway.api.server.in_flight import HeldBody, InFlight
+from gateway.api.server.request_context import RequestContext
+from gateway.app import ROUTES, Application, Collaborators, build
 from gateway.config.boot import AppBoot
 from gateway.config.load import parse_config
 from gateway.config.schema import Config
@@ -213,3 +215,10 @@ def _refuse(request: httpx.Request) -> httpx.Response:
 def boot() -> Boots:
     """Return the function that boots a gateway on fakes."""
     return running_gateway
+
+
+def request_with(name: bytes, value: str, address: str = "10.0.0.1") -> RequestContext:
+    """Return a request for /embed with one header."""
+    return RequestContext(
+        ROUTES.parse("/embed"), [(name, value.encode())], address, HeldBody(InFlight(0)), lambda _: None
+    )

@@ -11,13 +11,13 @@ import numpy as np
 from backends.contract import (
     NUMBER_MAX,
     Embed,
+    ModelWork,
     Rerank,
     Score,
     TermWeights,
     Truncate,
     Vectors,
     Work,
-    inputs_of,
 )
 from backends.contract.errors import (
     BackendError,
@@ -30,10 +30,10 @@ from backends.contract.errors import (
     UnsupportedWork,
     input_too_long,
 )
-from backends.contract.texts import ModelWork, chat_of, clip_texts, model_inputs_of, surely_fits
+from backends.contract.texts import surely_fits
+from backends.contract.vectors import shape_vectors
 from backends.http.answers import in_order, with_answer
 from backends.http.client import UpstreamResponse
-from backends.vectors import shape_vectors
 
 # Indices of the inputs that another gateway cut; absent if it cut none.
 CUTS_HEADER = "x-truncated-inputs"
@@ -44,7 +44,7 @@ TERMS_MAX = 2**31
 
 def rows_of(work: Work) -> int | None:
     """Return the vectors or scores of the reply, None if it has several values for each input."""
-    return len(inputs_of(work)) if isinstance(work, Embed | Rerank | Score) else None
+    return len(work.inputs) if isinstance(work, Embed | Rerank | Score) else None
 
 
 def status_error(response: UpstreamResponse) -> BackendError:
@@ -234,13 +234,13 @@ def truncated_inputs(
     """
     if work.truncate is Truncate.ERROR:
         return ()
-    is_chat = chat_of(work) is not None
-    if max_input_tokens is None or (not is_chat and clip_texts(work, max_input_tokens) != work):
+    is_chat = work.conversation is not None
+    if max_input_tokens is None or (not is_chat and work.clip_texts(max_input_tokens) != work):
         # The text was cut before it was sent, therefore a low token count proves nothing.
         return None
     # A conversation's length is only known to the server, which renders it.
     whole = 0 < tokens < max_input_tokens or (
-        prompt_known and not is_chat and surely_fits(model_inputs_of(work), max_input_tokens - prompt_tokens)
+        prompt_known and not is_chat and surely_fits(work.model_inputs, max_input_tokens - prompt_tokens)
     )
     return () if whole else None
 
@@ -256,7 +256,7 @@ def check_reported_cuts(work: ModelWork, response: UpstreamResponse) -> None:
     if work.truncate is Truncate.LEFT:
         raise UnsupportedWork("this upstream cut the right end of an input, and the left end was to be cut")
     index = re.match(r"\d{1,9}", cut)
-    if index is not None and int(index[0]) >= len(inputs_of(work)):
+    if index is not None and int(index[0]) >= len(work.inputs):
         raise ReplicaFailed("the upstream reports a cut of an input that it did not get")
     raise input_too_long(None, input_index=int(index[0]) if index else None)
 

@@ -4,11 +4,14 @@ Infinity reports characters instead of tokens and no maximum length, and it trun
 therefore counts tokens with the model's own tokenizer.
 """
 
+from typing import TypeVar
+
 import msgspec
 import numpy as np
 
 from backends.contract import (
     NUMBER_MAX,
+    BaseWork,
     Capabilities,
     Classify,
     Detokenize,
@@ -16,6 +19,7 @@ from backends.contract import (
     EmbedParts,
     EmbedReply,
     Encode,
+    ModelWork,
     Operation,
     Output,
     QueueDepth,
@@ -29,7 +33,6 @@ from backends.contract import (
     Truncate,
     Vectors,
     Work,
-    operation_of,
 )
 from backends.contract.errors import (
     AttemptTimedOut,
@@ -38,17 +41,14 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.contract.texts import (
-    ModelWork,
-    WorkT,
+from backends.contract.refusals import (
     check_no_instruction,
     check_no_late_chunking,
     check_no_max_tokens,
     check_plain_texts,
-    clip_text,
-    group_by_query,
-    map_texts,
 )
+from backends.contract.texts import clip_text
+from backends.contract.vectors import shape_vectors
 from backends.http.client import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.http.media import check_media
 from backends.http.offers import OfferHistory
@@ -79,7 +79,8 @@ from backends.infinity.wire import (
 )
 from backends.tokens.counting import TokenCounter, apply_prompt, open_token_counter
 from backends.tokens.tokenizer import TokenCount
-from backends.vectors import shape_vectors
+
+WorkT = TypeVar("WorkT", bound=BaseWork)
 
 # Infinity refuses longer texts. A model of 8,192 tokens reads far less.
 CHARACTERS_MAX = 122_880
@@ -138,7 +139,7 @@ def normalize_texts(work: WorkT, max_tokens: int) -> WorkT:
         clipped = clip_text(text.strip(), max_tokens, work.truncate)
         return clipped if work.truncate is Truncate.ERROR else clipped[:CHARACTERS_MAX]
 
-    return map_texts(work, normalize)
+    return work.map_texts(normalize)
 
 
 def check_supported(work: ModelWork, offered: Capabilities) -> None:
@@ -150,7 +151,7 @@ def check_supported(work: ModelWork, offered: Capabilities) -> None:
     check_no_max_tokens(work)
     check_no_late_chunking(work)
     check_plain_texts(work, "Infinity")
-    if operation_of(work) not in offered.operations:
+    if work.operation not in offered.operations:
         raise UnsupportedWork("this upstream's model does not do that")
     match work:
         case Embed(normalize=False):
@@ -302,7 +303,7 @@ class InfinityBackend:
         """Score pairs with one rerank per query, sequentially, because the API has no pairs."""
         remaining_s = countdown(timeout_s)
         scores = np.empty(len(work.pairs), np.float32)
-        for indices, part in group_by_query(work):
+        for indices, part in work.by_query():
             response = await self._post(part, model, remaining_s())
             scores[indices] = decode_scores(response, len(indices))
         return RerankReply(scores, count.tokens, count.truncated)

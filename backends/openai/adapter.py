@@ -29,11 +29,10 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.contract.texts import (
+from backends.contract.refusals import (
     check_no_instruction,
     check_no_max_tokens,
     check_plain_texts,
-    group_by_query,
     refused_parts,
 )
 from backends.http.client import IDLE_S, SHORT_IDLE_S, UpstreamClient, countdown, open_client
@@ -190,7 +189,7 @@ class OpenAIBackend:
         scores = np.empty(len(work.pairs), np.float32)
         tokens, truncated = 0, list[int]()
         is_known = True
-        for indices, part in group_by_query(work):
+        for indices, part in work.by_query():
             reply = await self._rerank(part, profile, scale, remaining_s())
             scores[indices] = reply.scores
             tokens += reply.tokens

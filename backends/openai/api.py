@@ -13,7 +13,7 @@ import msgspec
 
 from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, ScoreKind, Work
 from backends.contract.errors import BackendError, ReplicaFailed, UnsupportedWork, input_too_long
-from backends.contract.texts import check_no_instruction, check_no_late_chunking
+from backends.contract.refusals import check_no_instruction, check_no_late_chunking
 from backends.http.answers import with_answer
 from backends.http.client import UpstreamClient, UpstreamResponse
 from backends.http.openai_envelope import context_length_in, error_of, refused_input

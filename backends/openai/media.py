@@ -12,12 +12,12 @@ import numpy as np
 
 from backends.contract import Audio, EmbedParts, EmbedReply, Image, Part, Vectors
 from backends.contract.errors import InvalidWork, UnsupportedWork
+from backends.contract.vectors import shape_vectors
 from backends.http.client import countdown
 from backends.http.media import base64_of, check_dense, check_no_template, data_uri, probe_image
 from backends.http.openai_wire import decode_embeddings, decode_typed_embeddings
 from backends.openai.api import Body, OpenAIApi, OpenAIProfile, failure
 from backends.openai.shapes import DEFAULT_TYPE, ApiShape
-from backends.vectors import shape_vectors
 
 # Of one call to one replica: Cohere's older models take one image a request.
 REQUESTS_IN_FLIGHT = 8

@@ -9,12 +9,12 @@ import numpy as np
 
 from backends.contract import Rerank, RerankReply, ScoreKind, Vectors
 from backends.contract.errors import ReplicaFailed
+from backends.contract.vectors import sigmoid
 from backends.http.answers import decode_json
 from backends.http.client import UpstreamResponse
 from backends.http.openai_envelope import ApiMeta, TokenUsage
 from backends.http.replies import check_tokens, order_scores, truncated_inputs
 from backends.tokens.tokenizer import TokenCount
-from backends.vectors import sigmoid
 
 # Several pairs, because one pair is not enough to determine the scale of the scores.
 PROBE = Rerank("how many people live in Berlin", ("Berlin has many people", "x", "a recipe for soup"))

@@ -24,6 +24,7 @@ from backends.contract import (
     EmbedReply,
     Encode,
     EncodeReply,
+    ModelWork,
     Operation,
     Output,
     QueueDepth,
@@ -38,8 +39,6 @@ from backends.contract import (
     Truncate,
     Vectors,
     Work,
-    inputs_of,
-    operation_of,
 )
 from backends.contract.errors import (
     BackendError,
@@ -50,17 +49,14 @@ from backends.contract.errors import (
     UnsupportedWork,
     input_too_long,
 )
-from backends.contract.texts import (
-    SPECIAL_TOKENS,
-    ModelWork,
+from backends.contract.refusals import (
     check_no_instruction,
     check_no_late_chunking,
     check_no_max_tokens,
     check_plain_texts,
-    clip_texts,
     refused_parts,
-    token_upper_bound,
 )
+from backends.contract.texts import SPECIAL_TOKENS, token_upper_bound
 from backends.http.answers import decode_json, translate_decode_errors, with_answer, words_of_error
 from backends.http.client import UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.http.offers import OfferHistory
@@ -220,8 +216,8 @@ def check_supported(work: Work, info: TeiInfo) -> None:
     operations, outputs = operations_and_outputs(info.model_type)
     if isinstance(work, Encode):
         check_outputs(work, outputs)
-    if operation_of(work) not in operations:
-        raise UnsupportedWork(f"this upstream's model does not {operation_of(work)}")
+    if work.operation not in operations:
+        raise UnsupportedWork(f"this upstream's model does not {work.operation}")
 
 
 def encode(work: Work, info: TeiInfo, *, base64: bool = True) -> tuple[str, Body]:
@@ -237,7 +233,7 @@ def encode(work: Work, info: TeiInfo, *, base64: bool = True) -> tuple[str, Body
             return "/decode", {"ids": work.inputs, "skip_special_tokens": work.skip_special_tokens}
         case EmbedParts():
             raise refused_parts()
-    return _encode_model_work(clip_texts(work, info.max_input_length), info, base64=base64)
+    return _encode_model_work(work.clip_texts(info.max_input_length), info, base64=base64)
 
 
 def _encode_model_work(work: ModelWork, info: TeiInfo, *, base64: bool) -> tuple[str, Body]:
@@ -326,7 +322,7 @@ def _decode_embed(work: Embed, path: str, response: UpstreamResponse, info: TeiI
 def _decode_native(
     work: Encode | Rerank | Score | Classify, response: UpstreamResponse, info: TeiInfo
 ) -> Reply:
-    expected = len(inputs_of(work))
+    expected = len(work.inputs)
     tokens = _header_tokens(response, expected)
     check_tokens(tokens, expected, info.max_input_length)
     cut = truncated(work, tokens, info)

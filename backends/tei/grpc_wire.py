@@ -26,6 +26,7 @@ from backends.contract import (
     EmbedReply,
     Encode,
     EncodeReply,
+    ModelWork,
     Output,
     Reply,
     Rerank,
@@ -38,7 +39,6 @@ from backends.contract import (
     Truncate,
     Vectors,
     Work,
-    inputs_of,
 )
 from backends.contract.errors import (
     BackendError,
@@ -50,7 +50,7 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     RequestTooLarge,
 )
-from backends.contract.texts import ModelWork, clip_texts, refused_parts
+from backends.contract.refusals import refused_parts
 from backends.http.answers import UNREADABLE
 from backends.http.client import COUNTED_BYTES, REPLY_LISTS_MAX, ROW_LISTS_MAX, ROW_VALUES_MAX
 from backends.http.outputs import single_output
@@ -134,7 +134,7 @@ def _messages(work: Work, info: TeiInfo) -> tuple[str, Sequence[Message]]:
             return "/tei.v1.Tokenize/Decode", messages
         case EmbedParts():
             raise refused_parts()
-    return _model_messages(clip_texts(work, info.max_input_length))
+    return _model_messages(work.clip_texts(info.max_input_length))
 
 
 def _model_messages(work: ModelWork) -> tuple[str, Sequence[Message]]:
@@ -291,7 +291,7 @@ def _decode_rerank(work: Rerank, reply: bytes, info: TeiInfo) -> RerankReply:
 def _decode_predictions(work: Score | Classify, replies: Sequence[bytes], info: TeiInfo) -> Reply:
     messages = [pb.PredictResponse.FromString(reply) for reply in replies]
     predictions = [predictions_of(message) for message in messages]
-    counts, expected = _counts(messages), len(inputs_of(work))
+    counts, expected = _counts(messages), len(work.inputs)
     tokens, cut = _sum(counts, info), _truncated(work, counts, info)
     if isinstance(work, Score):
         # A reranker has exactly one label, of any name.
@@ -334,7 +334,7 @@ def _sum(counts: Sequence[int], info: TeiInfo) -> int:
 
 def _truncated(work: ModelWork, counts: Sequence[int], info: TeiInfo) -> tuple[int, ...] | None:
     """Return () if certainly no input was cut, otherwise None; an input of full length may have been."""
-    is_sent_whole = clip_texts(work, info.max_input_length) == work
+    is_sent_whole = work.clip_texts(info.max_input_length) == work
     if counts and is_sent_whole and max(counts) < info.max_input_length:
         return ()
     return truncated(work, sum(counts), info)

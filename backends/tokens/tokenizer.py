@@ -20,14 +20,13 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from backends.checkpoints.json_files import read_json_object
 from backends.checkpoints.network_settings import processor_arguments, read_network_settings
 from backends.checkpoints.static_models import StaticModel, find_static
-from backends.contract import Token, TokenizerSettings, Truncate
+from backends.contract import ModelInput, Token, TokenizerSettings, Truncate
 from backends.contract.errors import InvalidWork, ModelUnavailable, input_too_long
 from backends.contract.texts import (
     CHARACTERS_PER_TOKEN,
     DETOKENIZE_IDS_MAX,
     TOKEN_ID_LIMIT,
     TOKENIZE_BYTES_MAX,
-    ModelInput,
     clip_text,
 )
 from backends.tokens.clip_json import CLIP_CLASS, CLIP_MERGES, CLIP_VOCABULARY, clip_json

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import Classify, Embed, EmbedParts, Encode, Rerank, Score, Work, inputs_of
+from backends.contract import Classify, Embed, EmbedParts, Encode, Rerank, Score, Work
 from backends.tracing import EnginePhases
 
 # As in TEI: 35 bounds from 15 µs on, each 1.5 times its predecessor.
@@ -121,7 +121,7 @@ class Recorder:
         """Count work that has arrived."""
         self._counters["te_request_count"][_method(work)] += 1
         if (kind := _kind(work)) is not None:
-            self._counters[f"te_{kind}_count"][""] += len(inputs_of(work))
+            self._counters[f"te_{kind}_count"][""] += len(work.inputs)
 
     def finished(self, work: Work, stopwatch: Stopwatch) -> None:
         """Count work that has succeeded."""
@@ -129,7 +129,7 @@ class Recorder:
         kind, phases = _kind(work), stopwatch.phases
         if kind is None or phases is None:
             return
-        inputs = len(inputs_of(work))
+        inputs = len(work.inputs)
         self._counters[f"te_{kind}_success"][""] += inputs
         for length in stopwatch.lengths:
             self._add("te_request_input_length", length)
@@ -160,7 +160,7 @@ class Recorder:
 
 
 def _method(work: Work) -> str:
-    return "single" if len(inputs_of(work)) == 1 else "batch"
+    return "single" if len(work.inputs) == 1 else "batch"
 
 
 def _kind(work: Work) -> str | None:

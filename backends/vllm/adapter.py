@@ -23,6 +23,7 @@ from backends.contract import (
     EmbedReply,
     Encode,
     EncodeReply,
+    ModelWork,
     Output,
     QueueDepth,
     ReplicaSpec,
@@ -37,7 +38,6 @@ from backends.contract import (
     Truncate,
     Vectors,
     Work,
-    inputs_of,
 )
 from backends.contract.errors import (
     AttemptTimedOut,
@@ -48,13 +48,8 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.contract.texts import (
-    ModelWork,
-    chat_of,
-    check_no_instruction,
-    check_no_late_chunking,
-    clip_texts,
-)
+from backends.contract.refusals import check_no_instruction, check_no_late_chunking
+from backends.contract.vectors import shape_vectors, sigmoid
 from backends.http.answers import decode_json
 from backends.http.client import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.http.media import check_media
@@ -78,7 +73,6 @@ from backends.http.replies import (
     truncated_inputs,
 )
 from backends.tokens.counting import TokenCounter, apply_prompt, open_token_counter
-from backends.vectors import shape_vectors, sigmoid
 from backends.vllm.inputs import explain_refusal, input_fields, parts_body
 from backends.vllm.probe import VllmProfile, capabilities, labels_of, media_operations, probe_features
 from backends.vllm.wire import (
@@ -118,8 +112,8 @@ def encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
     can_truncate = work.truncate is Truncate.RIGHT
     if work.max_tokens is not None and work.truncate is Truncate.LEFT:
         raise UnsupportedWork("this upstream cuts the right end of an input only")
-    if can_truncate and chat_of(work) is None:
-        work = clip_texts(work, profile.max_tokens)
+    if can_truncate and work.conversation is None:
+        work = work.clip_texts(profile.max_tokens)
     path, body = _encode(work, profile)
     cut: Body = {"truncate_prompt_tokens": _length_of(work, profile)} if can_truncate else {}
     return path, {"model": profile.model} | body | cut
@@ -200,7 +194,7 @@ def decode(
 
     Raises: ReplicaFailed if the response does not belong to this work.
     """
-    expected = len(inputs_of(work))
+    expected = len(work.inputs)
     match work:
         case Embed():
             vectors, tokens = decode_embeddings(response.body, expected)
@@ -248,7 +242,7 @@ def _check_usage(
         raise ReplicaFailed("the upstream reported no usage")
     # A server with chunked processing reads a whole input of any length, unless it was asked to cut it.
     most = None if work.truncate is Truncate.ERROR else _length_of(work, profile)
-    check_tokens(tokens, len(inputs_of(work)), most)
+    check_tokens(tokens, len(work.inputs), most)
     can_truncate = work.truncate is Truncate.RIGHT
     return tokens, truncated_inputs(work, tokens, _length_of(work, profile)) if can_truncate else ()
 
@@ -257,7 +251,7 @@ def error_for(work: ModelWork, error: BackendError) -> BackendError:
     """Convert "too long" to UnsupportedWork if the left end should be cut, which other servers can do."""
     if work.truncate is Truncate.LEFT and isinstance(error, InvalidWork):
         return UnsupportedWork(f"{error.message}, and this upstream cuts the right end only")
-    return explain_refusal(error, chat_of(work))
+    return explain_refusal(error, work.conversation)
 
 
 class VllmBackend:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.cache.keys import SHARED
+from gateway.cache.entries import SHARED
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script

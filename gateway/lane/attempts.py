@@ -10,14 +10,13 @@ from typing import TypeGuard
 
 import msgspec
 
-from backends.contract import Reply, operation_of
+from backends.contract import Reply
 from backends.contract.errors import BackendError, RequestTooLarge
 from backends.tracing import carrier
 from gateway.events import AttemptStarted
 from gateway.lane.joining import join_slices
 from gateway.lane.measures import LaneMeasures
 from gateway.lane.retries import RetryPolicy, is_input_possible, is_refusal
-from gateway.lane.slices import request_bytes
 from gateway.lane.ticket import Attempt, Ticket
 from gateway.lane.traces import RecordedTrace, SliceTrace
 from gateway.lane.usage import believable, needs_examination
@@ -165,7 +164,7 @@ def _is_small(attempt: Attempt, error: BackendError) -> bool:
     """Return whether a single input was refused as too large, and is not."""
     if not isinstance(error, RequestTooLarge) or attempt.load.inputs > 1:
         return False
-    return request_bytes(attempt.piece.work) < REFUSED_BYTES_MIN
+    return attempt.piece.work.request_bytes < REFUSED_BYTES_MIN
 
 
 def _fail_on_bug(attempt: Attempt, task: asyncio.Task[None]) -> None:
@@ -213,7 +212,7 @@ def _started_event(attempt: Attempt, upstream: str) -> AttemptStarted:
         upstream,
         attempt.replica.name,
         capabilities.model_id if capabilities else "",
-        operation_of(attempt.piece.work).value,
+        attempt.piece.work.operation.value,
         attempt.load.inputs,
         sum(len(ticket.traces) for ticket in attempt.tickets),
         attempt.is_hedge,

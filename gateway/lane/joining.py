@@ -35,21 +35,7 @@ def are_joinable(a: Slice, b: Slice) -> bool:
     Inputs of late chunking are one text, which has no place for those of another call. A conversation is
     always alone in its request.
     """
-    work, other = a.work, b.work
-    return (
-        isinstance(work, Embed)
-        and isinstance(other, Embed)
-        and work.normalize == other.normalize
-        and work.truncate is other.truncate
-        and work.dimensions == other.dimensions
-        and work.max_tokens == other.max_tokens
-        and work.prompt_name == other.prompt_name
-        and bool(work.prompt_characters) == bool(other.prompt_characters)
-        and work.special_tokens == other.special_tokens
-        and not (work.late_chunking or other.late_chunking)
-        and work.chat is None
-        and other.chat is None
-    )
+    return a.work.is_joinable(b.work)
 
 
 def join_slices(pieces: Sequence[Slice]) -> Slice:
@@ -77,12 +63,7 @@ def split_reply(pieces: Sequence[Slice], reply: Reply) -> list[Reply]:
     start = 0
     for piece, tokens in zip(pieces, shares, strict=True):
         end = start + piece.inputs
-        truncated = reply.truncated
-        if truncated is not None:
-            truncated = tuple(index - start for index in truncated if start <= index < end)
-        input_tokens = None if reply.input_tokens is None else reply.input_tokens[start:end]
-        # A view: rows of one array, which no caller changes.
-        replies.append(EmbedReply(reply.vectors[start:end], tokens, truncated, input_tokens))
+        replies.append(reply.part(start, end, tokens))
         start = end
     return replies
 

@@ -35,7 +35,6 @@ from gateway.lane.retries import (
     refusal_of,
     try_elsewhere,
 )
-from gateway.lane.slices import request_bytes
 from gateway.lane.staggered_calls import StaggeredCalls
 from gateway.lane.suspects import Isolation
 from gateway.lane.tenant_activity import TenantActivity
@@ -103,7 +102,7 @@ class OutcomeHandler:
         """Record a failure that no input causes at the replica, then retry, split or fail the batch."""
         replica = attempt.replica
         if isinstance(error, RequestTooLarge):
-            self._learn_size(replica, request_bytes(attempt.piece.work), now_s)
+            self._learn_size(replica, attempt.piece.work.request_bytes, now_s)
         elif isinstance(error, PermitsTaken):
             self._pause(replica)
         if error.retry_after_s and isinstance(error, ModelNotLoaded):

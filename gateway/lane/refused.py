@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from backends.contract import inputs_of
 from backends.contract.errors import BackendError
 from gateway.lane.isolation import IsolatedQueue
 from gateway.lane.retries import Split, masked
@@ -98,7 +97,7 @@ class RefusalHandler:
         if capabilities is None or not capabilities.metered:
             # What it answered lately shows nothing of a limit that was reached since.
             return await self._checks.fault_of(attempt.replica, math.inf)
-        now_s, first = self._clock(), next(iter(inputs_of(attempt.piece.work)))
+        now_s, first = self._clock(), next(iter(attempt.piece.work.inputs))
         refusal, last = LastRefusal(hash(first), now_s), self._last.get(attempt.replica)
         self._last[attempt.replica] = refusal
         is_second = last is not None and last.key != refusal.key and now_s - last.at_s < TOGETHER_S

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from backends.contract import operation_of
 from backends.contract.errors import UnsupportedWork
 from gateway.lane.batch_size import BatchSizer
 from gateway.lane.fair_queue import Entry, FairQueue
@@ -155,7 +154,7 @@ class Scheduler:
             return ticket.last_error
         if not offers(self._pool.capabilities(), ticket.piece.work):
             # It did when the call was admitted: its last replica that offers it serves a different model now.
-            return UnsupportedWork(f"this upstream's model does not {operation_of(ticket.piece.work)}")
+            return UnsupportedWork(f"this upstream's model does not {ticket.piece.work.operation}")
         if may_wait and is_replica_expected(self._pool, holds=self._holds):
             return None
         return ticket.last_error or no_replica_error(self._pool)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from backends.contract import Work, inputs_of
+from backends.contract import Work
 
 KEPT_S = 300.0
 INPUTS_MAX = 4096
@@ -135,7 +135,7 @@ class Suspects:
         options = [getattr(work, name) for name in work.__struct_fields__ if name not in PER_INPUT]
         head = type(work).__name__.encode() + b"\0" + _encode(options)
         start = hashlib.blake2b(head, digest_size=16, key=self._key)
-        for item in inputs_of(work):
+        for item in work.inputs:
             digest = start.copy()
             digest.update(_encode(item))
             yield digest.digest()

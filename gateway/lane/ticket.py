@@ -11,12 +11,12 @@ from backends.contract.errors import AttemptTimedOut, BackendError
 from backends.tracing import Carrier
 from gateway.events import CopyPurpose
 from gateway.lane.fair_queue import Entry, FairQueue, Priority
-from gateway.lane.slices import Slice, is_indivisible
+from gateway.lane.slices import Slice
 from gateway.lane.suspects import Isolation
 from gateway.lane.traces import AttemptSpans, SliceTrace
 from gateway.routing.load import BatchLoad, kind_of
 from gateway.routing.replica import Replica
-from gateway.telemetry.attempt_record import AttemptRecord, hide_inputs
+from gateway.telemetry.timeline import AttemptRecord, hide_inputs
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class Ticket:
     @property
     def is_indivisible(self) -> bool:
         """True if no smaller slices can be cut of it to find the input at fault."""
-        return self.piece.inputs == 1 or is_indivisible(self.piece.work)
+        return self.piece.inputs == 1 or self.piece.work.is_indivisible
 
     def wait(self, deadline_s: float) -> asyncio.Future[Reply]:
         """Add a waiter, which waits until a moment on the lane's clock."""

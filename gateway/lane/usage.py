@@ -6,25 +6,20 @@ Tenants are billed by them, and a count that belongs to another batch shows that
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
 from backends.contract import (
     Capabilities,
-    Classify,
-    DetokenizeReply,
     DropsConnections,
-    Embed,
-    Encode,
+    ModelWork,
     Reply,
     Rerank,
-    TokenizeReply,
     Truncate,
-    operation_of,
+    Work,
 )
 from backends.contract.errors import BackendError, ReplicaFailed
-from backends.contract.texts import ModelWork
 from backends.reference_texts import CANARIES
 from gateway.lane.slices import Slice
 from gateway.routing.replica import Replica
@@ -44,7 +39,7 @@ class CountsTokens(Protocol):
 
 def needs_examination(piece: Slice, reply: Reply, replica: Replica) -> bool:
     """Return whether the count of a reply is not the gateway's own, and may not be believed as it is."""
-    if reply.tokens == piece.tokens or isinstance(reply, TokenizeReply | DetokenizeReply):
+    if reply.tokens == piece.tokens or reply.is_free:
         return False
     capabilities = replica.capabilities
     if capabilities is None or capabilities.reports_input_tokens:
@@ -81,12 +76,12 @@ async def believable(piece: Slice, reply: Reply, replica: Replica, upstream: Cou
 
 
 def _may_be_whole(piece: Slice) -> bool:
-    return getattr(piece.work, "truncate", None) is Truncate.ERROR
+    return piece.work.truncate is Truncate.ERROR
 
 
 async def _counts_alike(piece: Slice, replica: Replica, upstream: CountsTokens) -> bool:
     """Return whether a replica counts a sample as the gateway does; it is asked once per operation."""
-    operation, capabilities = operation_of(piece.work), replica.capabilities
+    operation, capabilities = piece.work.operation, replica.capabilities
     assert capabilities is not None
     known = replica.counts_alike.get(operation)
     if known is None:
@@ -97,16 +92,10 @@ async def _counts_alike(piece: Slice, replica: Replica, upstream: CountsTokens) 
     return known is not False
 
 
-def _samples_of(work: object) -> list[ModelWork]:
+def _samples_of(work: Work) -> list[ModelWork]:
     """Return known texts, each by itself: a server that counts differently may agree on one by chance."""
-    match work:
-        case Encode():
-            return [Encode((text,), work.outputs) for text in CANARIES]
-        case Embed():
-            return [Embed((text,)) for text in CANARIES]
-        case Classify():
-            return [Classify((text,)) for text in CANARIES]
-    return [Rerank(CANARIES[0], (text,)) for text in CANARIES]
+    samples = [work.sample(text) or Rerank(CANARIES[0], (text,)) for text in CANARIES]
+    return cast("list[ModelWork]", samples)
 
 
 async def _examine(
@@ -114,7 +103,7 @@ async def _examine(
 ) -> bool | None:
     """Return whether both count all samples alike, or None if one of them did not count a sample."""
     prompt = ""
-    if isinstance(samples[0], Embed | Encode):
+    if samples[0].has_prompt:
         prompt = capabilities.prompts.get(capabilities.default_prompt or "", "")
     ends_s = time.monotonic() + EXAMINE_TIMEOUT_S
     # On new connections: an old one may hold replies to other requests.

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from backends.contract import Capabilities, Embed, Encode, Rerank, Score, Work, operation_of
+from backends.contract import Capabilities, Work
 
 Value = TypeVar("Value")
 
@@ -34,19 +34,7 @@ class ModelOffer:
 
 def offers(capabilities: Capabilities | None, work: Work) -> bool:
     """Return whether a replica with these capabilities offers the work: operation, outputs and options."""
-    if capabilities is None:
-        return False
-    if (
-        isinstance(work, Rerank | Score)
-        and work.instruction is not None
-        and not capabilities.takes_instruction
-    ):
-        return False
-    if isinstance(work, Embed) and work.late_chunking and not capabilities.late_chunking:
-        return False
-    if isinstance(work, Encode) and not work.outputs <= capabilities.outputs:
-        return False
-    return operation_of(work) in capabilities.operations
+    return capabilities is not None and work.is_offered_by(capabilities)
 
 
 def union(reported: Sequence[Capabilities]) -> Capabilities | None:

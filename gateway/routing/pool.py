@@ -3,9 +3,8 @@
 from collections.abc import Awaitable, Callable, Collection
 from random import Random
 
-from backends.contract import Capabilities, Work
+from backends.contract import Capabilities, ModelWork, Work
 from backends.contract.errors import BackendError, ReplicaOverloaded, UnsupportedWork, printable
-from backends.contract.texts import ModelWork
 from gateway.errors import NoReplica
 from gateway.events import DescriptionRejected, Observe, ReplicaChanged
 from gateway.routing.health import ReplicaEvent, State, event_of, next_state

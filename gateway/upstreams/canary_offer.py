@@ -1,7 +1,7 @@
 """Offer of a canary next to its model: it gets only calls that it can serve as the model does. Pure."""
 
-from backends.contract import Capabilities, Embed, EmbedParts, Encode, Operation, Output
-from gateway.calls import Call, ScoreParts, Work, operation_of
+from backends.contract import Capabilities, Operation
+from gateway.calls import Call
 
 TOKENIZING = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
 # Operations that another one serves, with scores by cosine.
@@ -18,20 +18,11 @@ def nothing_shared(model: Capabilities, canary: Capabilities) -> str | None:
 
 def serves_alike(canary: Capabilities, model: Capabilities, call: Call) -> bool:
     """Return whether a canary offers what a call needs, by the same way as the model's other upstreams."""
-    needed = operation_of(call.work)
+    needed = call.work.operation
     if needed not in model.operations:
         needed = SERVED_BY.get(needed, needed)
-    if needed not in canary.operations or not _outputs_of(call.work, model) <= canary.outputs:
+    if needed not in canary.operations or not call.work.outputs_of(model) <= canary.outputs:
         return False
     if call.instruction is not None and model.takes_instruction and not canary.takes_instruction:
         return False
-    return not (isinstance(call.work, Embed) and call.work.late_chunking) or canary.late_chunking
-
-
-def _outputs_of(work: Work, model: Capabilities) -> frozenset[Output]:
-    """Return the outputs that a canary must have; one vector for each input is what embedding gives."""
-    if isinstance(work, Encode):
-        return frozenset(work.outputs)
-    if isinstance(work, EmbedParts):
-        return frozenset({work.output}) - {Output.DENSE}
-    return model.outputs if isinstance(work, ScoreParts) else frozenset()
+    return not call.work.is_indivisible or canary.late_chunking

@@ -12,20 +12,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from backends.contract import (
-    Audio,
-    Detokenize,
     Embed,
-    EmbedParts,
-    EmbedReply,
-    EncodeReply,
-    Image,
-    Part,
     Reply,
-    Tokenize,
     Vectors,
 )
 from backends.reference_texts import min_cosine
-from gateway.calls import Call, ScoreParts, Work, characters_of, inputs_of
+from gateway.calls import Call, Work
 from gateway.errors import GatewayError
 from gateway.events import CanaryCompared, CopyFinished, CopyPurpose, Observe
 from gateway.upstreams.group import UpstreamGroup
@@ -85,7 +77,7 @@ class Copies:
     def offer(self, group: UpstreamGroup, served: ServedCall, send: SendCopy) -> None:
         """Take the copies that a served call asks for. It never waits and never raises."""
         call, work = served.call, served.call.work
-        if isinstance(work, Tokenize | Detokenize):
+        if work.is_free:
             return
         if group.wants_copy():
             self._take(Copy(group, "mirror", call, send, _bytes_of(work)))
@@ -94,7 +86,7 @@ class Copies:
             return
         if (vectors := _vectors_of(work, served.reply)) is not None:
             sample = _sample(call)
-            vectors = vectors[: len(inputs_of(sample.work))].copy()
+            vectors = vectors[: len(sample.work.inputs)].copy()
             size = _bytes_of(sample.work) + vectors.nbytes
             self._take(Copy(group, "compare", sample, send, size, vectors))
 
@@ -176,32 +168,18 @@ def _sample(call: Call) -> Call:
     work = call.work
     if not isinstance(work, Embed) or work.late_chunking or len(work.inputs) <= COMPARED_INPUTS_MAX:
         return call
-    inputs = work.inputs[:COMPARED_INPUTS_MAX]
-    return msgspec.structs.replace(call, work=msgspec.structs.replace(work, inputs=inputs))
+    return msgspec.structs.replace(call, work=work.part(0, COMPARED_INPUTS_MAX))
 
 
 def _vectors_of(work: Work, reply: Reply) -> Vectors | None:
     """Return the vectors of a reply, one for each input; None if it has none."""
-    vectors: Vectors | None = None
-    if isinstance(reply, EmbedReply):
-        vectors = reply.vectors
-    elif isinstance(reply, EncodeReply):
-        vectors = reply.dense
-    return vectors if vectors is not None and len(vectors) == len(inputs_of(work)) else None
+    vectors = reply.dense_vectors
+    return vectors if vectors is not None and len(vectors) == len(work.inputs) else None
 
 
 def _bytes_of(work: Work) -> int:
     """Return the most bytes that the inputs of a call take in memory."""
-    return 4 * characters_of(work) + sum(len(medium.data) for medium in _media_of(work))
-
-
-def _media_of(work: Work) -> list[Image | Audio]:
-    groups: list[tuple[Part, ...]] = []
-    if isinstance(work, EmbedParts):
-        groups = list(work.inputs)
-    elif isinstance(work, ScoreParts):
-        groups = [side for pair in work.pairs for side in pair]
-    return [part for parts in groups for part in parts if not isinstance(part, str)]
+    return 4 * work.characters + sum(len(medium.data) for medium in work.media)
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

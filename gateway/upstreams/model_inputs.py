@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.checkpoints.locations import locate_tokenizer
-from backends.contract import Capabilities, TokenizerSettings, TokenizerSource
+from backends.contract import Capabilities, ModelInput, ModelWork, TokenizerSettings, TokenizerSource
 from backends.contract.errors import ModelUnavailable
-from backends.contract.texts import ModelInput, ModelWork, is_written_plainly, model_inputs_of
 from gateway.config import schema
 from gateway.upstreams.background_opener import BackgroundOpener
 
@@ -51,12 +50,12 @@ class ModelInputs:
 
     async def count_few(self, work: ModelWork, prompt: str, capabilities: Capabilities) -> list[int] | None:
         """Return the tokens of a few short inputs, prompt and special tokens included; None if not known."""
-        is_countable = self.can_count(capabilities) and is_written_plainly(work)
+        is_countable = self.can_count(capabilities) and work.is_plain
         counter = await self.counter(capabilities) if is_countable else None
         if counter is None:
             return None
         most = capabilities.max_input_tokens
-        return [_length(counter, item, prompt, most) for item in model_inputs_of(work)]
+        return [_length(counter, item, prompt, most) for item in work.model_inputs]
 
     async def open_counter(self) -> "TextCounter | None":
         """Return the counter of the model's tokens, or None if the model or its tokenizer is not known."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from backends.contract import Truncate
-from backends.contract.texts import CHARACTERS_PER_TOKEN, ModelInput, clip_text
+from backends.contract import ModelInput, Truncate
+from backends.contract.texts import CHARACTERS_PER_TOKEN, clip_text
 from gateway.upstreams.fair_threads import CHUNK_CHARACTERS, Claim, FairThreads
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from backends.checkpoints.model_names import is_path
-from backends.contract import Capabilities, Rerank, Residence, Score, Work
+from backends.contract import Capabilities, Operation, Residence, Work
 from gateway.config import schema
 from gateway.config.schema import COMMIT
 from gateway.events import LaneBacklog, ReplicaState
@@ -168,4 +168,4 @@ def scores_identity(upstream: Upstream) -> VectorsIdentity | None:
 
 def identity_of(upstream: Upstream, work: Work) -> VectorsIdentity | None:
     """Return the identity of an upstream's outputs for a work, None if it is unknown."""
-    return scores_identity(upstream) if isinstance(work, Rerank | Score) else vectors_identity(upstream)
+    return scores_identity(upstream) if work.operation is Operation.RERANK else vectors_identity(upstream)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from gateway.api.dialects.cohere.embed import EmbedV1Request, EmbedV2Request
-from gateway.api.server.encoding import EmbeddingType
-from gateway.api.server.quantization import quantize
+from gateway.api.server.encoding import EmbeddingType, quantize
 from tests.conftest import CONFIG, Boots
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.tei import FakeTei, vector_of

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
 from tests.conftest import Boots
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER, SPLADE

@@ -37,12 +37,10 @@ from backends.contract import (
     TokenizeReply,
     Truncate,
     Vectors,
-    inputs_of,
-    operation_of,
 )
 from backends.contract import Work as BackendWork
 from backends.contract.errors import ConnectionLost, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
-from backends.vectors import pair_cosines
+from backends.contract.vectors import pair_cosines
 from gateway.admission import Grant
 from gateway.calls import Call, Deadline, Similarity, Work
 from gateway.config import schema as config
@@ -136,9 +134,9 @@ def whole_reply(work: BackendWork, *, reports_tokens: bool = False) -> Reply:
 
     Each result depends on its input and options.
     """
-    marks = [f"{options_of(work)}{work_input}" for work_input in inputs_of(work)]
-    counts = tuple(tokens_of(work_input) for work_input in inputs_of(work))
-    cut = tuple(i for i, item in enumerate(inputs_of(work)) if len(str(item)) > LONGEST)
+    marks = [f"{options_of(work)}{work_input}" for work_input in work.inputs]
+    counts = tuple(tokens_of(work_input) for work_input in work.inputs)
+    cut = tuple(i for i, item in enumerate(work.inputs) if len(str(item)) > LONGEST)
     counts_and_cut = (sum(counts), cut)
     match work:
         case Embed():
@@ -195,7 +193,7 @@ class SmallReplica:
         return self.capabilities
 
     async def run(self, work: BackendWork, timeout_s: float) -> Reply:  # noqa: ARG002
-        assert 1 <= len(inputs_of(work)) <= (self.capabilities.batch_inputs or 0)
+        assert 1 <= len(work.inputs) <= (self.capabilities.batch_inputs or 0)
         for _ in range(self._chance.randint(0, TURNS_MAX)):
             await asyncio.sleep(0)
         if self._chance.random() < self._trouble:
@@ -329,7 +327,7 @@ async def run_history(history: dict[str, Any]) -> None:
         assert reply.tokens == counted
         expected_tokens, counted_tokens = expected_tokens + expected.tokens, counted_tokens + counted
     prepared_works = [(await world.prepared(work)).work for work in history["works"]]
-    inputs = [work_input for work in prepared_works for work_input in inputs_of(work)]
+    inputs = [work_input for work in prepared_works for work_input in work.inputs]
     if None not in results and len(set(inputs)) == len(inputs):
         assert expected_tokens == counted_tokens
 
@@ -342,9 +340,9 @@ def test_cut_and_joined_reply_equals_the_reply_to_the_whole_call(history: dict[s
 
 def test_histories_cover_every_operation() -> None:
     """Fail when an operation is added and the histories do not draw it."""
-    kinds = {operation_of(work) for work in (Embed(("a",)), Encode(("a",), frozenset(Output)))}
-    kinds |= {operation_of(work) for work in (Rerank("q", ("a",)), Score((("q", "a"),)), Classify(("a",)))}
-    kinds |= {operation_of(work) for work in (Tokenize(("a",)), Detokenize(((1,),)))}
+    kinds = {work.operation for work in (Embed(("a",)), Encode(("a",), frozenset(Output)))}
+    kinds |= {work.operation for work in (Rerank("q", ("a",)), Score((("q", "a"),)), Classify(("a",)))}
+    kinds |= {work.operation for work in (Tokenize(("a",)), Detokenize(((1,),)))}
 
     # Inputs with images or sound are not cut by the texts' rules.
     media = {Operation.EMBED_IMAGE, Operation.EMBED_AUDIO, Operation.RERANK_IMAGE}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gateway.api.dialects.openai.embeddings import OpenAIEmbeddingsRequest
-from gateway.api.server.quantization import QuantizedType, quantize
+from gateway.api.server.encoding import QuantizedType, quantize
 from gateway.api.wire.vllm import VllmOptions
 from tests.conftest import CONFIG, Boots
 from tests.fakes.tei import FakeTei, vector_of

@@ -56,15 +56,15 @@ def fakes() -> dict[str, FakeTei]:
     return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
-def drain(gateway: Running) -> None:
+async def drain(gateway: Running) -> None:
     """Make the gateway behave as it does after SIGTERM."""
-    gateway.application.in_flight.draining = True
+    await gateway.application.in_flight.drain(0)
 
 
 async def test_every_reply_while_draining_closes_its_connection(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         before = await gateway.client.get("/livez")
-        drain(gateway)
+        await drain(gateway)
         refused = await gateway.post(OPENAI, {"input": "a"})
         probed = await gateway.client.get("/livez")
 
@@ -84,7 +84,7 @@ async def test_a_lame_duck_serves_on_and_asks_clients_to_leave_in_the_second_hal
         second = [await gateway.client.get("/readyz"), await gateway.post(OPENAI, {"input": "a"})]
         alive = await gateway.client.get("/livez")
         await serving
-        drain(gateway)
+        await drain(gateway)
         refused = await gateway.post(OPENAI, {"input": "a"})
 
     assert [503, 200, 503, 200] == [reply.status_code for reply in (*first, *second)]
@@ -237,7 +237,7 @@ async def test_retry_after_is_on_the_429_of_a_full_upstream(boot: Boots) -> None
 @pytest.mark.parametrize("path", [OPENAI, "/embed", "/readyz", "/v1/models"])
 async def test_a_draining_gateway_sends_retry_after(boot: Boots, path: str) -> None:
     async with boot(fakes()) as gateway:
-        drain(gateway)
+        await drain(gateway)
         reply = await gateway.client.get(path)
 
     assert 503 == reply.status_code
@@ -247,7 +247,7 @@ async def test_a_draining_gateway_sends_retry_after(boot: Boots, path: str) -> N
 @pytest.mark.parametrize("path", ["/livez", "/health", "/models/bge/health", "/metrics"])
 async def test_probes_are_answered_while_draining(boot: Boots, path: str) -> None:
     async with boot(fakes()) as gateway:
-        drain(gateway)
+        await drain(gateway)
 
         assert 200 == (await gateway.client.get(path)).status_code
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
 from tests.conftest import Boots
 from tests.fakes.hooks import CLASSIFIER, LABELS
 from tests.fakes.server import logit_of

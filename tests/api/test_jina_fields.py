@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.api.server.encoding import EmbeddingType
-from gateway.api.server.quantization import quantize
+from gateway.api.server.encoding import EmbeddingType, quantize
 from tests.conftest import CONFIG, Boots
 from tests.fakes.tei import FakeTei, vector_of
 

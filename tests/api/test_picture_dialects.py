@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.contract.vectors import max_similarity
 from backends.http.media import probe_recording
-from backends.vectors import max_similarity
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots
 from tests.fakes.checkpoint import write_small_files

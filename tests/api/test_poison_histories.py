@@ -21,7 +21,6 @@ from backends.contract import (
     Reply,
     Rerank,
     RerankReply,
-    inputs_of,
 )
 from backends.contract import Work as BackendWork
 from backends.contract.errors import (
@@ -124,7 +123,7 @@ class PoisonedReplica:
 
     async def run(self, work: BackendWork, timeout_s: float) -> Reply:
         self.requests += 1
-        texts = [str(text) for text in inputs_of(work)]
+        texts = [str(text) for text in work.inputs]
         kinds = {kind for text in texts if (kind := kind_of(text)) is not None}
         if self.work_s > timeout_s:
             await asyncio.sleep(timeout_s)
@@ -223,7 +222,7 @@ def random_works(chance: Random) -> list[Embed | Rerank]:
 
 def assert_right(work: Embed | Rerank, result: Reply | GatewayError) -> None:
     """Check that a fine call has its own results, and another the error of one of its bad inputs."""
-    texts = [str(text) for text in inputs_of(work)]
+    texts = [str(text) for text in work.inputs]
     bad = [index for index, text in enumerate(texts) if kind_of(text) is not None]
     if isinstance(result, GatewayError):
         assert bad, result.message
@@ -270,7 +269,7 @@ async def run_history(chance: Random) -> None:
     assert not any(replica.is_held for replica in world.pool.replicas)
     assert 0 == world.lane.queued_tokens
     slices = sum(isinstance(event, AttemptFinished) for event in world.events)
-    texts = sum(len(inputs_of(work)) for work in works)
+    texts = sum(len(work.inputs) for work in works)
     assert slices <= 40 + 8 * texts
 
 

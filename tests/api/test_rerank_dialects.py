@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
 from gateway.api.dialects.cohere.rerank import NOT_CUT, REFUSED, RerankRequest, decode_documents
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import Request
@@ -315,7 +315,7 @@ async def test_malformed_json_on_the_shared_path_gets_teis_error(boot: Boots) ->
 @pytest.mark.parametrize(("priority", "bulk"), [(0, False), (None, False), (7, True)])
 async def test_priority_above_0_is_bulk(priority: int | None, bulk: bool) -> None:
     unused: Any = None
-    api = InferenceApi(unused, unused, 10)
+    api = InferenceApi(unused, unused, unused, unused, 10)
     data = RerankRequest(query="q", documents=["a"], priority=priority)
 
     call = await decode_documents(Request(data, unused, api), data.documents)

@@ -16,9 +16,8 @@ from gateway.api.dialects.sie.dialect import (
     decode_encode,
     encode_items,
 )
-from gateway.api.server.encoding import json_bytes
+from gateway.api.server.encoding import json_bytes, quantize_rows
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.quantization import quantize_rows
 from gateway.api.server.request import Request
 from tests.conftest import CONFIG, Boots
 from tests.fakes.hooks import RERANKER
@@ -164,7 +163,7 @@ async def test_requests_several_kinds_of_output_in_one_call() -> None:
     unused: Any = None
     data = SieEncodeRequest(items=[SieItem(text="a")], params=EncodeParams(output_types=["sparse", "dense"]))
 
-    call = await decode_encode(Request(data, unused, InferenceApi(unused, unused, 10), "bge"))
+    call = await decode_encode(Request(data, unused, InferenceApi(unused, unused, unused, unused, 10), "bge"))
     assert Encode(("a",), frozenset({Output.SPARSE, Output.DENSE})) == call.work
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from tests.conftest import Boots

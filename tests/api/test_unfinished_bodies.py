@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.api.server.body_pace import BodyPace
+from gateway.api.server.http_protocol import BodyPace
 from gateway.events import CallFinished, Event, QuotaDecided
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY

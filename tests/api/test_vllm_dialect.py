@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
 from gateway import __version__
 from gateway.api.server.encoding import NumberFormat
 from gateway.api.wire.vllm import VllmOptions, truncate_of

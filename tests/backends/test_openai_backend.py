@@ -35,11 +35,11 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
+from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamResponse
 from backends.openai.adapter import OpenAIBackend
 from backends.openai.api import OpenAIProfile, decode, encode, failure
 from backends.openai.shapes import SHAPES, path_of
-from backends.vectors import sigmoid
 from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
 from tests.conftest import remote_backend
 from tests.fakes.hooks import fail_with, respond_with

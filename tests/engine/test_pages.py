@@ -8,10 +8,10 @@ import pytest
 
 from backends.contract import EmbedParts, Encode, EncodeReply, Operation, Output, PatchGrid, Rerank, Truncate
 from backends.contract.errors import InvalidWork, ModelUnavailable, UnsupportedWork
+from backends.contract.vectors import max_similarity
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import describe, load
 from backends.torch.passes.engine import Engine
-from backends.vectors import max_similarity
 from tests.engine.engines import engine_on, load_tiny, run_work
 from tests.engine.families.checkpoint import write_checkpoint
 from tests.engine.families.pages import FAMILIES, QUERY_LENGTH

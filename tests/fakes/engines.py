@@ -4,7 +4,7 @@ import numpy as np
 
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, Reply, Truncate, Vectors, Work
 from backends.contract.errors import InvalidWork
-from backends.vectors import shape_vectors
+from backends.contract.vectors import shape_vectors
 from tests.fakes.tei import DIMENSIONS, vector_of
 
 # Longer texts are cut, or refused.

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.cache.keys import SHARED
+from gateway.cache.entries import SHARED
 from gateway.cache.redis_store import ENTRY_OVERHEAD, RedisBounds, RedisStore, open_redis_clients
 from tests.quotas.redis_server import RedisServer
 

@@ -17,8 +17,6 @@ import msgspec
 import pytest
 
 from gateway.api.server.authentication import Authenticator
-from gateway.api.server.request_context import RequestContext
-from gateway.app import ROUTES
 from gateway.config.schema import TenantConfig
 from gateway.errors import AuthThrottled, QuotaUnavailable, Unauthenticated
 from gateway.events import Event, StoreLost
@@ -30,7 +28,7 @@ from gateway.tenants.guess_throttle import GUESSES_MAX
 from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
 from gateway.tenants.snapshot import CONFIRM_EVERY_S, FILE_NAME, SnapshotFile
 from gateway.tenants.store import KEYS, TENANTS, VERSION, TenantStore
-from tests.conftest import KEY, Boots, Running
+from tests.conftest import KEY, Boots, Running, request_with
 from tests.fakes.tei import FakeTei
 from tests.processes.tls_files import Authority
 from tests.quotas.redis_server import RedisServer, opened
@@ -82,13 +80,8 @@ class Worker:
 
     def status(self, key: str) -> str:
         """Return the outcome of a call with this key."""
-        scope = {
-            "headers": [(b"authorization", f"Bearer {key}".encode())],
-            "client": ("10.0.0.1", 1),
-            "http_version": "1.1",
-        }
         try:
-            tenant = self.authenticator.authenticate(RequestContext(scope, ROUTES.parse("/embed"), {}))
+            tenant = self.authenticator.authenticate(request_with(b"authorization", f"Bearer {key}"))
         except (Unauthenticated, AuthThrottled, QuotaUnavailable) as error:
             return type(error).__name__
         return tenant.name

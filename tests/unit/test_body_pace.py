@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.api.server.body_pace import BodyPace
+from gateway.api.server.http_protocol import BodyPace
 
 
 class Loop:

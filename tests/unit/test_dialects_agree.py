@@ -43,7 +43,7 @@ from gateway.lane.slices import Slice, join
 
 many = settings(max_examples=100, deadline=None)
 UNUSED: Any = None
-API = InferenceApi(UNUSED, UNUSED, 2048)
+API = InferenceApi(UNUSED, UNUSED, UNUSED, UNUSED, 2048)
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=8)
 DIMENSIONS = st.none() | st.integers(1, 4096)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from backends.checkpoints.locations import DEFAULT_MODEL, locate_tokenizer
-from backends.contract import Truncate
-from backends.contract.texts import ModelInput
+from backends.contract import ModelInput, Truncate
 from backends.tokens.tokenizer import TextCounter, open_counter, open_tokenizer
 from gateway.upstreams import token_counts
 from gateway.upstreams.fair_threads import Claim, FairThreads

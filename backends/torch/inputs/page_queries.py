@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from backends.contract import Embed, Encode, Output, Truncate
 from backends.contract.errors import UnsupportedWork, input_too_long
-from backends.contract.texts import check_plain_texts
+from backends.contract.refusals import check_plain_texts
 from backends.recipe.recipe import QueryForm
 from backends.tokens.tokenizer import TextTokenizer
 from backends.torch.inputs.sequences import InputSequence, PreparedSequences

@@ -6,9 +6,9 @@ Knows nothing of torch, queues or replies.
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from backends.contract import Truncate
+from backends.contract import ModelInput, Truncate
 from backends.contract.errors import InvalidWork, ModelUnavailable, UnsupportedWork, input_too_long
-from backends.contract.texts import ModelInput, clip_text
+from backends.contract.texts import clip_text
 from backends.recipe.rerank_template import Prompt, RerankTemplate, Slot
 from backends.tokens.tokenizer import AddedIds, TextTokenizer, TokenSequences
 

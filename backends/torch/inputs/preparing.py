@@ -22,10 +22,10 @@ from backends.contract import (
     Truncate,
     Work,
     WorkInput,
-    with_prefix,
 )
 from backends.contract.errors import InvalidWork, UnsupportedWork, input_too_long
-from backends.contract.texts import check_no_instruction, check_plain_texts, clip_text
+from backends.contract.refusals import check_no_instruction, check_plain_texts
+from backends.contract.texts import clip_text
 from backends.recipe.recipe import QueryExpansion, Recipe, takes_late_chunking
 from backends.recipe.rerank_template import RerankTemplate
 from backends.tokens.tokenizer import TextTokenizer, TokenSequences
@@ -115,7 +115,7 @@ class Preparer:
 
     def prompted(self, work: Embed | Encode | Tokenize) -> list[str]:
         """Return each input with its prompt before it. Raises: InvalidWork."""
-        return list(with_prefix(work, self._prompt(work.prompt_name)))
+        return list(work.with_prompt(self._prompt(work.prompt_name)).inputs)
 
     def _encode_classified(self, work: Classify) -> TokenSequences:
         if work.chat is None:

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from backends.contract import Truncate
+from backends.contract import ModelInput, Truncate
 from backends.contract.errors import ModelUnavailable
-from backends.contract.texts import ModelInput
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.recipe import Recipe
 from backends.tokens.tokenizer import TextTokenizer

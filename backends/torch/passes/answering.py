@@ -24,9 +24,9 @@ from backends.contract import (
     Work,
 )
 from backends.contract.errors import UnsupportedWork
+from backends.contract.vectors import max_similarity, shape_vectors, sigmoid, softmax
 from backends.recipe.recipe import Recipe
 from backends.torch.inputs.sequences import Features, PreparedSequences, Row
-from backends.vectors import max_similarity, shape_vectors, sigmoid, softmax
 
 
 def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequence[Row]) -> Reply:

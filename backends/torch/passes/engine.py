@@ -25,11 +25,9 @@ from backends.contract import (
     Tokenize,
     TokenizeReply,
     Work,
-    inputs_of,
-    operation_of,
 )
 from backends.contract.errors import InvalidWork, ReplicaOverloaded, UnsupportedWork
-from backends.contract.texts import INLINE_CHARACTERS_MAX, chat_of
+from backends.contract.texts import INLINE_CHARACTERS_MAX
 from backends.torch.inputs.sequences import PreparedSequences
 from backends.torch.memory import release_to_system
 from backends.torch.passes.answering import answer
@@ -102,9 +100,9 @@ class Engine:
 
         Raises: InvalidWork, UnsupportedWork, ReplicaOverloaded, ReplicaFailed.
         """
-        if operation_of(work) not in self._loaded.capabilities.operations:
-            raise UnsupportedWork(f"this model does not {operation_of(work).value}")
-        if not inputs_of(work):
+        if work.operation not in self._loaded.capabilities.operations:
+            raise UnsupportedWork(f"this model does not {work.operation.value}")
+        if not work.inputs:
             raise InvalidWork("there are no inputs")
         loop = asyncio.get_running_loop()
         if isinstance(work, Tokenize | Detokenize):
@@ -127,7 +125,7 @@ class Engine:
             assert self._loaded.media is not None
             return await self._loaded.media.prepare(work)
         is_short = isinstance(work, Embed) and _characters(self._loaded, work) <= INLINE_CHARACTERS_MAX
-        is_chat = chat_of(work) is not None
+        is_chat = work.conversation is not None
         if is_short and not is_chat:
             return self._loaded.preparer.prepare(work)
         loop = asyncio.get_running_loop()

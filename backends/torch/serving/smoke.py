@@ -12,9 +12,8 @@ import time
 
 import msgspec
 
-from backends.contract import Classify, Embed, Encode, Operation, Rerank
+from backends.contract import Classify, Embed, Encode, ModelWork, Operation, Rerank
 from backends.contract.errors import BackendError, ModelUnavailable
-from backends.contract.texts import ModelWork
 from backends.torch import wire
 from backends.torch.load.loader import load
 from backends.torch.load.loading import locate_model, options_of

@@ -3,7 +3,7 @@
 import re
 
 from gateway.api.server.paths import route_options
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request_context import HttpContext
 from gateway.config.schema import is_loopback
 
 # The `opt` of operator handlers. The guard rejects other callers before their body is read.
@@ -16,7 +16,7 @@ RELAYED = frozenset(
 HOST = re.compile(r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[^:\[\]@]+))(?::\d{1,5})?")
 
 
-def is_relayed(context: RequestContext) -> bool:
+def is_relayed(context: HttpContext) -> bool:
     """Return whether a proxy or a web page passed a request on.
 
     A proxy on this machine would let in the world. One that adds no header of its own uses HTTP/1.0 by
@@ -28,7 +28,7 @@ def is_relayed(context: RequestContext) -> bool:
     return relayed or foreign or names.count(b"host") != 1 or context.http_version == "1.0"
 
 
-def is_local_request(context: RequestContext) -> bool:
+def is_local_request(context: HttpContext) -> bool:
     """Return whether a request was made on this machine, not by a web page and not through a proxy.
 
     The host name reveals a page whose own name was changed to resolve to this machine.

@@ -20,7 +20,7 @@ from gateway.api.operators.reload_report import CHANGED, ReloadReport, report
 from gateway.api.operators.stored import store_errors
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.error_bodies import TEI, document_errors
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request_context import HttpContext
 from gateway.config import schema as config
 from gateway.config.diff import ReloadOutcome
 from gateway.config.money import is_budget
@@ -91,7 +91,7 @@ class Admin:
         self._has_prices = any(model.price_per_million_tokens for model in served.models.values())
         self._is_open = self._is_loopback and not served.admin.keys
 
-    def authorize(self, context: RequestContext) -> None:
+    def authorize(self, context: HttpContext) -> None:
         """Check that the caller is an operator, before Litestar reads the body.
 
         Raises: Unauthenticated, AuthThrottled, ScopeForbidden.

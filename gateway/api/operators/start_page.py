@@ -14,7 +14,7 @@ from gateway.api.operators.docs_page import prepare_document
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request_context import HttpContext
 from gateway.api.server.responses import EMPTY, NO_KEY, empty
 
 FAILURES = document_errors(TEI)
@@ -24,7 +24,7 @@ DOCUMENT = ResponseSpec(dict[str, Any], generate_examples=False, description="Th
 
 @get("/", responses={200: EMPTY, 303: MOVED} | FAILURES, tags=["TEI"], security=NO_KEY)
 async def start(
-    context: NamedDependency[RequestContext],
+    context: NamedDependency[HttpContext],
     api: NamedDependency[InferenceApi],
     watched: NamedDependency[StatusSource],
 ) -> Response[bytes]:

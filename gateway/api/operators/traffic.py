@@ -7,8 +7,7 @@ from litestar.params import FromQuery
 
 from gateway.api.operators.status import STATUS, StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
-from gateway.telemetry.recent_calls import CALLS_MAX, RecentCall
-from gateway.telemetry.traffic_history import INTERVAL_S, TrafficPoint
+from gateway.telemetry.records import CALLS_MAX, INTERVAL_S, RecentCall, TrafficPoint
 
 FAILURES = document_errors(TEI)
 

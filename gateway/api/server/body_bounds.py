@@ -1,19 +1,21 @@
-"""Bounds on the values in a body, which are checked before it is decoded.
+"""Bounds on the values in a body, which are checked before it is decoded, and the memory that it takes after.
 
 msgspec compares the length of an array with its bound when all of it is decoded, and holds the interpreter
-lock until then: 11 million `[]`, which are 33 MB, took 6 s and 1 GB.
+lock until then: 11 million `[]`, which are 33 MB, took 6 s and 1 GB. It turns an integer of up to 4,300
+digits into Python's where its type has no upper bound: 7,700 of them, which are 33 MB, took 0.7 s.
 docs/decisions/037-values-counted-before-decoding.md has the reasons and figures.
 """
 
 import asyncio
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.api.server.long_numbers import DIGITS, has_long_number
 from gateway.errors import InvalidInput, MalformedBody
 
 # A body up to this size is decoded within a few milliseconds, whatever it contains.
@@ -230,3 +232,56 @@ def _count_piece(body: Body, at: int, piece_values: int, counts: Counts) -> int:
             counts.containers += 1
         at += HEADER_BYTES[first]
     return at
+
+
+# No number with fewer digits in a row is found, and every one with nearly twice as many.
+DIGITS = 32
+# Eight bytes at once, each of them true.
+ALL_TRUE = np.uint64(0x0101010101010101)
+
+
+def has_long_number(characters: NDArray[np.uint8]) -> bool:
+    """Return whether one of the blocks of `DIGITS` characters contains digits only."""
+    blocks = characters[: len(characters) // DIGITS * DIGITS]
+    # Of most texts this is enough to see that there is none.
+    if not (_are_digits(blocks[::DIGITS]) & _are_digits(blocks[DIGITS // 2 :: DIGITS])).any():
+        return False
+    eights = _are_digits(blocks).view(np.uint64) == ALL_TRUE
+    return bool((eights[0::4] & eights[1::4] & eights[2::4] & eights[3::4]).any())
+
+
+def _are_digits(characters: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    # Unsigned: characters before "0" become large.
+    return (characters - np.uint8(ord("0"))) < 10
+
+
+INT_BYTES = 32
+SCALARS = frozenset({str, bytes, int, float, bool, type(None), msgspec.UnsetType})
+
+
+def decoded_bytes(data: object) -> int:
+    """Return the bytes that a decoded body takes, with everything in it."""
+    size, level = sys.getsizeof(data), [data]
+    # All containers of one depth and type at once, in C as far as possible: there may be 60,000 of them, and
+    # a million values.
+    while level:
+        below: list[Any] = []
+        for kind in set(map(type, level)):
+            items = list(_items_of(kind, [container for container in level if type(container) is kind]))
+            kinds = set(map(type, items))
+            size += INT_BYTES * len(items) if kinds == {int} else sum(map(sys.getsizeof, items))
+            if not kinds <= SCALARS:
+                below += [item for item in items if type(item) not in SCALARS]
+        level = below
+    return size
+
+
+def _items_of(kind: type, containers: list[Any]) -> Iterable[object]:
+    """Return what containers of one type refer to."""
+    if issubclass(kind, list | tuple):
+        return chain.from_iterable(containers)
+    if issubclass(kind, dict):
+        return chain(chain.from_iterable(containers), chain.from_iterable(map(dict.values, containers)))
+    if issubclass(kind, msgspec.Struct):
+        return chain.from_iterable(map(msgspec.structs.astuple, containers))
+    return ()

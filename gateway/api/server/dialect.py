@@ -24,7 +24,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     document, with their descriptions. examples: bodies by their structs. meanings: texts of `Struct.field`,
     or of a field that means the same in every body. key_header: where its key stands, besides
     `authorization`.
-    move: replaces the path of a request that its headers mark as this dialect's.
+    move: replaces the path of a GET or HEAD that its headers mark as this dialect's.
     """
 
     handlers: Sequence[HTTPRouteHandler]

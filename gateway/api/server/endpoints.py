@@ -16,16 +16,14 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from gateway.api.server.allowed_values import note_choices
-from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_count_of_inputs, check_values
-from gateway.api.server.body_texts import place_of_broken_text, without_mark
-from gateway.api.server.decoded_bytes import decoded_bytes
+from gateway.api.server.body import MARK, note_choices, place_of_broken_text, without_mark
+from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_count_of_inputs, check_values, decoded_bytes
 from gateway.api.server.encoding import BYTES
-from gateway.api.server.error_bodies import ErrorFormat, document_errors
-from gateway.api.server.error_translation import broken_text
+from gateway.api.server.error_bodies import ErrorFormat, broken_text, document_errors
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import BELOW_MODEL, NAME, Answer, RouteTable, route_options
 from gateway.api.server.request import Request
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply, is_arrow
 from gateway.api.wire.least_costs import LEAST
 from gateway.errors import InvalidInput, MalformedBody
@@ -43,7 +41,7 @@ INPUT_FIELDS = frozenset(
 
 Handler: TypeAlias = Callable[[Request[Any]], Awaitable[HttpReply]]
 # Called with the body, the context and the `InferenceApi`; returns the struct of the handler.
-DecodeArrow: TypeAlias = Callable[[Body, RequestContext, Any], Awaitable[Any]]
+DecodeArrow: TypeAlias = Callable[[Body, HttpContext, InferenceApi], Awaitable[Any]]
 
 
 class BodyForms(NamedTuple):
@@ -84,24 +82,24 @@ class Endpoint:
         self._json = msgspec.json.Decoder(self.body)
         self._msgpack = msgspec.msgpack.Decoder(self.body) if forms.msgpack else None
 
-    async def answer(self, context: RequestContext) -> None:
-        """Answer one request."""
-        # The server's modules know no gateway, therefore the type of its dependencies is lost here.
-        api: Any = context.dependencies["api"]
+    async def answer(self, context: HttpContext, api: InferenceApi) -> None:
+        """Answer one HTTP request."""
         try:
             api.admit_caller(context, self._least)
-            body = without_mark(await context.io.read_body())
+            body = await context.io.read_body()
+            if body.startswith(MARK):
+                body = without_mark(body)
             arrow = self.forms.arrow
             if arrow is not None and body[:1] != b"{" and is_arrow(context.header(b"content-type")):
                 data = await arrow(body, context, api)
-                context.io.hold_decoded(decoded_bytes(data))
+                context.body.hold_decoded(decoded_bytes(data))
             elif len(body) <= UNCOUNTED_BYTES:
                 data = self.decode(body, context)
             else:
                 data = await self._decode_large(body, context, api.inputs_max)
             # Only what was decoded stays in memory.
             del body
-            reply = await self.handler(Request(data, context, api, context.target.model))
+            reply = await self.handler(Request(data, context, api, context.model))
         except Exception as error:  # noqa: BLE001 - every error becomes a reply
             reply = context.failure(await api.charge_failure(context, error, self._least))
         except asyncio.CancelledError:
@@ -109,15 +107,21 @@ class Endpoint:
             raise
         await context.io.reply(reply)
 
-    async def reply_to_line(self, body: Body, context: RequestContext, api: Any) -> HttpReply:
-        """Return the reply to a line of a job. Raises: every error of a request."""
-        if len(body) <= UNCOUNTED_BYTES:
-            data = self.decode(body, context)
-        else:
-            data = await self._decode_large(body, context, api.inputs_max)
-        if getattr(data, "encoding_format", None) in BYTES:
-            raise InvalidInput("a line's reply is JSON: use `float` or `base64`", param="encoding_format")
-        return await self.handler(Request(data, context, api))
+    async def reply_to_line(self, body: Body, context: RequestContext, api: InferenceApi) -> HttpReply:
+        """Return the reply to a line of a job. Raises: every error of a request, which is charged for it."""
+        try:
+            context.body.hold(len(body))
+            if len(body) <= UNCOUNTED_BYTES:
+                data = self.decode(body, context)
+            else:
+                data = await self._decode_large(body, context, api.inputs_max)
+            check_is_json(data)
+            return await self.handler(Request(data, context, api))
+        except Exception as error:
+            charged = await api.charge_failure(context, error, self._least)
+            if charged is error:
+                raise
+            raise charged from error
 
     async def _decode_large(self, body: Body, context: RequestContext, inputs_max: int) -> Any:
         """Decode a body whose values are counted first. Raises: as `decode`; GatewayFull."""
@@ -125,7 +129,7 @@ class Endpoint:
         await check_values(body, inputs_max, is_msgpack=is_msgpack)
         await check_count_of_inputs(body, self._input_fields, inputs_max, is_msgpack=is_msgpack)
         data = self.decode(body, context)
-        context.io.hold_decoded(decoded_bytes(data))
+        context.body.hold_decoded(decoded_bytes(data))
         # Decoding and the bounds of its tokens take 0.1 s each for the largest text: not both at a stretch.
         await asyncio.sleep(0)
         return data
@@ -158,8 +162,14 @@ class Endpoint:
         dialects = {dialect.name: dialect for field, dialect in self._dialects.items() if field in present}
         if len(dialects) != 1:
             return False
-        (context.dialect,) = dialects.values()
+        context.use_dialect(*dialects.values())
         return True
+
+
+def check_is_json(data: Any) -> None:
+    """Check that the reply to a line of a job is JSON. Raises: InvalidInput."""
+    if getattr(data, "encoding_format", None) in BYTES:
+        raise InvalidInput("a line's reply is JSON: use `float` or `base64`", param="encoding_format")
 
 
 def endpoint_at(routes: RouteTable, path: str) -> Endpoint:

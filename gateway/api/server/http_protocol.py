@@ -1,24 +1,23 @@
 """HTTP/1.1 of uvicorn with the bounds it lacks: time for a head, a body and a stalled reply; size of a head.
 
 It is independent of the served application. Rule: an idle connection keeps resources no longer than these
-bounds.
+bounds. `BoundedProtocol` is one connection. `BodyPace` is the time that its client has for a body, and
+`LingeringClose` its end while the client may still be sending. `ConnectionHandle` is the connection as the
+call on it sees it.
 """
 
 import asyncio
 import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 import httptools
 import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gateway.api.server.body_pace import BodyPace
 from gateway.api.server.connection_limit import NEW_S, ConnectionLimit
-from gateway.api.server.in_flight import InFlight
-from gateway.api.server.lingering_close import LingeringClose, ReplyTransport
-from gateway.api.server.unread_replies import Backlog, StalledReplyTimer
+from gateway.api.server.in_flight import Backlog, InFlight, StalledReplyTimer
 
 # The ASGI extension that contains the `ConnectionHandle` of a call.
 CONNECTION = "connection"
@@ -65,13 +64,13 @@ FULL = Refusal(HTTP_UNAVAILABLE, "gateway_full", "too many connections; try agai
 class ConnectionHandle:
     """The connection of one call, past ASGI's messages.
 
-    on_lost: called if it closes before the reply. timed_out: the call's body did not come in time.
+    timed_out: the call's body did not come in time.
     """
 
     def __init__(self, protocol: "BoundedProtocol", cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         self._cycle = cycle
-        self.on_lost: Callable[[], None] | None = None
+        self._on_lost: Callable[[], None] | None = None
         self.timed_out = False
 
     def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes | memoryview) -> bool:
@@ -94,6 +93,10 @@ class ConnectionHandle:
             protocol.transport.writelines((head, body))
         cycle.on_response()
         return True
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Have a function called if the connection closes before the reply; None for no function."""
+        self._on_lost = on_lost
 
     def set_tenant(self, tenant: str) -> None:
         """Record whose reply the connection carries from now on."""
@@ -127,8 +130,12 @@ class ConnectionHandle:
         """Record that the connection has closed, and report it if the call has no reply."""
         self._cycle.disconnected = not self._cycle.response_complete
         self._cycle.message_event.set()
-        if self._cycle.disconnected and self.on_lost is not None:
-            self.on_lost()
+        if self._cycle.disconnected and self._on_lost is not None:
+            self._on_lost()
+
+    def time_out(self) -> None:
+        """Record that the call's body did not come in time."""
+        self.timed_out = True
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -504,7 +511,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_read_timer(self._pace.next_check_s())
         else:
             if self._handle is not None and not self._in_head:
-                self._handle.timed_out = True
+                self._handle.time_out()
             self._refuse(408, "request_timeout", "the request was not complete in time")
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
@@ -636,3 +643,98 @@ _PHRASES: dict[int, str] = {
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
 }
+
+
+class BodyPace:
+    """Time that a client has for a body: in all, and by its rate in each interval.
+
+    A body that hardly moves takes memory from others. ends_s: when the time in all is over; from then on only
+    a fast body goes on, which is the upload of a large file. bytes: that came in this interval.
+    """
+
+    check_s = 5.0
+    bytes_per_s = 16 * 1024
+    # As a body of 32 MiB needs about half of this to be in time, only uploads get here.
+    fast_bytes_per_s = 1024 * 1024
+    # A check this late was delayed by the gateway itself, which may not have read what has come.
+    late_s = 1.0
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._since_s = 0.0
+        self._check_at_s = 0.0
+        self.ends_s = 0.0
+        self.bytes = 0
+
+    def start(self, timeout_s: float) -> None:
+        """Start the time of a body, of which some bytes have come with its head."""
+        self._since_s = self._loop.time()
+        self.ends_s = self._since_s + timeout_s
+
+    def next_check_s(self) -> float:
+        """Return the time until the next check."""
+        now_s = self._loop.time()
+        check_at_s = now_s + self.check_s
+        self._check_at_s = min(check_at_s, self.ends_s) if now_s < self.ends_s else check_at_s
+        return self._check_at_s - now_s
+
+    def is_late(self, *, was_paused: bool) -> bool:
+        """Return whether the time is over. was_paused: the gateway did not read for a part of it."""
+        now_s = self._loop.time()
+        bytes_per_s = self.fast_bytes_per_s if now_s >= self.ends_s else self.bytes_per_s
+        needed = bytes_per_s * (now_s - self._since_s)
+        is_slow = self.bytes < needed and not was_paused and now_s <= self._check_at_s + self.late_s
+        self._since_s, self.bytes = now_s, 0
+        return is_slow
+
+
+class LingeringClose:
+    """Close of a connection whose client may still be sending.
+
+    A socket that is closed while bytes of the client are unread resets the connection, and the reset can
+    destroy the reply before the client has read it. Therefore the rest is read and dropped, within bounds.
+
+    begun: the connection is closing, and its bytes are dropped.
+    """
+
+    timeout_s = 5.0
+    # A client that sends its whole body before it reads gets the reply, if the body is not much too large.
+    bytes_max = 64 * 1024 * 1024
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._room_bytes = self.bytes_max
+        self.begun = False
+
+    def start(self) -> None:
+        """Send the end of the stream after the reply, and wait for the client's."""
+        self.begun = True
+        self._timer = self._loop.call_later(self.timeout_s, self._transport.close)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def drop(self, size: int) -> None:
+        """Count bytes that arrived and are dropped; close at the bound."""
+        self._room_bytes -= size
+        if self._room_bytes < 0:
+            self._transport.close()
+
+    def cancel(self) -> None:
+        """Wait no more: the connection is lost."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class ReplyTransport:
+    """The transport as far as uvicorn's reply cycle uses it.
+
+    close: called instead of the transport's own; replaced when the connection is lost, to break a reference
+    cycle.
+    """
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write: Final = transport.write
+        self.is_closing: Final = transport.is_closing
+        self.close = close

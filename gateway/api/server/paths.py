@@ -1,10 +1,13 @@
 """The table of routes, and the interpretation of a request path. Pure.
 
-The table is built from the handlers' own declarations. A path is parsed once, in the outermost layer.
-A model's name may contain slashes, which a path parameter of the router cannot: below /models/ the operation
-is a declared last segment and the name is everything before it. In the other paths with a name, such as SIE's
+The table is built from the handlers' own declarations. A path is parsed once, in the outermost layer. A
+model's name may contain slashes, which a path parameter of the router cannot: below /models/ the operation is
+a declared last segment and the name is everything before it. In the other paths with a name, such as SIE's
 and Azure's, it is everything between the declared beginning and end. Gemini's paths end in a method after a
 colon, which a handler declares as a segment of its own: `/v1beta/models/{name:str}/:embedContent`.
+
+Two kinds of requests are moved to other paths before: those for models by Google's clients, and those that
+come to `manager.listen`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -44,8 +47,8 @@ CONSOLE_PATHS = frozenset(
 OPTIONS_KEY = "route"
 
 
-# Answers a request; called with its `RequestContext`, which this module cannot import.
-Answer: TypeAlias = Callable[[Any], Awaitable[None]]
+# Answers a request; called with its `HttpContext` and the `InferenceApi`, which this module cannot import.
+Answer: TypeAlias = Callable[[Any, Any], Awaitable[None]]
 
 
 class RouteOptions(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from backends.contract import EncodeReply, Vectors
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import ARROW, is_arrow
 from gateway.api.wire.arrow import (
     Codec,
@@ -29,12 +29,10 @@ OPTIONS_MAX = 32
 CODECS: Mapping[str, Codec] = {"lz4": "lz4", "zstd": "zstd"}
 
 
-def arrow_body(
-    kind: type[Any], field: str
-) -> Callable[[bytes | bytearray, RequestContext, Any], Awaitable[Any]]:
+def arrow_body(kind: type[Any], field: str) -> Callable[..., Awaitable[Any]]:
     """Return the decoder of a path. kind: struct of its JSON body. field: the one with the texts."""
 
-    async def decode(body: bytes | bytearray, context: RequestContext, api: Any) -> Any:
+    async def decode(body: bytes | bytearray, context: HttpContext, api: Any) -> Any:
         """Return the struct. Raises: UnsupportedMedia, and the errors of `read_in_turn`."""
         check_installed()
         data = _with_options(kind, field, context.query)

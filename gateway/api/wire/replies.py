@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from backends.contract import ClassifyReply, EncodeReply, RerankReply
-from backends.vectors import shape_vectors
+from backends.contract.vectors import shape_vectors
 from gateway.errors import InvalidInput
 
 

@@ -24,8 +24,8 @@ from backends.contract import (
     Truncate,
 )
 from gateway.api.server.body import ModelName
-from gateway.api.server.call_context import CallContext
 from gateway.api.server.encoding import json_bytes
+from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.inputs import (
     Dimensions,
     InputField,
@@ -35,7 +35,7 @@ from gateway.api.wire.inputs import (
     read_texts,
 )
 from gateway.api.wire.replies import label_items
-from gateway.calls import Call, Similarity, characters_of
+from gateway.calls import Call, Similarity
 from gateway.errors import EmptyInput, InvalidInput
 
 Direction = Literal["left", "Left", "right", "Right"]
@@ -133,7 +133,9 @@ class SimilarityRequest(msgspec.Struct):
     model: ModelName | None = None
 
 
-async def decode_embed(data: EmbedRequest, name: str | None, context: CallContext, api: InputReader) -> Call:
+async def decode_embed(
+    data: EmbedRequest, name: str | None, context: RequestContext, api: InputReader
+) -> Call:
     """Decode a body of /embed. name: the model in the path.
 
     Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
@@ -149,7 +151,7 @@ async def decode_embed(data: EmbedRequest, name: str | None, context: CallContex
 
 
 async def decode_sparse(
-    data: TeiEncodeRequest, name: str | None, context: CallContext, api: InputReader
+    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InputReader
 ) -> Call:
     """Decode a body of /embed_sparse. name: the model in the path.
 
@@ -161,7 +163,7 @@ async def decode_sparse(
 
 
 async def decode_token_vectors(
-    data: TeiEncodeRequest, name: str | None, context: CallContext, api: InputReader
+    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InputReader
 ) -> Call:
     """Decode a body of /embed_all. name: the model in the path.
 
@@ -225,14 +227,14 @@ def term_items(terms: TermWeights) -> list[dict[str, object]]:
     return [{"index": index, "value": value} for index, value in pairs]
 
 
-def compute_headers(context: CallContext, reply: Reply, call: Call) -> dict[str, str]:
+def compute_headers(context: RequestContext, reply: Reply, call: Call) -> dict[str, str]:
     """Return TEI's x-compute-* and x-*-time headers, in whole milliseconds as TEI's are."""
     timeline = context.timeline
     total = str(round(timeline.total_s() * 1000))
     return {
         "x-compute-type": "gateway",
         "x-compute-time": total,
-        "x-compute-characters": str(characters_of(call.work)),
+        "x-compute-characters": str(call.work.characters),
         "x-compute-tokens": str(reply.tokens),
         "x-total-time": total,
         "x-tokenization-time": "0",

@@ -65,7 +65,7 @@ async def create_batch(request: Request[BatchRequest]) -> HttpReply:
 
     Each line of the file is one request: `custom_id`, `method`, `url` and `body`.
     """
-    batches: BatchesApi = request.context.dependencies["batches"]
+    batches = request.api.batches
     tenant = await batches.authenticate(request.context)
     _check_has_key(tenant, request.api)
     new = _new_job(request.body, tenant)

@@ -21,8 +21,9 @@ from litestar.response import Stream
 from gateway.api.dialects.batches.uploads import FormReader, Sink, UploadedForm
 from gateway.api.server.batches_api import BatchesApi, batch_errors, key_of, owner_of
 from gateway.api.server.error_bodies import OPENAI, document_errors
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.batch_objects import FileDeleted, FileList, FileObject, file_object
 from gateway.api.wire.least_costs import LEAST_OF_BATCHES
@@ -52,20 +53,19 @@ class FileForm(msgspec.Struct):
     )
 
 
-async def answer_upload(context: RequestContext) -> None:
+async def answer_upload(context: HttpContext, api: InferenceApi) -> None:
     """Answer an upload, whose body is read only after its key and its announced size have been checked."""
     try:
-        reply = await _upload(context)
+        reply = await _upload(context, api)
     except Exception as error:  # noqa: BLE001 - every error becomes a reply
         reply = context.failure(error)
     await context.io.reply(reply)
 
 
-async def _upload(context: RequestContext) -> HttpReply:
-    api, batches = context.dependencies["api"], context.dependencies["batches"]
-    tenant: Tenant = await batches.authenticate(context)
-    files = batches.files
-    context.io.body_bytes_max = files.settings.file_bytes + FORM_BYTES_MAX
+async def _upload(context: HttpContext, api: InferenceApi) -> HttpReply:
+    batches = api.batches
+    tenant = await batches.authenticate(context)
+    context.io.set_body_bytes_max(batches.files.settings.file_bytes + FORM_BYTES_MAX)
     api.admit_caller(context, LEAST_OF_BATCHES)
     # Before the body: with a spent limit none of it is read.
     async with api.charging(tenant) as headers:
@@ -74,7 +74,7 @@ async def _upload(context: RequestContext) -> HttpReply:
     return HttpReply(msgspec.json.encode(file_object(record)), headers)
 
 
-async def _receive(context: RequestContext, batches: BatchesApi, tenant: Tenant) -> FileRecord:
+async def _receive(context: HttpContext, batches: BatchesApi, tenant: Tenant) -> FileRecord:
     upload: FileUpload | None = None
     announced = context.header(b"content-length")
 
@@ -98,7 +98,7 @@ async def _receive(context: RequestContext, batches: BatchesApi, tenant: Tenant)
         raise
 
 
-async def _pieces(context: RequestContext) -> AsyncGenerator[bytes, None]:
+async def _pieces(context: HttpContext) -> AsyncGenerator[bytes, None]:
     """Yield the body of a request; only one piece of it is held at a time."""
     more = True
     while more:
@@ -106,7 +106,7 @@ async def _pieces(context: RequestContext) -> AsyncGenerator[bytes, None]:
         more = message.get("more_body", False)
         if message["body"]:
             yield message["body"]
-        context.dependencies["in_flight"].release(context.io)
+        context.io.release()
 
 
 async def _abort(upload: FileUpload) -> None:

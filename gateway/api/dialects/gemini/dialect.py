@@ -399,7 +399,7 @@ async def get_model(
 def move_path(scope: Scope) -> None:
     """Move a request for models to Gemini's path if its key stands where only Google's clients send it."""
     path: str = scope["path"]
-    if scope["method"] not in {"GET", "HEAD"} or not (path == SHARED or path.startswith(f"{SHARED}/")):
+    if not (path == SHARED or path.startswith(f"{SHARED}/")):
         return
     raw: bytes = scope.get("raw_path", path.encode())
     if not raw.startswith(SHARED.encode()):

@@ -56,10 +56,8 @@ PREFIXES = {
 NOWHERE = "/admin/manager/nothing"
 
 
-def move_path(port: int, scope: Scope) -> None:
-    """Replace the path of a request that came to `manager.listen`. port: of this listener."""
-    if scope["server"][1] != port:
-        return
+def move_path(scope: Scope) -> None:
+    """Replace the path of a request that came to `manager.listen`."""
     path: str = scope["path"]
     raw: bytes = scope.get("raw_path", path.encode())
     first = f"/{path.removeprefix('/').partition('/')[0]}"

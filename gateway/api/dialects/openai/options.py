@@ -17,9 +17,9 @@ from gateway.api.server.encoding import (
     Encoding,
     Endianness,
     NumberFormat,
+    QuantizedType,
     VectorFormat,
 )
-from gateway.api.server.quantization import QuantizedType
 from gateway.api.wire.inputs import SIDE_OF, Dimensions, TruncateSide
 from gateway.api.wire.vllm import VllmOptions, is_raw, truncate_of, truncation_side
 from gateway.errors import InvalidInput

@@ -30,10 +30,9 @@ from gateway.api.document.fields import (
     TEXTS,
 )
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import msgpack_bytes
+from gateway.api.server.encoding import msgpack_bytes, quantize_rows
 from gateway.api.server.endpoints import BodyForms, inference
 from gateway.api.server.error_bodies import ErrorFormat
-from gateway.api.server.quantization import quantize_rows
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import check_instruction, check_token_vectors

@@ -60,7 +60,7 @@ from gateway.api.wire.tei import (
     is_batch,
     term_items,
 )
-from gateway.calls import Call, inputs_of
+from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.serve import Served
 
@@ -307,7 +307,7 @@ def joined(instances: list[Instance]) -> Call:
     call = instances[0].call
     if len(instances) == 1:
         return call
-    inputs = tuple(item for instance in instances for item in inputs_of(instance.call.work))
+    inputs = tuple(item for instance in instances for item in instance.call.work.inputs)
     return replace(call, work=replace(call.work, inputs=inputs))
 
 
@@ -327,7 +327,7 @@ def encode_parts(instances: list[Instance], reply: Reply) -> list[bytes]:
     """Return the prediction of each instance of one call as JSON."""
     parts, start = [], 0
     for instance in instances:
-        stop = start + len(inputs_of(instance.call.work))
+        stop = start + len(instance.call.work.inputs)
         parts.append(instance.operation.encode(instance.body, part_of(reply, start, stop)))
         start = stop
     return parts
@@ -361,14 +361,14 @@ async def vertex(request: Request[VertexRequest]) -> HttpReply:
     context, api, bodies = request.context, request.api, request.body.instances
     api.check_count(len(bodies), "instances")
     instances = [await decode_instance(body, context, api) for body in bodies]
-    api.check_count(sum(len(inputs_of(instance.call.work)) for instance in instances), "instances")
+    api.check_count(sum(len(instance.call.work.inputs) for instance in instances), "instances")
     predictions: list[bytes] = []
     inputs: list[int] = []
     served: list[Served] = []
     for members in groups_of(instances):
         call = joined(members)
         served.append(await api.serve(context, call))
-        inputs.append(len(inputs_of(call.work)))
+        inputs.append(len(call.work.inputs))
         predictions += encode_parts(members, served[-1].reply)
     context.inputs, context.tokens = sum(inputs), sum(part.reply.tokens for part in served)
     truncated = truncated_in([part.reply.truncated for part in served], inputs)

@@ -21,7 +21,7 @@ from backends.contract import (
     Output,
     Vectors,
 )
-from backends.vectors import shape_vectors
+from backends.contract.vectors import shape_vectors
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.encoding import (
     BYTES,
@@ -48,12 +48,7 @@ from gateway.api.wire.vllm import (
     own_fields,
     with_chat,
 )
-from gateway.api.wire.vllm_replies import (
-    VllmReply,
-    check_metadata,
-    reply_packed,
-    reply_with,
-)
+from gateway.api.wire.vllm_replies import VllmReply, check_metadata, reply_packed, reply_with
 from gateway.calls import Call
 from gateway.errors import InvalidInput, OperationUnsupported
 from gateway.media.sources import Fetch

@@ -11,10 +11,9 @@ from backends.contract import Embed, EmbedParts, EmbedReply, Image
 from gateway.api.document.fields import TEXTS
 from gateway.api.server.body import ModelName
 from gateway.api.server.dialect import Dialect
-from gateway.api.server.encoding import Encoding, encoded_rows
+from gateway.api.server.encoding import Encoding, QuantizedType, encoded_rows
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI
-from gateway.api.server.quantization import QuantizedType
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import Dimensions

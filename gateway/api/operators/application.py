@@ -1,12 +1,13 @@
-"""The Litestar application: routing, the OpenAPI document, and the handlers' dependencies.
+"""The Litestar application: operators' pages, the OpenAPI document, and the `Services` of its handlers.
 
-Rule: it knows no gateway. It is built once per process, because registering the handlers takes longer than
-building everything else, and gets the gateway of a request from the request's context.
+It is built once per process, because registering the handlers takes longer than building everything else, and
+gets the services of a request's gateway from the ASGI scope.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from litestar import Litestar, Request, Response, Router
 from litestar.connection import ASGIConnection
 from litestar.di import Provide
@@ -21,15 +22,27 @@ from litestar.types.internal_types import PathParameterDefinition
 
 from gateway import __version__
 from gateway.api.document.complete import OPTION, operation_id, texts_of
+from gateway.api.operators.added_models import AdditionsApi
+from gateway.api.operators.admin import Admin
 from gateway.api.operators.docs_page import (
     DOCS_HEADERS,
     CompleteJsonRenderPlugin,
     ReferenceRenderPlugin,
     prepare_document,
 )
+from gateway.api.operators.host_models import RegistryApi
+from gateway.api.operators.instances import InstancesApi
+from gateway.api.operators.probes import Readiness
+from gateway.api.operators.replicas import ReplicasApi
+from gateway.api.operators.status import StatusSource
+from gateway.api.server.batches_api import BatchesApi
 from gateway.api.server.dialect import Dialect
+from gateway.api.server.in_flight import InFlight
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import options_of
-from gateway.api.server.request_context import context_of, context_of_request
+from gateway.api.server.request_context import SERVICES_KEY, context_of, context_of_request
+from gateway.telemetry.metrics import Metrics
+from gateway.tenants.sign_on.sign_in import SignIns
 
 # The ways to send a key, in the OpenAPI document, besides the headers of dialects. Any of them is enough.
 KEYS = {
@@ -56,8 +69,31 @@ class LeanLitestar(Litestar):
         return [*plugins, MsgspecDIPlugin()]
 
 
-def litestar_application(dialects: Sequence[Dialect], dependencies: Sequence[str]) -> Litestar:
-    """Return the application that serves these dialects. dependencies: of their handlers, by name."""
+class Services(msgspec.Struct, frozen=True):
+    """Collaborators of Litestar's handlers, which name the fields that they need."""
+
+    api: InferenceApi
+    in_flight: InFlight
+    exporter: Metrics
+    watched: StatusSource
+    readiness: Readiness
+    admin: Admin
+    adding: AdditionsApi
+    replicas: ReplicasApi
+    instances: InstancesApi
+    registry: RegistryApi
+    sign_ins: SignIns
+    batches: BatchesApi
+
+
+def services_of(scope: Mapping[str, Any]) -> Services:
+    """Return the services of the gateway that a request came to."""
+    services: Services = scope["state"][SERVICES_KEY]
+    return services
+
+
+def litestar_application(dialects: Sequence[Dialect]) -> Litestar:
+    """Return the application that serves these dialects."""
     keys = KEYS | {
         header.scheme: SecurityScheme(
             type="apiKey", name=header.name, security_scheme_in="header", description=header.description
@@ -70,7 +106,7 @@ def litestar_application(dialects: Sequence[Dialect], dependencies: Sequence[str
         opt={OPTION: texts_of(dialects)},
         dependencies={
             "context": Provide(context_of_request, sync_to_thread=False),
-            **{name: _dependency(name) for name in dependencies},
+            **{name: _dependency(name) for name in Services.__struct_fields__},
         },
         guards=[_guard],
         exception_handlers={Exception: _reply_to_failure, HTTPException: _reply_to_failure},
@@ -106,10 +142,10 @@ def _operation_id(
 
 
 def _dependency(name: str) -> Provide:
-    """Return the provider of a part of the gateway that a request came to."""
+    """Return the provider of one of the services."""
 
     def provide(scope: Scope) -> Any:
-        return context_of(scope).dependencies[name]
+        return getattr(services_of(scope), name)
 
     return Provide(provide, sync_to_thread=False)
 
@@ -117,8 +153,7 @@ def _dependency(name: str) -> Provide:
 async def _guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Check the key of an operator before Litestar reads a body."""
     if options_of(handler).needs_admin:
-        context = context_of(connection.scope)
-        context.dependencies["admin"].authorize(context)
+        services_of(connection.scope).admin.authorize(context_of(connection.scope))
 
 
 def _reply_to_failure(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

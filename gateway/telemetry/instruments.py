@@ -1,12 +1,42 @@
-"""Creation of the gateway's metrics in one registry, and a cache of their children by labels."""
+"""Creation of the gateway's metrics in one registry, and a cache of their children by labels.
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+prometheus-client takes a lock and walks the buckets for each observation, ten times per call:
+`BatchedHistogram` records many observations at once.
+"""
+
+from bisect import bisect_left
+from collections import Counter as Tally
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gateway.telemetry.batched_histogram import BatchedHistogram
+
+class BatchedHistogram(Histogram):
+    """Histogram with `observe_many`."""
+
+    def observe_many(self, amounts: Sequence[float]) -> None:
+        """Observe each amount; none may be NaN."""
+        self.add_sorted(sum(amounts), self.sorted_into_buckets(amounts))
+
+    def sorted_into_buckets(self, amounts: Sequence[float]) -> Mapping[int, int]:
+        """Return how many amounts each bucket has, by the bucket's number."""
+        bounds = self._upper_bounds
+        return Tally([bisect_left(bounds, amount) for amount in amounts])
+
+    def add_sorted(self, total: float, buckets: Mapping[int, int]) -> None:
+        """Add amounts that were sorted into the buckets. total: their sum."""
+        self._sum.inc(total)
+        for number, count in buckets.items():
+            self._buckets[number].inc(count)
+
+
+def observe_in_each(histograms: Sequence[BatchedHistogram], amounts: Sequence[float]) -> None:
+    """Observe each amount in several histograms of the same buckets; none may be NaN."""
+    total, buckets = sum(amounts), histograms[0].sorted_into_buckets(amounts)
+    for histogram in histograms:
+        histogram.add_sorted(total, buckets)
+
 
 # From a call that touches nothing to a bulk call at its deadline, in steps of about 2.5.
 DURATION_BUCKETS_S = (
@@ -30,7 +60,6 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 Key = TypeVar("Key")
 Child = TypeVar("Child")
-Member = TypeVar("Member")
 # How the gauges of several workers become one.
 MultiprocessMode = Literal["livesum", "livemax", "livemin"]
 
@@ -86,11 +115,3 @@ class MetricFactory:
         return BatchedHistogram(
             f"gateway_{name}", documentation, ["upstream"], buckets=SIZE_BUCKETS, registry=self._registry
         )
-
-
-def grouped(pairs: Iterable[tuple[Key, Member]]) -> dict[Key, list[Member]]:
-    """Return the members of each key, in order."""
-    groups: dict[Key, list[Member]] = defaultdict(list)
-    for key, member in pairs:
-        groups[key].append(member)
-    return groups

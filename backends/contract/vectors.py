@@ -1,11 +1,13 @@
 """Truncation, normalization, cosines and activations of vectors and scores, in pure numpy."""
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from backends.contract import Vectors
-
+# Invariant: C-contiguous float32, so that a row is a view and its bytes are its base64 payload.
+Vectors: TypeAlias = NDArray[np.float32]
 # Of torch's `layer_norm`.
 NORM_EPSILON = 1e-5
 
