@@ -61,7 +61,7 @@ FILE = {"upstreams": {"a": {"backend": "tei", "replicas": ["http://a"]}}, "model
     [
         ({}, []),
         ({"workers": "${WORKERS:-2}", "logs": {"access": "${LOG}"}}, []),
-        ({"upstreams": {"a": {"backend": "${KIND}", "batch_inputs": "${N}"}}}, []),
+        ({"upstreams": {"a": {"backend": "${KIND}", "request_inputs": "${N}"}}}, []),
         (
             {"upstreams": {"a": {"backend": "torch", "device": ["cpu", "cpu"], "rerank_template": "qwen3"}}},
             [],

@@ -235,7 +235,7 @@ def _failure(response: UpstreamResponse) -> BackendError:
             # The adapter has limited the inputs; too many of them is a conflict between the two
             # configurations.
             return ReplicaFailed(
-                "the upstream refused the request's shape; `batch_inputs` may be more than it takes"
+                "the upstream refused the request's shape; `request_inputs` may be more than it takes"
             )
         case 400 if error_of(response).message.startswith("ModelNotDeployedError"):
             return ReplicaFailed("the upstream now serves a different kind of model")

@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.additions.entries import Additions
+from gateway.config.type_checks import with_current_keys
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
@@ -116,4 +117,8 @@ def _text(value: bytes | None) -> str:
 
 
 def _decode(written: bytes | None) -> Additions:
-    return Additions() if written is None else msgspec.json.decode(written, type=Additions)
+    if written is None:
+        return Additions()
+    stored = msgspec.json.decode(written, type=Additions)
+    upstreams = {name: with_current_keys(settings) for name, settings in stored.upstreams.items()}
+    return msgspec.structs.replace(stored, upstreams=upstreams)

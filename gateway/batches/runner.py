@@ -20,11 +20,11 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from gateway.batches.files import storage_full
 from gateway.batches.jobs import Jobs
 from gateway.batches.journal import Journal, open_journal, remove_journals
 from gateway.batches.lines import (
@@ -41,7 +41,7 @@ from gateway.batches.lines import (
     split_chunk,
     unexecuted,
 )
-from gateway.batches.objects import FULL, ObjectLost, ObjectsUnavailable
+from gateway.batches.objects import FULL, ObjectLost, ObjectsUnavailable, create_record
 from gateway.batches.records import (
     CHUNK_MARK,
     CHUNK_RESULTS,
@@ -50,7 +50,6 @@ from gateway.batches.records import (
     Chunk,
     ChunkResult,
     Job,
-    LineProblem,
     Part,
     Plan,
 )
@@ -59,9 +58,9 @@ from gateway.batches.store import (
     LEASE_S,
     RENEW_S,
     VALIDATION,
+    BoundExceeded,
     ByteBounds,
     JobStoreUnavailable,
-    StorageFull,
     chunk_row,
     job_of,
 )
@@ -285,13 +284,13 @@ class Runner:
             self.permits.stop(id_)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_S)
+        cut = [(id_, number) for id_, running in self._running.items() for number in running.open_chunks]
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for running in self._running.values():
-            for number in running.open_chunks:
-                with suppress(JobStoreUnavailable):
-                    await self._store.release(running.job.id, number, self._owner)
+        for id_, number in cut:
+            with suppress(JobStoreUnavailable):
+                await self._store.release(id_, number, self._owner)
 
     async def _renew_forever(self) -> None:
         while True:
@@ -438,11 +437,7 @@ class Runner:
             await self.jobs.fail(job)
             return
         rules = LineRules(job.endpoint, self._settings.lines, self._settings.line_bytes)
-
-        def check_model(model: str | None) -> LineProblem | None:
-            return self.server.check_model(job, model)
-
-        await self.jobs.validate(job, rules, check_model)
+        await self.jobs.validate(job, rules, partial(self.server.check_model, job))
 
     async def _run_chunk(self, running: RunningJob, number: int, slot: Slot) -> None:
         job = running.job
@@ -484,12 +479,12 @@ class ResultBytes:
         self._used += size
 
     async def reserve(self) -> None:
-        """Reserve room for the result of one more line. Raises: StorageFull."""
+        """Reserve room for the result of one more line. Raises: BoundExceeded."""
         async with self._reserving:
             while self._used >= self._reserved:
                 try:
                     await self.put(self._used + RESERVE_BYTES, self._jobs.bounds)
-                except StorageFull:
+                except BoundExceeded:
                     await self.put(self._used + 1, self._jobs.bounds)
 
     async def count(self) -> None:
@@ -498,7 +493,7 @@ class ResultBytes:
             await self.put(self._used)
 
     async def put(self, size: int, bounds: ByteBounds | None = None) -> None:
-        """Replace what is counted. Raises: StorageFull."""
+        """Replace what is counted. Raises: BoundExceeded."""
         await self._jobs.store.put(chunk_row(self._job, self._number, size), bounds)
         self._reserved = size
 
@@ -624,8 +619,8 @@ class ChunkRun:
             return False
         try:
             await size.reserve()
-        except StorageFull as error:
-            self._running.block(storage_full(self._jobs.bounds, error).message)
+        except BoundExceeded as error:
+            self._running.block(self._jobs.files.refusal(error, "batch").message)
             return False
         return True
 
@@ -699,5 +694,5 @@ class ChunkRun:
             await asyncio.to_thread(journal.compose, part, path)
             await jobs.objects.add(CHUNK_RESULTS.format(job.id, number, attempt, part), path)
         own = ChunkResult(attempt, journal.counts(), sizes)
-        await jobs.objects.create(CHUNK_MARK.format(job.id, number), msgspec.json.encode(own))
+        await create_record(jobs.objects, CHUNK_MARK.format(job.id, number), own)
         return await jobs.result_of(job.id, number) or own

@@ -19,7 +19,7 @@ import msgspec
 from gateway.batches.files import Files
 from gateway.batches.jobs import Jobs, OnChange
 from gateway.batches.lines import LineServer
-from gateway.batches.objects import FolderObjects, Objects, ObjectsUnavailable, remove_older
+from gateway.batches.objects import FolderObjects, Objects, ObjectsUnavailable, read_record, remove_older
 from gateway.batches.records import (
     FILE_RECORD,
     FILES,
@@ -38,6 +38,7 @@ from gateway.batches.store import (
     JobStore,
     JobStoreUnavailable,
     Page,
+    QueueState,
     all_rows,
     file_of,
     file_row,
@@ -138,9 +139,9 @@ class Upkeep:
         for name in await self._objects.names(FILES):
             id_, _, kind = name.removeprefix(FILES).partition(".")
             if kind == "json" and await self._store.get(id_) is None:
-                found = await self._objects.read(FILE_RECORD.format(id_))
-                if found is not None:
-                    await self._store.put(file_row(msgspec.json.decode(found, type=FileRecord)))
+                record = await read_record(self._objects, FILE_RECORD.format(id_), FileRecord)
+                if record is not None:
+                    await self._store.put(file_row(record))
         # Only the folders: the objects of all jobs may be millions.
         for id_ in await self._objects.folders(JOBS):
             if await self._store.get(id_) is None and (job := await self._jobs.rebuild(id_)) is not None:
@@ -154,21 +155,19 @@ class Upkeep:
         for job in active:
             if await self._jobs.end_if_done(job):
                 continue
-            if not await self._store.is_queued(job.id) or await self._is_stalled(job):
+            queue = await self._store.queue_of(job.id)
+            if not queue.is_known or self._is_stalled(job.id, queue):
                 await self._requeue(job)
         current = {job.id for job in active}
         self._stalled = {id_: seen for id_, seen in self._stalled.items() if id_ in current}
 
-    async def _is_stalled(self, job: Job) -> bool:
+    def _is_stalled(self, job: str, queue: QueueState) -> bool:
         """Return whether a job makes no progress although its queue is empty."""
-        done = await self._store.finished(job.id)
-        seen, times = self._stalled.get(job.id, (-1, 0))
-        times = times + 1 if seen == done else 0
-        self._stalled[job.id] = done, times
-        if times < PATIENCE or await self._store.has_chunks(job.id):
-            return False
-        self._stalled[job.id] = done, 0
-        return True
+        seen, looks = self._stalled.get(job, (-1, 0))
+        looks = looks + 1 if seen == queue.finished else 0
+        is_stalled = looks >= PATIENCE and not queue.open
+        self._stalled[job] = queue.finished, 0 if is_stalled else looks
+        return is_stalled
 
     async def _requeue(self, job: Job) -> None:
         latest = await self._jobs.rebuild(job.id)

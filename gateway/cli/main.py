@@ -94,7 +94,7 @@ COMMANDS = {
     ),
     "embed": Command(
         "gateway.cli.embed.options:add_embed_options",
-        "gateway.cli.embed.command:embed",
+        "gateway.cli.embed:embed",
         "embed the texts of files through a gateway, and write files with the vectors; can be continued",
     ),
     "batch": Command(

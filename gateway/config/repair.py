@@ -6,7 +6,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from gateway.config.problems import Problem, join_path, similar_name
-from gateway.config.type_checks import is_section, present_member, unknown_key
+from gateway.config.type_checks import RENAMED_KEYS, is_section, present_member, unknown_key
 
 # Between a key and its correction. Suggestions are less certain.
 MIN_SIMILARITY = 0.8
@@ -43,7 +43,8 @@ class KeyCorrector:
         # A colon: a space is missing after it, which has a message of its own.
         if written in known or ":" in written:
             return written
-        name = similar_name(written, known, MIN_SIMILARITY)
+        current = RENAMED_KEYS.get(written)
+        name = current if current in known else similar_name(written, known, MIN_SIMILARITY)
         if name is None or name in taken:
             return written
         self.renamed[join_path(path, name)] = written

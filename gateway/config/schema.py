@@ -210,8 +210,8 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     report. token_encoding: location of the tokenizer.json that turns token ids sent by callers back into
     text, or `OWN_VOCABULARY`. add_bos_token, add_eos_token: add the token, or do not; absent, as the
     checkpoint's files say.
-    batch_inputs, batch_tokens: size of one upstream request, where the replica does not report it.
-    batch_bytes: most bytes of inputs in one upstream request, in place of what its backend assumes.
+    request_inputs, request_tokens: size of one upstream request, where the replica does not report it.
+    request_bytes: most bytes of inputs in one upstream request, in place of what its backend assumes.
     in_flight_batches: window of batches in flight to one replica; absent, it is learned. queue_tokens: most
     tokens that may wait in front of all replicas. retry_share, hedge_share: extra attempts, as a share of
     those that callers cause. task, pooling, rerank_template: override the checkpoint's own files.
@@ -242,9 +242,9 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     policy: Policy = "least_tokens"
-    batch_inputs: PositiveInt | None = None
-    batch_tokens: PositiveInt | None = None
-    batch_bytes: PositiveInt | None = None
+    request_inputs: PositiveInt | None = None
+    request_tokens: PositiveInt | None = None
+    request_bytes: PositiveInt | None = None
     in_flight_batches: PositiveInt | None = None
     queue_tokens: PositiveInt = 4_000_000
     attempt_timeout_s: PositiveFloat = 30.0

@@ -1,7 +1,7 @@
 """Type check of parsed YAML against the schema, which reports every mistake rather than the first."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -23,6 +23,12 @@ WORDS = {
     "array": "a list",
     "object": "a mapping",
     "null": "nothing",
+}
+# Former keys of upstreams → the current ones.
+RENAMED_KEYS = {
+    "batch_inputs": "request_inputs",
+    "batch_tokens": "request_tokens",
+    "batch_bytes": "request_bytes",
 }
 # Types of PyYAML's values.
 WORDS_OF_TYPES = {
@@ -89,10 +95,20 @@ def _section_problems(value: Any, kind: type[msgspec.Struct], path: str) -> Iter
             yield Problem(join_path(path, field.name), "is missing")
 
 
-def unknown_key(name: str, known: Iterable[str], path: str) -> Problem:
+def unknown_key(name: str, known: Collection[str], path: str) -> Problem:
     """Return the problem of a key that the section at a path does not have."""
+    if (current := RENAMED_KEYS.get(name)) in known:
+        return Problem(join_path(path, name), f"`{name}` is now `{current}`")
     message = f"unknown key; {did_you_mean(name, known)}allowed here: {', '.join(known)}"
     return Problem(join_path(path, name), message)
+
+
+def with_current_keys(upstream: Any) -> Any:
+    """Return a stored upstream, which another release may have written, with the current keys."""
+    if not isinstance(upstream, dict):
+        return upstream
+    former = {RENAMED_KEYS[key]: value for key, value in upstream.items() if key in RENAMED_KEYS}
+    return former | {key: value for key, value in upstream.items() if key not in RENAMED_KEYS}
 
 
 def _leaf_problems(value: Any, kind: Any, path: str) -> Iterator[Problem]:

@@ -69,7 +69,7 @@ def served_by(
     if kind == ENGINE:
         device = settings.device or (None if settings.gpu_id is None else f"cuda:{settings.gpu_id}")
         pooling = None if settings.pooling is None else settings.pooling.replace("-", "_")
-        optional = {"device": device, "pooling": pooling, "batch_tokens": settings.max_batch_tokens}
+        optional = {"device": device, "pooling": pooling, "request_tokens": settings.max_batch_tokens}
         written |= {name: value for name, value in optional.items() if value is not None}
     try:
         hosted = read_upstream(settings.name, written, sources)
@@ -97,7 +97,7 @@ def engine_settings(wanted: UpstreamSettings, joined: UpstreamSettings | None) -
     """
     if joined is None:
         return wanted
-    stated = {name: getattr(wanted, name) for name in ("device", "pooling", "batch_tokens")}
+    stated = {name: getattr(wanted, name) for name in ("device", "pooling", "request_tokens")}
     given = {name: value for name, value in stated.items() if value is not None}
     return msgspec.structs.replace(joined, replicas=(), preload=True, **given)
 

@@ -141,7 +141,7 @@ class AttemptMetrics:
             "attempts", "Attempts of a batch at a replica.", ("upstream", "replica", "outcome")
         )
         duration = create.seconds("attempt_duration", "One attempt at one replica.", "upstream", "replica")
-        inputs = create.sizes("batch_inputs", "Inputs in one upstream request.")
+        inputs = create.sizes("upstream_request_inputs", "Inputs in one upstream request.")
         calls = create.sizes("batch_calls", "Slices of calls in one upstream request.")
         self._hedges = create.counter("hedges", "Second attempts, for a batch that was late.", ("upstream",))
         self._attempts = Children[tuple[str, str, str], Counter](lambda key: attempts.labels(*key))

@@ -12,8 +12,8 @@ class BatchBounds:
     def __init__(self, pool: Pool, settings: schema.UpstreamSettings) -> None:
         self._pool = pool
         # The engine cuts forward passes itself, by counts that it knows; here only upper bounds are known.
-        tokens = None if settings.is_hosted else settings.batch_tokens
-        self._configured = ConfiguredBounds(settings.batch_inputs, tokens, settings.batch_bytes)
+        tokens = None if settings.is_hosted else settings.request_tokens
+        self._configured = ConfiguredBounds(settings.request_inputs, tokens, settings.request_bytes)
         # Of each replica: its capabilities, and the bytes learned from its refusals.
         self._known: list[tuple[Capabilities | None, int | None]] = []
         self._bounds = Bounds()

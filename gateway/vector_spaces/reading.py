@@ -19,7 +19,7 @@ async def read_vectors(
     capabilities = await backend.describe(settings.attempt_timeout_s)
     if Operation.EMBED not in capabilities.operations:
         return None
-    inputs_max = max_inputs_per_request(capabilities, settings.batch_inputs)
+    inputs_max = max_inputs_per_request(capabilities, settings.request_inputs)
     reply = await embed_in_batches(backend, texts, inputs_max, settings.attempt_timeout_s)
     fingerprint = fingerprint_of(reply.vectors[: len(CANARIES)], settings.backend, capabilities)
     return ReplicaVectors(

@@ -47,7 +47,7 @@ class VectorSpace:
         self.upstream = upstream
         self._kind = settings.backend
         self._settings = settings.vector_space
-        self._batch_inputs = settings.batch_inputs
+        self._request_inputs = settings.request_inputs
         # The timeout of any attempt: a large model on few cores takes long even for a few texts.
         self._timeout_s = settings.attempt_timeout_s
         self._store = store
@@ -141,7 +141,7 @@ class VectorSpace:
     async def _embed_canaries(
         self, replica: str, backend: Backend, capabilities: Capabilities
     ) -> Fingerprint:
-        inputs_max = max_inputs_per_request(capabilities, self._batch_inputs)
+        inputs_max = max_inputs_per_request(capabilities, self._request_inputs)
         reply, failure = await embed_canaries(backend, inputs_max, self._timeout_s)
         await _check_not_zero(backend, reply.vectors)
         self._notes.pop(replica, None)

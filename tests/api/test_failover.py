@@ -250,7 +250,7 @@ async def test_joins_replies_in_the_callers_order(boot: Boots) -> None:
 async def test_configuration_only_lowers_the_batch_size(boot: Boots) -> None:
     servers = [FakeTei(), FakeTei()]
     for server, bound in zip(servers, (3, 100), strict=True):
-        async with boot({"tei-0": server}, narrow(f"batch_inputs: {bound}")) as gateway:
+        async with boot({"tei-0": server}, narrow(f"request_inputs: {bound}")) as gateway:
             assert 200 == (await embed(gateway, *(f"text {i}" for i in range(12)))).status_code
 
     assert [[3, 3, 3, 3], [4, 4, 4]] == [sizes(server) for server in servers]
@@ -365,6 +365,9 @@ class Held:
     """The part of a connection that a call uses."""
 
     on_lost: Callable[[], None] | None = None
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        self.on_lost = on_lost
 
     def claim(self, _: str) -> bool:
         return True

@@ -149,8 +149,8 @@ async def test_measures_batches_and_stages(boot: Boots) -> None:
         await gateway.post(OPENAI, {"input": ["a", "b", "c", "d", "e"]})
         families = await scrape(gateway)
 
-    assert 5 == value(families, "gateway_batch_inputs_sum", upstream="embedder")
-    assert 2 == value(families, "gateway_batch_inputs_count", upstream="embedder")
+    assert 5 == value(families, "gateway_upstream_request_inputs_sum", upstream="embedder")
+    assert 2 == value(families, "gateway_upstream_request_inputs_count", upstream="embedder")
     assert 2 == value(families, "gateway_batch_calls_sum", upstream="embedder")
     assert 1 == value(families, "gateway_tenant_calls_total", tenant="default", model="bge")
     stages = {"parse", "auth", "quota", "queue", "upstream", "encode"}

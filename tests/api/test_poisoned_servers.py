@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import uvicorn
 
-from gateway.cli.embed.command import embed as embed_files
 from gateway.cli.embed.options import add_embed_options
+from gateway.cli.embed.options import embed as embed_files
 from gateway.events import ReplicaChanged
 from gateway.tenants.keyring import key_digest
-from tests.api.test_batches import create, ended, results, upload
 from tests.backends.invalid_replies import body_of, packed
+from tests.batches import results, run
 from tests.conftest import KEY, Running, running_gateway
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER
@@ -254,8 +254,7 @@ async def test_a_batch_ends_with_the_error_of_one_line(tmp_path: Path, kind: str
     async with poisoned_gateway(tmp_path, kind, 1, more=more) as (gateway, _):
         gateway.client.headers["authorization"] = f"Bearer {KEY}"
         content = "".join(json.dumps(line) + "\n" for line in lines)
-        batch = await create(gateway, (await upload(gateway, content))["id"])
-        shown = await ended(gateway, batch["id"])
+        shown = await run(gateway, content)
         good = await results(gateway, shown["output_file_id"])
         bad = await results(gateway, shown["error_file_id"])
 

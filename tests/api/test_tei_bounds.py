@@ -141,7 +141,7 @@ async def test_refused_size_is_split_and_learned(boot: Boots) -> None:
 async def test_configured_bytes_prevent_refusals(boot: Boots) -> None:
     server = large_texts_tei()
     texts = [text_of(i) for i in range(10)]
-    with served(server, ", batch_bytes: 290000") as config:
+    with served(server, ", request_bytes: 290000") as config:
         async with boot({}, config, sockets=True) as gateway:
             assert_vectors(await embed(gateway, *texts), *texts)
 

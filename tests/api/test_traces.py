@@ -132,7 +132,7 @@ async def test_stages_follow_each_other_inside_the_call(traced: Boots) -> None:
 
 
 async def test_split_call_with_failover_is_one_trace(traced: Boots) -> None:
-    config = CONFIG.replace("embedder: {", "embedder: {batch_inputs: 2, policy: round_robin, ")
+    config = CONFIG.replace("embedder: {", "embedder: {request_inputs: 2, policy: round_robin, ")
     async with traced({"tei-0": tei_with_hook(respond_with(500)), "tei-1": FakeTei()}, config) as gateway:
         await gateway.embed("a", "b", "c", "d", "e")
         (call,) = gateway.named(f"POST {OPENAI}")

@@ -10,13 +10,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from gateway.cli.embed.lines import encoding_of
-from gateway.cli.embed.options import sources_of
-from gateway.cli.embed.packing import Position
-from gateway.cli.embed.parquet_sizes import BATCH_BYTES_MAX, RowSizes
-from gateway.cli.embed.plan import Reading
+from gateway.cli.embed.options import encoding_of, sources_of
+from gateway.cli.embed.parquet_rows import BATCH_BYTES_MAX, RowSizes
+from gateway.cli.embed.plan import Position
 from gateway.cli.embed.text_rows import CsvRows, JsonLines
-from tests.embed.conftest import Command, assert_vectors
+from tests.embed.conftest import Command, assert_vectors, settings_of
 
 # Rows whose first text is missing; all have other texts.
 GAPS: list[list[dict[str, Any]]] = [
@@ -329,9 +327,8 @@ def test_reading_goes_on_behind_every_row_of_other_encodings(
     else:
         content = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
     path = command.write(name, content.encode(encoding))
-    reading = Reading("text", encoding=encoding_of(encoding))
-    sources = sources_of([path])
-    reader = CsvRows(sources, reading) if "csv" in name else JsonLines(sources, reading, "embedding")
+    settings = settings_of([path], encoding_of(encoding))
+    reader = CsvRows(settings) if "csv" in name else JsonLines(settings)
     rows = list(reader.rows(Position()))
     assert texts == [row.text for row in rows]
     for number, row in enumerate(rows):

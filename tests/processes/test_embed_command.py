@@ -158,4 +158,4 @@ def test_the_command_line_loads_nothing_heavy() -> None:
     )
     loaded: set[Any] = set(ended.stdout.split())
     assert "gateway.cli.embed.options" in loaded
-    assert not {"pyarrow", "lance", "gateway.cli.embed.session"} & loaded
+    assert not {"pyarrow", "lance", "gateway.cli.embed.run"} & loaded

@@ -57,3 +57,19 @@ async def test_ignores_fields_of_another_release(store: AdditionsInRedis, redis:
     composed = await AdditionsState(store, {}).compose(file(), stored.additions)
 
     assert ({"one"}, {("upstreams", "x")}) == (composed.config.upstreams.keys(), composed.rejected.keys())
+
+
+async def test_reads_former_keys_and_writes_the_current_ones(
+    store: AdditionsInRedis, redis: RedisServer
+) -> None:
+    written = (
+        '{"upstreams": {"x": {"backend": "tei", "batch_inputs": 3, "batch_bytes": 4, "request_bytes": 5}}}'
+    )
+    redis.command("HSET", ADDED, "version", "v", "additions", written)
+    stored = await store.load()
+    await store.replace("v", stored.additions)
+    current = redis.command("HGET", ADDED, "additions")
+
+    assert {"x": {"backend": "tei", "request_inputs": 3, "request_bytes": 5}} == stored.additions.upstreams
+    assert "request_inputs" in current
+    assert "batch_" not in current

@@ -1,7 +1,5 @@
 """Objects in a bucket, and a whole batch with one, against the S3 server of moto."""
 
-import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +10,8 @@ import pytest
 from gateway.batches.objects import ObjectsUnavailable
 from gateway.config.schema import BucketSettings
 from tests import object_contract
-from tests.api.test_batches import SERVERS, create, ended, results, texts, upload
-from tests.conftest import CONFIG, Boots
+from tests.batches import results, run, servers, texts, with_batches
+from tests.conftest import Boots
 from tests.fakes.tei import vector_of
 from tests.real.servers import bucket_server
 
@@ -55,21 +53,10 @@ async def test_a_server_that_is_away_is_reported(tmp_path: Path) -> None:
 
 
 async def test_runs_a_batch_in_a_bucket(boot: Boots, bucket: BucketSettings, tmp_path: Path) -> None:
-    settings = {
-        "dir": str(tmp_path),
-        "bucket": {
-            "name": bucket.name,
-            "prefix": "gateway",
-            "endpoint": bucket.endpoint,
-            "access_key": "key",
-            "secret_key": "secret",
-        },
-    }
-    config = CONFIG + f"batches: {json.dumps(settings)}\n"
-    async with boot({name: kind() for name, kind in SERVERS.items()}, config) as gateway:
-        batch = await create(gateway, (await upload(gateway, texts(300)))["id"])
-        async with asyncio.timeout(60):
-            end = await ended(gateway, batch["id"])
+    place = {"name": bucket.name, "prefix": "gateway", "endpoint": bucket.endpoint}
+    keys = {"access_key": "key", "secret_key": "secret"}
+    async with boot(servers(), with_batches(tmp_path, bucket=place | keys)) as gateway:
+        end = await run(gateway, texts(300))
         lines = await results(gateway, end["output_file_id"])
         await gateway.client.delete(f"/v1/files/{end['output_file_id']}")
 

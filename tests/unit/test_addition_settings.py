@@ -131,6 +131,12 @@ def test_redacts_secrets_written_directly_to_the_store() -> None:
     } == redact(written)
 
 
+def test_a_former_key_names_the_current_one(sources: SecretSources) -> None:
+    found = problems({**TEI, "batch_tokens": 9}, sources)
+
+    assert {"batch_tokens": "`batch_tokens` is now `request_tokens`"} == found
+
+
 @pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding"])
 def test_rejects_framing_headers(sources: SecretSources, name: str) -> None:
     settings = {**TEI, "headers": {name: "${UPSTREAM_KEY}"}}

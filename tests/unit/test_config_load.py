@@ -57,6 +57,13 @@ FAULTS: dict[str, set[str]] = {
         "media.fetch.private[2]",
         "media.fetch.request_bytes",
     },
+    "former_keys": {
+        "upstreams.tei.batch_inputs",
+        "upstreams.tei.request_tokens",
+        "upstreams.tei.batch_tokens",
+        "upstreams.tei.batch_bytes",
+        "models.bge.upstream",
+    },
     "limits_of_models": {
         "models.bge.limits.tokens_per_day",
         "models.bge.limits.requests_per_fortnight",
@@ -136,7 +143,7 @@ FAULTS: dict[str, set[str]] = {
         "workers",
         "drain_s",
         "upstreams.tei.replicas",
-        "upstreams.tei.batch_inputs",
+        "upstreams.tei.request_inputs",
         "upstreams.tei.policy",
         "upstreams.tei.headers.x",
         "models.bge.truncate",
@@ -203,6 +210,7 @@ def test_table_lists_every_invalid_file() -> None:
         ("unknown_key", "upstreams, models, defaults, tenants"),
         ("unknown_backend", "tei, infinity, vllm, openai, cohere, jina, voyage, torch"),
         ("infinity_without_a_tokenizer", "a hub id, or the path"),
+        ("former_keys", "`batch_inputs` is now `request_inputs`"),
         ("unknown_limit", "<requests|tokens|inputs|images|batch_tokens>_per_<second|minute|hour|day|month>"),
         ("unknown_default", "bge"),
         ("listen_without_a_port", "127.0.0.1:8080"),
@@ -329,13 +337,13 @@ def test_prefers_a_folder_to_a_hub_id(tmp_path: Path) -> None:
 def test_merged_mapping_can_be_overridden() -> None:
     config = parsed(
         "upstreams:\n"
-        "  one: &one {backend: tei, replicas: ['http://one'], batch_inputs: 4}\n"
-        "  two: &two {<<: *one, batch_inputs: 8}\n"
-        "  three: {<<: *two, batch_inputs: 16}\n"
+        "  one: &one {backend: tei, replicas: ['http://one'], request_inputs: 4}\n"
+        "  two: &two {<<: *one, request_inputs: 8}\n"
+        "  three: {<<: *two, request_inputs: 16}\n"
         "models: {bge: {upstream: one}}\n"
     )
 
-    assert [4, 8, 16] == [upstream.batch_inputs for upstream in config.upstreams.values()]
+    assert [4, 8, 16] == [upstream.request_inputs for upstream in config.upstreams.values()]
     assert ("http://one",) == config.upstreams["three"].replicas
 
 
@@ -617,14 +625,14 @@ def test_lines_follow_merges_and_names_with_dots() -> None:
     text = (
         "upstreams:\n"
         "  one: &one\n    backend: tei\n    policy: fastest\n    replicas: ['http://one']\n"
-        "  two.5: {<<: *one, batch_inputs: 0}\n"
+        "  two.5: {<<: *one, request_inputs: 0}\n"
         "models: {bge: {upstream: one}}\n"
     )
 
     assert [
         (4, "upstreams.one.policy"),
         (4, "upstreams.two.5.policy"),
-        (6, "upstreams.two.5.batch_inputs"),
+        (6, "upstreams.two.5.request_inputs"),
     ] == [(problem.line, problem.path) for problem in problems_of(text)]
 
 

@@ -20,6 +20,11 @@ TEI = {"backend": "tei", "replicas": ["http://tei"]}
             {"upstreams": {"a": {"policy": 1}}},
             {"upstreams.a.policy": "policyy"},
         ),
+        (
+            {"upstreams": {"a": {"batch_inputs": 1}}},
+            {"upstreams": {"a": {"request_inputs": 1}}},
+            {"upstreams.a.request_inputs": "batch_inputs"},
+        ),
         # The correct key is given too, or comes later.
         ({"upstream": 1, "upstreams": {}}, {"upstream": 1, "upstreams": {}}, {}),
         ({"modelz": 1, "modelx": 2}, {"models": 1, "modelx": 2}, {"models": "modelz"}),

@@ -7,7 +7,7 @@ import pytest
 from rich.table import Table
 
 from backends.reference_texts import CANARIES
-from gateway.cli.batch_state import Batch, BatchPage, Counts, show_batches
+from gateway.cli.batch import Batch, BatchPage, Counts, show_batches
 from gateway.cli.check import show_problems
 from gateway.cli.output import show_line, show_table
 from gateway.cli.verify_report import show_report

@@ -17,24 +17,24 @@ def result(number: int, part: str = "out") -> LineResult:
 
 
 def test_composes_parts_in_the_order_of_lines(tmp_path: Path) -> None:
-    spool = Journal(tmp_path / "journal")
+    journal = Journal(tmp_path / "journal")
     numbers = list(range(100))
     random.Random(1).shuffle(numbers)
     for number in numbers:
-        spool.append([(number, result(number, "err" if number % 10 == 0 else "out"))])
+        journal.append([(number, result(number, "err" if number % 10 == 0 else "out"))])
 
     for part in PARTS:
-        spool.compose(part, tmp_path / part)
+        journal.compose(part, tmp_path / part)
 
     whole = [f"result {number}" for number in range(100)]
     assert (tmp_path / "err").read_text().splitlines() == whole[::10]
     assert (tmp_path / "out").read_text().splitlines() == [text for n, text in enumerate(whole) if n % 10]
     assert {part: (tmp_path / part).stat().st_size for part in PARTS} == {
-        part: spool.size_of(part) for part in PARTS
+        part: journal.size_of(part) for part in PARTS
     }
-    counts = spool.counts()
+    counts = journal.counts()
     assert (counts.completed, counts.failed, counts.tokens, counts.cached_tokens) == (90, 10, 4950, 100)
-    spool.close()
+    journal.close()
 
 
 def test_adopts_every_whole_result_of_an_attempt_that_was_cut_anywhere(tmp_path: Path) -> None:
@@ -69,22 +69,22 @@ def test_ignores_what_follows_a_damaged_result(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_no_half_result(tmp_path: Path) -> None:
-    spool = Journal(tmp_path / "journal")
-    spool.append([(0, result(0))])
+    journal = Journal(tmp_path / "journal")
+    journal.append([(0, result(0))])
     size = (tmp_path / "journal").stat().st_size
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # The kernel writes the bytes that fit, and then fails, as on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, before[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            spool.append([(1, result(1)), (2, result(2))])
+            journal.append([(1, result(1)), (2, result(2))])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (tmp_path / "journal").stat().st_size == size + 5
-    assert list(spool.entries) == [0]
+    assert list(journal.entries) == [0]
 
-    spool.append([(1, result(1))])
-    spool.close()
+    journal.append([(1, result(1))])
+    journal.close()
 
     second = Journal(tmp_path / "second")
     second.adopt(tmp_path / "journal")
@@ -110,13 +110,13 @@ def test_an_attempt_that_was_interrupted_goes_on_in_its_own_journal(tmp_path: Pa
 
 def test_keeps_no_second_copy_of_large_results(tmp_path: Path) -> None:
     large = 32 * 1024 * 1024
-    spool = Journal(tmp_path / "journal")
+    journal = Journal(tmp_path / "journal")
     results = [(number, LineResult("out", b"x" * large)) for number in range(2)]
     tracemalloc.start()
-    spool.append(results)
+    journal.append(results)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    spool.close()
+    journal.close()
 
     assert peak < large // 4
     assert (tmp_path / "journal").stat().st_size > 2 * large
