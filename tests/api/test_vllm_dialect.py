@@ -10,7 +10,7 @@ import pytest
 from backends.contract.vectors import sigmoid
 from gateway import __version__
 from gateway.api.server.encoding import NumberFormat
-from gateway.api.wire.vllm import VllmOptions, truncate_of
+from gateway.api.wire.vllm import VllmOptions
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import LABELS
 from tests.fakes.server import logit_of, token_rows
@@ -594,7 +594,7 @@ async def test_shared_rerank_path_returns_raw_scores_on_request(boot: Boots) -> 
 def test_truncation_side_alone_does_not_enable_truncation() -> None:
     options = VllmOptions(truncation_side="left")
 
-    assert truncate_of(options) is None
+    assert options.cuts is None
 
 
 @pytest.mark.parametrize(

@@ -129,17 +129,14 @@ def _check_parts(parts: list[ContentPart]) -> None:
         )
 
 
-def template_checked(template: str | None) -> str | None:
-    """Return the template of a request, None for none. Raises: InvalidInput if it is too long."""
+def chat_with(
+    template: str | None, kwargs: dict[str, Any] | None, *, adds_prompt: bool, continues: bool
+) -> Chat:
+    """Return the rendering of conversations by a template with variables. Raises: InvalidInput."""
     if template is not None and len(template.encode()) > TEMPLATE_BYTES_MAX:
         raise InvalidInput(
             f"`chat_template` has more than {TEMPLATE_BYTES_MAX} bytes: shorten it", param="chat_template"
         )
-    return template
-
-
-def variables_of(kwargs: dict[str, Any] | None) -> str:
-    """Return the variables of a template as JSON. Raises: InvalidInput."""
     reserved = sorted(RESERVED & (kwargs or {}).keys())
     if reserved:
         raise InvalidInput(
@@ -152,14 +149,9 @@ def variables_of(kwargs: dict[str, Any] | None) -> str:
             f"`chat_template_kwargs` has more than {VARIABLES_BYTES_MAX} bytes: shorten it",
             param="chat_template_kwargs",
         )
-    return variables.decode()
-
-
-def chat_with(template: str | None, variables: str, *, adds_prompt: bool, continues: bool) -> Chat:
-    """Return the rendering of conversations. Raises: InvalidInput."""
     if adds_prompt and continues:
         raise InvalidInput(
             "send `add_generation_prompt` or `continue_final_message`, one of them",
             param="continue_final_message",
         )
-    return Chat(adds_prompt, continues, template, variables)
+    return Chat(adds_prompt, continues, template, variables.decode())

@@ -25,15 +25,9 @@ from backends.contract import (
 )
 from gateway.api.server.body import ModelName
 from gateway.api.server.encoding import json_bytes
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
-from gateway.api.wire.inputs import (
-    Dimensions,
-    InputField,
-    InputReader,
-    Inputs,
-    check_token_vectors,
-    read_texts,
-)
+from gateway.api.wire.inputs import Dimensions, InputField, Inputs, check_token_vectors, read_texts
 from gateway.api.wire.replies import label_items
 from gateway.calls import Call, Similarity
 from gateway.errors import EmptyInput, InvalidInput
@@ -134,7 +128,7 @@ class SimilarityRequest(msgspec.Struct):
 
 
 async def decode_embed(
-    data: EmbedRequest, name: str | None, context: RequestContext, api: InputReader
+    data: EmbedRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> Call:
     """Decode a body of /embed. name: the model in the path.
 
@@ -151,7 +145,7 @@ async def decode_embed(
 
 
 async def decode_sparse(
-    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InputReader
+    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> Call:
     """Decode a body of /embed_sparse. name: the model in the path.
 
@@ -163,7 +157,7 @@ async def decode_sparse(
 
 
 async def decode_token_vectors(
-    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InputReader
+    data: TeiEncodeRequest, name: str | None, context: RequestContext, api: InferenceApi
 ) -> Call:
     """Decode a body of /embed_all. name: the model in the path.
 
@@ -180,7 +174,7 @@ def _encode_call(data: TeiEncodeRequest, texts: tuple[str, ...], output: Output,
     return Call(work, model, data.truncate, side_of(data))
 
 
-def decode_rerank(data: TeiRerankRequest, name: str | None, api: InputReader) -> Call:
+def decode_rerank(data: TeiRerankRequest, name: str | None, api: InferenceApi) -> Call:
     """Decode a body of /rerank with `texts`. name: the model in the path.
 
     An empty text is scored like any other, and so is an empty query.
@@ -190,11 +184,8 @@ def decode_rerank(data: TeiRerankRequest, name: str | None, api: InputReader) ->
     return Call(work, name or data.model, data.truncate, side_of(data))
 
 
-def decode_similarity(data: SimilarityRequest, name: str | None, api: InputReader) -> Call:
-    """Decode a body of /similarity. name: the model in the path.
-
-    Raises: EmptyInput, InvalidInput.
-    """
+def decode_similarity(data: SimilarityRequest, name: str | None, api: InferenceApi) -> Call:
+    """Decode a body of /similarity. name: the model in the path. Raises: EmptyInput, InvalidInput."""
     if not data.inputs.source_sentence:
         raise EmptyInput("`source_sentence` is an empty string", param="inputs")
     options = data.parameters or SimilarityParameters()
@@ -260,7 +251,7 @@ class TeiPrediction(msgspec.Struct):
     label: str
 
 
-def decode_predict(data: PredictRequest, name: str | None, api: InputReader) -> Call:
+def decode_predict(data: PredictRequest, name: str | None, api: InferenceApi) -> Call:
     """Decode a body of /predict. name: the model in the path.
 
     Pairs for a reranker are scored, because it has no labels.
@@ -303,7 +294,7 @@ def _text_or_pair(texts: list[str]) -> TextOrPair:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-def _only_scores(model: str | None, api: InputReader) -> bool:
+def _only_scores(model: str | None, api: InferenceApi) -> bool:
     """Return whether the named model scores pairs itself and has no labels."""
     if model is None:
         return False

@@ -11,7 +11,8 @@ from msgspec import UNSET, UnsetType
 from backends.contract import Tokenize
 from backends.contract.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
 from gateway.api.server.body import Integer, ModelName
-from gateway.api.wire.inputs import InputReader, check_ids
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.wire.inputs import check_ids
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 
@@ -40,11 +41,8 @@ class DecodeRequest(msgspec.Struct):
     model: ModelName | None = None
 
 
-def decode_tokenize(data: TokenizeRequest, name: str | None, api: InputReader) -> Call:
-    """Decode a body of either dialect. name: the model in the path.
-
-    Raises: EmptyInput, InvalidInput.
-    """
+def decode_tokenize(data: TokenizeRequest, name: str | None, api: InferenceApi) -> Call:
+    """Decode a body of either dialect. name: the model in the path. Raises: EmptyInput, InvalidInput."""
     if data.messages is not UNSET:
         raise InvalidInput(
             "`messages` is refused: tokens are listed of texts only; send the rendered text as `prompt`",
@@ -75,11 +73,8 @@ def tokenize_checked(work: Tokenize, field: str) -> Tokenize:
     return work
 
 
-def decode_ids(ids: list[int | list[int]], field: str, api: InputReader) -> tuple[tuple[int, ...], ...]:
-    """Return each list of ids.
-
-    Raises: EmptyInput, InvalidInput.
-    """
+def decode_ids(ids: list[int | list[int]], field: str, api: InferenceApi) -> tuple[tuple[int, ...], ...]:
+    """Return each list of ids. Raises: EmptyInput, InvalidInput."""
     lists = [tuple(item) for item in ids if isinstance(item, list)]
     numbers = [item for item in ids if isinstance(item, int)]
     if numbers and lists:

@@ -174,10 +174,7 @@ async def _decode_pictures(request: "Request[EmbedV1Request] | Request[EmbedV2Re
 
 
 def texts_of(data: EmbedV2Request, api: InferenceApi) -> list[str]:
-    """Return the texts of a /v2/embed body.
-
-    Raises: EmptyInput, InvalidInput.
-    """
+    """Return the texts of a /v2/embed body. Raises: EmptyInput, InvalidInput."""
     if (data.texts is None) is (data.inputs is None):
         raise InvalidInput("send `texts` or `inputs`, one of them", param="texts")
     if data.inputs is not None:

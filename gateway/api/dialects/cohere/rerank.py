@@ -29,16 +29,7 @@ from gateway.api.wire.tei import (
     decode_rerank,
     encode_rerank,
 )
-from gateway.api.wire.vllm import (
-    TextTokens,
-    VllmOptions,
-    check_options,
-    instruction_of,
-    is_raw,
-    length_of,
-    truncate_of,
-    truncation_side,
-)
+from gateway.api.wire.vllm import TextTokens, VllmOptions
 from gateway.calls import Call, ScoreParts
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.media.sources import PictureSource, SourcePart
@@ -203,7 +194,7 @@ async def decode_documents(request: Request[Any], documents: Documents) -> Call:
         raise EmptyInput("`query` is an empty string", param="query")
     request.api.check_count(len(items), "documents")
     texts = [_text_of(document, f"documents` {index}") for index, document in enumerate(items)]
-    work = Rerank(query, request.api.texts(texts, "documents"), raw_scores=is_raw(data))
+    work = Rerank(query, request.api.texts(texts, "documents"), raw_scores=data.is_raw())
     return _call_of(data, work, request.model)
 
 
@@ -217,7 +208,7 @@ async def _decode_images(request: Request[Any], items: Sequence[str | Document])
     request.api.check_count(len(items), "documents")
     query = parts_of_side(data.query, "query")
     sides = [parts_of_side(item, "documents") for item in items]
-    work = await score_parts(("query", [query]), ("documents", sides), request.fetch, raw=is_raw(data))
+    work = await score_parts(("query", [query]), ("documents", sides), request.fetch, raw=data.is_raw())
     return _call_of(data, work, request.model)
 
 
@@ -258,24 +249,24 @@ def _check_refused(data: RerankOptions) -> None:
     for field, way_out in REFUSED.items():
         if getattr(data, field):
             raise InvalidInput(f"`{field}` is not supported: {way_out}", param=field)
-    check_options(data, own={"priority"})
+    data.check(own={"priority"})
 
 
 def _call_of(data: RerankOptions, work: Rerank | ScoreParts, model: str | None) -> Call:
     """Return the call of a body. Raises: InvalidInput."""
     truncate = data.truncation
     if data.truncate_prompt_tokens is not None:
-        truncate = truncate_of(data)
+        truncate = data.cuts
     return Call(
         work,
         model,
         truncate,
-        truncation_side(data),
+        data.side,
         bulk=bool(data.priority),
-        instruction=instruction_of(data),
+        instruction=data.checked_instruction(),
         text_tokens=_one_of(data, "max_tokens_per_doc", "max_doc_length"),
         query_tokens=data.max_tokens_per_query or None,
-        prompt_tokens=length_of(data),
+        prompt_tokens=data.length,
     )
 
 

@@ -297,10 +297,7 @@ def is_late(capabilities: Capabilities | None) -> bool:
 
 
 def decode_rerank(data: InfinityRerankRequest, api: InferenceApi) -> Call:
-    """Decode a body of /infinity/rerank.
-
-    Raises: EmptyInput, InvalidInput.
-    """
+    """Decode a body of /infinity/rerank. Raises: EmptyInput, InvalidInput."""
     if not data.query:
         raise EmptyInput("`query` is an empty string", param="query")
     work = Rerank(data.query, api.texts(data.documents, "documents"), raw_scores=data.raw_scores)
@@ -308,10 +305,7 @@ def decode_rerank(data: InfinityRerankRequest, api: InferenceApi) -> Call:
 
 
 def decode_classify(data: InfinityClassifyRequest, api: InferenceApi) -> Call:
-    """Decode a body of /infinity/classify.
-
-    Raises: EmptyInput, InvalidInput.
-    """
+    """Decode a body of /infinity/classify. Raises: EmptyInput, InvalidInput."""
     work = Classify(api.whole_texts(data.input, "input"), raw_scores=data.raw_scores)
     return Call(work, model_of(data.model))
 

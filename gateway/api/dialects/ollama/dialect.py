@@ -168,20 +168,14 @@ def model_of(name: str | None, api: InferenceApi) -> str | None:
 
 
 def decode_embed(data: OllamaEmbedRequest, api: InferenceApi) -> Call:
-    """Decode a body of /api/embed.
-
-    Raises: EmptyInput, InvalidInput.
-    """
+    """Decode a body of /api/embed. Raises: EmptyInput, InvalidInput."""
     work = Embed(api.whole_texts(data.input, "input"), dimensions=data.dimensions or None)
     model = model_of(data.model, api)
     return Call(work, model, data.truncate, text_tokens=text_tokens_of(data.options, model, api))
 
 
 def decode_embeddings(data: OllamaEmbeddingsRequest, api: InferenceApi) -> Call:
-    """Decode a body of /api/embeddings.
-
-    Raises: EmptyInput.
-    """
+    """Decode a body of /api/embeddings. Raises: EmptyInput."""
     if not data.prompt:
         raise EmptyInput("`prompt` is an empty string", param="prompt")
     model = model_of(data.model, api)

@@ -12,17 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Operation, Output
-from gateway.api.dialects.openai.options import (
-    EmbeddingOptions,
-    check_embedding_options,
-    dimensions_of,
-    encoding_of,
-    normalizes,
-    numbers_of,
-    prompt_name_of,
-    role_of,
-    truncation_of,
-)
+from gateway.api.dialects.openai.options import EmbeddingOptions
 from gateway.api.dialects.openai.replies import (
     MultiVectorResponse,
     OpenAIEmbeddingsResponse,
@@ -44,16 +34,6 @@ from gateway.api.wire.media import (
     parts_of_messages,
 )
 from gateway.api.wire.replies import with_dimensions
-from gateway.api.wire.vllm import (
-    adds_special_tokens,
-    chat_of,
-    check_no_special_tokens,
-    check_options,
-    instruction_of,
-    length_of,
-    own_fields,
-    with_chat,
-)
 from gateway.api.wire.vllm_replies import check_metadata, reply_packed
 from gateway.calls import Call
 from gateway.errors import InvalidInput
@@ -106,10 +86,7 @@ _NO_OPTIONS = _options_of(OpenAIEmbeddingsRequest())
 
 
 async def decode_embeddings(request: Request[OpenAIEmbeddingsRequest]) -> Call:
-    """Decode a body.
-
-    Raises: EmptyInput, InvalidInput, and the errors of `read_texts`.
-    """
+    """Decode a body. Raises: EmptyInput, InvalidInput, and the errors of `read_texts`."""
     data, api = request.body, request.api
     if _options_of(data) != _NO_OPTIONS or _has_objects(data.input):
         return await _decode_options(request)
@@ -123,8 +100,7 @@ async def decode_embeddings(request: Request[OpenAIEmbeddingsRequest]) -> Call:
 async def _decode_options(request: Request[OpenAIEmbeddingsRequest]) -> Call:
     """Decode a body with options. Raises: as `decode_embeddings`."""
     data, api, model = request.body, request.api, request.model
-    check_options(data, own=own_fields(data))
-    check_embedding_options(data)
+    data.check_all()
     if (inputs := _with_media(data, api)) is not None:
         return await _decode_media(request, inputs)
     operation = Operation.ENCODE if data.return_multivector else Operation.EMBED
@@ -134,19 +110,18 @@ async def _decode_options(request: Request[OpenAIEmbeddingsRequest]) -> Call:
     if data.return_multivector:
         check_token_vectors(texts, "input", api.capabilities_of(model, operation))
     check_metadata(data.encoding_format, len(texts))
-    truncate, side = truncation_of(data)
-    chat = chat_of(data)
-    if chat is not None:
+    truncate, side = data.cut_and_side()
+    if data.messages is not None:
         _check_only_chat(data)
-    work = with_chat(work_of(data, texts), chat, special_tokens=adds_special_tokens(data))
+    work = data.with_chat(work_of(data, texts))
     return Call(
         work,
         model,
         truncate,
         side,
-        role=role_of(data),
-        instruction=instruction_of(data),
-        prompt_tokens=length_of(data),
+        role=data.role(),
+        instruction=data.checked_instruction(),
+        prompt_tokens=data.length,
     )
 
 
@@ -202,29 +177,29 @@ async def _decode_media(request: Request[OpenAIEmbeddingsRequest], inputs: list[
     data = request.body
     if data.late_chunking:
         raise InvalidInput("`late_chunking` is for texts: leave it out", param="late_chunking")
-    options = VectorOptions(normalizes(data), dimensions_of(data), bool(data.return_multivector))
+    options = VectorOptions(data.normalizes(), data.width(), bool(data.return_multivector))
     work = await embed_parts(inputs, "input" if data.messages is None else "messages", options, request.fetch)
     check_metadata(data.encoding_format, len(inputs))
-    chat = chat_of(data)
+    chat = data.chat()
     if chat is not None:
         _check_only_chat(data)
-        check_no_special_tokens(data)
-    truncate, side = truncation_of(data)
+        data.check_no_special_tokens()
+    truncate, side = data.cut_and_side()
     return Call(
-        msgspec.structs.replace(work, chat=chat, prompt_name=prompt_name_of(data)),
+        msgspec.structs.replace(work, chat=chat, prompt_name=data.prompt_name()),
         request.model,
         truncate,
         side,
-        role=role_of(data),
-        instruction=instruction_of(data),
-        prompt_tokens=length_of(data),
+        role=data.role(),
+        instruction=data.checked_instruction(),
+        prompt_tokens=data.length,
     )
 
 
 def work_of(data: EmbeddingOptions, texts: tuple[str, ...]) -> Embed | Encode:
     """Return the work of a request. Raises: InvalidInput."""
-    normalize = normalizes(data)
-    dimensions, prompt_name = dimensions_of(data), prompt_name_of(data)
+    normalize = data.normalizes()
+    dimensions, prompt_name = data.width(), data.prompt_name()
     if not data.return_multivector:
         return Embed(
             texts,
@@ -328,7 +303,7 @@ async def deployment_embeddings(request: Request[OpenAIEmbeddingsRequest]) -> Ht
 
 async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
     data, context = request.body, request.context
-    encoding = encoding_of(data)
+    encoding = data.encoding()
     as_arrow = wants_arrow(context)
     if as_arrow:
         _check_arrow(data, encoding)
@@ -340,8 +315,8 @@ async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
         stream, media_type = await arrow_vectors(context, reply.vectors, facts)
         return request.reply_bytes(served, stream, None, media_type)
     if data.encoding_format in BYTES:
-        return reply_packed(request, served, list(reply.vectors), numbers_of(data))
-    dimensions = dimensions_of(data)
+        return reply_packed(request, served, list(reply.vectors), data.numbers())
+    dimensions = data.width()
     if dimensions and isinstance(reply, EncodeReply):
         reply = with_dimensions(reply, dimensions)
     cached_tokens = None if served.cache is None else served.cache.tokens

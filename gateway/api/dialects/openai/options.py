@@ -21,7 +21,7 @@ from gateway.api.server.encoding import (
     VectorFormat,
 )
 from gateway.api.wire.inputs import SIDE_OF, Dimensions, TruncateSide
-from gateway.api.wire.vllm import VllmOptions, is_raw, truncate_of, truncation_side
+from gateway.api.wire.vllm import VllmOptions
 from gateway.errors import InvalidInput
 from gateway.prompts import Role
 
@@ -100,115 +100,101 @@ class EmbeddingOptions(VllmOptions, kw_only=True):
     endianness: Endianness | None = None
     late_chunking_params: dict[str, Any] | None = None
 
+    def check_all(self) -> None:
+        """Check that no option asks for a computation that the gateway does not do. Raises: InvalidInput."""
+        self.check_of_texts()
+        for field, way_out in REFUSED.items():
+            if getattr(self, field):
+                raise InvalidInput(f"`{field}` is not supported: {way_out}", param=field)
+        modalities = [self.modality] if isinstance(self.modality, str) else self.modality or []
+        if any(modality != "text" for modality in modalities):
+            raise InvalidInput("`modality` is text; images are not supported", param="modality")
 
-def check_embedding_options(options: EmbeddingOptions) -> None:
-    """Check that no option asks for a computation that the gateway does not do.
+    def role(self) -> Role | None:
+        """Return the role of the inputs, or None. `task` takes precedence over `input_type`."""
+        if self.task is not None:
+            return ROLE_OF_TASK.get(self.task)
+        return None if self.input_type is None else ROLE_OF_TYPE[self.input_type]
 
-    Raises: InvalidInput.
-    """
-    for field, way_out in REFUSED.items():
-        if getattr(options, field):
-            raise InvalidInput(f"`{field}` is not supported: {way_out}", param=field)
-    modalities = [options.modality] if isinstance(options.modality, str) else options.modality or []
-    if any(modality != "text" for modality in modalities):
-        raise InvalidInput("`modality` is text; images are not supported", param="modality")
+    def prompt_name(self) -> str | None:
+        """Return the name of the prompt that a task of code names; others follow from the role."""
+        task = self.task
+        if task is None or task in ROLE_OF_TASK:
+            return None
+        # As the checkpoint's config_sentence_transformers.json names them.
+        return task.replace(".query", "_query").replace(".passage", "_document")
 
+    def width(self) -> int | None:
+        """Return the requested width of the vectors, or None for the model's own. Raises: InvalidInput."""
+        self._check_one_of("dimensions", "output_dimension")
+        return self.dimensions or self.output_dimension
 
-def role_of(options: EmbeddingOptions) -> Role | None:
-    """Return the role of the inputs, or None. `task` takes precedence over `input_type`."""
-    if options.task is not None:
-        return ROLE_OF_TASK.get(options.task)
-    return None if options.input_type is None else ROLE_OF_TYPE[options.input_type]
+    def cut_and_side(self) -> tuple[bool | None, Truncate | None]:
+        """Return whether inputs that are too long are cut, and at which end; None follows the model's config.
 
+        Raises: InvalidInput.
+        """
+        self._check_one_of("truncate", "truncation")
+        setting = self.truncation if self.truncate is None else self.truncate
+        own_side = self.side
+        side = SIDE_OF.get(setting) if isinstance(setting, str) else None
+        if side is not None and own_side not in (None, side):
+            raise InvalidInput("send `truncate` or `truncation_side`, one of them", param="truncation_side")
+        cut = setting != "NONE" if isinstance(setting, str) else setting
+        if self.truncate_prompt_tokens is None:
+            return cut, own_side or side
+        if cut is False:
+            raise InvalidInput(
+                "`truncate_prompt_tokens` cuts, which `truncate` or `truncation` forbids: send one of them",
+                param="truncate_prompt_tokens",
+            )
+        return self.cuts, own_side or side
 
-def prompt_name_of(options: EmbeddingOptions) -> str | None:
-    """Return the name of the prompt that only a task of code names; other prompts follow from the role."""
-    task = options.task
-    if task is None or task in ROLE_OF_TASK:
-        return None
-    # As the checkpoint's config_sentence_transformers.json names them.
-    return task.replace(".query", "_query").replace(".passage", "_document")
+    def encoding(self) -> Encoding:
+        """Return the format of the vectors in the reply. Raises: InvalidInput."""
+        packed = self.encoding_format == "base64"
+        kinds = self._types()
+        if kinds is None and self.output_dtype in {None, "float"}:
+            return Encoding(("base64" if packed else "float",), numbers=self.numbers())
+        self._check_plain_numbers()
+        if kinds is None:
+            assert self.output_dtype is not None
+            return Encoding((self.output_dtype,), packed)
+        if self.output_dtype is not None:
+            raise InvalidInput("send `embedding_type` or `output_dtype`, one of them", param="output_dtype")
+        return Encoding((kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds)))
 
+    def _types(self) -> EmbeddingType | list[EmbeddingType] | None:
+        """Return Jina's types of the vectors. Raises: InvalidInput."""
+        self._check_one_of("embedding_type", "encoding_type")
+        return self.encoding_type if self.embedding_type is None else self.embedding_type
 
-def dimensions_of(options: EmbeddingOptions) -> int | None:
-    """Return the requested width of the vectors, or None for the model's own. Raises: InvalidInput."""
-    _check_one_of(options, "dimensions", "output_dimension")
-    return options.dimensions or options.output_dimension
+    def normalizes(self) -> bool:
+        """Return whether vectors are to have length 1. Raises: InvalidInput if fields differ."""
+        own = self.normalized
+        if own is not None and own is self.is_raw() and self._has_activation():
+            raise InvalidInput("send `normalized` or `use_activation`, one of them", param="normalized")
+        return own is not False and not self.is_raw()
 
+    def _has_activation(self) -> bool:
+        return any(value is not None for value in (self.use_activation, self.softmax, self.activation))
 
-def truncation_of(options: EmbeddingOptions) -> tuple[bool | None, Truncate | None]:
-    """Return whether inputs that are too long are cut, and at which end; None follows the model's config.
+    def numbers(self) -> NumberFormat:
+        """Return the format of packed vectors."""
+        return NumberFormat(self.embed_dtype or "float32", self.endianness or "native")
 
-    Raises: InvalidInput.
-    """
-    _check_one_of(options, "truncate", "truncation")
-    setting = options.truncation if options.truncate is None else options.truncate
-    own_side = truncation_side(options)
-    side = SIDE_OF.get(setting) if isinstance(setting, str) else None
-    if side is not None and own_side not in (None, side):
-        raise InvalidInput("send `truncate` or `truncation_side`, one of them", param="truncation_side")
-    cut = setting != "NONE" if isinstance(setting, str) else setting
-    if options.truncate_prompt_tokens is None:
-        return cut, own_side or side
-    if cut is False:
-        raise InvalidInput(
-            "`truncate_prompt_tokens` cuts, which `truncate` or `truncation` forbids: send one of them",
-            param="truncate_prompt_tokens",
-        )
-    return truncate_of(options), own_side or side
+    def _check_plain_numbers(self) -> None:
+        """Check that vLLM's fields of packed vectors do not meet those of a type. Raises: InvalidInput."""
+        type_field = "output_dtype" if self._types() is None else "embedding_type"
+        if self.encoding_format in BYTES:
+            raise InvalidInput(f"send `{type_field}` with `float` or `base64`", param="encoding_format")
+        if self.numbers() not in {NumberFormat(), NumberFormat(endianness="little")}:
+            raise InvalidInput(
+                f"send `{type_field}`, or `embed_dtype` and `endianness`, not both", param="embed_dtype"
+            )
 
-
-def encoding_of(options: EmbeddingOptions) -> Encoding:
-    """Return the format of the vectors in the reply. Raises: InvalidInput."""
-    packed = options.encoding_format == "base64"
-    kinds = _types_of(options)
-    if kinds is None and options.output_dtype in {None, "float"}:
-        return Encoding(("base64" if packed else "float",), numbers=numbers_of(options))
-    _check_plain_numbers(options)
-    if kinds is None:
-        assert options.output_dtype is not None
-        return Encoding((options.output_dtype,), packed)
-    if options.output_dtype is not None:
-        raise InvalidInput("send `embedding_type` or `output_dtype`, one of them", param="output_dtype")
-    return Encoding((kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds)))
-
-
-def _types_of(options: EmbeddingOptions) -> EmbeddingType | list[EmbeddingType] | None:
-    """Return Jina's types of the vectors. Raises: InvalidInput."""
-    _check_one_of(options, "embedding_type", "encoding_type")
-    return options.encoding_type if options.embedding_type is None else options.embedding_type
-
-
-def normalizes(options: EmbeddingOptions) -> bool:
-    """Return whether vectors are to have length 1. Raises: InvalidInput if fields contradict each other."""
-    own = options.normalized
-    if own is not None and own is is_raw(options) and _has_activation(options):
-        raise InvalidInput("send `normalized` or `use_activation`, one of them", param="normalized")
-    return own is not False and not is_raw(options)
-
-
-def _has_activation(options: EmbeddingOptions) -> bool:
-    return any(value is not None for value in (options.use_activation, options.softmax, options.activation))
-
-
-def numbers_of(options: EmbeddingOptions) -> NumberFormat:
-    """Return the format of packed vectors."""
-    return NumberFormat(options.embed_dtype or "float32", options.endianness or "native")
-
-
-def _check_plain_numbers(options: EmbeddingOptions) -> None:
-    """Check that vLLM's fields of packed vectors do not meet those of a type. Raises: InvalidInput."""
-    type_field = "output_dtype" if _types_of(options) is None else "embedding_type"
-    if options.encoding_format in BYTES:
-        raise InvalidInput(f"send `{type_field}` with `float` or `base64`", param="encoding_format")
-    if numbers_of(options) not in {NumberFormat(), NumberFormat(endianness="little")}:
-        raise InvalidInput(
-            f"send `{type_field}`, or `embed_dtype` and `endianness`, not both", param="embed_dtype"
-        )
-
-
-def _check_one_of(options: EmbeddingOptions, name: str, other: str) -> None:
-    """Check that two fields of one meaning do not contradict each other. Raises: InvalidInput."""
-    first, second = getattr(options, name), getattr(options, other)
-    if first is not None and second is not None and first != second:
-        raise InvalidInput(f"send `{name}` or `{other}`, one of them", param=other)
+    def _check_one_of(self, name: str, other: str) -> None:
+        """Check that two fields of one meaning do not contradict each other. Raises: InvalidInput."""
+        first, second = getattr(self, name), getattr(self, other)
+        if first is not None and second is not None and first != second:
+            raise InvalidInput(f"send `{name}` or `{other}`, one of them", param=other)

@@ -271,10 +271,7 @@ async def decode_score(request: Request[SieScoreRequest]) -> Call:
 
 
 def items_of(data: SieEncodeRequest) -> list[SieItem]:
-    """Return the inputs of a body, whichever of the three fields contains them.
-
-    Raises: InvalidInput.
-    """
+    """Return the inputs of a body, whichever of the three fields contains them. Raises: InvalidInput."""
     lists = [items for items in (data.items, data.input, data.inputs) if items is not None]
     if len(lists) != 1:
         raise InvalidInput("send `items`", param="items")

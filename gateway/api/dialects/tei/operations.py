@@ -36,7 +36,7 @@ from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.arrow_http import arrow_sparse, arrow_vectors, facts_of, wants_arrow
-from gateway.api.wire.inputs import Dimensions, InputReader
+from gateway.api.wire.inputs import Dimensions
 from gateway.api.wire.tei import (
     Direction,
     EmbedRequest,
@@ -65,7 +65,7 @@ from gateway.errors import InvalidInput
 from gateway.serve import Served
 
 # Body, model, context, api → the call.
-Decode: TypeAlias = Callable[[Any, str | None, RequestContext, InputReader], Awaitable[Call]]
+Decode: TypeAlias = Callable[[Any, str | None, RequestContext, InferenceApi], Awaitable[Call]]
 # Context, reply, metadata of the schema → the Arrow stream, and its media type.
 EncodeArrow: TypeAlias = Callable[[RequestContext, Any, Mapping[str, str]], Awaitable[tuple[memoryview, str]]]
 
@@ -84,15 +84,15 @@ class TeiOperation(NamedTuple):
     arrow: EncodeArrow | None = None
 
 
-async def _similarity(body: SimilarityRequest, model: str | None, _: Any, api: InputReader) -> Call:
+async def _similarity(body: SimilarityRequest, model: str | None, _: Any, api: InferenceApi) -> Call:
     return decode_similarity(body, model, api)
 
 
-async def _predict(body: PredictRequest, model: str | None, _: Any, api: InputReader) -> Call:
+async def _predict(body: PredictRequest, model: str | None, _: Any, api: InferenceApi) -> Call:
     return decode_predict(body, model, api)
 
 
-async def _rerank(body: TeiRerankRequest, model: str | None, _: Any, api: InputReader) -> Call:
+async def _rerank(body: TeiRerankRequest, model: str | None, _: Any, api: InferenceApi) -> Call:
     return decode_rerank(body, model, api)
 
 
@@ -195,10 +195,10 @@ def default_of(operations: frozenset[Operation], outputs: frozenset[Output]) -> 
     return EMBED
 
 
-def operation_of(data: DefaultRequest, model: str, api: InputReader) -> TeiOperation:
+def operation_of(data: DefaultRequest, model: str, api: InferenceApi) -> TeiOperation:
     """Return the operation of a body: the model's default, or similarity.
 
-    Raises: the errors of `InputReader.capabilities_of`.
+    Raises: the errors of `InferenceApi.capabilities_of`.
     """
     capabilities = api.capabilities_of(model, Operation.EMBED)
     if isinstance(data.inputs, SimilarityInputs):

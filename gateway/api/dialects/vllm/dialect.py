@@ -41,17 +41,7 @@ from gateway.api.wire.inputs import InputField, Inputs, read_inputs
 from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS
 from gateway.api.wire.media import part_of, score_parts
 from gateway.api.wire.tokens import decode_ids
-from gateway.api.wire.vllm import (
-    TextTokens,
-    VllmOptions,
-    adds_special_tokens,
-    call_of,
-    chat_of,
-    check_options,
-    is_raw,
-    own_fields,
-    with_chat,
-)
+from gateway.api.wire.vllm import TextTokens, VllmOptions
 from gateway.api.wire.vllm_replies import VllmReply, reply_with
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
@@ -122,10 +112,7 @@ NamedSide: TypeAlias = tuple[str, list[str | Content]]
 
 
 def sides_of(data: VllmScoreRequest, api: InferenceApi) -> tuple[NamedSide, NamedSide]:
-    """Return both sides, of which the longer one is the number of pairs.
-
-    Raises: InvalidInput, EmptyInput.
-    """
+    """Return both sides, of which the longer one is the number of pairs. Raises: InvalidInput, EmptyInput."""
     pairs = (
         ("queries", data.queries, "documents", data.documents),
         ("queries", data.queries, "items", data.items),
@@ -173,16 +160,16 @@ def pairs_of(firsts: tuple[str, ...], seconds: tuple[str, ...]) -> tuple[tuple[s
 async def decode_score(request: Request[VllmScoreRequest]) -> Call:
     """Decode a body of /score. Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`."""
     data, model = request.body, request.model
-    check_options(data)
+    data.check()
     first, second = sides_of(data, request.api)
     if any(isinstance(item, Content) and is_media(item.content) for item in (*first[1], *second[1])):
         if data.max_tokens_per_query or data.max_tokens_per_doc:
             field = "max_tokens_per_query" if data.max_tokens_per_query else "max_tokens_per_doc"
             raise InvalidInput(f"`{field}` is for texts: leave it out of a request with images", param=field)
-        work = await score_parts(_parts(first), _parts(second), request.fetch, raw=is_raw(data))
-        return call_of(data, work, model)
+        work = await score_parts(_parts(first), _parts(second), request.fetch, raw=data.is_raw())
+        return data.call(work, model)
     pairs = pairs_of(_texts(first), _texts(second))
-    call = call_of(data, Score(pairs, raw_scores=is_raw(data)), model)
+    call = data.call(Score(pairs, raw_scores=data.is_raw()), model)
     if not data.max_tokens_per_query and not data.max_tokens_per_doc:
         return call
     query_tokens, text_tokens = data.max_tokens_per_query or None, data.max_tokens_per_doc or None
@@ -192,12 +179,10 @@ async def decode_score(request: Request[VllmScoreRequest]) -> Call:
 async def decode_classify(request: Request[VllmClassifyRequest]) -> Call:
     """Decode a body of /classify. Raises: EmptyInput, InvalidInput, and the errors of `Routes.resolve`."""
     data, model = request.body, request.model
-    check_options(data, own=own_fields(data))
+    data.check_of_texts()
     field = InputField("input", model, Operation.CLASSIFY)
     texts = await read_inputs(data.input, data.messages, field, request.context, request.api)
-    work = Classify(texts, raw_scores=is_raw(data))
-    work = with_chat(work, chat_of(data), special_tokens=adds_special_tokens(data))
-    return call_of(data, work, model)
+    return data.call(data.with_chat(Classify(texts, raw_scores=data.is_raw())), model)
 
 
 def class_items(reply: ClassifyReply) -> list[Any]:

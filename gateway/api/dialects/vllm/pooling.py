@@ -37,17 +37,7 @@ from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
 from gateway.api.wire.media import VectorOptions, embed_parts, have_media, parts_of_messages
-from gateway.api.wire.vllm import (
-    VllmOptions,
-    adds_special_tokens,
-    call_of,
-    chat_of,
-    check_no_special_tokens,
-    check_options,
-    is_raw,
-    own_fields,
-    with_chat,
-)
+from gateway.api.wire.vllm import VllmOptions
 from gateway.api.wire.vllm_replies import VllmReply, check_metadata, reply_packed, reply_with
 from gateway.calls import Call
 from gateway.errors import InvalidInput, OperationUnsupported
@@ -94,7 +84,7 @@ async def decode_pooling(request: Request[PoolingRequest]) -> Call:
     Raises: EmptyInput, InvalidInput, OperationUnsupported, and the errors of `Routes.resolve`.
     """
     data, api = request.body, request.api
-    check_options(data, own=own_fields(data))
+    data.check_of_texts()
     if data.dimensions is not None:
         raise InvalidInput("`dimensions` is not supported at this path", param="dimensions")
     model = request.model or api.gateway.routes.root_model()
@@ -105,13 +95,12 @@ async def decode_pooling(request: Request[PoolingRequest]) -> Call:
         raise OperationUnsupported(f"the task {task!r} is not supported by this gateway", param="task")
     if data.messages is not None and have_media(data.messages):
         work_of_media = await _media_work(data, operation, partial(api.fetch_media, request.context, model))
-        return call_of(data, work_of_media, model)
+        return data.call(work_of_media, model)
     field = InputField("input", model, operation)
     texts = await read_inputs(data.input, data.messages, field, request.context, api)
     check_metadata(data.encoding_format, len(texts))
-    work = pooling_work(operation, texts, capabilities, raw=is_raw(data))
-    work = with_chat(work, chat_of(data), special_tokens=adds_special_tokens(data))
-    return call_of(data, work, model)
+    work = pooling_work(operation, texts, capabilities, raw=data.is_raw())
+    return data.call(data.with_chat(work), model)
 
 
 async def _media_work(data: PoolingRequest, operation: Operation, fetch: Fetch) -> EmbedParts:
@@ -121,16 +110,16 @@ async def _media_work(data: PoolingRequest, operation: Operation, fetch: Fetch) 
     if operation is Operation.CLASSIFY:
         raise OperationUnsupported("images and sound are embedded, and not classified", param="task")
     is_late = operation is Operation.ENCODE
-    if is_late and is_raw(data):
+    if is_late and data.is_raw():
         raise InvalidInput(
             "vectors of images are normalized: leave out `use_activation`", param="use_activation"
         )
     check_metadata(data.encoding_format, 1)
-    check_no_special_tokens(data)
-    options = VectorOptions(normalize=not is_raw(data), multivector=is_late)
+    data.check_no_special_tokens()
+    options = VectorOptions(normalize=not data.is_raw(), multivector=is_late)
     parts = parts_of_messages(data.messages or [])
     work = await embed_parts([parts], "messages", options, fetch)
-    return msgspec.structs.replace(work, chat=chat_of(data))
+    return msgspec.structs.replace(work, chat=data.chat())
 
 
 def task_of(capabilities: Capabilities | None) -> str:
@@ -191,7 +180,7 @@ async def pooling(request: Request[PoolingRequest]) -> HttpReply:
     data = request.body
     kinds = EmbedReply | ClassifyReply | EncodeReply
     served, reply = await request.serve(await decode_pooling(request), kinds)
-    rows = pooled_rows(reply, raw=is_raw(data))
+    rows = pooled_rows(reply, raw=data.is_raw())
     numbers = NumberFormat(data.embed_dtype, data.endianness)
     if data.encoding_format in BYTES:
         return reply_packed(request, served, rows, numbers)
