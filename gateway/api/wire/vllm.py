@@ -139,7 +139,7 @@ class VllmOptions(msgspec.Struct, kw_only=True):
 
     @property
     def cuts(self) -> bool | None:
-        """Whether inputs that are too long are cut, or None to follow the model's config."""
+        """True if inputs that are too long are cut, None to follow the model's config."""
         return None if self.truncate_prompt_tokens is None else True
 
     @property
@@ -184,12 +184,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 # Fields of `HARMLESS` that have an effect on texts, and on conversations, where a path reads them.
 TEXT_FIELDS = frozenset({"add_special_tokens"})
-CHAT_FIELDS = TEXT_FIELDS | {
-    "messages",
-    "chat_template",
-    "add_generation_prompt",
-    "continue_final_message",
-}
+CHAT_FIELDS = TEXT_FIELDS | {"messages", "chat_template", "add_generation_prompt", "continue_final_message"}
 # Read at once, because every call is checked.
 _values_of = attrgetter(*HARMLESS)
 _DEFAULTS = _values_of(VllmOptions())

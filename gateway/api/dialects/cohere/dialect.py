@@ -7,14 +7,7 @@ import msgspec
 from gateway.api.dialects.cohere import embed, rerank
 from gateway.api.dialects.cohere.embed import EmbedV1Request, EmbedV2Request
 from gateway.api.dialects.cohere.rerank import EitherRerankRequest, RerankRequest
-from gateway.api.document.fields import (
-    BULK,
-    QUERY,
-    SIDE,
-    TEXTS,
-    UNSUPPORTED,
-    of_texts,
-)
+from gateway.api.document.fields import BULK, QUERY, SIDE, TEXTS, UNSUPPORTED, of_texts
 from gateway.api.server.dialect import Dialect
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {

@@ -15,12 +15,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from backends.contract import Embed, EmbedReply, Operation, Tokenize, TokenizeReply
-from gateway.api.document.fields import (
-    CUT,
-    QUERY,
-    REFUSED,
-    TEXTS,
-)
+from gateway.api.document.fields import CUT, QUERY, REFUSED, TEXTS
 from gateway.api.server.body import ModelName
 from gateway.api.server.call_io import Scope
 from gateway.api.server.dialect import Dialect, KeyHeader

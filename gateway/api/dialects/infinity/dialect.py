@@ -28,10 +28,7 @@ from backends.contract import (
     Rerank,
     RerankReply,
 )
-from gateway.api.document.fields import (
-    QUERY,
-    TEXTS,
-)
+from gateway.api.document.fields import QUERY, TEXTS
 from gateway.api.server.body import INTEGER_MAX, ModelName
 from gateway.api.server.dialect import Dialect
 from gateway.api.server.encoding import EncodingFormat, base64_numbers, vector_items

@@ -12,9 +12,7 @@ from litestar.di import NamedDependency
 
 from backends.contract import Capabilities, Embed, EmbedReply, Operation
 from gateway import __version__
-from gateway.api.document.fields import (
-    TEXTS,
-)
+from gateway.api.document.fields import TEXTS
 from gateway.api.server.body import INTEGER_MAX, ModelName
 from gateway.api.server.dialect import Dialect
 from gateway.api.server.endpoints import inference
@@ -196,11 +194,7 @@ def text_tokens_of(options: OllamaOptions | None, model: str | None, api: Infere
     return max(1, options.num_ctx - SPECIAL_TOKENS)
 
 
-@endpoint(
-    "/api/embed",
-    reply=OllamaEmbedResponse,
-    description="One vector for each input",
-)
+@endpoint("/api/embed", reply=OllamaEmbedResponse, description="One vector for each input")
 async def embed(request: Request[OllamaEmbedRequest]) -> HttpReply:
     """Turn texts into vectors.
 
@@ -218,11 +212,7 @@ async def embed(request: Request[OllamaEmbedRequest]) -> HttpReply:
     return request.reply(served, body)
 
 
-@endpoint(
-    "/api/embeddings",
-    reply=OllamaEmbeddingsResponse,
-    description="One vector",
-)
+@endpoint("/api/embeddings", reply=OllamaEmbeddingsResponse, description="One vector")
 async def embeddings(request: Request[OllamaEmbeddingsRequest]) -> HttpReply:
     """Turn one text into a vector.
 
@@ -232,11 +222,7 @@ async def embeddings(request: Request[OllamaEmbeddingsRequest]) -> HttpReply:
     return request.reply(served, {"embedding": reply.vectors[0]})
 
 
-@endpoint(
-    "/api/show",
-    reply=OllamaShowResponse,
-    description="Facts about the model",
-)
+@endpoint("/api/show", reply=OllamaShowResponse, description="Facts about the model")
 async def show(request: Request[OllamaShowRequest]) -> HttpReply:
     """Describe one embedding model.
 

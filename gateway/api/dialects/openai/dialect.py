@@ -6,12 +6,7 @@ import msgspec
 
 from gateway.api.dialects.openai import embeddings, models
 from gateway.api.dialects.openai.embeddings import OpenAIEmbeddingsRequest
-from gateway.api.document.fields import (
-    NORMALIZE,
-    PACKED,
-    REFUSED,
-    TEXTS,
-)
+from gateway.api.document.fields import NORMALIZE, PACKED, REFUSED, TEXTS
 from gateway.api.server.dialect import Dialect, KeyHeader
 
 EXAMPLES: dict[type[msgspec.Struct], Any] = {OpenAIEmbeddingsRequest: {"model": "bge", "input": TEXTS}}

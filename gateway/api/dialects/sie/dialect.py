@@ -24,11 +24,7 @@ from backends.contract import (
     RerankReply,
 )
 from gateway.api.dialects.sie.items import SieItem, parts_of_item, text_of_item
-from gateway.api.document.fields import (
-    QUERY,
-    REFUSED,
-    TEXTS,
-)
+from gateway.api.document.fields import QUERY, REFUSED, TEXTS
 from gateway.api.server.dialect import Dialect
 from gateway.api.server.encoding import msgpack_bytes, quantize_rows
 from gateway.api.server.endpoints import BodyForms, inference

@@ -21,9 +21,7 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import model_name, route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import EMPTY, NO_KEY, empty
-from gateway.api.wire.tei import (
-    NAMELESS_LABEL,
-)
+from gateway.api.wire.tei import NAMELESS_LABEL
 from gateway.calls import default_truncation
 from gateway.errors import ModelLoading
 from gateway.tenants.keyring import Tenant

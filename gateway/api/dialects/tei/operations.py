@@ -218,11 +218,7 @@ async def _serve(request: Request[DefaultRequest]) -> HttpReply:
     return await answer(Request(body_of(data, operation), request.context, api), operation, model)
 
 
-@endpoint(
-    "/",
-    reply=ANY_RESPONSE,
-    description="Reply of the model's default operation",
-)
+@endpoint("/", reply=ANY_RESPONSE, description="Reply of the model's default operation")
 async def default(request: Request[DefaultRequest]) -> HttpReply:
     """Run the default operation of the model.
 
@@ -346,12 +342,7 @@ def truncated_in(truncated: list[tuple[int, ...] | None], inputs: list[int]) -> 
     return tuple(indices)
 
 
-@endpoint(
-    "/vertex",
-    reply=VertexResponse,
-    description="A prediction for each instance",
-    below_models=False,
-)
+@endpoint("/vertex", reply=VertexResponse, description="A prediction for each instance", below_models=False)
 async def vertex(request: Request[VertexRequest]) -> HttpReply:
     """Run several bodies of `POST /` in the envelope of Google's Vertex AI.
 

@@ -21,13 +21,7 @@ from backends.contract import (
 from gateway import __version__
 from gateway.api.dialects.vllm import pooling
 from gateway.api.dialects.vllm.pooling import PoolingRequest, endpoint
-from gateway.api.document.fields import (
-    NORMALIZE,
-    PACKED,
-    QUERY,
-    TEXTS,
-    of_texts,
-)
+from gateway.api.document.fields import NORMALIZE, PACKED, QUERY, TEXTS, of_texts
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.dialect import Dialect
 from gateway.api.server.error_bodies import VLLM, document_errors
@@ -198,12 +192,7 @@ def class_items(reply: ClassifyReply) -> list[Any]:
     ]
 
 
-@endpoint(
-    "/score",
-    "/v1/score",
-    reply=VllmScoreResponse,
-    description="A score for each pair",
-)
+@endpoint("/score", "/v1/score", reply=VllmScoreResponse, description="A score for each pair")
 async def score(request: Request[VllmScoreRequest]) -> HttpReply:
     """Score pairs of texts or images.
 
@@ -214,11 +203,7 @@ async def score(request: Request[VllmScoreRequest]) -> HttpReply:
     return reply_with(request, served, "score", items)
 
 
-@endpoint(
-    "/classify",
-    reply=VllmClassifyResponse,
-    description="The classes of each input",
-)
+@endpoint("/classify", reply=VllmClassifyResponse, description="The classes of each input")
 async def classify(request: Request[VllmClassifyRequest]) -> HttpReply:
     """Classify texts.
 
@@ -242,10 +227,7 @@ class VllmDetokenizeResponse(msgspec.Struct):
 
 
 @endpoint(
-    "/detokenize",
-    reply=VllmDetokenizeResponse,
-    description="The text of the ids",
-    least=LEAST_WITHOUT_TOKENS,
+    "/detokenize", reply=VllmDetokenizeResponse, description="The text of the ids", least=LEAST_WITHOUT_TOKENS
 )
 async def detokenize(request: Request[DetokenizeRequest]) -> HttpReply:
     """Turn token ids into a text, special tokens included."""

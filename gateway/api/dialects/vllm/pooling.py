@@ -44,11 +44,7 @@ from gateway.errors import InvalidInput, OperationUnsupported
 from gateway.media.sources import Fetch
 
 endpoint = partial(inference, errors=VLLM, tags=["vLLM"])
-OPERATION_OF = {
-    "embed": Operation.EMBED,
-    "classify": Operation.CLASSIFY,
-    "token_embed": Operation.ENCODE,
-}
+OPERATION_OF = {"embed": Operation.EMBED, "classify": Operation.CLASSIFY, "token_embed": Operation.ENCODE}
 
 
 class PoolingRequest(VllmOptions, kw_only=True):
