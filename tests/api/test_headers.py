@@ -20,7 +20,8 @@ from gateway.routing.routes import Route
 from gateway.serve import Served
 from gateway.tenants.keyring import Tenant, key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
+from tests.fakes.hooks import Gate, respond_with, tei_with_hook, until
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 from tests.socket_gateway import socket_gateway
 
@@ -49,11 +50,6 @@ tenants:
     keys: ["{key_digest(KEY)}"]
     limits: {{requests_per_minute: 2, requests_per_day: 100, tokens_per_minute: 1000}}
 """
-
-
-def fakes() -> dict[str, FakeTei]:
-    """Return an embedding model on one replica, and a reranker."""
-    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
 async def drain(gateway: Running) -> None:
