@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from backends.contract import EmbedReply
-from gateway.api.dialects.openai.replies import encode_embeddings
+from gateway.api.dialects.openai.embeddings import encode_embeddings
 from gateway.api.server.encoding import Encoding, EncodingFormat
 from tests.conftest import KEY, Boots, posted
 from tests.fakes.hooks import RERANKER

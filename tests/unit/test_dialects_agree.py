@@ -28,7 +28,7 @@ from gateway.api.dialects.gemini import dialect as gemini
 from gateway.api.dialects.infinity import dialect as infinity
 from gateway.api.dialects.ollama import dialect as ollama
 from gateway.api.dialects.openai import embeddings as openai
-from gateway.api.dialects.openai.replies import encode_embeddings
+from gateway.api.dialects.openai.embeddings import encode_embeddings
 from gateway.api.dialects.sie import dialect as sie
 from gateway.api.dialects.vllm import dialect as vllm
 from gateway.api.dialects.vllm import pooling as vllm_pooling

@@ -1,7 +1,8 @@
 """SIE: POST /v1/encode/{model} and /v1/score/{model}, with JSON or msgpack bodies.
 
 Source: SIE 0.3.1, wire of its gateway (JSON unless the caller accepts msgpack), and sie-sdk 0.10.1, which
-uses msgpack with numpy arrays as msgpack-numpy writes them.
+uses msgpack with numpy arrays as msgpack-numpy writes them. In msgpack the content of an image is bytes; in
+JSON, which has none, it is base64.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ from backends.contract import (
     Rerank,
     RerankReply,
 )
-from gateway.api.dialects.sie.items import SieItem, parts_of_item, text_of_item
 from gateway.api.document.fields import QUERY, REFUSED, TEXTS
+from gateway.api.server.body import Integer
 from gateway.api.server.dialect import Dialect
 from gateway.api.server.encoding import msgpack_bytes, quantize_rows
 from gateway.api.server.endpoints import BodyForms, inference
@@ -36,6 +37,7 @@ from gateway.api.wire.media import VectorOptions, embed_parts, score_parts
 from gateway.api.wire.replies import best_first
 from gateway.calls import Call
 from gateway.errors import EmptyInput, GatewayError, InvalidInput
+from gateway.media.sources import PictureSource, SoundSource, SourcePart
 from gateway.prompts import Role
 from gateway.serve import Served
 
@@ -51,6 +53,7 @@ REFUSED_OPTIONS = {
     "muvera": "send `output_types` multivector, and encode the vectors yourself",
     "smve": "send `output_types` multivector, and encode the vectors yourself",
 }
+UNSUPPORTED_KINDS = ("video", "document")
 HALF_MAX = float(np.finfo(np.float16).max)
 
 
@@ -83,6 +86,37 @@ def _sie_error(error: GatewayError) -> SieError:
 
 SIE = ErrorFormat("sie", SieError, _sie_error, ("/v1/encode/", "/v1/score/"))
 endpoint = partial(inference, errors=SIE, tags=["SIE"], below_models=False)
+
+
+class SieImage(msgspec.Struct):
+    """An image. data: its bytes; in JSON base64. format: SIE's; the content decides it."""
+
+    data: bytes
+    format: str | None = None
+
+
+class SieAudio(msgspec.Struct):
+    """A recording. data: its bytes; in JSON base64. format, sample_rate: SIE's; the content decides them."""
+
+    data: bytes
+    format: str | None = None
+    sample_rate: Integer | None = None
+
+
+class SieItem(msgspec.Struct):
+    """One input. id: returned with its output. video and document are refused."""
+
+    id: str | None = None
+    text: str | None = None
+    images: list[SieImage] | None = None
+    audio: SieAudio | None = None
+    video: Any = None
+    document: Any = None
+
+    @property
+    def has_media(self) -> bool:
+        """True if the item is more than a text."""
+        return bool(self.images) or self.audio is not None
 
 
 class SieOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -264,6 +298,36 @@ async def decode_score(request: Request[SieScoreRequest]) -> Call:
         raise EmptyInput("`query` is an empty string", param="query")
     texts = api.texts([text_of_item(item, "items", index) for index, item in enumerate(data.items)], "items")
     return Call(Rerank(query, texts), name, instruction=instruction)
+
+
+def text_of_item(item: SieItem, field: str, index: int) -> str:
+    """Return the text of an item without media. Raises: InvalidInput."""
+    _check_kinds(item, field, index)
+    if item.text is None:
+        raise InvalidInput(f"`{field}` {index} has no `text`", param=field)
+    return item.text
+
+
+def parts_of_item(item: SieItem, field: str, index: int) -> list[SourcePart]:
+    """Return the parts of an item: images, then sound, then text. Raises: EmptyInput, InvalidInput."""
+    _check_kinds(item, field, index)
+    parts: list[SourcePart] = [PictureSource(image.data) for image in item.images or ()]
+    if item.audio is not None:
+        parts.append(SoundSource(item.audio.data))
+    if item.text is not None:
+        parts.append(item.text)
+    if not parts:
+        raise EmptyInput(f"`{field}` {index} has no `text`, `images` or `audio`", param=field)
+    return parts
+
+
+def _check_kinds(item: SieItem, field: str, index: int) -> None:
+    """Check that an item has nothing that no model here reads. Raises: InvalidInput."""
+    for kind in UNSUPPORTED_KINDS:
+        if getattr(item, kind) is not None:
+            raise InvalidInput(
+                f"`{field}` {index} has `{kind}`; texts, images and sound are taken", param=field
+            )
 
 
 def items_of(data: SieEncodeRequest) -> list[SieItem]:
