@@ -1,20 +1,18 @@
-"""Backend kinds and their adapter modules; an adapter is imported when a configuration uses its kind."""
+"""Kinds of server; an adapter is imported when a configuration uses its kind."""
 
 from importlib import import_module
 from typing import Protocol, cast
 
-from backends.contract import Backend, BackendKind, ReplicaSpec
+from backends.contract import Backend, BackendKind, ReplicaSpec, ServerKind
+from backends.infinity.kind import INFINITY
+from backends.openai.kind import COHERE, JINA, OPENAI, VOYAGE
+from backends.tei.kind import TEI
+from backends.torch.kind import ENGINE
+from backends.vllm.kind import VLLM
 
-# Kind → adapter module with a function `open_replica`.
-BACKENDS: dict[BackendKind, str] = {
-    "tei": "backends.tei.adapter",
-    "infinity": "backends.infinity.adapter",
-    "vllm": "backends.vllm.adapter",
-    "openai": "backends.openai.adapter",
-    "cohere": "backends.openai.adapter",
-    "jina": "backends.openai.adapter",
-    "voyage": "backends.openai.adapter",
-    "torch": "backends.torch.serving.client",
+# In the order in which a server is recognized: others answer some of OpenAI's paths, too.
+KINDS: dict[BackendKind, ServerKind] = {
+    kind.name: kind for kind in (TEI, VLLM, INFINITY, OPENAI, COHERE, JINA, VOYAGE, ENGINE)
 }
 
 
@@ -28,4 +26,4 @@ class Adapter(Protocol):
 def open_replica(kind: BackendKind, spec: ReplicaSpec) -> Backend:
     """Return the backend of one replica; it sends nothing before its first method call."""
     # The contract tests check each module against the protocol; the type checker cannot.
-    return cast("Adapter", import_module(BACKENDS[kind])).open_replica(spec)
+    return cast("Adapter", import_module(KINDS[kind].adapter)).open_replica(spec)

@@ -53,15 +53,14 @@ class Grant:
         reservation: "Reservation | asyncio.Task[Reservation]",
         ledger: Ledger,
         unpaid: "UnpaidFailures | None" = None,
+        copy: CopyPurpose | None = None,
     ) -> None:
         self.tenant = tenant
         self.prepared = prepared
         self.deadline = deadline
         self.limit_statuses: tuple[LimitStatus, ...] = ()
         self.degraded = False
-        # Another upstream can serve the call if this one cannot.
-        self.may_move = False
-        self.copy: CopyPurpose | None = None
+        self.copy = copy
         self._tokens = 0
         self._unanswered_tokens = 0
         self._uncharged_inputs = 0
@@ -313,9 +312,7 @@ class Admission:
     ) -> Grant:
         """Return the grant of a copy of a call, which charges no tenant."""
         request = QuotaRequest(self._new_id(), tenant.name, (), prepared.cost, LEASE_US)
-        grant = Grant(tenant, prepared, deadline, Reservation(request, ()), self._ledger)
-        grant.copy = purpose
-        return grant
+        return Grant(tenant, prepared, deadline, Reservation(request, ()), self._ledger, copy=purpose)
 
     async def ask(self, tenant: Tenant, route: Route, least: Cost) -> int:
         """Refuse a call of at least this cost if it does not fit now; return how many tokens fit.

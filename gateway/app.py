@@ -31,7 +31,6 @@ from backends.torch.stats import EngineStats, joined_stats
 from gateway.admission import Admission
 from gateway.api.dialects.manager.dialect import move_path as move_to_manager
 from gateway.api.dialects.registry import DIALECTS
-from gateway.api.dialects.tei.info import describe_model
 from gateway.api.operators import (
     added_models,
     admin,
@@ -43,11 +42,9 @@ from gateway.api.operators import (
     probes,
     replicas,
     sign_in,
-    start_page,
     status,
     tenants,
     texts,
-    traffic,
     ui,
 )
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
@@ -138,13 +135,11 @@ OPERATOR_MODULES = (
     instances,
     host_models,
     status,
-    traffic,
     replicas,
     jobs,
     own_usage,
     ui,
     sign_in,
-    start_page,
 )
 OPERATORS = Dialect(
     handlers=[handler for module in OPERATOR_MODULES for handler in module.HANDLERS],
@@ -391,13 +386,9 @@ def _distrust(cache: ItemCache, event: SpaceChecked) -> None:
 
 def _create_grpc(config: Config, parts: ServerParts) -> "GrpcServer":
     """Return the gRPC server, which shares everything with HTTP's."""
-    from gateway.api.grpc.rpc import RpcParts
     from gateway.api.grpc.server import GrpcServer
 
-    shared = RpcParts(
-        parts.api, parts.in_flight, parts.observe, parts.body_bytes_max, describe_model, parts.traces
-    )
-    return GrpcServer(shared, config.limits, config.tls)
+    return GrpcServer(parts, config.limits, config.tls)
 
 
 @cache

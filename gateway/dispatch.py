@@ -31,8 +31,9 @@ from gateway.errors import (
     UpstreamFailed,
 )
 from gateway.lane.fair_queue import Priority
-from gateway.lane.faults import SliceFailed
+from gateway.lane.isolation import Suspicion
 from gateway.lane.lane import Lane, SliceReply
+from gateway.lane.outcomes import SliceFailed
 from gateway.lane.slices import (
     Slice,
     cut,
@@ -42,10 +43,9 @@ from gateway.lane.slices import (
     parts_of,
     separated,
 )
-from gateway.lane.suspects import Suspicion
 from gateway.lane.ticket import Owner
 from gateway.prepare import PreparedWork, Preparer
-from gateway.routing.refusals import REFUSED_BYTES_MIN
+from gateway.routing.replica import REFUSED_BYTES_MIN
 from gateway.telemetry.timeline import Timeline
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.vector_scores import vector_scores
@@ -90,21 +90,28 @@ class Dispatcher:
         inputs: ModelInputs,
         timeline: Timeline,
         cache: CallCache | None = None,
+        *,
+        may_move: bool = False,
     ) -> Reply:
-        """Return the reply to the whole call, in the caller's order. cache: of the call, None without one.
+        """Return the reply to the whole call, in the caller's order.
 
-        Raises: GatewayError.
+        cache: of the call, None without one. may_move: another upstream can serve the call if this one
+        cannot. Raises: GatewayError.
         """
-        await lane.wait_for_replica(grant.deadline.at_s)
+        prepared = grant.prepared
+        if inputs.capabilities() is None:
+            await lane.wait_for_replica(grant.deadline.at_s)
         timeline.lap("queue")
-        prepared = await self._preparer.refresh(inputs, grant.prepared, grant.tenant, grant.deadline)
+        if inputs.capabilities() is not prepared.capabilities:
+            prepared = await self._preparer.refresh(inputs, prepared, grant.tenant, grant.deadline)
         part = WorkPart(prepared.work, prepared.most_tokens(), prepared.input_tokens is not None)
         split = None if cache is None else await cache.look_up(prepared.work)
+        submission = _Submission(lane, grant, self._owner(grant, timeline, may_move=may_move), timeline)
         try:
             if cache is None or split is None:
-                reply = await self._compute(grant, lane, part, timeline)
+                reply = await submission.compute(part)
             else:
-                reply = await self._complete(grant, lane, (part, split, cache), timeline)
+                reply = await _complete(submission, (part, split, cache), timeline)
         except errors.BackendError as error:
             failure = translated(error, _place_of(error, prepared))
             failure.input_index = _index_in_call(error, prepared)
@@ -114,47 +121,7 @@ class Dispatcher:
             _check_numbers(reply.numbers)
         return await _scored(prepared.call.work, reply) if prepared.by_cosine else reply
 
-    async def _compute(self, grant: Grant, lane: Lane, part: WorkPart, timeline: Timeline) -> Reply:
-        """Return the reply of replicas to a part of a call. Raises: BackendError, GatewayError."""
-        parts = cut(part.work, part.tokens, lane.bounds(), exact=part.is_exact)
-        slices = lane.separated(parts, part.tokens)
-        owner = self._owner(grant, timeline)
-        lane.check_room(sum(piece.cost for piece in slices), owner)
-        try:
-            replies = await _Submission(lane, grant, owner, part.tokens).submit_all(slices)
-            reply = join([piece for piece, _ in replies], [own.reply for _, own in replies])
-        except errors.InvalidWork as error:
-            raise _of_whole(error, part) from error
-        timeline.lap("upstream")
-        timeline.move("upstream", "queue", max(own.queued_s for _, own in replies))
-        return reply
-
-    async def _complete(
-        self,
-        grant: Grant,
-        lane: Lane,
-        cached: tuple[WorkPart, SplitCall, CallCache],
-        timeline: Timeline,
-    ) -> Reply:
-        """Return the reply to a call of which the cache has a part.
-
-        cached: the whole work, split by the cache. Raises: BackendError, GatewayError.
-        """
-        whole, split, cache = cached
-        timeline.lap("cache")
-        reply: Reply | None = None
-        if missing := split.missing:
-            tokens = [whole.tokens[index] for index in missing]
-            part = WorkPart(cast("BackendWork", split.missing_work()), tokens, whole.is_exact, missing)
-            computed = await self._compute(grant, lane, part, timeline)
-            counts = _counts_of(computed, part)
-            reply = _with_counts(computed, counts)
-            cache.keep(split, reply, counts)
-        joined = cast("Reply", split.joined(reply))
-        grant.count_cached(split.hits, split.hit_tokens, is_charged=cache.is_charged)
-        return joined
-
-    def _owner(self, grant: Grant, timeline: Timeline) -> Owner:
+    def _owner(self, grant: Grant, timeline: Timeline, *, may_move: bool) -> Owner:
         tenant = grant.tenant
         # A caller may lower the priority of its own call, and never raise it.
         priority: Priority = "bulk" if grant.prepared.call.bulk else tenant.priority
@@ -166,10 +133,34 @@ class Dispatcher:
             tenant.queue_tokens,
             tenant.join,
             timeline.trace,
-            grant.may_move,
+            may_move,
             grant.copy,
             timeline.attempts,
         )
+
+
+async def _complete(
+    submission: "_Submission",
+    cached: tuple[WorkPart, SplitCall, CallCache],
+    timeline: Timeline,
+) -> Reply:
+    """Return the reply to a call of which the cache has a part.
+
+    cached: the whole work, split by the cache. Raises: BackendError, GatewayError.
+    """
+    whole, split, cache = cached
+    timeline.lap("cache")
+    reply: Reply | None = None
+    if missing := split.missing:
+        tokens = [whole.tokens[index] for index in missing]
+        part = WorkPart(cast("BackendWork", split.missing_work()), tokens, whole.is_exact, missing)
+        computed = await submission.compute(part)
+        counts = _counts_of(computed, part)
+        reply = _with_counts(computed, counts)
+        cache.keep(split, reply, counts)
+    joined = cast("Reply", split.joined(reply))
+    submission.grant.count_cached(split.hits, split.hit_tokens, is_charged=cache.is_charged)
+    return joined
 
 
 async def _scored(work: Work, reply: Reply) -> Reply:
@@ -188,19 +179,40 @@ def _check_numbers(numbers: int) -> None:
 
 
 class _Submission:
-    """Slices of one call on their way through a lane. tokens: count of each input of the call."""
+    """Slices of one call on their way through a lane."""
 
-    __slots__ = ("_grant", "_lane", "_numbers", "_owner", "_searches", "_tokens")
+    __slots__ = ("_lane", "_numbers", "_owner", "_searches", "_timeline", "_tokens", "grant")
 
-    def __init__(self, lane: Lane, grant: Grant, owner: Owner, tokens: Sequence[int]) -> None:
+    def __init__(self, lane: Lane, grant: Grant, owner: Owner, timeline: Timeline) -> None:
+        self.grant = grant
         self._lane = lane
-        self._grant = grant
         self._owner = owner
-        self._tokens = tokens
+        self._timeline = timeline
+        # Count of each input of the part that is computed.
+        self._tokens: Sequence[int] = ()
         # In the replies so far, of outputs that are larger than one vector for an input.
         self._numbers = 0
         # Made for the first of several slices that fails.
         self._searches: asyncio.Semaphore | None = None
+
+    async def compute(self, part: WorkPart) -> Reply:
+        """Return the reply of replicas to a part of a call. Raises: BackendError, GatewayError."""
+        lane, self._tokens = self._lane, part.tokens
+        slices = lane.separated(cut(part.work, part.tokens, lane.bounds(), exact=part.is_exact), part.tokens)
+        is_lone = len(slices) == 1
+        lane.check_room(slices[0].cost if is_lone else sum([piece.cost for piece in slices]), self._owner)
+        try:
+            replies = await (self._submit(slices[0]) if is_lone else self.submit_all(slices))
+            if len(replies) == 1:
+                reply, queued_s = replies[0][1].reply, replies[0][1].queued_s
+            else:
+                reply = join([piece for piece, _ in replies], [own.reply for _, own in replies])
+                queued_s = max(own.queued_s for _, own in replies)
+        except errors.InvalidWork as error:
+            raise _of_whole(error, part) from error
+        self._timeline.lap("upstream")
+        self._timeline.move("upstream", "queue", queued_s)
+        return reply
 
     async def submit_all(
         self, slices: Sequence[Slice], suspicion: Suspicion = Suspicion.NONE
@@ -209,8 +221,6 @@ class _Submission:
 
         On the first error, cancel the other slices. suspicion: of parts of a slice that failed.
         """
-        if len(slices) == 1:
-            return await self._submit(slices[0], suspicion)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._submit(piece, suspicion)) for piece in slices]
@@ -226,7 +236,7 @@ class _Submission:
 
         suspicion: of a part of a slice that failed.
         """
-        grant = self._grant
+        grant = self.grant
         try:
             reply = await self._lane.submit(
                 piece, self._owner, grant.deadline.at_s, self._count_unanswered, suspicion
@@ -249,7 +259,7 @@ class _Submission:
         """
         match error:
             case SliceFailed(error=errors.AttemptTimedOut()):
-                self._grant.count_outlasted()
+                self.grant.count_outlasted()
                 return await self._search(piece, Suspicion.HUNG, is_part=bool(suspicion))
             case SliceFailed():
                 return await self._search(piece, Suspicion.FAILED, is_part=bool(suspicion))
@@ -317,7 +327,7 @@ class _Submission:
     def _count_unanswered(self, piece: Slice) -> None:
         # Tokenizing is free.
         if not piece.work.is_free:
-            self._grant.count_unanswered(piece.tokens)
+            self.grant.count_unanswered(piece.tokens)
 
 
 def _named(error: errors.InvalidWork, piece: Slice, *, is_single: bool) -> errors.InvalidWork:

@@ -5,15 +5,13 @@ is one module here, an entry in the table of each adapter that serves it, and a 
 """
 
 from backends.contract.backend import (
-    API_ADDRESSES,
-    GRPC_SCHEMES,
-    ApiKind,
-    ApiSettings,
+    Ask,
     Backend,
     BackendKind,
     ConnectionFault,
     ConnectionFaultKind,
     DropsConnections,
+    LiteLLMProvider,
     ModelState,
     ModelWork,
     QueueDepth,
@@ -23,12 +21,14 @@ from backends.contract.backend import (
     ReportsQueueDepth,
     ReportsResidence,
     Residence,
+    ServerKind,
     TlsFiles,
     TokenizerSettings,
     TokenizerSource,
     UnloadReason,
     Work,
     ignore_fault,
+    listed_models,
 )
 from backends.contract.capabilities import (
     NUMBER_MAX,
@@ -86,11 +86,8 @@ from backends.contract.work import (
 )
 
 __all__ = [
-    "API_ADDRESSES",
-    "GRPC_SCHEMES",
     "NUMBER_MAX",
-    "ApiKind",
-    "ApiSettings",
+    "Ask",
     "Audio",
     "Backend",
     "BackendKind",
@@ -112,6 +109,7 @@ __all__ = [
     "EncodeReply",
     "Image",
     "Lengths",
+    "LiteLLMProvider",
     "ModelInput",
     "ModelState",
     "ModelWork",
@@ -131,6 +129,7 @@ __all__ = [
     "Residence",
     "Score",
     "ScoreKind",
+    "ServerKind",
     "TermWeights",
     "TlsFiles",
     "Token",
@@ -144,4 +143,5 @@ __all__ = [
     "Work",
     "WorkInput",
     "ignore_fault",
+    "listed_models",
 ]

@@ -18,19 +18,8 @@ ModelWork: TypeAlias = Embed | Encode | Rerank | Score | Classify
 Work: TypeAlias = ModelWork | EmbedParts | Tokenize | Detokenize
 Reply: TypeAlias = EmbedReply | EncodeReply | RerankReply | ClassifyReply | TokenizeReply | DetokenizeReply
 
-# Values of `upstreams.<name>.backend`. The adapter of each kind is listed in `backends.registry`.
+# Values of `upstreams.<name>.backend`. Each kind is listed in `backends.registry`.
 BackendKind: TypeAlias = Literal["tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "torch"]
-# Kinds that the OpenAI adapter serves: any server of OpenAI's API, and hosted APIs that differ in details.
-ApiKind: TypeAlias = Literal["openai", "cohere", "jina", "voyage"]
-# Base URLs of the providers; servers of OpenAI's own API are run by many.
-API_ADDRESSES: dict[ApiKind, str | None] = {
-    "openai": None,
-    "cohere": "https://api.cohere.com/v2",
-    "jina": "https://api.jina.ai/v1",
-    "voyage": "https://api.voyageai.com/v1",
-}
-# Beginnings of the addresses of TEI servers that are called over gRPC, without and with TLS.
-GRPC_SCHEMES = ("grpc://", "grpcs://")
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
@@ -108,22 +97,6 @@ class TokenizerSource(msgspec.Struct, frozen=True):
     settings: TokenizerSettings = TokenizerSettings()
 
 
-class ApiSettings(msgspec.Struct, frozen=True):
-    """Settings for servers of OpenAI's API and of its relatives; None leaves the choice to the kind.
-
-    embeddings, rerank: paths, from the root of the server with a leading slash, else below the base URL.
-    input_type: the server's word for each role, and for `default`. extra_body: fields of every request.
-    task: the only operation that the model is asked for.
-    """
-
-    kind: ApiKind = "openai"
-    embeddings: str | None = None
-    rerank: str | None = None
-    input_type: Mapping[str, str] | None = None
-    extra_body: Mapping[str, Any] = {}
-    task: Literal["embed", "rerank"] | None = None
-
-
 class ReplicaSpec(msgspec.Struct, frozen=True):
     """Address and connection settings of one replica.
 
@@ -132,7 +105,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     model: name of the served model, if the wire carries one.
     tokenizer: of the model's checkpoint, for wires that report no tokens or no prompts.
     ip: the address to connect to if the host of `address` has several. Host header and SNI keep the name.
-    report: called with each fault of its connections. api: for the OpenAI adapter only.
+    report: called with each fault of its connections. settings: of the kind, as its folder defines them.
     """
 
     address: str
@@ -142,7 +115,55 @@ class ReplicaSpec(msgspec.Struct, frozen=True):
     tokenizer: TokenizerSource | None = None
     ip: str | None = None
     report: ReportFault = ignore_fault
-    api: ApiSettings = ApiSettings()
+    settings: object = None
+
+
+LISTED_MODELS_MAX = 64
+# Returns the JSON at a path of a server, None if there is none.
+Ask: TypeAlias = Callable[[str], Any]
+
+
+class LiteLLMProvider(msgspec.Struct, frozen=True):
+    """Provider of LiteLLM whose models a kind serves.
+
+    address: base URL, None if each entry has its own. key_variable: from which LiteLLM takes the key.
+    suffix: end of LiteLLM's base URL that the kind's own does not have.
+    """
+
+    address: str | None = None
+    key_variable: str | None = None
+    suffix: str = ""
+
+
+class ServerKind(msgspec.Struct, frozen=True):
+    """Facts about a kind of server that are known without its adapter.
+
+    adapter: module with a function `open_replica`. address: base URL of a hosted API. recognize: returns the
+    names of a server's models, None if it is of another kind. litellm: LiteLLM's names of the kind.
+    is_multiple: a server may have several models, of which a request names one. needs_tokenizer: tokens are
+    counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if a request
+    asks for it. window: number of batches in flight to start with. small_batch_slots: places in the window
+    that one small batch takes at most.
+    """
+
+    name: BackendKind
+    adapter: str
+    address: str | None = None
+    recognize: Callable[[Ask], tuple[str, ...] | None] | None = None
+    litellm: Mapping[str, LiteLLMProvider] = {}
+    is_multiple: bool = True
+    needs_tokenizer: bool = False
+    cuts_inputs: bool = False
+    window: int | None = None
+    small_batch_slots: int = 1
+
+
+def listed_models(answer: Any) -> tuple[str, ...]:
+    """Return the names in a list of models in OpenAI's form, none if an answer is no such list."""
+    items = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(items, list) or not all(isinstance(item, dict) and "id" in item for item in items):
+        return ()
+    return tuple([str(item["id"]) for item in items[:LISTED_MODELS_MAX]])
 
 
 class Backend(Protocol):

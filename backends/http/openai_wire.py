@@ -5,7 +5,7 @@ is lenient about harmless differences between servers: numbers or base64, with o
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -188,3 +188,23 @@ def choose_model(models: Sequence[str], configured: str | None) -> str:
     if len(models) != 1:
         raise ReplicaFailed(f"the server serves {names}: select one with `model`")
     return models[0]
+
+
+class Base64Switch:
+    """Requests for embeddings in base64, and in numbers once the server has refused base64."""
+
+    def __init__(self) -> None:
+        self._is_on = True
+
+    async def send(
+        self, body: dict[str, Any], post: Callable[[dict[str, Any]], Awaitable[UpstreamResponse]]
+    ) -> UpstreamResponse:
+        """Send a body that asks for base64, and again without if need be. Raises: BackendError."""
+        if not self._is_on:
+            return await post(as_numbers(body))
+        response = await post(body)
+        if may_refuse_base64(response):
+            second = await post(as_numbers(body))
+            if second.status == 200:
+                response, self._is_on = second, False
+        return response

@@ -3,12 +3,14 @@
 Rule: an input's tokens are counted once, however often it is sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 
-from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Reply
+from backends.contract import Embed, Encode, EncodeReply, Output, Reply, Work
 from backends.contract.errors import ReplicaFailed, UnsupportedWork
+from backends.http.client import countdown
 
 
 def check_outputs(work: Encode, offered: frozenset[Output]) -> None:
@@ -40,6 +42,16 @@ def single_output(work: Encode) -> Output:
     return output
 
 
+async def run_outputs(
+    work: Work, request: Callable[[Any, float], Awaitable[Reply]], timeout_s: float
+) -> Reply:
+    """Execute one piece of work, in one request per kind of output. Raises: BackendError."""
+    if not isinstance(work, Encode):
+        return await request(work, timeout_s)
+    remaining_s = countdown(timeout_s)
+    return merge_replies([await request(part, remaining_s()) for part in split_outputs(work)])
+
+
 def merge_replies(replies: Sequence[Reply]) -> EncodeReply:
     """Merge the replies to the parts of one work.
 
@@ -47,18 +59,17 @@ def merge_replies(replies: Sequence[Reply]) -> EncodeReply:
     """
     merged = EncodeReply(0)
     for reply in replies:
-        match reply:
-            case EmbedReply():
-                merged = msgspec.structs.replace(merged, dense=reply.vectors)
-            case EncodeReply():
-                merged = msgspec.structs.replace(
-                    merged,
-                    sparse=reply.sparse or merged.sparse,
-                    multivector=reply.multivector or merged.multivector,
-                    token_vectors=reply.token_vectors or merged.token_vectors,
-                )
-            case _:
-                raise ReplicaFailed("the upstream's reply belongs to a different operation")
+        if isinstance(reply, EncodeReply):
+            merged = msgspec.structs.replace(
+                merged,
+                sparse=reply.sparse or merged.sparse,
+                multivector=reply.multivector or merged.multivector,
+                token_vectors=reply.token_vectors or merged.token_vectors,
+            )
+        elif reply.dense_vectors is None:
+            raise ReplicaFailed("the upstream's reply belongs to a different operation")
+        else:
+            merged = msgspec.structs.replace(merged, dense=reply.dense_vectors)
     tokens = max(reply.tokens for reply in replies)
     return msgspec.structs.replace(merged, tokens=tokens, truncated=_truncated(replies))
 

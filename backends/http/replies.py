@@ -3,8 +3,11 @@
 Rule: an implausible value raises ReplicaFailed; it never becomes a vector.
 """
 
+import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,12 +15,13 @@ from backends.contract import (
     NUMBER_MAX,
     Embed,
     ModelWork,
+    QueueDepth,
     Rerank,
+    RerankReply,
     Score,
     TermWeights,
     Truncate,
     Vectors,
-    Work,
 )
 from backends.contract.errors import (
     BackendError,
@@ -33,18 +37,15 @@ from backends.contract.errors import (
 from backends.contract.texts import surely_fits
 from backends.contract.vectors import shape_vectors
 from backends.http.answers import in_order, with_answer
-from backends.http.client import UpstreamResponse
+from backends.http.client import UpstreamClient, UpstreamResponse
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 # Indices of the inputs that another gateway cut; absent if it cut none.
 CUTS_HEADER = "x-truncated-inputs"
 REFUSED_CREDENTIAL = "the upstream refused the gateway's credential"
 # No vocabulary is larger, and ids are stored as int32.
 TERMS_MAX = 2**31
-
-
-def rows_of(work: Work) -> int | None:
-    """Return the vectors or scores of the reply, None if it has several values for each input."""
-    return len(work.inputs) if isinstance(work, Embed | Rerank | Score) else None
 
 
 def status_error(response: UpstreamResponse) -> BackendError:
@@ -273,3 +274,41 @@ def read_gauge(exposition: bytes, name: str) -> float | None:
     except ValueError:
         return None
     return total if samples and 0 <= total <= NUMBER_MAX else None
+
+
+async def read_queue_depth(http: UpstreamClient, gauge: str, timeout_s: float) -> QueueDepth | None:
+    """Read the number of waiting inputs from a gauge of GET /metrics. Raises: BackendError."""
+    response = await http.get("/metrics", timeout_s)
+    waiting = read_gauge(response.body, gauge) if response.status == 200 else None
+    return None if waiting is None else QueueDepth(round(waiting))
+
+
+async def score_by_query(work: Score, rerank: Callable[[Rerank], Awaitable[RerankReply]]) -> RerankReply:
+    """Score pairs with one rerank per query, sequentially, for APIs that have no pairs.
+
+    Raises: BackendError.
+    """
+    parts = work.by_query()
+    replies = [await rerank(part) for _, part in parts]
+    starts = accumulate((len(indices) for indices, _ in parts), initial=0)
+    joined = RerankReply.join(replies, list(starts)[:-1])
+    places = np.argsort([index for indices, _ in parts for index in indices])
+    return joined.select(places.tolist())
+
+
+async def run_some(
+    function: Callable[[Item], Awaitable[Result]], items: Sequence[Item], most: int
+) -> list[Result]:
+    """Call a function with each item, at most so many at a time; the first error cancels the others."""
+    free = asyncio.Semaphore(most)
+
+    async def run(item: Item) -> Result:
+        async with free:
+            return await function(item)
+
+    tasks = [asyncio.create_task(run(item)) for item in items]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,10 +1,12 @@
 """Adapter of any server of OpenAI's embeddings API, and of the hosted APIs that resemble it.
 
-Requests and replies are in `openai_api.py`, and the detection of what a model does in `openai_probe.py`.
+Requests and replies are in `api.py`, and the detection of what a model does in `probe.py`.
 """
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import msgspec
-import numpy as np
 
 from backends.contract import (
     Capabilities,
@@ -19,7 +21,6 @@ from backends.contract import (
     Rerank,
     RerankReply,
     Score,
-    ScoreKind,
     Tokenize,
     Truncate,
     Work,
@@ -37,7 +38,7 @@ from backends.contract.refusals import (
 )
 from backends.http.client import IDLE_S, SHORT_IDLE_S, UpstreamClient, countdown, open_client
 from backends.http.offers import check_numbers
-from backends.http.replies import check_reported_cuts
+from backends.http.replies import check_reported_cuts, score_by_query
 from backends.openai.api import OpenAIApi, OpenAIProfile, decode, failure, without_base64
 from backends.openai.media import embed_media
 from backends.openai.probe import ModelProbe
@@ -102,6 +103,14 @@ class OpenAIBackend:
         self._tokenizer = spec.tokenizer
         self._profile: OpenAIProfile | None = None
         self._counter: TokenCounter | None = None
+        self._handlers: dict[type, Callable[[Any, OpenAIProfile, float], Awaitable[Reply]]] = {
+            Embed: self._embed,
+            EmbedParts: self._embed_parts,
+            Rerank: self._rerank,
+            Score: self._score,
+            Tokenize: self._run_tokenizer,
+            Detokenize: self._run_tokenizer,
+        }
 
     async def describe(self, timeout_s: float) -> Capabilities:
         """Query the model list, embed a short text, and score pairs if the server may rerank.
@@ -129,20 +138,15 @@ class OpenAIBackend:
         check_no_max_tokens(work)
         check_plain_texts(work, "OpenAI's API")
         prompted = self._prompted(work)
-        if isinstance(prompted, EmbedParts):
-            return await self._embed_parts(prompted, profile, remaining_s())
-        match prompted:
-            case Tokenize() | Detokenize() if self._counter is not None:
-                return await self._counter.run(prompted, remaining_s())
-            case Embed() if profile.embeds:
-                return await self._embed(prompted, profile, remaining_s())
-            case Rerank() if profile.scores is not None:
-                return await self._rerank(prompted, profile, profile.scores, remaining_s())
-            case Score() if profile.scores is not None:
-                return await self._score(prompted, profile, profile.scores, remaining_s())
-        if profile.embeds and profile.scores is None:
-            raise UnsupportedWork("this upstream's wire embeds only")
-        raise UnsupportedWork("this upstream's model does not do that")
+        if isinstance(prompted, EmbedParts) and not profile.images:
+            raise refused_parts()
+        handler = self._handlers.get(type(prompted))
+        is_offered = prompted.operation in _operations(profile, has_tokenizer=self._counter is not None)
+        if handler is None or not (is_offered or isinstance(prompted, EmbedParts)):
+            if profile.embeds and profile.scores is None:
+                raise UnsupportedWork("this upstream's wire embeds only")
+            raise UnsupportedWork("this upstream's model does not do that")
+        return await handler(prompted, profile, remaining_s())
 
     def _prompted(self, work: Work) -> Work:
         if self._api.shape.input_type:
@@ -165,37 +169,28 @@ class OpenAIBackend:
         return decode(work, response, profile, count, typed=self._api.shape.typed_reply)
 
     async def _embed_parts(self, work: EmbedParts, profile: OpenAIProfile, timeout_s: float) -> EmbedReply:
-        if not profile.images:
-            raise refused_parts()
         return await embed_media(self._api, work, profile, timeout_s)
 
-    async def _rerank(
-        self, work: Rerank, profile: OpenAIProfile, scale: ScoreKind, timeout_s: float
-    ) -> RerankReply:
+    async def _rerank(self, work: Rerank, profile: OpenAIProfile, timeout_s: float) -> RerankReply:
         remaining_s = countdown(timeout_s)
         count = await self._count(work, self._api.shape.rerank_truncation, remaining_s())
         response = await self._api.rerank(work, profile, remaining_s())
         if response.status != 200:
             raise failure(response)
         check_reported_cuts(work, response)
-        return decode_rerank(work, response, scale, count, profile.max_tokens)
+        assert profile.scores is not None
+        return decode_rerank(work, response, profile.scores, count, profile.max_tokens)
 
-    async def _score(
-        self, work: Score, profile: OpenAIProfile, scale: ScoreKind, timeout_s: float
-    ) -> RerankReply:
-        """Score pairs with one rerank per query, sequentially, because the API has no pairs."""
-        remaining_s = countdown(timeout_s)
+    async def _score(self, work: Score, profile: OpenAIProfile, timeout_s: float) -> RerankReply:
         check_no_instruction(work)
-        scores = np.empty(len(work.pairs), np.float32)
-        tokens, truncated = 0, list[int]()
-        is_known = True
-        for indices, part in work.by_query():
-            reply = await self._rerank(part, profile, scale, remaining_s())
-            scores[indices] = reply.scores
-            tokens += reply.tokens
-            is_known = is_known and reply.truncated is not None
-            truncated += [indices[index] for index in reply.truncated or ()]
-        return RerankReply(scores, tokens, tuple(sorted(truncated)) if is_known else None)
+        remaining_s = countdown(timeout_s)
+        return await score_by_query(work, lambda part: self._rerank(part, profile, remaining_s()))
+
+    async def _run_tokenizer(
+        self, work: Tokenize | Detokenize, _profile: OpenAIProfile, timeout_s: float
+    ) -> Reply:
+        assert self._counter is not None
+        return await self._counter.run(work, timeout_s)
 
     async def _count(
         self, work: Embed | Rerank, treatments: Treatments, timeout_s: float

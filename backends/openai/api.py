@@ -1,6 +1,6 @@
 """Requests and replies of OpenAI's embeddings API and its relatives: pure functions, then the I/O.
 
-Source: OpenAI OpenAPI document 2.3.0, and the differences of llama.cpp, Ollama and others. `api_shapes.py`
+Source: OpenAI OpenAPI document 2.3.0, and the differences of llama.cpp, Ollama and others. `shapes.py`
 has those of Cohere, Jina and Voyage, and `rerank_wire.py` the rerank API that all but OpenAI have.
 Rule: only fields that every such server knows are sent. The vectors are truncated to `dimensions` and
 normalized here, in the way that OpenAI's own models define.
@@ -22,10 +22,10 @@ from backends.http.replies import (
     check_dimensions,
     check_tokens,
     fit_vectors,
-    rows_of,
     status_error,
     truncated_inputs,
 )
+from backends.openai.kind import ApiSettings
 from backends.openai.shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fields, path_of, shape_of
 from backends.tokens.tokenizer import TokenCount
 
@@ -144,11 +144,17 @@ def _failure(response: UpstreamResponse) -> BackendError:
     return status_error(response)
 
 
+def settings_of(spec: ReplicaSpec) -> ApiSettings:
+    """Return the settings of an upstream, by default those of OpenAI's own API."""
+    return spec.settings if isinstance(spec.settings, ApiSettings) else ApiSettings()
+
+
 class OpenAIApi:
     """Requests and replies of one server in the shape of its API. spec: with the configured base URL."""
 
     def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
-        address, settings = spec.address, spec.api
+        address, self.settings = spec.address, settings_of(spec)
+        settings = self.settings
         self._http = http
         self._extra = settings.extra_body
         self.shape = shape = shape_of(settings, spec.model)
@@ -192,4 +198,4 @@ class OpenAIApi:
         self, path: str, body: Body, work: Work, timeout_s: float, width: int | None = None
     ) -> UpstreamResponse:
         encoded = msgspec.json.encode(body)
-        return await self._http.post(path, encoded, timeout_s, rows=rows_of(work), width=width)
+        return await self._http.post(path, encoded, timeout_s, rows=work.reply_rows, width=width)

@@ -43,10 +43,10 @@ class ModelProbe:
         self.known: OpenAIProfile | None = None
         self._api = api
         self._configured_model = spec.model
-        self._task = spec.api.task
+        self._task = api.settings.task
         # The model whose server broke the connection at a picture, in a tuple because it may have no name.
         self._breaks_on_images: tuple[str | None] | None = None
-        self._may_rerank = api.shape.rerank is not None and spec.api.task != "embed"
+        self._may_rerank = api.shape.rerank is not None and api.settings.task != "embed"
 
     async def profile(self, counter: TokenCounter | None, timeout_s: float) -> OpenAIProfile:
         """Determine the model and what it does. counter: of the model's tokenizer, if it is here.

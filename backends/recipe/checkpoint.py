@@ -27,6 +27,8 @@ from backends.recipe.native_forms import native_form
 from backends.recipe.options import TaskSettings
 from backends.recipe.page_encoders import query_form
 from backends.recipe.recipe import (
+    COLBERT_FILE,
+    LEXICAL_FILE,
     InputRules,
     ModelKind,
     PoolingMode,
@@ -54,9 +56,6 @@ CONFIGURED_POOLINGS: dict[str, PoolingMode] = {
 }
 # In the order in which sentence-transformers' encode_document looks them up.
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-# Files of BGE-M3's weights, next to its dense model.
-LEXICAL_FILE = "sparse_linear.pt"
-COLBERT_FILE = "colbert_linear.pt"
 # Main output of each kind of model.
 MAIN_OUTPUTS: dict[ModelKind, Output] = {
     "dense": Output.DENSE,

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import NoReturn, get_args
 
 from backends.contract.errors import ModelUnavailable
-from backends.recipe.files import CheckpointFiles
+from backends.recipe.files import ROUTERS, TABLE, CheckpointFiles, ListedModule, network_folders
 from backends.recipe.recipe import Projection, ProjectionKind
-from backends.recipe.routes import ROUTERS, TABLE, ListedModule, network_folders
 
 KINDS: dict[str, ProjectionKind] = {kind: kind for kind in get_args(ProjectionKind)}
 # Modules that change nothing outside of training.

@@ -14,6 +14,7 @@ journal.
 
 import asyncio
 import errno
+import itertools
 import logging
 import random
 import secrets
@@ -100,6 +101,16 @@ class Postponed(Exception):
         self.after_s = after_s
 
 
+def backoff_s(failures: int, most_s: float) -> float:
+    """Return the time until the next try after so many failures in a row."""
+    return min(most_s, PAUSE_MIN_S * 2.0 ** min(failures, 10))
+
+
+def spread() -> float:
+    """Return a factor that keeps the tries of several gateways apart."""
+    return random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
 @dataclass(slots=True)
 class Tries:
     """Attempts of this process at one chunk.
@@ -128,8 +139,7 @@ class Tries:
     @property
     def pause_s(self) -> float:
         """Time until the next try. The queue can hold a chunk back for a lease."""
-        pause_s: float = min(LEASE_S, PAUSE_MIN_S * 2 ** min(self.fruitless + self.failures, 10))
-        return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads the tries
+        return backoff_s(self.fruitless + self.failures, LEASE_S) * spread()
 
 
 @dataclass(slots=True)
@@ -212,7 +222,7 @@ class RunningJob:
         if self.blocked_s > 0:
             return
         # What lines that run have reserved, but do not use, comes back soon.
-        wait_s = min(PAUSE_MAX_S, PAUSE_MIN_S * 2 ** min(self._refusals, 10), max(retry_after_s, 0.1))
+        wait_s = min(backoff_s(self._refusals, PAUSE_MAX_S), max(retry_after_s, 0.1))
         self._refusals += 1
         self._blocked_until_s = asyncio.get_running_loop().time() + wait_s
         self.explain(reason, wait_s)
@@ -656,8 +666,7 @@ class ChunkRun:
 
         Raises: Postponed if the process stops, OSError for a failure that does not pass.
         """
-        pause_s = PAUSE_MIN_S
-        while True:
+        for failures in itertools.count():
             try:
                 await store()
                 return
@@ -669,9 +678,9 @@ class ChunkRun:
                 reason = str(error.strerror)
             if self._runner.is_stopping:
                 raise Postponed
+            pause_s = backoff_s(failures, STORE_PAUSE_MAX_S)
             self._running.explain(f"results cannot be stored: {reason}", pause_s)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the tries
-            pause_s = min(STORE_PAUSE_MAX_S, 2 * pause_s)
+            await asyncio.sleep(pause_s * spread())
 
     async def _store_result(self, journal: Journal, size: ResultBytes) -> None:
         """Store the results of all lines; those of another attempt count if it was first."""

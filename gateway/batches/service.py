@@ -35,6 +35,7 @@ from gateway.batches.redis_store import RedisJobStore
 from gateway.batches.runner import Runner
 from gateway.batches.sqlite_store import SqliteJobStore
 from gateway.batches.store import (
+    ROWS_AT_ONCE,
     JobStore,
     JobStoreUnavailable,
     Page,
@@ -57,7 +58,6 @@ LOOK_EVERY_S = 3.0
 SWEEP_EVERY_S = 600.0
 # An upload that has not grown for so long belongs to a gateway that was killed.
 UNFINISHED_S = 6 * 3600.0
-ROWS_AT_ONCE = 200
 # Longer than any job runs.
 JOURNALS_KEEP_S = 2 * 24 * 3600.0
 # Looks at a job before its missing chunks are put into the queue again.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec.yaml
 
+from backends.openai.kind import OPENAI
 from gateway.cli.litellm_deployments import Deployments
 from gateway.cli.litellm_providers import NotServed, upstream_of
 from gateway.config.money import TOKENS_OF_PRICE, token_price
@@ -150,7 +151,7 @@ class Models:
 
     def _settings(self, place: str, name: str, kind: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the upstream of one entry. Raises: NotServed."""
-        provider, _, model = kind.partition("/") if "/" in kind else ("openai", "/", kind)
+        provider, _, model = kind.partition("/") if "/" in kind else (OPENAI.name, "/", kind)
         base, key = params.get("api_base") or params.get("base_url"), params.get("api_key")
         address = self._references.resolved(base) if base else None
         if address is not None and SECRET_ADDRESS.match(address):

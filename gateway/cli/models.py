@@ -18,6 +18,7 @@ from rich.table import Table
 from backends.contract import Capabilities
 from backends.recipe.options import DTypeName, Pooling, Task
 from backends.torch import wire
+from backends.torch.kind import ENGINE
 from gateway.cli.check import show_problems
 from gateway.cli.model_registry import add_registry_actions, model_registry
 from gateway.cli.output import show_line, show_table
@@ -109,7 +110,7 @@ def _boot(
         )
         return boot, {}
     upstreams = load_config(options.config, environment).upstreams
-    engines = {name: settings for name, settings in upstreams.items() if settings.backend == "torch"}
+    engines = {name: settings for name, settings in upstreams.items() if settings.is_hosted}
     if options.model not in engines:
         known = ", ".join(engines) or "none"
         raise CannotInspect(f"{options.config} has no torch upstream {options.model!r}; it has: {known}")
@@ -209,7 +210,7 @@ def _weights_text(weights: wire.WeightSizes) -> str:
 def _snippet(boot: wire.ModelBoot) -> str:
     """Return the lines of router.yaml that serve the model as it was inspected."""
     settings = {
-        "backend": "torch",
+        "backend": ENGINE.name,
         "model": boot.model,
         "revision": boot.revision,
         "dtype": boot.dtype,

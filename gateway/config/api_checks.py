@@ -6,8 +6,9 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import msgspec
 
-from backends.contract import GRPC_SCHEMES
+from backends.openai.kind import OPENAI
 from backends.openai.shapes import SHAPES, shape_of
+from backends.tei.kind import GRPC_SCHEMES, TEI
 from gateway.config.problems import Problem
 from gateway.config.schema import Config, UpstreamSettings
 
@@ -45,7 +46,7 @@ def address_problem(url: str, upstream: UpstreamSettings) -> str | None:
 
 def _grpc_address_problem(parts: SplitResult, upstream: UpstreamSettings) -> str | None:
     """Return the problem of an address for gRPC. Raises: ValueError, if its port is none."""
-    if upstream.backend != "tei":
+    if upstream.backend != TEI.name:
         return "gRPC is for `backend: tei`; write the server's base URL, http://host:port"
     is_whole = bool(parts.hostname) and bool(parts.port) and not (parts.path or parts.query or parts.fragment)
     return None if is_whole else f"not an address for gRPC, {parts.scheme}://host:port"
@@ -144,7 +145,7 @@ def api_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
             if getattr(upstream, key) not in (None, {}):
                 yield Problem(f"{path}.{key}", f"is for `backend: {', '.join(SHAPES)}`")
         return
-    if upstream.backend != "openai" and not upstream.model:
+    if upstream.backend != OPENAI.name and not upstream.model:
         yield Problem(f"{path}.model", "is missing; the API serves many models")
     yield from _route_problems(upstream, path)
     yield from _type_problems(upstream, path)
@@ -158,7 +159,7 @@ def _route_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
         route = getattr(upstream, key)
         if route is not None and (not route.strip("/") or "://" in route or set("?# ").intersection(route)):
             yield Problem(f"{path}.{key}", "not a path, such as /v1/rerank")
-    if upstream.backend == "openai" and upstream.task == "rerank" and upstream.rerank is None:
+    if upstream.backend == OPENAI.name and upstream.task == "rerank" and upstream.rerank is None:
         yield Problem(f"{path}.rerank", "is missing; `task: rerank` needs the path, such as /v1/rerank")
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from backends.contract import TokenizerSettings
 from backends.contract.errors import ModelUnavailable
+from backends.infinity.kind import INFINITY
 from backends.instructions import template_problem
 from backends.recipe.options import RerankPrompt
 from backends.recipe.rerank_template import written_template
@@ -168,7 +169,7 @@ def _tokenizer_problems(upstream: UpstreamSettings, path: str) -> Iterator[Probl
         return
     if upstream.token_encoding == OWN_VOCABULARY:
         yield Problem(path, "is missing; `token_encoding: model` decodes ids with it")
-    if upstream.backend == "infinity":
+    if upstream.backend == INFINITY.name:
         yield Problem(
             path,
             "is missing; Infinity counts characters, so its tokens are counted here: a hub id, or the path "

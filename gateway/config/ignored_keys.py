@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from backends.torch.kind import ENGINE
 from gateway.config.problems import Problem
 from gateway.config.schema import Config, UpstreamSettings
 
@@ -10,7 +11,7 @@ ENGINE_KEYS = (
     *("revision", "dtype", "device", "compile", "runtime", "pooling", "trust_remote_code", "code_revision"),
     *("preload", "when_loading", "process"),
 )
-DEFAULTS = UpstreamSettings(backend="torch")
+DEFAULTS = UpstreamSettings(backend=ENGINE.name)
 
 
 def ignored_keys(config: Config) -> Iterator[Problem]:

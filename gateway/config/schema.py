@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backends.contract import API_ADDRESSES, ApiSettings, BackendKind, TokenizerSettings
+from backends.contract import BackendKind, TokenizerSettings
+from backends.openai.kind import API_ADDRESSES, ApiSettings
 from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
 

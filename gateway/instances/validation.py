@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from backends.registry import KINDS
+from backends.torch.kind import ENGINE as ENGINE_KIND
 from gateway.additions.reading import SecretSources, read_upstream
 from gateway.config.command_checks import OPTIONAL_PLACEHOLDERS
 from gateway.config.problems import ConfigError
@@ -65,7 +67,7 @@ def served_by(
 
     Instances may name the models that additions may name. Raises: Refused.
     """
-    written: dict[str, Any] = {"backend": "torch", "model": settings.model_id}
+    written: dict[str, Any] = {"backend": ENGINE_KIND.name, "model": settings.model_id}
     if kind == ENGINE:
         device = settings.device or (None if settings.gpu_id is None else f"cuda:{settings.gpu_id}")
         pooling = None if settings.pooling is None else settings.pooling.replace("-", "_")
@@ -84,7 +86,7 @@ def served_by(
         raise invalid(f"`manager.commands` has no '{kind}'")
     # Infinity counts characters: its tokens are counted here.
     template = commands[kind]
-    tokenizer = hosted.model if template.backend == "infinity" else None
+    tokenizer = hosted.model if KINDS[template.backend].needs_tokenizer else None
     # Calls wait while the process restarts, as they do for an engine.
     upstream = UpstreamSettings(backend=template.backend, tokenizer=tokenizer, when_unavailable="wait")
     return Served(upstream, hosted.model)
@@ -178,7 +180,7 @@ def _check_existing(settings: CreateInstance, kind: str, config: Config, existin
     if settings.upstream is None:
         raise invalid(f"'{name}' is the name of an upstream already; name it in `upstream` to join it")
     commands = config.manager.commands if config.manager else {}
-    backend = "torch" if kind == ENGINE else commands[kind].backend
+    backend = ENGINE_KIND.name if kind == ENGINE else commands[kind].backend
     if existing.backend != backend or existing.discover is not None:
         raise invalid(f"upstream '{name}' cannot be joined: its servers are of another kind, or discovered")
     if existing.is_hosted and existing.model != settings.model_id:

@@ -6,7 +6,7 @@ Tenants are billed by them, and a count that belongs to another batch shows that
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import msgspec
 
@@ -30,11 +30,12 @@ EXAMINE_TIMEOUT_S = 5.0
 logger = logging.getLogger("gateway")
 
 
-class CountsTokens(Protocol):
-    """Pool of an upstream whose tokenizer counts the tokens of a piece of work with its prompt."""
+# Own counts of a piece of work with its prompt, None without a tokenizer.
+CountTokens = Callable[[ModelWork, str, Capabilities], Awaitable[list[int] | None]]
 
-    upstream: str
-    count_tokens: Callable[[ModelWork, str, Capabilities], Awaitable[list[int] | None]]
+
+async def count_nothing(work: ModelWork, prompt: str, capabilities: Capabilities) -> None:
+    """Count nothing, where the tokenizer of an upstream is not known."""
 
 
 def needs_examination(piece: Slice, reply: Reply, replica: Replica) -> bool:
@@ -48,7 +49,9 @@ def needs_examination(piece: Slice, reply: Reply, replica: Replica) -> bool:
     return piece.exact or reply.tokens < piece.inputs
 
 
-async def believable(piece: Slice, reply: Reply, replica: Replica, upstream: CountsTokens) -> Reply:
+async def believable(
+    piece: Slice, reply: Reply, replica: Replica, upstream: str, count_tokens: CountTokens
+) -> Reply:
     """Return a reply with a token count that can be.
 
     Raises: ReplicaFailed, if the replica counts as the gateway does, and not for this reply.
@@ -61,7 +64,7 @@ async def believable(piece: Slice, reply: Reply, replica: Replica, upstream: Cou
     if _may_be_whole(piece) and reply.tokens > piece.tokens:
         # The server reads inputs in chunks that are longer than the model; the gateway counted one chunk.
         return reply
-    if await _counts_alike(piece, replica, upstream):
+    if await _counts_alike(piece, replica, count_tokens):
         _drop_connections(replica)
         raise ReplicaFailed(
             f"the upstream counted {reply.tokens} tokens, the gateway {piece.tokens}; "
@@ -79,13 +82,13 @@ def _may_be_whole(piece: Slice) -> bool:
     return piece.work.truncate is Truncate.ERROR
 
 
-async def _counts_alike(piece: Slice, replica: Replica, upstream: CountsTokens) -> bool:
+async def _counts_alike(piece: Slice, replica: Replica, count_tokens: CountTokens) -> bool:
     """Return whether a replica counts a sample as the gateway does; it is asked once per operation."""
     operation, capabilities = piece.work.operation, replica.capabilities
     assert capabilities is not None
     known = replica.counts_alike.get(operation)
     if known is None:
-        known = await _examine(_samples_of(piece.work), replica, upstream, capabilities)
+        known = await _examine(_samples_of(piece.work), replica, count_tokens, capabilities)
         if known is not None:
             replica.counts_alike[operation] = known
     # Without an answer, the reply at hand is not believed.
@@ -99,7 +102,7 @@ def _samples_of(work: Work) -> list[ModelWork]:
 
 
 async def _examine(
-    samples: Sequence[ModelWork], replica: Replica, upstream: CountsTokens, capabilities: Capabilities
+    samples: Sequence[ModelWork], replica: Replica, count_tokens: CountTokens, capabilities: Capabilities
 ) -> bool | None:
     """Return whether both count all samples alike, or None if one of them did not count a sample."""
     prompt = ""
@@ -113,7 +116,7 @@ async def _examine(
             reply = await replica.backend.run(sample, max(0.0, ends_s - time.monotonic()))
         except BackendError:
             return None
-        own = await upstream.count_tokens(sample, prompt, capabilities)
+        own = await count_tokens(sample, prompt, capabilities)
         if own is None:
             return None
         if sum(own) != reply.tokens:
@@ -126,7 +129,6 @@ def _drop_connections(replica: Replica) -> None:
         replica.backend.drop_connections()
 
 
-def _warn_once(upstream: CountsTokens, replica: Replica, message: str) -> None:
-    if not replica.count_warned:
-        replica.count_warned = True
-        logger.warning(message, upstream.upstream, replica.name)
+def _warn_once(upstream: str, replica: Replica, message: str) -> None:
+    if replica.warns_of_counts():
+        logger.warning(message, upstream, replica.name)

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from backends.torch import wire
+from backends.torch.kind import ENGINE
 from gateway.config.schema import Config, EngineSettings, UpstreamSettings
 from gateway.processes.child import Child
 from gateway.processes.engine_probe import CHECK_EVERY_S, responds
@@ -23,7 +24,7 @@ from gateway.processes.liveness import watch_liveness
 from gateway.processes.restarts import Restarts
 
 # The default of `process`, which logs leave out.
-DEFAULT_PROCESS = UpstreamSettings(backend="torch").process
+DEFAULT_PROCESS = UpstreamSettings(backend=ENGINE.name).process
 
 # The `process` that upstreams name, and which of their `devices`.
 ProcessKey: TypeAlias = tuple[str, str]

@@ -86,7 +86,9 @@ class Window:
         # A larger window that all callers together cannot fill still shows its gain in throughput.
         tries_larger = self.size > self._settled
         if not (in_flight > self._settled if tries_larger else was_full):
-            self._discard_spell(now_s, tries_larger=tries_larger)
+            # Nearly always, of an idle replica, nothing has begun that could be discarded.
+            if tries_larger or self._unfilled or self._skip or self._started_s is not None:
+                self._discard_spell(now_s, tries_larger=tries_larger)
             return
         if self._skip > 0:
             self._skip -= 1

@@ -10,9 +10,7 @@ from itertools import count
 from typing import Any
 
 from gateway.store.bounded_task import BoundedTask
-from gateway.store.connections import is_cluster, open_clients
 from gateway.store.errors import StoreUnavailable, unavailable
-from gateway.store.pipeline import ScriptPipeline
 from gateway.store.script_calls import ScriptCall, SingleCall
 from gateway.store.scripts import Script, ScriptCommand
 
@@ -30,6 +28,10 @@ class RedisClient:
     """Client of one store. timeout_s bounds each batch and each command."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
+        # redis-py takes 0.1 s to import, which a gateway without a store does not need.
+        from gateway.store.connections import is_cluster, open_clients
+        from gateway.store.pipeline import ScriptPipeline
+
         self._timeout_s = timeout_s
         self._client, *self._sentinels = open_clients(url, timeout_s)
         self._pipeline = ScriptPipeline(self._client, is_cluster=is_cluster(url), idle_max=BATCHES_MAX)

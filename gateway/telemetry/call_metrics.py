@@ -186,7 +186,7 @@ class CacheMetrics:
         )
         self._counted_evictions = 0
 
-    def observe(self, event: CacheLookedUp) -> None:
+    def count(self, event: CacheLookedUp) -> None:
         """Count the lookup of a call."""
         self._hits.labels(event.model).inc(event.hits)
         self._misses.labels(event.model).inc(event.misses)
@@ -215,19 +215,16 @@ ReadBudgets = Callable[[], Iterable[BudgetShare]]
 
 
 class BudgetMetrics:
-    """Largest spent share of each tenant's budgets.
+    """Largest spent share of each tenant's budgets."""
 
-    removes_series: those of removed budgets are deleted. Files of several workers keep them, set to 0.
-    """
-
-    def __init__(self, create: MetricFactory, *, removes_series: bool) -> None:
-        self._removes_series = removes_series
-        self._shown: set[tuple[str, str]] = set()
-        self._spent = create.gauge(
-            "budget_spent_ratio",
-            "Largest spent share of the budgets of a tenant, or of its keys.",
-            ("tenant", "owner"),
-            "livemax",
+    def __init__(self, create: MetricFactory) -> None:
+        self._spent = create.live(
+            create.gauge(
+                "budget_spent_ratio",
+                "Largest spent share of the budgets of a tenant, or of its keys.",
+                ("tenant", "owner"),
+                "livemax",
+            )
         )
 
     def refresh(self, read: ReadBudgets) -> None:
@@ -236,13 +233,9 @@ class BudgetMetrics:
         for budget in read():
             key = (budget.tenant, budget.owner)
             shares[key] = max(shares.get(key, 0.0), budget.share)
+        self._spent.keep_only(shares)
         for labels, share in shares.items():
-            self._spent.labels(*labels).set(share)
-        for removed in self._shown - shares.keys():
-            self._spent.labels(*removed).set(0)
-            if self._removes_series:
-                self._spent.remove(*removed)
-        self._shown = set(shares)
+            self._spent.show(labels, share)
 
 
 # Batches that have not ended, and bytes of all files, as this process last saw them.
@@ -260,7 +253,7 @@ class BatchMetrics:
             "batch_file_bytes", "Bytes of the files and results of batches.", (), "livemax"
         )
 
-    def observe(self, event: BatchChanged) -> None:
+    def count(self, event: BatchChanged) -> None:
         """Count a status, and the lines of a batch that has ended."""
         self._changes.labels(event.status).inc()
         if event.has_ended:
@@ -312,14 +305,15 @@ class StoreMetrics:
             "store_losses", "Times that the store had lost keys or tenants, of each worker.", ()
         )
 
-    def observe(self, event: StoreChanged | StoreLost) -> None:
-        """Count an event of the store."""
-        match event:
-            case StoreChanged():
-                self._away.set(1 if event.away else 0)
-                self._changes.labels("away" if event.away else "back").inc()
-            case StoreLost() if not event.is_repeated:
-                self._losses.inc()
+    def count_change(self, event: StoreChanged) -> None:
+        """Count a change of the store."""
+        self._away.set(1 if event.away else 0)
+        self._changes.labels("away" if event.away else "back").inc()
+
+    def count_loss(self, event: StoreLost) -> None:
+        """Count a loss that was not noticed before."""
+        if not event.is_repeated:
+            self._losses.inc()
 
     def refresh(self, read: ReadStored) -> None:
         """Read the numbers into the gauges."""

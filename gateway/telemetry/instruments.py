@@ -6,23 +6,19 @@ prometheus-client takes a lock and walks the buckets for each observation, ten t
 
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class BatchedHistogram(Histogram):
-    """Histogram with `observe_many`."""
+    """Histogram that observes many amounts at once."""
 
     def observe_many(self, amounts: Sequence[float]) -> None:
         """Observe each amount; none may be NaN."""
-        self.add_sorted(sum(amounts), self.sorted_into_buckets(amounts))
-
-    def sorted_into_buckets(self, amounts: Sequence[float]) -> Mapping[int, int]:
-        """Return how many amounts each bucket has, by the bucket's number."""
-        bounds = self._upper_bounds
-        return Tally([bisect_left(bounds, amount) for amount in amounts])
+        observe_in_each((self,), amounts)
 
     def add_sorted(self, total: float, buckets: Mapping[int, int]) -> None:
         """Add amounts that were sorted into the buckets. total: their sum."""
@@ -30,10 +26,14 @@ class BatchedHistogram(Histogram):
         for number, count in buckets.items():
             self._buckets[number].inc(count)
 
+    def bucket_of(self) -> Callable[[float], int]:
+        """Return the function from an amount to the number of its bucket."""
+        return partial(bisect_left, self._upper_bounds)
+
 
 def observe_in_each(histograms: Sequence[BatchedHistogram], amounts: Sequence[float]) -> None:
     """Observe each amount in several histograms of the same buckets; none may be NaN."""
-    total, buckets = sum(amounts), histograms[0].sorted_into_buckets(amounts)
+    total, buckets = sum(amounts), Tally(map(histograms[0].bucket_of(), amounts))
     for histogram in histograms:
         histogram.add_sorted(total, buckets)
 
@@ -80,11 +80,41 @@ class Children(dict[Key, Child], Generic[Key, Child]):
         return child
 
 
-class MetricFactory:
-    """Creates metrics with the prefix `gateway_` in one registry."""
+class LiveGauges:
+    """Gauges with the same labels, of things that come and go.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    removes_series: the series of what is gone are deleted. Several workers write to files, from which no
+    series can be deleted; there they are set to 0. shown: labels of the present things.
+    """
+
+    def __init__(self, gauges: Sequence[Gauge], *, removes_series: bool) -> None:
+        self._gauges = gauges
+        self._removes_series = removes_series
+        self.shown: set[tuple[str, ...]] = set()
+
+    def show(self, labels: tuple[str, ...], *values: float) -> None:
+        """Set the gauges of one thing."""
+        self.shown.add(labels)
+        for gauge, value in zip(self._gauges, values, strict=True):
+            gauge.labels(*labels).set(value)
+
+    def keep_only(self, labels: Iterable[tuple[str, ...]]) -> None:
+        """Drop the gauges of all other things."""
+        missing = self.shown.difference(labels)
+        for gone in missing:
+            for gauge in self._gauges:
+                gauge.labels(*gone).set(0)
+                if self._removes_series:
+                    gauge.remove(*gone)
+        self.shown -= missing
+
+
+class MetricFactory:
+    """Creates metrics with the prefix `gateway_` in one registry. removes_series: as of `LiveGauges`."""
+
+    def __init__(self, registry: CollectorRegistry, *, removes_series: bool) -> None:
         self._registry = registry
+        self.removes_series = removes_series
 
     def counter(self, name: str, documentation: str, labels: Sequence[str]) -> Counter:
         """Create a counter; the exposition adds `_total` to its name."""
@@ -95,6 +125,10 @@ class MetricFactory:
         return Gauge(
             f"gateway_{name}", documentation, labels, multiprocess_mode=mode, registry=self._registry
         )
+
+    def live(self, *gauges: Gauge) -> LiveGauges:
+        """Return gauges of things that come and go."""
+        return LiveGauges(gauges, removes_series=self.removes_series)
 
     def seconds(
         self, name: str, documentation: str, *labels: str, buckets: Sequence[float] = DURATION_BUCKETS_S

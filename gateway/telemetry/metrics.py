@@ -9,7 +9,6 @@ worker's number and not by its process: a restarted worker continues the counter
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 from prometheus_client import (
@@ -104,13 +103,14 @@ class Metrics:
             self._exposed = CollectorRegistry()
             MultiProcessCollector(self._exposed)  # type: ignore[no-untyped-call]
             self._process = ProcessShare(self._registry)
-        create = MetricFactory(self._registry)
+        create = MetricFactory(self._registry, removes_series=worker is None)
         self._calls = CallMetrics(create)
         self._attempts = AttemptMetrics(create)
-        self._loads = LoadMetrics(create, removes_series=worker is None)
-        self._models = ModelMetrics(self._registry)
+        self._loads = LoadMetrics(create)
+        # Every worker receives the reports of the same models: only one counts them.
+        self._models = ModelMetrics(create, counts=worker in {None, 0})
         self._cache = CacheMetrics(create)
-        self._budgets = BudgetMetrics(create, removes_series=worker is None)
+        self._budgets = BudgetMetrics(create)
         self._groups = GroupMetrics(create)
         self._stored = StoreMetrics(create)
         self._batches = BatchMetrics(create)
@@ -128,25 +128,27 @@ class Metrics:
         # By the type of event.
         self.handlers: Mapping[type, Callable[[Any], None]] = {
             **dict.fromkeys((CallFinished, AttemptFinished, QuotaDecided), self._observe_call),
-            **dict.fromkeys(
-                (ReplicaChanged, ConnectionFaulted, DescriptionRejected, SpaceChecked), self._loads.observe
-            ),
-            **dict.fromkeys(
-                (UpstreamTried, UpstreamJudged, CanaryCompared, CopyFinished), self._groups.observe
-            ),
-            **dict.fromkeys((StoreChanged, StoreLost), self._stored.observe),
-            # Every worker receives the reports of the same models: only one counts them.
-            ModelStateReported: partial(self._models.observe, counts=worker in {None, 0}),
-            CacheLookedUp: self._cache.observe,
+            ReplicaChanged: self._loads.count_change,
+            ConnectionFaulted: self._loads.count_fault,
+            DescriptionRejected: self._loads.count_rejection,
+            SpaceChecked: self._loads.count_space,
+            UpstreamTried: self._groups.count_call,
+            UpstreamJudged: self._groups.show_standing,
+            CanaryCompared: self._groups.count_comparison,
+            CopyFinished: self._groups.count_copy,
+            StoreChanged: self._stored.count_change,
+            StoreLost: self._stored.count_loss,
+            ModelStateReported: self._models.count,
+            CacheLookedUp: self._cache.count,
             ProcessRestarted: self._observe_restart,
-            BatchChanged: self._batches.observe,
+            BatchChanged: self._batches.count,
         }
 
     def watch(self, sources: Sources) -> None:
         """Set the sources that are read when metrics are collected."""
         self._sources = sources
-        self._models.keep_only(sources.engines.keys(), removes_series=self._process is None)
-        self._groups.keep_only(sources.judged, removes_series=self._process is None)
+        self._models.keep_only(sources.engines)
+        self._groups.keep_only(sources.judged)
 
     def watch_batches(self, read: ReadBatches) -> None:
         """Set the source of the state of batches."""

@@ -43,6 +43,10 @@ class AttemptRecord:
         if replica not in self.replicas and len(self.replicas) < REPLICAS_MAX:
             self.replicas = (*self.replicas, replica)
 
+    def share_tokens(self) -> None:
+        """Record that the tokens of the call are a share of those of an upstream request."""
+        self.shares_tokens = True
+
     def add_failure(self, error: BackendError) -> None:
         """Record what the upstream answered to an attempt."""
         if error.upstream_status is not None or error.detail:

@@ -111,12 +111,11 @@ class GroupRegistry:
         before = self.groups.get(name)
         space = ModelSpace(name, [member.name for member in settings.members], self._store)
         canary = None if settings.canary is None else Canary(settings.canary)
-        if before is not None and not is_restored and settings.canary == before.settings.canary:
+        if before is not None and not is_restored and settings.canary == before.model_settings.canary:
             canary = before.judge.canary
         mirror = None if settings.mirror is None else upstreams[settings.mirror.name]
-        group = UpstreamGroup(
-            settings, space, Judge(settings, upstreams, space, canary, self._observe), mirror
-        )
+        judge = Judge(settings, upstreams, space, canary, self._observe)
+        group = UpstreamGroup(settings, space, judge, mirror, self._observe)
         if (reference := self._reference_of(name, group)) is not None:
             space.inherit(reference)
         if before is not None:

@@ -13,7 +13,7 @@ from backends.contract import Capabilities, Truncate
 from gateway.calls import Call, default_truncation
 from gateway.config import schema
 from gateway.events import Observe, Standing, UpstreamJudged
-from gateway.routing.common_offer import Facts, common_capabilities, contradiction, kind_of_model
+from gateway.routing.offers import Facts, common_capabilities, contradiction, kind_of_model
 from gateway.routing.split import Trial
 from gateway.upstreams.canary_offer import nothing_shared, serves_alike
 from gateway.upstreams.member import MIXED, JudgedUpstream

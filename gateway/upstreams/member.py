@@ -64,5 +64,11 @@ class JudgedUpstream(Protocol):
     def bounds(self) -> Bounds:
         """Maximum size of one upstream request."""
 
+    def enter(self) -> None:
+        """Count one call in progress."""
+
+    def leave(self) -> None:
+        """Stop counting a call."""
+
     def backlog(self) -> LaneBacklog:
         """Return the size and age of what waits."""

@@ -24,7 +24,6 @@ from gateway.events import (
 )
 from gateway.routing.discovery import drain_replica
 from gateway.routing.health import ReplicaEvent
-from gateway.routing.pool import apply_drains
 from gateway.routing.replica import Replica
 from gateway.upstreams.factory import (
     Dependencies,
@@ -105,7 +104,7 @@ class RunningUpstream:
             reason = "it is no longer in the configuration"
             self.upstream.pool.transition(replica, ReplicaEvent.REMOVED, reason)
             self._run(drain_replica(self.upstream.pool, replica))
-        apply_drains(self.upstream.pool, settings.drained)
+        self.upstream.pool.apply_drains(settings.drained)
 
     async def drain(self) -> None:
         """Close the upstream once no call uses it, which its deadlines guarantee."""

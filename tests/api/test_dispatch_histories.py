@@ -47,7 +47,7 @@ from gateway.config import schema as config
 from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError
 from gateway.lane.lane import Lane
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.retries import LaneSettings
 from gateway.prepare import TOKENS_MAX, PreparedWork, Preparer
 from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
 from gateway.routing.health import ReplicaEvent, State
@@ -59,6 +59,7 @@ from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Tenant
 from gateway.upstreams.batch_bounds import BatchBounds
 from gateway.upstreams.fair_threads import FairThreads
+from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.fakes.tei import score_of, vector_of
@@ -227,7 +228,8 @@ class World:
             BatchBounds(self.pool, upstream_settings),
         )
         space = VectorSpace("up", upstream_settings, None, lambda _: None)
-        self.upstream = Upstream("up", upstream_settings, self.pool, {"texts": lane}, space)
+        inputs = ModelInputs(upstream_settings, self.pool.capabilities)
+        self.upstream = Upstream("up", upstream_settings, self.pool, {"texts": lane}, space, inputs)
         self.preparer = Preparer(FairThreads(), _no_limits)
         self.dispatcher = Dispatcher(self.preparer)
         for replica, backend in zip(replicas, backends, strict=True):
@@ -255,10 +257,8 @@ class World:
         prepared = await self.prepared(work)
         async with Grant(tenant, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:
-                upstream = self.upstream
-                reply = await self.dispatcher.dispatch(
-                    grant, upstream.lane_of(grant.prepared.work), upstream.model_inputs, Timeline()
-                )
+                lane, inputs = self.upstream.lane_of(grant.prepared.work), self.upstream.model_inputs
+                reply = await self.dispatcher.dispatch(grant, lane, inputs, Timeline())
             except GatewayError:
                 return None
             return reply, grant._tokens

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api.server.http_protocol import CONNECTION
 from gateway.events import AttemptFinished, ReplicaChanged
-from gateway.routing.work_check import PLAIN_TEXT
+from gateway.routing.checks import PLAIN_TEXT
 from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until

@@ -20,8 +20,8 @@ from backends.contract.errors import (
     ReplicaUnavailable,
 )
 from gateway.errors import GatewayError
-from gateway.lane.faults import SliceFailed
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.outcomes import SliceFailed
+from gateway.lane.retries import LaneSettings
 from gateway.lane.slices import Bounds
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.window import Window

@@ -41,7 +41,7 @@ from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError
 from gateway.events import AttemptFinished, Event, ReplicaChanged
 from gateway.lane.lane import Lane
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.retries import LaneSettings
 from gateway.prepare import TOKENS_MAX, Preparer
 from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
 from gateway.routing.health import ReplicaEvent, State
@@ -53,6 +53,7 @@ from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Tenant
 from gateway.upstreams.batch_bounds import BatchBounds
 from gateway.upstreams.fair_threads import FairThreads
+from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.fakes.tei import score_of, vector_of
@@ -174,12 +175,13 @@ class PoisonedWorld:
             self.pool, lane_settings, self.events.append, clock, BatchBounds(self.pool, settings)
         )
         space = VectorSpace("up", settings, None, lambda _: None)
-        self.upstream = Upstream("up", settings, self.pool, {"texts": self.lane}, space)
+        inputs = ModelInputs(settings, self.pool.capabilities)
+        self.upstream = Upstream("up", settings, self.pool, {"texts": self.lane}, space, inputs)
         self.preparer = Preparer(FairThreads(), _no_limits)
         self.dispatcher = Dispatcher(self.preparer)
         for replica, backend in zip(replicas, self.backends, strict=True):
             self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.capabilities)
-            replica.width = WIDTH
+            replica.record_space(WIDTH, is_foreign=False)
 
     async def call(
         self, index: int, work: Embed | Rerank, tenant: str, deadline_s: float = DEADLINE_S
@@ -193,7 +195,7 @@ class PoisonedWorld:
         prepared = await self.preparer.prepare(inputs, owner, route, Call(work), deadline)
         async with Grant(owner, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:
-                lane = self.upstream.lane_of(grant.prepared.work)
+                lane, inputs = self.upstream.lane_of(grant.prepared.work), self.upstream.model_inputs
                 return await self.dispatcher.dispatch(grant, lane, inputs, Timeline())
             except GatewayError as error:
                 return error

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import uvicorn
 
+from gateway.cli.embed import embed as embed_files
 from gateway.cli.embed.options import add_embed_options
-from gateway.cli.embed.options import embed as embed_files
 from gateway.events import ReplicaChanged
 from gateway.tenants.keyring import key_digest
 from tests.backends.invalid_replies import body_of, packed

@@ -9,12 +9,13 @@ from gateway.config import schema as config
 from gateway.errors import NoReplica
 from gateway.events import ReplicaChanged, SpaceChecked
 from gateway.lane.lane import Lane
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.retries import LaneSettings
 from gateway.lane.slices import Bounds
 from gateway.routing import prober
 from gateway.routing.health import ReplicaEvent
 from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
+from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.conftest import Boots, Running
@@ -328,16 +329,17 @@ async def test_records_metrics_and_log_lines(boot: Boots, caplog: pytest.LogCapt
 
 async def test_requests_do_not_wait_for_a_refused_engine() -> None:
     engine = Replica("engine", HeldReplica())
-    pool = Pool("up", [engine], "least_tokens", lambda _: None)
+    pool = Pool("up", [engine], "least_tokens", lambda _: None, holds=True)
     clock = asyncio.get_running_loop().time
     lane = Lane(pool, LaneSettings(1000, 30, holds=True), lambda _: None, clock, Bounds)
     upstream_settings = config.UpstreamSettings(backend="torch", model="m")
     space = VectorSpace("up", upstream_settings, None, lambda _: None)
-    upstream = Upstream("up", upstream_settings, pool, {"texts": lane}, space)
+    inputs = ModelInputs(upstream_settings, pool.capabilities)
+    upstream = Upstream("up", upstream_settings, pool, {"texts": lane}, space, inputs)
     waiting = asyncio.create_task(lane.wait_for_replica(clock() + 60))
     await asyncio.sleep(0)
     assert ("loading", False) == (upstream.state, upstream.startup_done)
-    engine.is_foreign = True
+    engine.record_space(None, is_foreign=True)
     pool.transition(engine, ReplicaEvent.FOREIGN, "another model")
 
     with pytest.raises(NoReplica, match="a different space"):

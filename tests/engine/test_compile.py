@@ -11,8 +11,7 @@ import pytest
 from backends.contract import Embed, EmbedReply, Vectors
 from backends.contract.errors import ModelUnavailable
 from backends.torch.load.load_plan import LoadOptions
-from backends.torch.load.loader import load
-from backends.torch.load.loading import load_model, options_of
+from backends.torch.load.loader import load, load_model, options_of
 from backends.torch.passes.engine import Engine
 from backends.torch.passes.loaded_model import LoadedModel
 from backends.torch.wire import ModelBoot

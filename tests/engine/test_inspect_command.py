@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from backends.checkpoints.locations import DEFAULT_MODEL
 from backends.contract import Capabilities
 from backends.torch import wire
-from backends.torch.load import small_network
 from backends.torch.load.inspection import inspect, inspect_folder
 from backends.torch.serving.smoke import smoke_load
+from backends.torch.stock import small_network
 from gateway.cli import main as command_line
 from gateway.cli import models as command
 from gateway.config.load import parse_config

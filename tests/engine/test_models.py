@@ -19,8 +19,7 @@ from backends.torch import wire
 from backends.torch.inputs.sequences import InputSequence, Row
 from backends.torch.load.inspection import inspect_folder
 from backends.torch.load.load_plan import LoadOptions
-from backends.torch.load.loader import load
-from backends.torch.load.loading import RunOnDevice, estimate_bytes, load_model
+from backends.torch.load.loader import RunOnDevice, estimate_bytes, load, load_model
 from backends.torch.memory import held_bytes
 from backends.torch.passes.loaded_model import LoadedModel
 from backends.torch.serving.model_host import ModelHost

@@ -15,8 +15,7 @@ from backends.contract.errors import ModelUnavailable
 from backends.recipe.options import DTypeName, Runtime
 from backends.torch.inputs.sequences import InputSequence
 from backends.torch.load.load_plan import LoadOptions
-from backends.torch.load.loader import load
-from backends.torch.load.loading import options_of
+from backends.torch.load.loader import load, options_of
 from backends.torch.memory import held_bytes
 from backends.torch.networks import openvino_passes
 from backends.torch.networks.openvino_passes import OpenVinoPasses

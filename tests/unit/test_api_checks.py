@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backends.contract import ApiSettings
+from backends.openai.kind import ApiSettings
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import UpstreamSettings

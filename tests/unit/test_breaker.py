@@ -1,6 +1,6 @@
 """Breaker of an upstream that responds and fails its work."""
 
-from gateway.routing.breaker import FAILURES_MAX, PAUSE_MAX_S, PAUSE_MIN_S, Breaker
+from gateway.routing.split import FAILURES_MAX, PAUSE_MAX_S, PAUSE_MIN_S, Breaker
 
 
 def opened() -> Breaker:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from backends.contract import Capabilities, Operation, Truncate
-from gateway.routing.common_offer import Facts, common_capabilities, contradiction
+from gateway.routing.offers import Facts, common_capabilities, contradiction
 
 EMBEDDER = Capabilities(
     "m",

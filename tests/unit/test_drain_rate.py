@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.lane.drain_rate import RETRY_AFTER_MAX_S, DrainRate
+from gateway.lane.measures import RETRY_AFTER_MAX_S, DrainRate
 
 many = settings(max_examples=200, deadline=None)
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.lane.batch_size import MAX_TOKENS, START_TOKENS, BatchSizer
-from gateway.routing.latencies import SAMPLES_MAX, SAMPLES_MIN, Latencies
-from gateway.routing.retry_budget import FREE_ATTEMPTS, RetryBudget
+from gateway.lane.measures import MAX_TOKENS, SAMPLES_MAX, SAMPLES_MIN, START_TOKENS, BatchSizer, Latencies
+from gateway.lane.retries import FREE_ATTEMPTS, RetryBudget
 
 
 @pytest.mark.parametrize("jitter", [0, 0.3])

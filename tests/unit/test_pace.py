@@ -8,12 +8,10 @@ from itertools import count
 import pytest
 
 from backends.contract import Capabilities, Operation
+from gateway.routing.choice import SAMPLES_MIN, TRIAL_EVERY, BatchTimes, Pace, Policy, slowdowns
 from gateway.routing.health import ReplicaEvent
-from gateway.routing.load import BatchLoad
-from gateway.routing.pace import SAMPLES_MIN, TRIAL_EVERY, BatchTimes, Pace, slowdowns
-from gateway.routing.policies import Policy
 from gateway.routing.pool import Pool
-from gateway.routing.replica import Replica
+from gateway.routing.replica import BatchLoad, Replica
 from gateway.routing.window import Window
 from tests.fakes.replicas import HeldReplica
 

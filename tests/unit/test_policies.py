@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.routing.policies import Policy, rank_replicas
+from gateway.routing.choice import Policy, rank_replicas
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 LOADS = st.lists(st.integers(0, 50), min_size=1, max_size=8)

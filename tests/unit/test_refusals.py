@@ -1,6 +1,6 @@
 """Bounds learned from a replica's refusals, and pauses after them."""
 
-from gateway.routing.refusals import (
+from gateway.routing.replica import (
     LEARNED_FOR_S,
     PAUSE_MAX_S,
     PAUSE_MIN_S,
@@ -41,7 +41,7 @@ def test_pauses_double_until_a_batch_is_computed() -> None:
     for _ in range(PAUSES_MAX + 2):
         pauses.append(refusals.pause(1))
         assert refusals.pause(1) is None
-        refusals.is_paused = False
+        refusals.resume()
 
     assert [PAUSE_MIN_S, PAUSE_MIN_S * 2, PAUSE_MIN_S * 4] == pauses[:3]
     assert [PAUSE_MAX_S, PAUSE_MAX_S] == pauses[-2:]

@@ -6,21 +6,17 @@ import pytest
 
 from backends.contract import Backend, Capabilities, Embed, EmbedParts, Operation, ReplicaSpec
 from backends.contract.errors import BackendError, ReplicaFailed
-from backends.tei.adapter import open_replica
+from backends.tei.replica import open_replica
 from gateway.errors import NoReplica
-from gateway.lane.batch_size import BatchSizer
 from gateway.lane.fair_queue import FairQueue
-from gateway.lane.isolation import ALONE_MAX, IsolatedQueue
-from gateway.lane.lane_settings import LaneSettings
-from gateway.lane.scheduler import LOOK_AHEAD, Dispatch, Rejection, Scheduler, SchedulingPass
+from gateway.lane.isolation import ACTIVE_S, ALONE_MAX, SUSPECT_S, IsolatedQueue, Isolation, TenantActivity
+from gateway.lane.measures import BatchSizer
+from gateway.lane.schedule import LOOK_AHEAD, Dispatch, Rejection, Scheduler, SchedulingPass
 from gateway.lane.slices import Bounds, Slice
-from gateway.lane.suspects import Isolation
-from gateway.lane.tenant_activity import ACTIVE_S, SUSPECT_S, TenantActivity
 from gateway.lane.ticket import Attempt, Owner, Ticket
 from gateway.routing.health import ReplicaEvent, State
-from gateway.routing.load import BatchLoad, LoadKind
 from gateway.routing.pool import Pool
-from gateway.routing.replica import Replica
+from gateway.routing.replica import BatchLoad, LoadKind, Replica
 from gateway.routing.window import Window
 
 # Text, tenant, and options of the owner.
@@ -52,14 +48,13 @@ class Bench:
         self.replicas = [
             Replica(f"r{index}", backend, Window(window), small_batch_slots) for index in range(replicas)
         ]
-        self.pool = Pool("up", self.replicas, "least_tokens", lambda _: None, seed=0)
+        self.pool = Pool("up", self.replicas, "least_tokens", lambda _: None, seed=0, holds=holds)
         self.queue: FairQueue[Ticket] = FairQueue()
         self.activity = TenantActivity(self.queue)
         self.sizer = BatchSizer()
         self.in_flight: list[Attempt] = []
         self.isolated: IsolatedQueue[Ticket] = IsolatedQueue(lambda: self.in_flight)
-        settings = LaneSettings(1000, 30, holds=holds, kind=kind)
-        self.scheduler = Scheduler(self.queue, self.pool, self.activity, self.sizer, settings, self.isolated)
+        self.scheduler = Scheduler(self.queue, self.pool, self.activity, self.sizer, self.isolated, kind)
         self.bounds = bounds or Bounds()
         self.kind: LoadKind = kind
         self.now_s = 0.0
@@ -102,7 +97,7 @@ class Bench:
                     self.in_flight.append(attempt)
                     decisions.append((replica.name, texts))
                 case Rejection(ticket, error):
-                    ticket.resolve(error)
+                    ticket.settle(error)
                     decisions.append(error)
         self.scheduler.end_pass(scheduling_pass)
         return decisions
@@ -310,7 +305,7 @@ def test_last_slot_is_used_once_no_other_tenant_is_active() -> None:
 def test_call_is_not_sent_to_a_replica_that_failed_it() -> None:
     bench = Bench(replicas=2)
     failed = bench.add("again")
-    failed.tried.add(bench.replicas[0])
+    failed.avoid(bench.replicas[0])
 
     assert [("r1", ["again"])] == bench.run()
 
@@ -320,7 +315,7 @@ def test_call_that_must_wait_for_a_replica_does_not_block_its_tenants_others() -
     bench.replicas[1].add_batch(BatchLoad(1, 1, ("acme",)), 0.0)
     waiting = [bench.add(f"again {index}") for index in range(LOOK_AHEAD)]
     for ticket in waiting:
-        ticket.tried.add(bench.replicas[0])
+        ticket.avoid(bench.replicas[0])
     bench.add("next")
 
     assert [("r0", ["next"])] == bench.run()
@@ -338,8 +333,7 @@ def error_of(bench: Bench) -> Exception:
 def test_call_fails_with_its_own_error_once_every_usable_replica_failed_it() -> None:
     bench = Bench()
     ticket = bench.add("a")
-    ticket.tried.add(bench.replicas[0])
-    ticket.last_error = ReplicaFailed("it broke")
+    ticket.fail(ReplicaFailed("it broke"), bench.replicas[0])
 
     assert ticket.last_error is error_of(bench)
     assert ticket.is_done
@@ -360,7 +354,13 @@ def test_call_fails_without_replica_unless_one_is_expected(
     state: State, *, holds: bool, is_foreign: bool, fails: bool
 ) -> None:
     bench = Bench(holds=holds)
-    bench.replicas[0].state, bench.replicas[0].is_foreign = state, is_foreign
+    replica = bench.replicas[0]
+    if state is State.DOWN:
+        bench.pool.transition(replica, ReplicaEvent.LOST, "")
+        replica.record_space(None, is_foreign=is_foreign)
+    else:
+        bench.pool.add(Replica("later", replica.backend))
+        bench.pool.remove(replica)
     bench.add("a")
 
     if fails:
@@ -372,7 +372,7 @@ def test_call_fails_without_replica_unless_one_is_expected(
 
 def test_call_without_waiters_leaves_the_queue() -> None:
     bench = Bench()
-    bench.add("gone").is_done = True
+    bench.add("gone").settle(ReplicaFailed("it broke"))
     bench.add("a")
 
     assert [("r0", ["a"])] == bench.run()
@@ -382,7 +382,7 @@ def test_call_without_waiters_leaves_the_queue() -> None:
 def test_error_of_another_attempt_is_kept_for_the_caller() -> None:
     bench = Bench()
     error: BackendError = ReplicaFailed("it broke")
-    bench.add("a").last_error = error
-    bench.replicas[0].state = State.DOWN
+    bench.add("a").fail(error)
+    bench.pool.transition(bench.replicas[0], ReplicaEvent.LOST, "")
 
     assert error is error_of(bench)

@@ -1,7 +1,7 @@
 """Suspects: inputs that failed alone and tenants whose inputs break servers, remembered for a while."""
 
 from backends.contract import Embed, Rerank
-from gateway.lane.suspects import (
+from gateway.lane.isolation import (
     CRASHES_KEPT_S,
     CRASHES_MAX,
     INPUTS_MAX,

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from backends.contract import Chat, WorkInput
 from backends.contract.errors import InvalidWork, UnsupportedWork, input_too_long
@@ -66,6 +65,8 @@ class ChatRenderer:
 
     def _text(self, messages: list[Message], chat: Chat) -> str:
         assert self._template is not None
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         variables = {**self._template.special_tokens, **msgspec.json.decode(chat.variables)}
         try:
             with bounded(self._most):

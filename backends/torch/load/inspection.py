@@ -26,13 +26,12 @@ from backends.recipe.rerank_template import RerankTemplate
 from backends.tokens.tokenizer import open_tokenizer
 from backends.torch import wire
 from backends.torch.load.load_plan import plan_load
-from backends.torch.load.loader import require_device, served_dtype
-from backends.torch.load.loading import describe_folder, options_of
-from backends.torch.load.small_network import refuse_unloadable, try_network
+from backends.torch.load.loader import describe_folder, options_of, require_device, served_dtype
 from backends.torch.load.weight_sizes import Tensors, sizes_of, tensors_of
-from backends.torch.load.weights import NetworkSource
+from backends.torch.networks.opening import NetworkSource
 from backends.torch.networks.static_files import check_vocabulary, read_table_file
 from backends.torch.networks.weight_files import StoredTensor
+from backends.torch.stock.small_network import refuse_unloadable, try_network
 
 
 def inspect(boot: wire.ModelBoot) -> wire.Inspection:

@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from backends.checkpoints.auto_map import read_auto_map
 from backends.contract import TokenizerSettings
 from backends.contract.errors import ModelUnavailable
 from backends.recipe.adapter_choice import Adapter, choose_adapter
+from backends.recipe.bert_config import read_bert
 from backends.recipe.checkpoint import read_recipe
 from backends.recipe.cut_rules import cut_notes
 from backends.recipe.files import CheckpointFiles
@@ -24,7 +26,7 @@ from backends.torch.inputs.pairs import answer_ids
 from backends.torch.inputs.word_table import missing_words
 from backends.torch.load.template import read_template, template_notes
 from backends.torch.load.text_inputs import refuse_network, table_rows, type_id_notes
-from backends.torch.networks.own_code import OwnCode, require_permission
+from backends.torch.networks.opening import OwnCode
 from backends.torch.networks.projection import check_projections
 
 # Number formats of weights that the engine reads, by their names in config.json.
@@ -105,8 +107,10 @@ def permitted_code(checkpoint: Path, options: LoadOptions) -> OwnCode | None:
     """
     files = CheckpointFiles(checkpoint)
     kind = recognize(files, options.settings)
-    if kind == "static":
+    if kind == "static" or (read_bert(files.config) and not read_auto_map(files.tokenizer_config)):
         return None
+    from backends.torch.stock.own_code import require_permission
+
     return require_permission(
         files, kind, trusted=options.trust_remote_code, code_revision=options.code_revision
     )

@@ -1,19 +1,18 @@
 """Inputs of a network: those that its tokenizer gives for a text, and those that no text gives.
 
-Imports the network's class, and reads its signature.
+Of a network that the engine does not have itself, imports transformers' class, and reads its signature.
 """
 
 from collections.abc import Iterator
-
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from typing import Any
 
 from backends.contract import ModelInput, Truncate
 from backends.contract.errors import ModelUnavailable
+from backends.recipe.bert_config import read_bert
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.recipe import Recipe
 from backends.tokens.tokenizer import TextTokenizer
-from backends.torch.networks.architectures import default_of, input_names
-from backends.torch.networks.native_configs import read_config
+from backends.torch.networks.opening import reads_type_ids
 
 # Inputs of networks that read more than text.
 OTHER_INPUTS = {
@@ -49,19 +48,12 @@ SPLIT_CLASSIFIERS = frozenset(
 PROBE_TEXT = "a b"
 
 
-def reads_type_ids(types: int | None) -> bool:
-    """Return True if type ids change what a network computes.
-
-    types: its `type_vocab_size`. A network without the key looks type ids up among its words; one with a
-    single type adds the same vector to every token.
-    """
-    return types is None or types > 1
-
-
 def refuse_network(files: CheckpointFiles, recipe: Recipe) -> None:
     """Raise ModelUnavailable if texts alone give the network nothing that the engine can read."""
-    if recipe.kind in {"dual", "pages"}:
+    if recipe.kind in {"static", "dual", "pages"} or read_bert(files.config) is not None:
         return
+    from backends.torch.stock.architectures import input_names
+
     model_type = recipe.model_type
     names = input_names(recipe.kind, model_type)
     found = next((OTHER_INPUTS[name] for name in OTHER_INPUTS if name in names), None)
@@ -76,6 +68,10 @@ def refuse_network(files: CheckpointFiles, recipe: Recipe) -> None:
 
 def _unknown_rotation(files: CheckpointFiles) -> str | None:
     """Return the reason against a checkpoint whose rotary positions transformers does not have."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from backends.torch.stock.configs import read_config
+
     try:
         stated = getattr(read_config(files.checkpoint), "rope_parameters", None)
     except Exception:  # noqa: BLE001 - a load gives the reason
@@ -99,12 +95,18 @@ def table_rows(files: CheckpointFiles, recipe: Recipe) -> int | None:
     if recipe.kind == "static":
         # Its table is compared with the tokenizer when it is read.
         return None
-    try:
-        config = read_config(files.checkpoint).get_text_config()
-    except Exception:  # noqa: BLE001 - a load gives the reason, and code of the checkpoint may read what this cannot
-        config = None
+    config: Any = read_bert(files.config) or _text_config(files)
     rows = getattr(config, "vocab_size", files.config.get("vocab_size"))
     return rows if isinstance(rows, int) and rows > 0 else None
+
+
+def _text_config(files: CheckpointFiles) -> Any:
+    from backends.torch.stock.configs import read_config
+
+    try:
+        return read_config(files.checkpoint).get_text_config()
+    except Exception:  # noqa: BLE001 - a load gives the reason, and code of the checkpoint may read what this cannot
+        return None
 
 
 def type_id_notes(files: CheckpointFiles, recipe: Recipe, tokenizer: TextTokenizer) -> Iterator[str]:
@@ -114,11 +116,10 @@ def type_id_notes(files: CheckpointFiles, recipe: Recipe, tokenizer: TextTokeniz
     """
     if recipe.kind in {"static", "dual", "pages"}:
         return
-    type_ids, names = tokenizer.traits.type_ids, input_names(recipe.kind, recipe.model_type)
-    # The inputs of a checkpoint's own code are not known here.
-    if not type_ids.given or (names and "token_type_ids" not in names):
+    type_ids = tokenizer.traits.type_ids
+    if not type_ids.given or not _takes_type_ids(files, recipe):
         return
-    types = files.config.get("type_vocab_size", default_of(recipe.model_type, "type_vocab_size"))
+    types = _types_of(files, recipe)
     probe: ModelInput = (PROBE_TEXT, PROBE_TEXT) if recipe.kind == "classifier" else PROBE_TEXT
     (ids,) = tokenizer.encode([probe], Truncate.RIGHT).type_ids
     if types is not None and reads_type_ids(types) and max(ids, default=0) >= types:
@@ -133,3 +134,24 @@ def type_id_notes(files: CheckpointFiles, recipe: Recipe, tokenizer: TextTokeniz
             f"the network gets `token_type_ids`, as transformers 4 gave them to a checkpoint {origin}; "
             "transformers 5 gives none. `model_input_names` in its tokenizer_config.json decides otherwise"
         )
+
+
+def _takes_type_ids(files: CheckpointFiles, recipe: Recipe) -> bool:
+    if read_bert(files.config) is not None:
+        return True
+    from backends.torch.stock.architectures import input_names
+
+    names = input_names(recipe.kind, recipe.model_type)
+    # The inputs of a checkpoint's own code are not known here.
+    return not names or "token_type_ids" in names
+
+
+def _types_of(files: CheckpointFiles, recipe: Recipe) -> int | None:
+    """Return the number of types of a network, None if neither file nor class states it."""
+    found = read_bert(files.config)
+    if found is not None:
+        return found.type_vocab_size
+    from backends.torch.stock.architectures import default_of
+
+    types: int | None = files.config.get("type_vocab_size", default_of(recipe.model_type, "type_vocab_size"))
+    return types

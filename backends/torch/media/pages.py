@@ -1,25 +1,20 @@
 """Pages of documents as pictures: their features, and the network that gives a vector per patch and token."""
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 from transformers import AutoImageProcessor, AutoTokenizer, ColPaliProcessor, ColQwen2Processor
 
-from backends.contract import Audio, Image, Output, PatchGrid, Truncate
+from backends.contract import Audio, Image, PatchGrid, Truncate
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.page_encoders import PROCESSOR_FILE
-from backends.torch.inputs.sequences import Features, InputSequence, ReadPart, Row
+from backends.torch.inputs.sequences import Features, InputSequence, ReadPart
 from backends.torch.media.images import blank_image, open_image, require_pillow
-from backends.torch.media.stacking import stack_features
-from backends.torch.networks.precision import Autocast
 from backends.torch.refusals import refuse_on_error
 
 PROCESSORS: dict[str, Any] = {"colpali": ColPaliProcessor, "colqwen2": ColQwen2Processor}
@@ -95,45 +90,3 @@ def patch_grid(places: NDArray[np.intp], sides: tuple[int, int] | None) -> Patch
     if not len(places) or rows * columns != len(places) or places[-1] - places[0] + 1 != len(places):
         return None
     return PatchGrid(int(places[0]), rows, columns)
-
-
-class PageHead:
-    """Head of a network of pages. Sequences of one shape are computed together, without padding."""
-
-    def __init__(self, network: Any, device: torch.device, dtype: torch.dtype) -> None:
-        self._network: nn.Module = Autocast(network, dtype)
-        self._device = device
-
-    @torch.inference_mode()
-    def run(self, sequences: Sequence[InputSequence], outputs: frozenset[Output]) -> list[Row]:
-        """Compute rows with (tokens, dim) vectors of length 1."""
-        del outputs
-        groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-        for place, sequence in enumerate(sequences):
-            groups[_shape(sequence)].append(place)
-        rows: list[Row] = [Row()] * len(sequences)
-        for places in groups.values():
-            inputs = self._tensors([sequences[place] for place in places])
-            vectors = self._network(**inputs).embeddings.float()
-            scaled = nn.functional.normalize(vectors, dim=-1).cpu().numpy()
-            for place, row in zip(places, scaled, strict=True):
-                rows[place] = Row(multivector=row)
-        return rows
-
-    def _tensors(self, sequences: Sequence[InputSequence]) -> dict[str, Tensor]:
-        """Return the inputs of sequences of one shape."""
-        stacked = stack_features(sequences, self._device)
-        if stacked:
-            return stacked
-        ids = torch.tensor([sequence.ids for sequence in sequences], device=self._device)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def _shape(sequence: InputSequence) -> tuple[Any, ...]:
-    """Return the shape of a sequence's inputs; pages of one grid only share it."""
-    if sequence.features is None:
-        return ("text", len(sequence.ids))
-    arrays = sequence.features.arrays
-    grid = arrays.get("image_grid_thw")
-    shapes = tuple(array.shape for array in arrays.values())
-    return ("page", shapes, None if grid is None else tuple(grid.ravel().tolist()))

@@ -7,8 +7,8 @@ from typing import Any
 from backends.torch.media.features import open_image_reader, open_sound_reader
 from backends.torch.media.pages import open_page_reader
 from backends.torch.media.reading_wire import ReaderKind, ReadsMedium
-from backends.torch.networks.native_configs import read_config
 from backends.torch.refusals import refuse_on_error
+from backends.torch.stock.configs import read_config
 
 OPENERS: dict[ReaderKind, Callable[[Path, Any], ReadsMedium]] = {
     "image": open_image_reader,

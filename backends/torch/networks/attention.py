@@ -1,37 +1,27 @@
 """Attention over concatenated sequences without padding: the one function that every packed model runs.
 
-Registered with transformers under `PACKED`. A model calls it with query, key and value of all tokens at once,
-(1, heads, tokens, dim), and with `cu_seq_lens_q`, the start of each sequence and the end of the last, as in
-FlashAttention. If some tokens are not attended to (a query's fillers), `attended` holds the indices of the
-others, and `cu_seq_lens_k` the starts of the sequences among them. Rule: a sequence attends to no other, so
-that its vector does not depend on its batch, but for the rounding of sums.
+Rule: a sequence attends to no other, so that its vector does not depend on its batch, but for the rounding of
+sums.
 """
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
+from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from backends.torch.networks.blocks import Piece, Visibility, cut_blocks, cutting_of_pass, group_runs, keys_of
 
-PACKED = "packed"
 # Queries of a causal sequence that are computed together, and the length above which one call is faster.
 PART, PARTED_LENGTH_MAX = 256, 1024
 # Masks of causal sequences that are kept for the next layers, of 2 MB at most.
 KEPT_MASKS = 16
 HALF = (torch.float16, torch.bfloat16)
-# Since PyTorch 2.12, queries of several heads can share keys.
-TAKES_SHARED_KEYS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 CPU_CAPABILITIES = torch.cpu.get_capabilities()
 # Number formats that this processor's matrix units multiply.
 HAS_MATRIX_UNIT = {
@@ -40,95 +30,12 @@ HAS_MATRIX_UNIT = {
 }
 
 
-_seen: ContextVar["list[AttentionOptions] | None"] = ContextVar("_seen", default=None)
-_masked: ContextVar["set[int] | None"] = ContextVar("_masked", default=None)
-
-
 class AttentionOptions(NamedTuple):
     """Scale of the scores, causality, and the distance below which a key is visible; 0 is any distance."""
 
     scale: float
     causal: bool = False
     window: int = 0
-
-
-def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Compute attention for a model of transformers; options are `cu_seq_lens_q`, `max_length_q` and its own.
-
-    Returns (1, tokens, heads, dim), and no weights. Raises: NotImplementedError for features that only some
-    models use; such a model takes the padded path.
-    """
-    if attention_mask is not None or options.get("softcap") or options.get("position_bias") is not None:
-        raise NotImplementedError("packed attention has no masks, soft caps or position biases")
-    # Rotary embeddings return float32 queries and keys; values have the dtype of the matrix product.
-    q, k, v = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
-    scale = options.get("scaling") or q.shape[-1] ** -0.5
-    window = options.get("sliding_window") or 0
-    starts, longest = options["cu_seq_lens_q"], options["max_length_q"]
-    attended = options.get("attended")
-    if attended is not None:
-        k, v = k[attended], v[attended]
-    key_starts = starts if attended is None else options["cu_seq_lens_k"]
-    causal = _is_causal(module, options)
-    seen = _seen.get()
-    if seen is not None:
-        seen.append(AttentionOptions(scale, causal, window))
-    out = compute(q, k, v, starts, key_starts, longest, scale, causal, window)
-    return out.unsqueeze(0), None
-
-
-@contextmanager
-def watched_attention() -> Iterator[list[AttentionOptions]]:
-    """Collect the options of each packed attention that this thread computes in the block.
-
-    A window that is longer than a text has no effect on its output.
-    """
-    seen: list[AttentionOptions] = []
-    token = _seen.set(seen)
-    try:
-        yield seen
-    finally:
-        _seen.reset(token)
-
-
-@contextmanager
-def watched_masks() -> Iterator[set[int]]:
-    """Collect the windows and chunks of the masks that a network asks for in the block, on this thread."""
-    sizes: set[int] = set()
-    token = _masked.set(sizes)
-    try:
-        yield sizes
-    finally:
-        _masked.reset(token)
-
-
-def register() -> None:
-    """Register the attention with transformers as `PACKED`, without any mask."""
-    AttentionInterface.register(PACKED, packed_attention)
-    AttentionMaskInterface.register(PACKED, _no_mask)
-
-
-def _no_mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
-    """Return no mask. local_size: the window or chunk that it would have."""
-    sizes = _masked.get()
-    if sizes is not None and local_size:
-        sizes.add(local_size)
-
-
-def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
-    requested = options.get("is_causal")
-    if requested is not None:
-        return bool(requested)
-    # A decoder trained with bidirectional attention is marked in its config, not in its layers.
-    allowed = getattr(getattr(module, "config", None), "is_causal", True)
-    return bool(getattr(module, "is_causal", False) and allowed)
 
 
 # More than five parameters: an operator of torch takes tensors and scalars, no structs.
@@ -151,8 +58,9 @@ def attend(
     if q.is_cuda and q.dtype in HALF:
         reach = window - 1
         shared: dict[str, Any] = {}
+        varlen_attn, takes_shared_keys = _attention_of_gpu()
         if q.shape[1] != k.shape[1]:
-            if TAKES_SHARED_KEYS:
+            if takes_shared_keys:
                 shared["enable_gqa"] = True
             else:
                 k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))
@@ -184,6 +92,17 @@ def attend(
         for piece, part, start in zip(pieces, _split(q, tokens), key_starts_of_pieces, strict=False)
     )
     return _compute_pieces(q.new_empty(q.shape), pieces, qkv_of_pieces, options)
+
+
+@cache
+def _attention_of_gpu() -> tuple[Callable[..., Any], bool]:
+    """Return the kernel, and True if its queries of several heads can share keys: since PyTorch 2.12.
+
+    It is imported late, because its import takes as long as that of torch.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def attend_joined(joined: Tensor, starts: Tensor, longest: int, scale: float) -> Tensor:

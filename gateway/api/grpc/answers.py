@@ -21,6 +21,7 @@ from backends.contract import Embed, EmbedReply, Encode, Operation, Output, Term
 from backends.tei_protos import tei_multiplexer_pb2, tei_pb2
 from backends.tei_protos import tei_multiplexer_pb2 as mux
 from backends.tei_protos import tei_pb2 as pb
+from gateway.api.dialects.tei.info import describe_model
 from gateway.api.grpc.call_stream import OPEN_MESSAGE_BYTES_MAX
 from gateway.api.grpc.messages import OTHER_FIELDS_MAX, field, open_envelope, parse
 from gateway.api.grpc.rpc import Message, Rpc
@@ -168,7 +169,7 @@ async def answer_info(rpc: Rpc, *, enveloped: bool = False) -> None:
     tenant = api.authenticator.authenticate(rpc.context)
     with rpc.holding(await rpc.read_only()) as message:
         _read_target(rpc, message, enveloped=enveloped)
-    described = encode_info(rpc.parts.describe_model(api, tenant, rpc.context.model))
+    described = encode_info(describe_model(api, tenant, rpc.context.model))
     await rpc.begin({})
     await rpc.write(described)
 

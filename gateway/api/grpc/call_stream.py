@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from gateway.api.grpc.frames import NO_ERROR, PROTOCOL_ERROR, StreamFault
+from gateway.api.grpc.frames import NO_ERROR, PROTOCOL_ERROR, FlowControlled, StreamFault
 from gateway.api.grpc.hpack import Field, encode_block
 from gateway.errors import (
     BodyTooLarge,
@@ -191,23 +191,20 @@ class Link(Protocol):
         """Forget a stream. code: sent to the client, unless both sides have ended it."""
 
 
-class CallStream:
+class CallStream(FlowControlled):
     """One RPC on its connection.
 
-    window: bytes that the client may send; below 0 before it knows the connection's settings. send_window:
-    bytes that it takes. written_bytes: of the message that is being sent. is_open: its method needs no key.
-    task: that answers it.
+    written_bytes: of the message that is being sent. is_open: its method needs no key. task: that answers it.
     """
 
-    def __init__(self, link: Link, number: int, request: Request) -> None:
-        self.number = number
+    def __init__(
+        self, link: Link, number: int, request: Request, send_window: int, *, client_has_ended: bool
+    ) -> None:
+        super().__init__(number, STREAM_WINDOW_BYTES, send_window, client_has_ended=client_has_ended)
         self.request = request
-        self.window = STREAM_WINDOW_BYTES
-        self.send_window = 0
         self.is_open = False
         self.task: asyncio.Task[None] | None = None
         self.has_ended = False
-        self.client_has_ended = False
         self.written_bytes = 0
         self._link = link
         self._loop = asyncio.get_running_loop()
@@ -266,7 +263,7 @@ class CallStream:
 
     def receive_end(self) -> None:
         """Note that the client sends no more."""
-        self.client_has_ended = True
+        self.end_sending()
         self._wake()
 
     def fail_reading(self, failure: GatewayError) -> None:

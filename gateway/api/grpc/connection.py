@@ -347,7 +347,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if stream is None or stream.client_has_ended:
             self.credit(len(data))
             return
-        stream.window -= size
+        stream.count_received(size)
         if stream.window < STREAM_WINDOW_BYTES - frames.WINDOW_BYTES:
             self.credit(len(data))
             stream.reset(frames.FLOW_CONTROL_ERROR)
@@ -392,9 +392,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._shared.begin(self._open(number, request, ends=ends))
 
     def _open(self, number: int, request: Request, *, ends: bool) -> CallStream:
-        stream = CallStream(self, number, request)
-        stream.send_window = self._writer.first_window
-        stream.client_has_ended = ends
+        stream = CallStream(self, number, request, self._writer.first_window, client_has_ended=ends)
         self._streams[number] = stream
         return stream
 
@@ -443,7 +441,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         stream = self._streams.get(frame.stream)
         self._patience.lose(COST_OF_RESET if stream else 1)
         if stream is not None:
-            stream.client_has_ended = True
+            stream.end_sending()
             stream.reset(frames.NO_ERROR)
 
     def _check_known(self, number: int) -> None:
@@ -483,7 +481,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def allow(self, stream: CallStream, size: int) -> None:
         """Let the client send so many more bytes on a stream."""
         if not stream.client_has_ended:
-            stream.window += size
+            stream.count_received(-size)
             self._writer.send(frames.window_frame(stream.number, size))
 
     def credit(self, size: int) -> None:

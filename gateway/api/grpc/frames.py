@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 from struct import Struct
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
@@ -286,11 +286,30 @@ VERIFIED_UNSENT_BYTES = 128 * 1024
 SHARE_BYTES = 4 * 1024
 
 
-class Target(Protocol):
-    """Stream as far as writing needs it. send_window: bytes that its client takes."""
+class FlowControlled:
+    """Stream as far as frames are concerned.
 
-    number: int
-    send_window: int
+    window: bytes that the client may send; below 0 before it knows the connection's settings. send_window:
+    bytes that it takes. client_has_ended: it sends no more.
+    """
+
+    def __init__(self, number: int, window: int, send_window: int, *, client_has_ended: bool) -> None:
+        self.number = number
+        self.window = window
+        self.send_window = send_window
+        self.client_has_ended = client_has_ended
+
+    def count_received(self, size: int) -> None:
+        """Take bytes off the client's window, or give them back if the size is below 0."""
+        self.window -= size
+
+    def count_sent(self, size: int) -> None:
+        """Take bytes off the window of this side, or add them if the size is below 0."""
+        self.send_window -= size
+
+    def end_sending(self) -> None:
+        """Record that the client sends no more."""
+        self.client_has_ended = True
 
 
 class FrameWriter:
@@ -367,19 +386,19 @@ class FrameWriter:
         self.is_blocked = False
         self._wake_waiting()
 
-    def send_data(self, stream: Target, pieces: tuple[bytes | memoryview, ...], size: int) -> None:
+    def send_data(self, stream: FlowControlled, pieces: tuple[bytes | memoryview, ...], size: int) -> None:
         """Send bytes of messages, for which there is room."""
         self._window -= size
-        stream.send_window -= size
+        stream.count_sent(size)
         self.send(frame_head(DATA, 0, stream.number, size), *pieces)
 
-    def room_for(self, stream: Target) -> int:
+    def room_for(self, stream: FlowControlled) -> int:
         """Return the bytes of messages that may be sent in one frame now."""
         if self.is_blocked or self._transport is None:
             return 0
         return min(self._window, stream.send_window, FRAME_BYTES_MAX)
 
-    async def wait_for_room(self, stream: Target) -> None:
+    async def wait_for_room(self, stream: FlowControlled) -> None:
         """Wait until there may be room for bytes of messages."""
         waiting = self._loop.create_future()
         if stream.send_window <= 0:
@@ -400,19 +419,19 @@ class FrameWriter:
             raise ConnectionFault(FLOW_CONTROL_ERROR, "a window that is not allowed")
         self._wake_waiting()
 
-    def widen_stream(self, stream: Target, size: int) -> bool:
+    def widen_stream(self, stream: FlowControlled, size: int) -> bool:
         """Take a larger window of a stream; return whether it is allowed."""
-        stream.send_window += size
+        stream.count_sent(-size)
         if not size or stream.send_window > NUMBER_MAX:
             return False
         self._wake_stream(stream.number)
         return True
 
-    def change_windows(self, size: int, streams: Mapping[int, Target]) -> None:
+    def change_windows(self, size: int, streams: Mapping[int, FlowControlled]) -> None:
         """Take another window for all streams, the open ones included. Raises: ConnectionFault."""
         change, self.first_window = size - self.first_window, size
         for stream in streams.values():
-            stream.send_window += change
+            stream.count_sent(-change)
             self._wake_stream(stream.number)
         if max([size, *[stream.send_window for stream in streams.values()]]) > NUMBER_MAX:
             raise ConnectionFault(FLOW_CONTROL_ERROR, "a window that is not allowed")

@@ -28,7 +28,7 @@ from gateway.api.grpc.answers import (
 )
 from gateway.api.grpc.call_stream import CallStream
 from gateway.api.grpc.connection import HANDSHAKE_S, Http2Connection, Shared
-from gateway.api.grpc.rpc import Answer, Rpc, RpcParts, RpcShares
+from gateway.api.grpc.rpc import Answer, Rpc
 from gateway.api.grpc.tei import (
     EMBED_ARROW,
     EMBED_SPARSE_ARROW,
@@ -39,7 +39,8 @@ from gateway.api.grpc.tei import (
     STREAMS,
     UNARY,
 )
-from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
+from gateway.api.server.connection_limit import ConnectionLimit, TenantShares, connections_within_files
+from gateway.api.server.middleware import ServerParts
 from gateway.api.server.paths import OTHER
 from gateway.config.schema import Limits, ListenerTls
 from gateway.errors import GatewayError, GatewayFull, MethodNotAllowed
@@ -68,9 +69,9 @@ def guarded_answers() -> dict[str, Answer]:
 class Methods:
     """All methods by path, and the RPCs that they answer. rpcs_max: most RPCs with a key at once."""
 
-    def __init__(self, parts: RpcParts, rpcs_max: int) -> None:
+    def __init__(self, parts: ServerParts, rpcs_max: int) -> None:
         self._parts = parts
-        self._shares = RpcShares(rpcs_max)
+        self._shares = TenantShares(rpcs_max)
         self._guarded = guarded_answers()
         # RPCs without a key that wait for their clients.
         self._open = 0
@@ -110,7 +111,7 @@ class Methods:
 class GrpcServer:
     """Listener of one worker. Needs a running event loop. port: the one that it is bound to."""
 
-    def __init__(self, parts: RpcParts, limits: Limits, tls: ListenerTls | None) -> None:
+    def __init__(self, parts: ServerParts, limits: Limits, tls: ListenerTls | None) -> None:
         methods = Methods(parts, limits.connections)
         self._limit = ConnectionLimit(connections_within_files(limits.connections, FILES_PER_CONNECTION))
         self._shared = Shared(methods.begin, methods.refuse, self._admit, limits.connections)

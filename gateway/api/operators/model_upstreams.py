@@ -18,7 +18,7 @@ def upstreams_of_model(
 def _of_group(
     group: UpstreamGroup, upstreams: Mapping[str, Upstream], totals: Totals
 ) -> Iterator[ModelUpstreamStatus]:
-    settings, judgements = group.settings, group.judge.judgements
+    settings, judgements = group.model_settings, group.judge.judgements
 
     def calls(upstream: str) -> int:
         labels = {"model": group.model, "upstream": upstream, "outcome": "ok"}

@@ -17,7 +17,6 @@ from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import HttpContext
 from gateway.api.server.responses import EMPTY, NO_KEY, empty
 from gateway.errors import ModelLoading, QuotaUnavailable, ShuttingDown
-from gateway.routing.pool import no_replica_error
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.upstream import Upstream
 
@@ -117,7 +116,7 @@ def _upstream_check(name: str, upstream: Upstream) -> Check:
     """Return whether an upstream serves callers, with the reason in words that a caller may read."""
     is_ready = upstream.state == "ready"
     return Check(
-        name, is_ready, "" if is_ready else f"{upstream.state}: {no_replica_error(upstream.pool).message}"
+        name, is_ready, "" if is_ready else f"{upstream.state}: {upstream.pool.no_replica_error().message}"
     )
 
 

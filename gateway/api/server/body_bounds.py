@@ -80,6 +80,37 @@ class Counts(msgspec.Struct):
     depth: int = 0
     long_number: bool = False
 
+    def add_json(self, outside: bytes, strings: int) -> None:
+        """Count a piece of JSON. outside: what is outside strings. strings: number of all so far."""
+        containers = outside.count(b"[") + outside.count(b"{")
+        self.containers += containers
+        self.depth += containers - outside.count(b"]") - outside.count(b"}")
+        self.names += outside.count(b":")
+        self.long_number = self.long_number or has_long_number(np.frombuffer(outside, np.uint8))
+        # Strings need commas between them, but malformed JSON may have none.
+        self.values = max(self.values + containers + outside.count(b","), strings - self.names)
+
+    def add_msgpack(self, body: Body, at: int, values: int) -> int:
+        """Count a number of values from a place on, and return the place after them."""
+        for _ in range(values):
+            if at >= len(body):
+                break
+            first = body[at]
+            self.values += 1
+            if first in LENGTHS:
+                length_bytes, more = LENGTHS[first]
+                content = at + 1 + length_bytes
+                at = content + more + int.from_bytes(body[at + 1 : content])
+                continue
+            if first in MAPS:
+                self.containers += 1
+                length = body[at + 1 : at + HEADER_BYTES[first]]
+                self.names += int.from_bytes(length) if length else first & 15
+            elif first in ARRAYS:
+                self.containers += 1
+            at += HEADER_BYTES[first]
+        return at
+
 
 async def check_values(body: Body, inputs_max: int, *, is_msgpack: bool) -> None:
     """Refuse a body with more values than a request of `inputs_max` inputs can have.
@@ -194,13 +225,7 @@ def count_json(body: Body, piece_bytes: int = PIECE_BYTES) -> Iterator[Counts]:
         # Every other part is outside strings: the first one if an even number of quotes is before it.
         outside = b"".join(parts[quotes % 2 :: 2])
         quotes += len(parts) - 1
-        containers = outside.count(b"[") + outside.count(b"{")
-        counts.containers += containers
-        counts.depth += containers - outside.count(b"]") - outside.count(b"}")
-        counts.names += outside.count(b":")
-        counts.long_number = counts.long_number or has_long_number(np.frombuffer(outside, np.uint8))
-        # Strings need commas between them, but malformed JSON may have none.
-        counts.values = max(counts.values + containers + outside.count(b","), quotes // 2 - counts.names)
+        counts.add_json(outside, quotes // 2)
         yield counts
 
 
@@ -208,30 +233,8 @@ def count_msgpack(body: Body, piece_values: int = PIECE_VALUES) -> Iterator[Coun
     """Count the values of msgpack, and yield the counts so far after each piece. Names are values too."""
     counts, at = Counts(), 0
     while at < len(body):
-        at = _count_piece(body, at, piece_values, counts)
+        at = counts.add_msgpack(body, at, piece_values)
         yield counts
-
-
-def _count_piece(body: Body, at: int, piece_values: int, counts: Counts) -> int:
-    """Count a number of values from a place on, and return the place after them."""
-    for _ in range(piece_values):
-        if at >= len(body):
-            break
-        first = body[at]
-        counts.values += 1
-        if first in LENGTHS:
-            length_bytes, more = LENGTHS[first]
-            content = at + 1 + length_bytes
-            at = content + more + int.from_bytes(body[at + 1 : content])
-            continue
-        if first in MAPS:
-            counts.containers += 1
-            length = body[at + 1 : at + HEADER_BYTES[first]]
-            counts.names += int.from_bytes(length) if length else first & 15
-        elif first in ARRAYS:
-            counts.containers += 1
-        at += HEADER_BYTES[first]
-    return at
 
 
 # No number with fewer digits in a row is found, and every one with nearly twice as many.

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from gateway.api.server.http_protocol import CONNECTION, ConnectionHandle
 from gateway.api.server.in_flight import SMALL_BODY_BYTES, HeldBody, InFlight
-from gateway.api.server.responses import HttpReply, encode_headers
+from gateway.api.server.responses import HttpReply
 from gateway.errors import BodyTooLarge, GatewayFull, Overloaded
 
 # ASGI's own types: plain mappings, which every server and framework agree on.
@@ -189,7 +189,7 @@ class CallIO(HeldBody):
             self._connection.set_tenant(self.tenant)
         if reply.status >= BAD_REQUEST:
             await self._pace_refusal(reply.status)
-        headers = encode_headers(reply.headers)
+        headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
         if reply.status != 204:
             headers.append((b"content-type", reply.media_type.encode()))
             headers.append((b"content-length", b"%d" % len(body)))

@@ -100,12 +100,11 @@ class ConnectionHandle:
 
     def set_tenant(self, tenant: str) -> None:
         """Record whose reply the connection carries from now on."""
-        self._protocol.backlog.tenant = tenant
+        self._protocol.backlog.set_tenant(tenant)
 
     def claim(self, tenant: str) -> bool:
         """Count the connection as one of a tenant's, until `release`; return False beyond its share."""
-        self._protocol.owner = tenant
-        return self._protocol.limit.claim(tenant)
+        return self._protocol.claim(tenant)
 
     def release(self, tenant: str) -> None:
         """Return what `claim` took."""
@@ -114,8 +113,7 @@ class ConnectionHandle:
     def hold_back(self) -> None:
         """Drop what has come of the body and read no more of it: the reply is a refusal, and comes later."""
         self._cycle.body = bytearray()
-        self._protocol.is_held_back = True
-        self._protocol.flow.pause_reading()
+        self._protocol.hold_back()
 
     @property
     def is_backed_up(self) -> bool:
@@ -170,6 +168,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_begun = False
     _head_bytes = 0
     _framing_bytes = 0
+    # Bytes of the body that have come, and the time of one that has not come whole.
+    _body_came = 0
+    _pace: "BodyPace | None" = None
     # Bytes still owed of a body whose length was announced; 0 for a body in chunks.
     _body_bytes = 0
     # The last bytes of a part of a head or of a chunked body: its end may be split.
@@ -193,7 +194,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = PipelineFlow(self.transport, self._rest)
         transport.set_write_buffer_limits(self.write_buffer_bytes)
-        self._pace = BodyPace(self.loop)
         self.backlog = Backlog(transport, self.loop, self.in_flight)
         self._stalls = StalledReplyTimer(transport, self.loop, self.write_timeout_s)
         self._lingering = LingeringClose(transport, self.loop)
@@ -215,7 +215,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stalls.cancel()
         self.backlog.end()
         self._lingering.cancel()
-        self._reply_transport.close = self.transport.close
+        self._reply_transport.detach()
         self._drop_requests()
         super().connection_lost(exc)
 
@@ -242,7 +242,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._rest += memoryview(data)[at:]
         self.flow.pause_reading()
         self._kept = self._kept or Backlog(self.transport, self.loop, self.in_flight, self._rest.__len__)
-        self._kept.tenant = self.owner
+        self._kept.set_tenant(self.owner)
         self._kept.start()
 
     def _read_rest(self) -> None:
@@ -375,7 +375,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._body_bytes -= len(body)
         else:
             self._framing_bytes -= 2 * len(body)
-        self._pace.bytes += len(body)
+        self._body_came += len(body)
         cycle = self.cycle
         if cycle.response_complete:
             return
@@ -395,8 +395,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = self._reply_transport  # type: ignore[assignment]
         self._in_head = self._head_begun = False
-        self._head_bytes = self._framing_bytes = self._pace.bytes = 0
-        self._persists = False
+        self._head_bytes = self._framing_bytes = self._body_came = 0
+        self._persists, self._pace = False, None
         self._stop_read_timer()
         self._handle = ConnectionHandle(self, self.cycle)
         self.scope["extensions"] = {CONNECTION: self._handle}  # type: ignore[dict-item]
@@ -420,8 +420,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._read_timer is None and self._refusal is None and not self.is_closing():
             if not self._in_head:
-                self._pace.start(self.body_timeout_s)
-                self._start_read_timer(self._pace.next_check_s())
+                pace = self._pace = self._pace or BodyPace(self.loop)
+                pace.start(self.body_timeout_s)
+                self._start_read_timer(pace.next_check_s())
                 # A reply before the end of the body closes the connection, and its head announces that.
                 self._persists = self._persists or self.cycle.keep_alive
                 self.cycle.keep_alive = False
@@ -456,6 +457,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():
             self._stalls.start()
 
+    def claim(self, tenant: str) -> bool:
+        """Count the connection as one of a tenant's; return False beyond its share."""
+        self.owner = tenant
+        return self.limit.claim(tenant)
+
+    def hold_back(self) -> None:
+        """Read no more of a body: the reply is a refusal, and comes later."""
+        self.is_held_back = True
+        self.flow.pause_reading()
+
     def waiting_rank(self) -> tuple[int, float] | None:
         """Return the place in the order of making room, lowest first; None while a request is served.
 
@@ -467,7 +478,7 @@ class BoundedProtocol(HttpToolsProtocol):
         timer = self._read_timer or self.timeout_keep_alive_task
         ends_s = timer.when() if timer is not None else 0.0
         if not self._in_head:
-            ends_s = self._pace.ends_s
+            ends_s = self._pace.ends_s if self._pace is not None else 0.0
         if cycle is None or self._lingering.begun or self.is_held_back:
             return 0, ends_s
         if self._in_head:
@@ -502,13 +513,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def _on_read_timeout(self) -> None:
         """Refuse a half-sent request, and close a silent connection without a reply."""
         self._read_timer = None
+        pace = None if self._in_head else self._pace
         if self._in_head and not self._head_begun:
             self.transport.close()
         elif self.flow.read_paused:
             # The server itself has stopped reading.
             self._start_owed_timer()
-        elif not self._in_head and not self._pace.is_late(was_paused=self.flow.take_has_paused()):
-            self._start_read_timer(self._pace.next_check_s())
+        elif pace is not None and not pace.is_late(self._body_came, was_paused=self.flow.take_has_paused()):
+            self._start_read_timer(pace.next_check_s())
         else:
             if self._handle is not None and not self._in_head:
                 self._handle.time_out()
@@ -649,7 +661,7 @@ class BodyPace:
     """Time that a client has for a body: in all, and by its rate in each interval.
 
     A body that hardly moves takes memory from others. ends_s: when the time in all is over; from then on only
-    a fast body goes on, which is the upload of a large file. bytes: that came in this interval.
+    a fast body goes on, which is the upload of a large file.
     """
 
     check_s = 5.0
@@ -664,7 +676,7 @@ class BodyPace:
         self._since_s = 0.0
         self._check_at_s = 0.0
         self.ends_s = 0.0
-        self.bytes = 0
+        self._counted = 0
 
     def start(self, timeout_s: float) -> None:
         """Start the time of a body, of which some bytes have come with its head."""
@@ -678,13 +690,16 @@ class BodyPace:
         self._check_at_s = min(check_at_s, self.ends_s) if now_s < self.ends_s else check_at_s
         return self._check_at_s - now_s
 
-    def is_late(self, *, was_paused: bool) -> bool:
-        """Return whether the time is over. was_paused: the gateway did not read for a part of it."""
+    def is_late(self, came: int, *, was_paused: bool) -> bool:
+        """Return whether the time is over.
+
+        came: bytes of the body so far. was_paused: the gateway did not read for a part of the interval.
+        """
         now_s = self._loop.time()
         bytes_per_s = self.fast_bytes_per_s if now_s >= self.ends_s else self.bytes_per_s
         needed = bytes_per_s * (now_s - self._since_s)
-        is_slow = self.bytes < needed and not was_paused and now_s <= self._check_at_s + self.late_s
-        self._since_s, self.bytes = now_s, 0
+        is_slow = came - self._counted < needed and not was_paused and now_s <= self._check_at_s + self.late_s
+        self._since_s, self._counted = now_s, came
         return is_slow
 
 
@@ -730,11 +745,15 @@ class LingeringClose:
 class ReplyTransport:
     """The transport as far as uvicorn's reply cycle uses it.
 
-    close: called instead of the transport's own; replaced when the connection is lost, to break a reference
-    cycle.
+    close: called instead of the transport's own, until the connection is lost.
     """
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write: Final = transport.write
         self.is_closing: Final = transport.is_closing
         self.close = close
+        self._own_close = transport.close
+
+    def detach(self) -> None:
+        """Close the transport itself from now on, to break a reference cycle."""
+        self.close = self._own_close

@@ -303,6 +303,10 @@ class Backlog:
         self.held_bytes = 0
         self._since_s = 0.0
 
+    def set_tenant(self, tenant: str) -> None:
+        """Record whose call is the last one."""
+        self.tenant = tenant
+
     def start(self) -> None:
         """Count what waits, until all of it is taken."""
         self.end()

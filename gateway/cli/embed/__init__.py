@@ -12,6 +12,7 @@ def embed(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     if find_spec("pyarrow") is None:
         show_line("`gateway embed` needs the package pyarrow: install the gateway's extra `grpc`")
         return 1
+    # pyarrow takes a while to load.
     from gateway.cli.embed.run import run_embed
 
     return run_embed(options, environment)

@@ -101,7 +101,7 @@ class HttpReply(NamedTuple):
         """A limit is spent for so long that the call is not worth repeating.
 
         The gateway sends `x-should-retry: false` with a wait above 60 s, and never a longer `retry-after`. A
-        limit of an hour has such waits too, but passes single calls meanwhile, and has another code.
+        limit of an hour has such waits too, but passes single calls meanwhile; its code differs.
         """
         if self.status != 429 or self.headers.get("x-should-retry", "").lower() != "false":
             return False
