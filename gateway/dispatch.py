@@ -99,11 +99,11 @@ class Dispatcher:
         cache: of the call, None without one. may_move: another upstream can serve the call if this one
         cannot. Raises: GatewayError.
         """
-        prepared = grant.prepared
-        if inputs.capabilities() is None:
+        prepared, capabilities = grant.prepared, inputs.capabilities()
+        if capabilities is None:
             await lane.wait_for_replica(grant.deadline.at_s)
         timeline.lap("queue")
-        if inputs.capabilities() is not prepared.capabilities:
+        if capabilities is None or capabilities is not prepared.capabilities:
             prepared = await self._preparer.refresh(inputs, prepared, grant.tenant, grant.deadline)
         part = WorkPart(prepared.work, prepared.most_tokens(), prepared.input_tokens is not None)
         split = None if cache is None else await cache.look_up(prepared.work)

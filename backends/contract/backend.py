@@ -18,7 +18,7 @@ ModelWork: TypeAlias = Embed | Encode | Rerank | Score | Classify
 Work: TypeAlias = Embed | Encode | EmbedParts | Rerank | Score | Classify | Tokenize | Detokenize
 Reply: TypeAlias = EmbedReply | EncodeReply | RerankReply | ClassifyReply | TokenizeReply | DetokenizeReply
 
-# Values of `upstreams.<name>.backend`. Each kind is listed in `backends.registry`.
+# Values of `upstreams.<name>.backend`. Each kind is listed in `backends.kinds`.
 BackendKind: TypeAlias = Literal["tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "torch"]
 
 

@@ -23,7 +23,7 @@ from backends.contract import (
     Work,
 )
 from backends.contract.errors import BackendError, ReplicaFailed
-from backends.reference_texts import CANARIES
+from backends.reference_texts import REFERENCE_TEXTS
 from gateway.lane.slices import Slice
 from gateway.routing.replica import Replica
 
@@ -102,9 +102,10 @@ async def _counts_alike(piece: Slice, replica: Replica, count_tokens: CountToken
 def _samples_of(work: Work) -> list[ModelWork]:
     """Return known texts, each by itself: a server that counts differently may agree on one by chance."""
     if isinstance(work, Encode):
-        return [Encode((text,), work.outputs) for text in CANARIES]
+        return [Encode((text,), work.outputs) for text in REFERENCE_TEXTS]
     kind = ONE_TEXT.get(work.operation)
-    return [Rerank(CANARIES[0], (text,)) if kind is None else kind((text,)) for text in CANARIES]
+    query = REFERENCE_TEXTS[0]
+    return [Rerank(query, (text,)) if kind is None else kind((text,)) for text in REFERENCE_TEXTS]
 
 
 async def _examine(
