@@ -29,15 +29,6 @@ class BatchTotals(msgspec.Struct, frozen=True):
         return self.inputs <= bounds.inputs and self.tokens <= bounds.tokens and fits
 
 
-def are_joinable(a: Slice, b: Slice) -> bool:
-    """Return whether two slices could be one piece of work: embeddings with equal options.
-
-    Inputs of late chunking are one text, which has no place for those of another call. A conversation is
-    always alone in its request.
-    """
-    return a.work.is_joinable(b.work)
-
-
 def join_slices(pieces: Sequence[Slice]) -> Slice:
     """Return joinable slices as one, with their inputs one after the other."""
     if len(pieces) == 1:
