@@ -1,10 +1,10 @@
-"""Records for status page and console: recent changes, the last calls, and the traffic of the last hour.
+"""History for status page and console: recent changes, the last calls, and the traffic of the last hour.
 
-None contains inputs, as events contain none, and all are bounded. Changes are the view of one worker, which
-judges the health of replicas itself. Each worker keeps its own calls and writes them to a file of the
-workers' folder once a second, so that any of them can list all. Traffic is sampled from the metrics, which
-cover all workers, by one of them; it keeps the points in a file, which the others read and its successor
-continues.
+None of it contains inputs, as events contain none, and all of it is bounded. Changes are the view of one
+worker, which judges the health of replicas itself. Each worker keeps its own calls and writes them to a file
+of the workers' folder once a second, so that any of them can list all. Traffic is sampled from the metrics,
+which cover all workers, by one of them; it keeps the points in a file, which the others read and its
+successor continues.
 """
 
 import asyncio
@@ -352,8 +352,8 @@ def _point_between(before: _Sample, after: _Sample, totals: Totals) -> TrafficPo
     )
 
 
-class Records:
-    """Records of one worker, which include those of the others. worker: None for a single one."""
+class History:
+    """History of one worker, with the calls and the traffic of the others. worker: None for a single one."""
 
     def __init__(self, worker: int | None) -> None:
         self._worker = worker
