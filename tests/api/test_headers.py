@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import EmbedReply, Operation, Truncate
-from gateway.api.server.error_bodies import Dialect, render_error
+from gateway.api.server.error_bodies import ErrorFormat, render_error
 from gateway.api.server.inference_api import reply_headers
 from gateway.app import HANDLERS, ROUTES
 from gateway.errors import FACTS, GatewayError
@@ -20,7 +20,8 @@ from gateway.routing.routes import Route
 from gateway.serve import Served
 from gateway.tenants.keyring import Tenant, key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
+from tests.fakes.hooks import Gate, respond_with, tei_with_hook, until
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 from tests.socket_gateway import socket_gateway
 
@@ -49,11 +50,6 @@ tenants:
     keys: ["{key_digest(KEY)}"]
     limits: {{requests_per_minute: 2, requests_per_day: 100, tokens_per_minute: 1000}}
 """
-
-
-def fakes() -> dict[str, FakeTei]:
-    """Return an embedding model on one replica, and a reranker."""
-    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
 async def drain(gateway: Running) -> None:
@@ -266,7 +262,7 @@ async def test_readyz_fails_until_a_replica_has_been_tried(boot: Boots) -> None:
 
 @pytest.mark.parametrize("dialect", ROUTES.dialects, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("kind", FACTS)
-def test_every_429_and_503_sends_retry_after(kind: str, dialect: Dialect) -> None:
+def test_every_429_and_503_sends_retry_after(kind: str, dialect: ErrorFormat) -> None:
     error_type = type("Any", (GatewayError,), {"kind": kind})
     reply = render_error(error_type("why"), dialect)
 

@@ -21,7 +21,7 @@ from backends.contract import Embed, EmbedReply, Encode, Operation, Output, Term
 from backends.tei_protos import tei_multiplexer_pb2, tei_pb2
 from backends.tei_protos import tei_multiplexer_pb2 as mux
 from backends.tei_protos import tei_pb2 as pb
-from gateway.api.dialects.tei import describe_model
+from gateway.api.dialects.tei.info import describe_model
 from gateway.api.grpc.call_stream import OPEN_MESSAGE_BYTES_MAX
 from gateway.api.grpc.messages import OTHER_FIELDS_MAX, field, open_envelope, parse
 from gateway.api.grpc.rpc import Message, Rpc
@@ -32,11 +32,11 @@ from gateway.api.grpc.tei import (
     encode_metadata,
     join_rerank,
 )
-from gateway.api.server.inference_api import InferenceApi, expect_reply, reply_headers
+from gateway.api.server.inference_api import InferenceApi, reply_headers
 from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.arrow import Form, Rows, check_installed, read_in_turn, write_sparse, write_vectors
 from gateway.api.wire.least_costs import LEAST
-from gateway.api.wire.tei_bodies import compute_headers
+from gateway.api.wire.tei import compute_headers
 from gateway.calls import Call, Work
 from gateway.errors import (
     BodyTooLarge,
@@ -456,7 +456,8 @@ def _width(rpc: Rpc) -> int | None:
 async def _measured_width(rpc: Rpc) -> int:
     """Return the length of a vector of a server that does not report it: TEI. Raises: GatewayError."""
     served = await rpc.parts.api.serve(rpc.context, Call(Embed(("a",)), rpc.context.model))
-    return int(expect_reply(served.reply, EmbedReply).vectors.shape[1])
+    assert isinstance(served.reply, EmbedReply)
+    return int(served.reply.vectors.shape[1])
 
 
 def _check_reply(count: int, width: int | None) -> None:

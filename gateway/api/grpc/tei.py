@@ -15,23 +15,25 @@ from backends.contract.texts import DETOKENIZE_IDS_MAX
 from backends.tei_protos import tei_multiplexer_pb2 as mux
 from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc.messages import field, vector_field
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
-from gateway.api.wire.inputs import InputReader
 from gateway.api.wire.least_costs import LEAST
 from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS as FREE
-from gateway.api.wire.tei_bodies import (
+from gateway.api.wire.tei import (
+    Direction,
     EmbedRequest,
+    PredictRequest,
     TeiEncodeRequest,
     TeiRerankRequest,
     decode_embed,
+    decode_predict,
     decode_rerank,
     decode_sparse,
     decode_token_vectors,
+    predictions_of,
     rank_order,
 )
-from gateway.api.wire.tei_predictions import PredictRequest, decode_predict, predictions_of
-from gateway.api.wire.tei_truncation import Direction
-from gateway.api.wire.tokenize_bodies import TokenizeRequest, decode_ids, decode_tokenize
+from gateway.api.wire.tokens import TokenizeRequest, decode_ids, decode_tokenize
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.quotas.limits import Cost
@@ -41,7 +43,7 @@ from gateway.telemetry.timeline import Timeline
 DIMENSIONS_MAX = 65536
 UINT32_MAX = 2**32 - 1
 
-Decode: TypeAlias = Callable[[Any, str | None, RequestContext, InputReader], Awaitable[Call]]
+Decode: TypeAlias = Callable[[Any, str | None, RequestContext, InferenceApi], Awaitable[Call]]
 # Called with the request and the reply; returns the reply without its metadata.
 Encode: TypeAlias = Callable[[Any, Reply], bytes]
 
@@ -65,7 +67,7 @@ class Method:
     enveloped: str | None = None
 
 
-async def _decode_embed(request: Any, model: str | None, context: RequestContext, api: InputReader) -> Call:
+async def _decode_embed(request: Any, model: str | None, context: RequestContext, api: InferenceApi) -> Call:
     body = EmbedRequest(
         request.inputs,
         request.truncate,
@@ -77,11 +79,11 @@ async def _decode_embed(request: Any, model: str | None, context: RequestContext
     return await decode_embed(body, model, context, api)
 
 
-async def _decode_sparse(request: Any, model: str | None, context: RequestContext, api: InputReader) -> Call:
+async def _decode_sparse(request: Any, model: str | None, context: RequestContext, api: InferenceApi) -> Call:
     return await decode_sparse(_encode_body(request), model, context, api)
 
 
-async def _decode_all(request: Any, model: str | None, context: RequestContext, api: InputReader) -> Call:
+async def _decode_all(request: Any, model: str | None, context: RequestContext, api: InferenceApi) -> Call:
     return await decode_token_vectors(_encode_body(request), model, context, api)
 
 
@@ -89,11 +91,11 @@ def _encode_body(request: Any) -> TeiEncodeRequest:
     return TeiEncodeRequest(request.inputs, request.truncate, _direction(request), _prompt_name(request))
 
 
-async def _decode_predict(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
+async def _decode_predict(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
     return decode_predict(_predict_body(request, request.inputs), model, api)
 
 
-async def _decode_pair(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
+async def _decode_pair(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
     if not 1 <= len(request.inputs) <= 2:
         raise InvalidInput(
             f"`inputs` must have a single or two elements. Given: {len(request.inputs)}", param="inputs"
@@ -105,21 +107,21 @@ def _predict_body(request: Any, inputs: Any) -> PredictRequest:
     return PredictRequest(inputs, request.truncate, _direction(request), request.raw_scores)
 
 
-async def _decode_rerank(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
+async def _decode_rerank(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
     body = TeiRerankRequest(
         request.query, list(request.texts), request.truncate, _direction(request), request.raw_scores
     )
     return decode_rerank(body, model, api)
 
 
-async def _decode_tokenize(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
+async def _decode_tokenize(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
     body = TokenizeRequest(
         request.inputs, add_special_tokens=request.add_special_tokens, prompt_name=_prompt_name(request)
     )
     return decode_tokenize(body, model, api)
 
 
-async def _decode_ids(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
+async def _decode_ids(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
     ids = decode_ids(list(request.ids), "ids", api)
     return Call(Detokenize(ids, skip_special_tokens=request.skip_special_tokens), model)
 

@@ -14,7 +14,7 @@ from litestar import Litestar, Request, Response, get
 from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
-from gateway.api.document.complete import complete
+from gateway.api.document.complete import completed
 from gateway.api.operators.docs_page import prepare_document
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
@@ -137,7 +137,7 @@ async def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
 @lru_cache(maxsize=1)
 def _document(application: Litestar) -> bytes:
     """Return the document as JSON, which is encoded once because no key is needed to read it."""
-    return msgspec.json.encode(complete(application.openapi_schema.to_schema()))
+    return msgspec.json.encode(completed(application))
 
 
 HANDLERS = [page, script, style, icon, start, openapi_document]

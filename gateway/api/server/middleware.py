@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gateway.api.server.call_io import ASGIApp, CallIO, Receive, RefusalPace, Scope, Send
 from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.paths import READS, SLASH, RouteTable, move_gemini_path, move_manager_path
+from gateway.api.server.paths import SLASH, RouteTable
 from gateway.api.server.request_context import SERVICES_KEY, STATE_KEY, HttpContext
 from gateway.api.server.responses import HttpReply, encode_headers
 from gateway.config.schema import Cors
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ALLOWED_METHODS = ("GET", "POST")
 # A browser may send these without asking, so they are always allowed.
 SAFELISTED_HEADERS = frozenset({"Accept", "Accept-Language", "Content-Language", "Content-Type"})
+Move: TypeAlias = Callable[[Scope], None]
+READS = frozenset({"GET", "HEAD"})
 # Returns the address of a client, from that of its connection and the headers of its request.
 AddressOf: TypeAlias = Callable[[str, Sequence[tuple[bytes, bytes]]], str]
 
@@ -82,7 +84,8 @@ class ServerParts:
 
     api: for endpoints that answer without Litestar. services: of Litestar's handlers. address_of: of a client
     behind trusted proxies. body_bytes_max: `limits.body_bytes`. admin_port, manager_port: of `admin.listen`
-    and `manager.listen`, if they exist. cors, traces: None if the configuration has no such section.
+    and `manager.listen`, if they exist. cors, traces: None if the configuration has no such section. moves:
+    `Dialect.move` of those that have it. move_to_manager: replaces the path of a request to `manager.listen`.
     """
 
     routes: RouteTable
@@ -97,6 +100,8 @@ class ServerParts:
     cors: CorsPolicy | None = None
     traces: "CallTraces | None" = None
     refusals: RefusalPace = field(default_factory=RefusalPace)
+    moves: Sequence[Move] = ()
+    move_to_manager: Move = lambda _: None
 
 
 class Middleware:
@@ -125,9 +130,10 @@ class Middleware:
         """Return the context of a request, whose path may be one of another server's."""
         parts, (_, port) = self._parts, scope.get("server") or ("", None)
         if parts.manager_port is not None and port == parts.manager_port:
-            move_manager_path(scope)
+            parts.move_to_manager(scope)
         if scope["method"] in READS:
-            move_gemini_path(scope)
+            for move in parts.moves:
+                move(scope)
         target, client = parts.routes.parse(scope["path"]), scope.get("client")
         address = parts.address_of(client[0] if client else "unknown", scope["headers"])
         bytes_max = target.options.body_bytes_max or parts.body_bytes_max

@@ -17,8 +17,7 @@ import msgspec
 from litestar.handlers import HTTPRouteHandler
 from litestar.utils.path import normalize_path
 
-from gateway.api.server.call_io import Scope
-from gateway.api.server.error_bodies import TEI, Dialect
+from gateway.api.server.error_bodies import TEI, ErrorFormat
 
 # Placeholder of a model's name in the path that a handler declares.
 NAME = "{name:str}"
@@ -55,7 +54,7 @@ Answer: TypeAlias = Callable[[Any, Any], Awaitable[None]]
 class RouteOptions(msgspec.Struct, frozen=True):
     """Declaration of a handler about its paths, in addition to Litestar's own.
 
-    dialect: of error replies; None: by the path's prefix. answer: answers a POST without
+    errors: format of error replies; None: by the path's prefix. answer: answers a POST without
     Litestar, for endpoints that run a model.
     for_operators: served on `admin.listen`, if there is one, and only there. needs_admin: callers need the
     scope admin. is_probe: also answered while the gateway drains, and not traced. on_both_listeners: for
@@ -63,7 +62,7 @@ class RouteOptions(msgspec.Struct, frozen=True):
     body_bytes_max: bound on the body where it is lower than that of all paths.
     """
 
-    dialect: Dialect | None = None
+    errors: ErrorFormat | None = None
     answer: Answer | None = None
     for_operators: bool = False
     needs_admin: bool = False
@@ -90,12 +89,12 @@ def options_of(handler: Any) -> RouteOptions:
 class Target(msgspec.Struct, frozen=True):
     """Meaning of a request path.
 
-    label: the route as metrics and logs show it. dialect: of error replies. path: the path for
+    label: the route as metrics and logs show it. dialect: the format of error replies. path: the path for
     Litestar's router, in which a model's name is one segment. model: the name in it.
     """
 
     label: str
-    dialect: Dialect
+    dialect: ErrorFormat
     path: str
     model: str | None = None
     options: RouteOptions = NO_OPTIONS
@@ -131,7 +130,7 @@ class RouteTable:
         # Where several handlers share a path, the one that answers without Litestar declares it.
         by_answer = sorted(handlers, key=lambda handler: options_of(handler).answer is not None)
         self._options = {path: options_of(handler) for handler in by_answer for path in handler.paths}
-        declared = (options.dialect for options in self._options.values())
+        declared = (options.errors for options in self._options.values())
         self.dialects = tuple(dict.fromkeys(dialect for dialect in declared if dialect is not None))
         # Longest first: /v1/encode/ is SIE's, the rest of /v1/ is OpenAI's.
         prefixes = [(prefix, dialect) for dialect in self.dialects for prefix in dialect.prefixes]
@@ -222,10 +221,10 @@ class RouteTable:
             (label for prefix, label in self.label_of_prefix.items() if path.startswith(prefix)), OTHER
         )
 
-    def _dialect_of(self, path: str, options: RouteOptions | None) -> Dialect:
+    def _dialect_of(self, path: str, options: RouteOptions | None) -> ErrorFormat:
         """Return the error dialect of a path, even if nothing is served there."""
-        if options is not None and options.dialect is not None:
-            return options.dialect
+        if options is not None and options.errors is not None:
+            return options.errors
         below = f"{path}/"
         return next((dialect for prefix, dialect in self._prefixes if below.startswith(prefix)), TEI)
 
@@ -248,49 +247,3 @@ class RouteTable:
 def model_name(segment: str | None) -> str | None:
     """Return the name that a path parameter of the router stands for."""
     return None if segment is None else segment.replace(SLASH, "/")
-
-
-SHARED = "/v1/models"
-GEMINI = "/v1beta/models"
-READS = frozenset({"GET", "HEAD"})
-KEY_OF_GEMINI = b"x-goog-api-key"
-KEY_OF_OTHERS = b"authorization"
-
-
-def move_gemini_path(scope: Scope) -> None:
-    """Move a request for models to Gemini's path if its key stands where only Google's clients send it."""
-    path: str = scope["path"]
-    if not (path == SHARED or path.startswith(f"{SHARED}/")):
-        return
-    raw: bytes = scope.get("raw_path", path.encode())
-    if not raw.startswith(SHARED.encode()):
-        return
-    names = {name for name, _ in scope["headers"]}
-    if KEY_OF_GEMINI in names and KEY_OF_OTHERS not in names:
-        scope["path"] = GEMINI + path.removeprefix(SHARED)
-        scope["raw_path"] = GEMINI.encode() + raw[len(SHARED) :]
-
-
-# Beginning of a path on this listener → the same below /admin. Other paths are not served there.
-PREFIXES = {
-    "/instances": "/admin/instances",
-    "/models": "/admin/registry",
-    "/health": "/admin/manager/health",
-    "/metrics": "/admin/manager/metrics",
-}
-# A path that no handler has, with errors in the manager's format.
-NOWHERE = "/admin/manager/nothing"
-
-
-def move_manager_path(scope: Scope) -> None:
-    """Replace the path of a request that came to `manager.listen`."""
-    path: str = scope["path"]
-    raw: bytes = scope.get("raw_path", path.encode())
-    first = f"/{path.removeprefix('/').partition('/')[0]}"
-    # A disguised path is compared as it was sent, and refused later.
-    prefix = PREFIXES.get(first) if raw.startswith(first.encode()) else None
-    if prefix is None:
-        scope["path"], scope["raw_path"] = NOWHERE, NOWHERE.encode()
-        return
-    scope["path"] = prefix + path.removeprefix(first)
-    scope["raw_path"] = prefix.encode() + raw.removeprefix(first.encode())
