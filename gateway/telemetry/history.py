@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -210,26 +211,12 @@ class RecentCalls:
         return [file for file in self._folder.glob(f"{FILE_PREFIX}*.json") if file != self._file]
 
 
+# Of an event, what a recent call repeats.
+_REPEATED = attrgetter(*RecentCall.__struct_fields__[1:])
+
+
 def _recent(at_s: float, event: CallFinished) -> RecentCall:
-    return RecentCall(
-        round(at_s, 3),
-        event.request_id,
-        event.route,
-        event.status,
-        event.outcome,
-        event.duration_s,
-        event.tenant,
-        event.key_id,
-        event.model,
-        event.operation,
-        event.inputs,
-        event.tokens,
-        event.stages,
-        event.replicas,
-        event.attempts,
-        event.upstream_status,
-        event.upstream_words,
-    )
+    return RecentCall(round(at_s, 3), *_REPEATED(event))
 
 
 def _read(file: Path) -> list[RecentCall]:
