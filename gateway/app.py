@@ -156,8 +156,9 @@ ROUTES = RouteTable(HANDLERS)
 class Collaborators(msgspec.Struct, frozen=True):
     """Everything that touches the world outside. Tests replace these and nothing else.
 
-    reload: reads the file again. adding: changes the additions. instances, models: carry out requests about
-    the instances and the models of this host. None if the process cannot do it.
+    observed: types of events that `observe` takes; all if none is named. reload: reads the file again. adding:
+    changes the additions. instances, models: carry out requests about the instances and the models of this
+    host. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -169,6 +170,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     adding: AdditionsClient | None = None
     instances: AskParent | None = None
     models: AskAboutModels | None = None
+    observed: tuple[type, ...] = ()
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -270,7 +272,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     upstreams, groups = _create_upstreams(boot, outside, stores, observe)
     is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
     metrics, history = Metrics(is_open=is_local, worker=boot.worker), History(boot.worker)
-    _connect(observe, metrics, history, outside.observe, stores.cache, groups)
+    _connect(observe, outside, metrics, history, stores.cache, groups)
 
     table = InstanceTable()
     serving = serving_of(config, upstreams.by_name, groups.groups, boot.added_models, table)
@@ -361,9 +363,9 @@ def _create_upstreams(
 
 def _connect(
     observers: Observers,
+    outside: Collaborators,
     metrics: Metrics,
     history: History,
-    log: Observe,
     cache: ItemCache | None,
     groups: Groups,
 ) -> None:
@@ -371,7 +373,7 @@ def _connect(
     for kind, count in metrics.handlers.items():
         observers.add(count, kind)
     history.join(observers)
-    observers.add(log)
+    observers.add(outside.observe, *outside.observed)
     if cache is not None:
         observers.add(partial(_distrust, cache), SpaceChecked)
     observers.add(groups.observe, ReplicaChanged, SpaceChecked)
