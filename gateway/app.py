@@ -156,9 +156,9 @@ ROUTES = RouteTable(HANDLERS)
 class Collaborators(msgspec.Struct, frozen=True):
     """Everything that touches the world outside. Tests replace these and nothing else.
 
-    observed: types of events that `observe` takes; all if none is named. reload: reads the file again. adding:
-    changes the additions. instances, models: carry out requests about the instances and the models of this
-    host. None if the process cannot do it.
+    observed: types of events that `observe` takes; all if none is named. reload: reads the file again.
+    adding: changes the additions. instances, models: carry out requests about the instances and the models of
+    this host. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
