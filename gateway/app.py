@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from backends.contract import Operation
-from backends.registry import open_replica
+from backends.kinds import open_replica
 from backends.torch.serving.client import TorchBackend
 from backends.torch.stats import EngineStats, joined_stats
 from gateway.admission import Admission
@@ -103,11 +103,10 @@ from gateway.upstreams.copies import Copies
 from gateway.upstreams.factory import Dependencies, OpenReplica
 from gateway.upstreams.fair_threads import FairThreads
 from gateway.upstreams.group import UpstreamGroup
-from gateway.upstreams.groups import GroupRegistry
-from gateway.upstreams.registry import UpstreamRegistry, log_failure
+from gateway.upstreams.groups import Groups
 from gateway.upstreams.upstream import Upstream
-from gateway.vector_spaces.model_space import ModelSpaceStore
-from gateway.vector_spaces.store import FingerprintStore
+from gateway.upstreams.upstreams import Upstreams, log_failure
+from gateway.vector_spaces.store import FingerprintStore, ModelSpaceStore
 
 if TYPE_CHECKING:
     # Loaded only where gRPC is served, and OpenTelemetry only where calls are traced.
@@ -188,7 +187,7 @@ class Application(msgspec.Struct, frozen=True):
     observe: Observe
     instances: InstanceTable
     sign_on: SignOn
-    groups: GroupRegistry
+    groups: Groups
     added_models: Collection[str]
     create_grpc: "Callable[[], GrpcServer] | None"
 
@@ -225,13 +224,13 @@ class WorkerReload:
     with.
     """
 
-    registry: UpstreamRegistry
+    upstreams: Upstreams
     api: InferenceApi
     admin: Admin
     metrics: Metrics
     records: Records
     in_flight: InFlight
-    groups: GroupRegistry
+    groups: Groups
 
     def follow(
         self,
@@ -245,8 +244,8 @@ class WorkerReload:
         engines, added_models: as in `AppBoot`. restored: models whose withdrawn canary is put back; None, all
         of them. Raises: OSError, with nothing changed.
         """
-        retired = self.registry.apply(config.upstreams, engines)
-        upstreams = self.registry.upstreams
+        retired = self.upstreams.apply(config.upstreams, engines)
+        upstreams = self.upstreams.by_name
         self.groups.apply(config.models, upstreams, restored)
         self.api.gateway.serving = serving_of(
             config, upstreams, self.groups.groups, added_models, self.api.instances
@@ -260,7 +259,7 @@ class WorkerReload:
         self.metrics.watch(
             sources_of(self.api.gateway, self.in_flight, self.admin.ledger, self.admin.stored_state)
         )
-        return self.registry.retire(retired)
+        return self.upstreams.retire(retired)
 
 
 def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Application:
@@ -268,13 +267,13 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     outside, config = collaborators or Collaborators(), boot.config
     observe = Observers()
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
-    registry, groups = _create_upstreams(boot, outside, stores, observe)
+    upstreams, groups = _create_upstreams(boot, outside, stores, observe)
     is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
     metrics, records = Metrics(is_open=is_local, worker=boot.worker), Records(boot.worker)
     _connect(observe, metrics, records, outside.observe, stores.cache, groups)
 
     table = InstanceTable()
-    serving = serving_of(config, registry.upstreams, groups.groups, boot.added_models, table)
+    serving = serving_of(config, upstreams.by_name, groups.groups, boot.added_models, table)
     admission = Admission(stores.ledger, observe, shadow=config.quotas.shadow)
     preparer = Preparer(FairThreads(), admission.ask)
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
@@ -336,10 +335,10 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     ]
     return Application(
         asgi=Middleware(_litestar(), parts),
-        lifespan=partial(_run, registry, stores, gateway.copies, tasks, traces),
+        lifespan=partial(_run, upstreams, stores, gateway.copies, tasks, traces),
         in_flight=in_flight,
         gateway=gateway,
-        follow=WorkerReload(registry, api, admin, metrics, records, in_flight, groups).follow,
+        follow=WorkerReload(upstreams, api, admin, metrics, records, in_flight, groups).follow,
         observe=observe,
         instances=table,
         sign_on=sign_on,
@@ -351,13 +350,13 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
 
 def _create_upstreams(
     boot: AppBoot, outside: Collaborators, stores: Stores, observe: Observe
-) -> tuple[UpstreamRegistry, GroupRegistry]:
+) -> tuple[Upstreams, Groups]:
     """Return the upstreams of a configuration, which contact no server yet, and the groups of its models."""
     dependencies = Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
-    registry, groups = UpstreamRegistry(dependencies), GroupRegistry(observe, stores.model_spaces)
-    registry.apply(boot.config.upstreams, boot.engines)
-    groups.apply(boot.config.models, registry.upstreams)
-    return registry, groups
+    upstreams, groups = Upstreams(dependencies), Groups(observe, stores.model_spaces)
+    upstreams.apply(boot.config.upstreams, boot.engines)
+    groups.apply(boot.config.models, upstreams.by_name)
+    return upstreams, groups
 
 
 def _connect(
@@ -366,7 +365,7 @@ def _connect(
     records: Records,
     log: Observe,
     cache: ItemCache | None,
-    groups: GroupRegistry,
+    groups: Groups,
 ) -> None:
     """Have each part take the events that it needs."""
     for kind, count in metrics.handlers.items():
@@ -591,7 +590,7 @@ def _batch_tasks(
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
-    metrics.watch_batches(lambda: batches.upkeep.state)
+    metrics.watch_batches(lambda: batches.state)
     return [batches.run(lines)]
 
 
@@ -605,14 +604,14 @@ def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asynci
 
 @asynccontextmanager
 async def _run(
-    registry: UpstreamRegistry,
+    upstreams: Upstreams,
     stores: Stores,
     copies: Copies,
     coroutines: Sequence[Coroutine[Any, Any, None]],
     traces: "CallTraces | None",
 ) -> AsyncIterator[None]:
     """Run the upstreams and the background tasks; close every connection at the end."""
-    registry.start()
+    upstreams.start()
     tasks = start_tasks(coroutines)
     try:
         yield
@@ -622,7 +621,7 @@ async def _run(
         await asyncio.gather(*tasks, return_exceptions=True)
         await copies.aclose()
         await stores.aclose()
-        await registry.aclose()
+        await upstreams.aclose()
         if traces is not None:
             await _send_last_spans(traces)
 

@@ -16,10 +16,10 @@ import pytest
 from backends.contract import Backend, BackendKind, ReplicaSpec
 from backends.http.client import UpstreamClient
 from backends.infinity.adapter import InfinityBackend
+from backends.kinds import open_replica as open_real_replica
 from backends.openai.adapter import OpenAIBackend
 from backends.openai.kind import ApiKind
 from backends.openai.shapes import origin_of
-from backends.registry import open_replica as open_real_replica
 from backends.tei.adapter import TeiBackend
 from backends.vllm.adapter import VllmBackend
 from gateway.api.operators.added_models import AdditionsClient

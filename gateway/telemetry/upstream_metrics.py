@@ -71,13 +71,13 @@ class LoadMetrics:
         )
         self._space_checks = create.counter(
             "vector_space_checks",
-            "Comparisons of a replica's canaries with its upstream's fingerprint.",
+            "Comparisons of a replica's reference texts with its upstream's fingerprint.",
             (*labels, "outcome"),
         )
         self._up = create.gauge("replica_up", "1 while a replica receives work.", labels, "livemin")
         self._cosine = create.gauge(
             "vector_space_min_cosine",
-            "Smallest cosine of a replica's canaries at their last comparison.",
+            "Smallest cosine of a replica's reference texts at their last comparison.",
             labels,
             "livemin",
         )

@@ -14,8 +14,8 @@ import msgspec
 import torch
 
 from backends.checkpoints.locations import locate_checkpoint, locate_code, locate_tokenizer
-from backends.checkpoints.model_names import is_path
-from backends.checkpoints.network_folder import network_folder
+from backends.checkpoints.needed_files import is_path
+from backends.checkpoints.small_files import network_folder
 from backends.checkpoints.static_models import StaticModel
 from backends.contract import Capabilities, Operation, Output, ScoreKind
 from backends.contract.errors import ModelUnavailable
@@ -37,7 +37,7 @@ from backends.torch.media.preparing import MediaPreparer
 from backends.torch.media.reading import ProcessReader
 from backends.torch.media.reading_wire import ReaderKind, ReadsMedium
 from backends.torch.networks.bert import open_bert
-from backends.torch.networks.first_passes import run_first_passes, run_media_passes
+from backends.torch.networks.heads import run_first_passes, run_media_passes
 from backends.torch.networks.int8 import require_int8
 from backends.torch.networks.opening import (
     Choose,
@@ -50,8 +50,7 @@ from backends.torch.networks.opening import (
 from backends.torch.networks.openvino_passes import require_openvino
 from backends.torch.networks.precision import best_dtype, dtype_name
 from backends.torch.networks.projection import read_sentence_projections
-from backends.torch.networks.static import StaticHead, read_table
-from backends.torch.networks.static_files import table_dtype, table_width
+from backends.torch.networks.static import StaticHead, read_table, table_dtype, table_width
 from backends.torch.passes.loaded_model import (
     CPU_BATCH_TOKENS,
     GPU_BATCH_TOKENS,
@@ -66,9 +65,9 @@ ReportStep: TypeAlias = Callable[[str], None]
 # Runs a function on a thread that computes, and returns its result.
 RunOnDevice: TypeAlias = Callable[[Callable[[], int]], int]
 # A later slice of a larger request must not wait long behind an earlier one.
-BATCH_INPUTS = 32
+REQUEST_INPUTS = 32
 # Those of a static model take less time than their way to the engine.
-STATIC_BATCH_INPUTS = 256
+STATIC_REQUEST_INPUTS = 256
 
 
 def load(
@@ -201,7 +200,7 @@ def _open_reader(checkpoint: Path, recipe: Recipe) -> ReadsMedium | None:
     kind = _reader_kind(recipe)
     if kind is None:
         return None
-    from backends.torch.media.readers import open_reader
+    from backends.torch.media.features import open_reader
 
     return open_reader(kind, checkpoint)
 
@@ -343,7 +342,7 @@ def _capabilities(
         model_id="",
         operations=frozenset(operations),
         max_input_tokens=recipe.max_tokens,
-        batch_inputs=STATIC_BATCH_INPUTS if recipe.kind == "static" else BATCH_INPUTS,
+        request_inputs=STATIC_REQUEST_INPUTS if recipe.kind == "static" else REQUEST_INPUTS,
         dimensions=width if has_width else None,
         pooling="+".join(recipe.pooling) if is_pooled else REPORTED_POOLINGS.get(recipe.kind),
         prompts=recipe.prompts,

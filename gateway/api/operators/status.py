@@ -142,7 +142,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                 capabilities.notes if capabilities else (),
                 self.gateway.cache_state(name),
                 int(totals.number("gateway_model_memory_bytes", upstream=upstream.name))
-                if upstream.settings.is_hosted
+                if upstream.settings.is_local
                 else None,
                 upstreams_of_model(self.gateway.serving.groups.get(name), self.gateway.upstreams, totals),
                 settings[name].price_per_million_tokens,

@@ -143,5 +143,5 @@ MEANINGS: Final[dict[str, str]] = {
     "UpstreamTls.certificate": PEM + "the gateway's client certificate.",
     "UpstreamTls.private_key": PEM + "the key of the client certificate.",
     "VectorSpaceSettings.on_mismatch": "Treatment of a replica below it: use it no more, or warn.",
-    "VectorSpaceSettings.min_cosine": "Least cosine between the canaries of two replicas.",
+    "VectorSpaceSettings.min_cosine": "Least cosine between the reference texts of two replicas.",
 }

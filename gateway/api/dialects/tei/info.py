@@ -97,7 +97,7 @@ def info_of(model: str, capabilities: Capabilities, *, inputs_max: int, auto_tru
         model_type=model_type(capabilities),
         max_concurrent_requests=MAX_CONCURRENT_REQUESTS,
         max_input_length=capabilities.max_input_tokens or 0,
-        max_batch_tokens=capabilities.batch_tokens or 16384,
+        max_batch_tokens=capabilities.request_tokens or 16384,
         max_batch_requests=None,
         max_client_batch_size=inputs_max,
         auto_truncate=auto_truncate,
