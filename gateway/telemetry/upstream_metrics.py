@@ -110,7 +110,7 @@ class LoadMetrics:
         self._rejected_descriptions.labels(event.upstream, event.replica).inc()
 
     def count_space(self, event: SpaceChecked) -> None:
-        """Count a comparison of canaries."""
+        """Count a comparison of reference texts."""
         self._space_checks.labels(event.upstream, event.replica, event.outcome).inc()
         if event.cosine is not None:
             self._cosine.labels(event.upstream, event.replica).set(event.cosine)

@@ -194,7 +194,8 @@ class Link(Protocol):
 class CallStream(FlowControlled):
     """One RPC on its connection.
 
-    written_bytes: of the message that is being sent. is_open: its method needs no key. task: that answers it.
+    link: its connection. written_bytes: of the message that is being sent. is_open: its method needs no key.
+    task: that answers it.
     """
 
     def __init__(
@@ -206,7 +207,7 @@ class CallStream(FlowControlled):
         self.task: asyncio.Task[None] | None = None
         self.has_ended = False
         self.written_bytes = 0
-        self._link = link
+        self.link = link
         self._loop = asyncio.get_running_loop()
         self._unread = bytearray()
         # Bytes at its beginning that the connection's window has back.
@@ -217,16 +218,6 @@ class CallStream(FlowControlled):
         self._has_begun = False
         self._deadline_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def address(self) -> str:
-        """Address of the client."""
-        return self._link.address
-
-    @property
-    def open_calls(self) -> int:
-        """Number of RPCs of the connection whose methods need no key."""
-        return self._link.open_calls
 
     @property
     def unread_bytes(self) -> int:
@@ -244,19 +235,15 @@ class CallStream(FlowControlled):
         """Return the time until the deadline, None without one."""
         return None if self._deadline_s is None else self._deadline_s - self._loop.time()
 
-    def trust(self, tenant: str) -> None:
-        """Raise the connection's bounds: the key of this RPC is verified."""
-        self._link.trust(tenant)
-
     def receive(self, content: bytes | bytearray) -> None:
         """Take bytes of messages from the client."""
         if self.has_ended or self._overflows:
-            self._link.credit(len(content))
+            self.link.credit(len(content))
             return
         if self.is_open and len(self._unread) + len(content) > OPEN_BUFFER_BYTES_MAX:
             self._overflows = True
             taken = max(OPEN_BUFFER_BYTES_MAX - len(self._unread), 0)
-            self._link.credit(len(content) - taken)
+            self.link.credit(len(content) - taken)
             content = content[:taken]
         self._unread += content
         self._wake()
@@ -326,14 +313,14 @@ class CallStream(FlowControlled):
     def _credit(self, size: int) -> None:
         """Let the client send more on the connection. size: of the unread bytes, those that are wanted."""
         if size > self._credited:
-            self._link.credit(size - self._credited)
+            self.link.credit(size - self._credited)
             self._credited = size
 
     def _allow(self, wanted: int) -> None:
         """Let the client send what is missing of a message, or the next messages."""
         target = max(STREAM_WINDOW_BYTES, min(wanted, LARGE_WINDOW_BYTES))
         if self.window <= target // 2:
-            self._link.allow(self, target - self.window)
+            self.link.allow(self, target - self.window)
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -354,15 +341,15 @@ class CallStream(FlowControlled):
     def begin(self, metadata: Mapping[str, str]) -> None:
         """Send the initial metadata."""
         self._has_begun = True
-        self._link.send_headers(self, REPLY_BLOCK + _encode(metadata.items()), ends=False)
+        self.link.send_headers(self, REPLY_BLOCK + _encode(metadata.items()), ends=False)
 
     def takes(self, message: bytes) -> bool:
         """Return whether a message can be sent without waiting for the client."""
-        return self._link.room_for(self) >= len(message) + PREFIX_BYTES
+        return self.link.room_for(self) >= len(message) + PREFIX_BYTES
 
     def write_at_once(self, message: bytes) -> None:
         """Send a message for which there is room."""
-        self._link.send_data(self, (_prefix(message), message), PREFIX_BYTES + len(message))
+        self.link.send_data(self, (_prefix(message), message), PREFIX_BYTES + len(message))
 
     async def write(self, message: bytes) -> None:
         """Send a message, in pieces if the client does not take it at once."""
@@ -370,14 +357,14 @@ class CallStream(FlowControlled):
         prefix = _prefix(message)
         self.written_bytes = 0
         while prefix or rest:
-            room = self._link.room_for(self)
+            room = self.link.room_for(self)
             if room <= 0:
-                await self._link.wait_for_room(self)
+                await self.link.wait_for_room(self)
                 continue
             head, prefix = prefix[:room], prefix[room:]
             piece = rest[: room - len(head)]
             rest = rest[len(piece) :]
-            self._link.send_data(self, (head, piece), len(head) + len(piece))
+            self.link.send_data(self, (head, piece), len(head) + len(piece))
             self.written_bytes += len(piece)
 
     def end(self, status: int, details: str = "", metadata: Iterable[tuple[str, str]] = ()) -> None:
@@ -388,12 +375,12 @@ class CallStream(FlowControlled):
         if details:
             fields.append(("grpc-message", UNSAFE.sub(_percent, details.encode()).decode()))
         block = _encode([*fields, *metadata])
-        self._link.send_headers(self, block if self._has_begun else REPLY_BLOCK + block, ends=True)
+        self.link.send_headers(self, block if self._has_begun else REPLY_BLOCK + block, ends=True)
         self._close(NO_ERROR)
 
     def refuse_request(self) -> None:
         """Answer a request that is no RPC as HTTP does."""
-        self._link.send_headers(self, NO_GRPC_BLOCK, ends=True)
+        self.link.send_headers(self, NO_GRPC_BLOCK, ends=True)
         self._close(NO_ERROR)
 
     def reset(self, code: int) -> None:
@@ -409,7 +396,7 @@ class CallStream(FlowControlled):
         if self._timer is not None:
             self._timer.cancel()
         self._drop_unread()
-        self._link.close_stream(self, code)
+        self.link.close_stream(self, code)
 
     def _expire(self) -> None:
         failure = DeadlineExceeded("the deadline of the call has passed")

@@ -36,7 +36,7 @@ class RpcContext(RequestContext):
 
     def __init__(self, parts: ServerParts, stream: CallStream, path: str) -> None:
         metadata = stream.request.metadata
-        address = parts.api.authenticator.address_of(stream.address, metadata)
+        address = parts.api.authenticator.address_of(stream.link.address, metadata)
         target = Target(path, TEI, path)
         super().__init__(target, metadata, address, HeldBody(parts.in_flight), parts.observe, method=METHOD)
         self.model = self.header(b"model") or None
@@ -138,7 +138,7 @@ class Rpc:
     def _admit(self, shares: TenantShares) -> None:
         """Check the key, and start the time of the RPC. Raises: GatewayError."""
         tenant = self.tenant = self.parts.api.authenticator.authenticate(self.context).name
-        self.stream.trust(tenant)
+        self.stream.link.trust(tenant)
         self.stream.start_timer()
         if not shares.claim(tenant):
             count, taken = shares.of(tenant), shares.taken

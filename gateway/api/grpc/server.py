@@ -88,7 +88,7 @@ class Methods:
 
     def _begin_open(self, rpc: Rpc, *, is_health: bool) -> None:
         """Begin an RPC without a key. While many wait, only health is answered, at once."""
-        if self._open < OPEN_RPCS_MAX and rpc.stream.open_calls < OPEN_RPCS_OF_ONE_MAX:
+        if self._open < OPEN_RPCS_MAX and rpc.stream.link.open_calls < OPEN_RPCS_OF_ONE_MAX:
             self._open += 1
             rpc.start_open(answer_health if is_health else answer_reflection, self._leave_open)
             return

@@ -174,7 +174,7 @@ def check_is_json(data: Any) -> None:
 
 def endpoint_at(routes: RouteTable, path: str) -> Endpoint:
     """Return the inference endpoint at a path without a name."""
-    endpoint = endpoint_of(routes.parse(path).answer)
+    endpoint = endpoint_of(routes.parse(path).options.answer)
     assert endpoint is not None
     return endpoint
 

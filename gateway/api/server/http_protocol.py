@@ -9,6 +9,7 @@ call on it sees it.
 import asyncio
 import sys
 from collections.abc import Callable, Collection, Sequence
+from http import HTTPStatus
 from typing import Any, Final, TypeAlias, cast
 
 import httptools
@@ -52,7 +53,7 @@ class Refusal(msgspec.Struct, frozen=True):
         body = self.body
         retry = "retry-after: 1\r\n" if self.status == HTTP_UNAVAILABLE else ""
         head = (
-            f"HTTP/1.1 {self.status} {_PHRASES[self.status]}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\n{retry}connection: close\r\n\r\n"
         )
         return head.encode() + body
@@ -68,7 +69,7 @@ class ConnectionHandle:
     """
 
     def __init__(self, protocol: "BoundedProtocol", cycle: RequestResponseCycle) -> None:
-        self._protocol = protocol
+        self.protocol = protocol
         self._cycle = cycle
         self._on_lost: Callable[[], None] | None = None
         self.timed_out = False
@@ -79,7 +80,7 @@ class ConnectionHandle:
         headers: with `content-length`. Returns False if the reply has to be sent by ASGI messages: the client
         reads too slowly, or the connection closes with this reply.
         """
-        cycle, protocol = self._cycle, self._protocol
+        cycle, protocol = self._cycle, self.protocol
         all_headers = [*cycle.default_headers, *headers]
         head = b"".join([STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in all_headers], b"\r\n"])
         if not cycle.keep_alive or cycle.response_started or head.count(b"\n") != len(all_headers) + 2:
@@ -98,31 +99,10 @@ class ConnectionHandle:
         """Have a function called if the connection closes before the reply; None for no function."""
         self._on_lost = on_lost
 
-    def set_tenant(self, tenant: str) -> None:
-        """Record whose reply the connection carries from now on."""
-        self._protocol.backlog.set_tenant(tenant)
-
-    def claim(self, tenant: str) -> bool:
-        """Count the connection as one of a tenant's, until `release`; return False beyond its share."""
-        return self._protocol.claim(tenant)
-
-    def release(self, tenant: str) -> None:
-        """Return what `claim` took."""
-        self._protocol.limit.release(tenant)
-
     def hold_back(self) -> None:
         """Drop what has come of the body and read no more of it: the reply is a refusal, and comes later."""
         self._cycle.body = bytearray()
-        self._protocol.hold_back()
-
-    @property
-    def is_backed_up(self) -> bool:
-        """True while the client has not taken an earlier reply."""
-        return self._protocol.flow.write_paused
-
-    async def wait_until_writable(self) -> None:
-        """Wait until the client has taken the earlier reply, or has disconnected."""
-        await self._protocol.flow.drain()
+        self.protocol.hold_back()
 
     def lose(self) -> None:
         """Record that the connection has closed, and report it if the call has no reply."""
@@ -647,14 +627,6 @@ def _header_without_upgrade(name: bytes, value: bytes) -> list[bytes]:
         value = b", ".join([token for token in tokens if token.lower() not in UPGRADING])
         return [b"connection: %b\r\n" % value] if value else []
     return [] if name in UPGRADING else [b"%b: %b\r\n" % (name, value)]
-
-
-_PHRASES: dict[int, str] = {
-    400: "Bad Request",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
 
 
 class BodyPace:

@@ -136,14 +136,14 @@ class Middleware:
                 move(scope)
         target, client = parts.routes.parse(scope["path"]), scope.get("client")
         address = parts.address_of(client[0] if client else "unknown", scope["headers"])
-        bytes_max = target.body_bytes_max or parts.body_bytes_max
+        bytes_max = target.options.body_bytes_max or parts.body_bytes_max
         io = CallIO(scope, receive, send, parts.in_flight, bytes_max, address, parts.refusals)
         is_operators = parts.admin_port is not None and port in (parts.admin_port, parts.manager_port)
         context = HttpContext(scope, target, io, address, parts.observe, came_to_operators=is_operators)
         io.headers.append((b"x-request-id", context.request_id.encode()))
         if parts.cors is not None:
             io.headers.extend(encode_headers(parts.cors.reply_headers(context.header(b"origin"))))
-        if parts.traces is not None and not target.is_probe:
+        if parts.traces is not None and not target.options.is_probe:
             context.begin_trace(parts.traces)
         return context
 
@@ -158,8 +158,8 @@ class Middleware:
             await self._answer_preflight(self._parts.cors, context)
             return
         try:
-            if target.answer is not None and is_post:
-                await target.answer(context, self._parts.api)
+            if target.options.answer is not None and is_post:
+                await target.options.answer(context, self._parts.api)
             else:
                 scope["path"] = target.path
                 own = {STATE_KEY: context, SERVICES_KEY: self._parts.services}
@@ -179,12 +179,12 @@ class Middleware:
         Raises: GatewayError.
         """
         target = context.target
-        is_divided = self._parts.admin_port is not None and not target.on_both_listeners
-        if is_divided and target.for_operators is not context.came_to_operators:
+        is_divided = self._parts.admin_port is not None and not target.options.on_both_listeners
+        if is_divided and target.options.for_operators is not context.came_to_operators:
             raise NotFound("there is nothing at this path on this listener")
-        if not target.is_probe:
+        if not target.options.is_probe:
             context.io.enter()
-        if SLASH in scope["path"] or (target.for_operators and _is_disguised(scope)):
+        if SLASH in scope["path"] or (target.options.for_operators and _is_disguised(scope)):
             raise NotFound("there is nothing at this path")
         sent = context.by_name
         if sent.get(b"content-encoding", b"identity").lower() != b"identity":
@@ -192,7 +192,7 @@ class Middleware:
         coding = sent.get(b"transfer-encoding", b"chunked").lower()
         if coding != b"chunked" or (context.repeats_headers and context.is_ambiguous(b"transfer-encoding")):
             raise MalformedBody("the only `transfer-encoding` of a body is chunked")
-        if target.answer is None or scope["method"] != "POST":
+        if target.options.answer is None or scope["method"] != "POST":
             # An endpoint that runs a model does it after the key, and charges a body that is too large.
             context.io.check_length(context.header(b"content-length"))
 

@@ -90,19 +90,14 @@ class Target(msgspec.Struct, frozen=True):
     """Meaning of a request path.
 
     label: the route as metrics and logs show it. dialect: the format of error replies. path: the path for
-    Litestar's router, in which a model's name is one segment. model: the name in it. The other fields are
-    those of `RouteOptions`.
+    Litestar's router, in which a model's name is one segment. model: the name in it.
     """
 
     label: str
     dialect: ErrorFormat
     path: str
     model: str | None = None
-    answer: Answer | None = None
-    for_operators: bool = False
-    is_probe: bool = False
-    on_both_listeners: bool = False
-    body_bytes_max: int | None = None
+    options: RouteOptions = NO_OPTIONS
 
 
 class NamedPath(msgspec.Struct, frozen=True):
@@ -172,16 +167,9 @@ class RouteTable:
 
     def _plain_target(self, path: str) -> Target:
         options = self._options[path]
-        return Target(
-            path,
-            self._dialect_of(path, options),
-            path,
-            answer=options.answer,
-            for_operators=options.for_operators,
-            is_probe=options.is_probe,
-            on_both_listeners=options.on_both_listeners or path in CONSOLE_PATHS,
-            body_bytes_max=options.body_bytes_max,
-        )
+        if path in CONSOLE_PATHS:
+            options = msgspec.structs.replace(options, on_both_listeners=True)
+        return Target(path, self._dialect_of(path, options), path, options=options)
 
     def _parse(self, path: str) -> Target:
         """Parse a path that contains a name, has surplus slashes, or is not served."""
@@ -195,17 +183,12 @@ class RouteTable:
             # An operation without a model before it: the router takes it for the name of a model.
             template, name = BELOW_MODEL, normalized.removeprefix(MODELS_PREFIX)
         options = self._options.get(template)
-        below_operators = normalized.startswith(self._operators_prefixes)
-        return Target(
-            label,
-            self._dialect_of(normalized, options),
-            routed,
-            name or None,
-            None if options is None else options.answer,
-            for_operators=below_operators if options is None else options.for_operators,
-            is_probe=bool(name) and options is not None and options.is_probe,
-            on_both_listeners=path in CONSOLE_PATHS,
-        )
+        dialect = self._dialect_of(normalized, options)
+        if options is None:
+            options = RouteOptions(for_operators=normalized.startswith(self._operators_prefixes))
+        elif not name:
+            options = msgspec.structs.replace(options, is_probe=False)
+        return Target(label, dialect, routed, name or None, options)
 
     def _split(self, path: str) -> tuple[str, str]:
         """Return the template that a path matches and the name in it; no name and the path itself if none.
