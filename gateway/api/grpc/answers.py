@@ -254,7 +254,7 @@ async def serve(rpc: Rpc, method: Method, request: Any, context: RequestContext)
     context: of its message. Raises: GatewayError.
     """
     api = rpc.parts.api
-    call = await method.decode(request, rpc.context.model, context, api)
+    call = await method.decode(method.body_of(request), rpc.context.model, context, api)
     return call, await api.serve(context, call)
 
 
