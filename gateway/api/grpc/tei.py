@@ -16,9 +16,9 @@ from backends.tei_protos import tei_multiplexer_pb2 as mux
 from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc.messages import field, vector_field
 from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request import LEAST
+from gateway.api.server.request import LEAST_WITHOUT_TOKENS as FREE
 from gateway.api.server.request_context import RequestContext
-from gateway.api.wire.least_costs import LEAST
-from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS as FREE
 from gateway.api.wire.tei import (
     Direction,
     EmbedRequest,

@@ -11,9 +11,8 @@ from msgspec import UNSET
 from backends.contract import DetokenizeReply, Operation, Token, TokenizeReply
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI, VLLM
-from gateway.api.server.request import Request
+from gateway.api.server.request import LEAST_WITHOUT_TOKENS, Request
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS
 from gateway.api.wire.tokens import DecodeRequest, TokenizeRequest, decode_detokenize, decode_tokenize
 
 
