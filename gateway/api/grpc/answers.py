@@ -33,9 +33,9 @@ from gateway.api.grpc.tei import (
     join_rerank,
 )
 from gateway.api.server.inference_api import InferenceApi, reply_headers
+from gateway.api.server.request import LEAST
 from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.arrow import Form, Rows, check_installed, read_in_turn, write_sparse, write_vectors
-from gateway.api.wire.least_costs import LEAST
 from gateway.api.wire.tei import compute_headers
 from gateway.calls import Call, Work
 from gateway.errors import (
@@ -254,7 +254,7 @@ async def serve(rpc: Rpc, method: Method, request: Any, context: RequestContext)
     context: of its message. Raises: GatewayError.
     """
     api = rpc.parts.api
-    call = await method.decode(request, rpc.context.model, context, api)
+    call = await method.decode(method.body_of(request), rpc.context.model, context, api)
     return call, await api.serve(context, call)
 
 

@@ -22,10 +22,9 @@ from gateway.api.server.encoding import BYTES
 from gateway.api.server.error_bodies import ErrorFormat, broken_text, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import BELOW_MODEL, NAME, Answer, RouteTable, route_options
-from gateway.api.server.request import Request
+from gateway.api.server.request import LEAST, Request
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply, is_arrow
-from gateway.api.wire.least_costs import LEAST
 from gateway.errors import InvalidInput, MalformedBody
 from gateway.quotas.limits import Cost
 
