@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from gateway.config.money import BUDGET_MAX
-from gateway.config.schema import LIMIT_NAME, Config, LimitAmount
+from gateway.config.schema import API_KINDS, KINDS_OF_KEYS, LIMIT_NAME, REMOTE_KINDS, Config, LimitAmount
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "gateway/config/router.schema.json"
@@ -25,6 +25,12 @@ ROW = re.compile(r"^\| (`[\w.<>`, ]+`) \| .+ \| (.+?) \|$", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 LIMIT_AMOUNT = msgspec.json.schema(LimitAmount)
 PLACEHOLDER = {"$ref": "#/$defs/Placeholder"}
+# Definitions of upstreams by kind of server: the kinds of each have the same keys.
+UPSTREAMS = {
+    "ServerUpstream": [kind for kind in REMOTE_KINDS if kind not in API_KINDS],
+    "ApiUpstream": list(API_KINDS),
+    "EngineUpstream": ["torch"],
+}
 
 
 def meanings() -> dict[str, str]:
@@ -42,10 +48,8 @@ def schema_text() -> str:
     made = msgspec.json.schema(Config)
     definitions = made["$defs"]
     for definition in definitions.values():
-        # The sentences after the first one describe the fields for developers.
-        definition["description"] = (
-            " ".join(definition["description"].split(". ")[0].split()).rstrip(".") + "."
-        )
+        # The first paragraph.
+        definition["description"] = " ".join(definition["description"].split("\n\n")[0].split())
         definition.pop("title")
     # One of the two says who serves a model.
     either = [{"required": [key]} for key in ("upstream", "upstreams")]
@@ -53,6 +57,7 @@ def schema_text() -> str:
     _describe(definitions, "Config", "", meanings())
     for definition in definitions.values():
         definition["properties"] = {name: _fillable(part) for name, part in definition["properties"].items()}
+    _split_upstreams(definitions)
     definitions["Placeholder"] = {
         "description": (
             "Filled from the environment or a file: ${NAME}, ${NAME:-default}, ${file:/path} or ${url:NAME}."
@@ -67,6 +72,19 @@ def schema_text() -> str:
         "$defs": definitions,
     }
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _split_upstreams(definitions: dict[str, Any]) -> None:
+    """Let an upstream have the keys of its kind of server; all keys while its kind is not known."""
+    every = definitions["AnyUpstream"] = definitions["UpstreamSettings"]
+    split: dict[str, Any] = {"$ref": "#/$defs/AnyUpstream"}
+    for name, kinds in UPSTREAMS.items():
+        keys = [key for key in every["properties"] if set(kinds).intersection(KINDS_OF_KEYS.get(key, kinds))]
+        places = {key: {"$ref": f"#/$defs/AnyUpstream/properties/{key}"} for key in keys}
+        definitions[name] = {**every, "properties": places}
+        is_kind = {"properties": {"backend": {"enum": kinds}}, "required": ["backend"]}
+        split = {"if": is_kind, "then": {"$ref": f"#/$defs/{name}"}, "else": split}
+    definitions["UpstreamSettings"] = {"description": every["description"], **split}
 
 
 def values_schema_text(router_schema: str) -> str:

@@ -25,33 +25,12 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from backends.contract import Operation
-from backends.registry import open_replica
+from backends.kinds import open_replica
 from backends.torch.serving.client import TorchBackend
 from backends.torch.stats import EngineStats, joined_stats
 from gateway.admission import Admission
-from gateway.api.dialects import (
-    cohere,
-    gemini,
-    infinity,
-    nim,
-    ollama,
-    openai,
-    openai_batches,
-    openai_files,
-    openai_models,
-    rerank,
-    sie,
-    tei,
-    tei_default,
-    tei_outputs,
-    tei_predict,
-    tei_vertex,
-    tokenize,
-    vllm,
-    vllm_pooling,
-    vllm_server,
-    voyage,
-)
+from gateway.api.dialects.manager.dialect import move_path as move_to_manager
+from gateway.api.dialects.registry import DIALECTS
 from gateway.api.operators import (
     added_models,
     admin,
@@ -63,10 +42,9 @@ from gateway.api.operators import (
     probes,
     replicas,
     sign_in,
-    start_page,
     status,
     tenants,
-    traffic,
+    texts,
     ui,
 )
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
@@ -79,12 +57,12 @@ from gateway.api.operators.status import StatusSource
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.batches_api import BatchesApi
 from gateway.api.server.call_io import ASGIApp
-from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.dialect import Dialect
 from gateway.api.server.endpoints import endpoint_at
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.line_server import GatewayLineServer
-from gateway.api.server.middleware import Middleware, ServerParts
+from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
 from gateway.batches.records import Job
@@ -108,13 +86,11 @@ from gateway.routing.routes import Routes
 from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.budget_metrics import BudgetShare
-from gateway.telemetry.load_metrics import ReplicaLoad, Sources
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.process import measure_lag
+from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
+from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.records import Records
-from gateway.telemetry.store_metrics import StoredCounts
 from gateway.telemetry.totals import Totals
+from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FirstKey, Keyring
@@ -127,11 +103,10 @@ from gateway.upstreams.copies import Copies
 from gateway.upstreams.factory import Dependencies, OpenReplica
 from gateway.upstreams.fair_threads import FairThreads
 from gateway.upstreams.group import UpstreamGroup
-from gateway.upstreams.groups import GroupRegistry
-from gateway.upstreams.registry import UpstreamRegistry, log_failure
+from gateway.upstreams.groups import Groups
 from gateway.upstreams.upstream import Upstream
-from gateway.vector_spaces.model_space import ModelSpaceStore
-from gateway.vector_spaces.store import FingerprintStore
+from gateway.upstreams.upstreams import Upstreams, log_failure
+from gateway.vector_spaces.store import FingerprintStore, ModelSpaceStore
 
 if TYPE_CHECKING:
     # Loaded only where gRPC is served, and OpenTelemetry only where calls are traced.
@@ -150,30 +125,6 @@ logger = logging.getLogger("gateway")
 # A stopping worker waits this long for its last spans to be sent.
 LAST_SPANS_S = 2.5
 
-# A new dialect is one more line here.
-DIALECTS = (
-    openai,
-    tei,
-    tei_outputs,
-    tei_predict,
-    tokenize,
-    tei_default,
-    tei_vertex,
-    vllm,
-    vllm_pooling,
-    vllm_server,
-    infinity,
-    rerank,
-    nim,
-    voyage,
-    cohere,
-    sie,
-    ollama,
-    gemini,
-    openai_models,
-    openai_files,
-    openai_batches,
-)
 OPERATOR_MODULES = (
     probes,
     keys,
@@ -183,15 +134,22 @@ OPERATOR_MODULES = (
     instances,
     host_models,
     status,
-    traffic,
     replicas,
     jobs,
     own_usage,
     ui,
     sign_in,
-    start_page,
 )
-HANDLERS = [handler for module in (*DIALECTS, *OPERATOR_MODULES) for handler in module.HANDLERS]
+OPERATORS = Dialect(
+    handlers=[handler for module in OPERATOR_MODULES for handler in module.HANDLERS],
+    tags=texts.TAGS,
+    examples=texts.EXAMPLES,
+    meanings=texts.MEANINGS,
+)
+SERVED = (*DIALECTS, OPERATORS)
+HANDLERS = [handler for dialect in SERVED for handler in dialect.handlers]
+KEY_HEADERS = [dialect.key_header.name.encode() for dialect in DIALECTS if dialect.key_header is not None]
+MOVES = [dialect.move for dialect in DIALECTS if dialect.move is not None]
 ROUTES = RouteTable(HANDLERS)
 
 
@@ -229,7 +187,7 @@ class Application(msgspec.Struct, frozen=True):
     observe: Observe
     instances: InstanceTable
     sign_on: SignOn
-    groups: GroupRegistry
+    groups: Groups
     added_models: Collection[str]
     create_grpc: "Callable[[], GrpcServer] | None"
 
@@ -266,13 +224,13 @@ class WorkerReload:
     with.
     """
 
-    registry: UpstreamRegistry
+    upstreams: Upstreams
     api: InferenceApi
     admin: Admin
     metrics: Metrics
     records: Records
     in_flight: InFlight
-    groups: GroupRegistry
+    groups: Groups
 
     def follow(
         self,
@@ -286,8 +244,8 @@ class WorkerReload:
         engines, added_models: as in `AppBoot`. restored: models whose withdrawn canary is put back; None, all
         of them. Raises: OSError, with nothing changed.
         """
-        retired = self.registry.apply(config.upstreams, engines)
-        upstreams = self.registry.upstreams
+        retired = self.upstreams.apply(config.upstreams, engines)
+        upstreams = self.upstreams.by_name
         self.groups.apply(config.models, upstreams, restored)
         self.api.gateway.serving = serving_of(
             config, upstreams, self.groups.groups, added_models, self.api.instances
@@ -301,7 +259,7 @@ class WorkerReload:
         self.metrics.watch(
             sources_of(self.api.gateway, self.in_flight, self.admin.ledger, self.admin.stored_state)
         )
-        return self.registry.retire(retired)
+        return self.upstreams.retire(retired)
 
 
 def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Application:
@@ -309,19 +267,21 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     outside, config = collaborators or Collaborators(), boot.config
     observe = Observers()
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
-    registry, groups = _create_upstreams(boot, outside, stores, observe)
+    upstreams, groups = _create_upstreams(boot, outside, stores, observe)
     is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
     metrics, records = Metrics(is_open=is_local, worker=boot.worker), Records(boot.worker)
     _connect(observe, metrics, records, outside.observe, stores.cache, groups)
 
     table = InstanceTable()
-    serving = serving_of(config, registry.upstreams, groups.groups, boot.added_models, table)
+    serving = serving_of(config, upstreams.by_name, groups.groups, boot.added_models, table)
     admission = Admission(stores.ledger, observe, shadow=config.quotas.shadow)
     preparer = Preparer(FairThreads(), admission.ask)
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
     in_flight = InFlight(config.limits.in_flight_bytes)
     sign_on = SignOn(gateway.keyring, config.sign_on)
-    authenticator = Authenticator(gateway.keyring, config.trusted_proxies, sign_on=sign_on)
+    authenticator = Authenticator(
+        gateway.keyring, config.trusted_proxies, sign_on=sign_on, key_headers=KEY_HEADERS
+    )
     jobs = open_batches(boot, lambda job: observe(_change_of(job)))
     batches = BatchesApi(authenticator, jobs)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
@@ -359,6 +319,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         address_of=authenticator.address_of,
         admin_port=boot.admin_port,
         manager_port=boot.manager_port,
+        moves=MOVES,
+        move_to_manager=move_to_manager,
         cors=None if config.cors is None else CorsPolicy(config.cors),
         traces=traces,
     )
@@ -373,10 +335,10 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     ]
     return Application(
         asgi=Middleware(_litestar(), parts),
-        lifespan=partial(_run, registry, stores, gateway.copies, tasks, traces),
+        lifespan=partial(_run, upstreams, stores, gateway.copies, tasks, traces),
         in_flight=in_flight,
         gateway=gateway,
-        follow=WorkerReload(registry, api, admin, metrics, records, in_flight, groups).follow,
+        follow=WorkerReload(upstreams, api, admin, metrics, records, in_flight, groups).follow,
         observe=observe,
         instances=table,
         sign_on=sign_on,
@@ -388,13 +350,13 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
 
 def _create_upstreams(
     boot: AppBoot, outside: Collaborators, stores: Stores, observe: Observe
-) -> tuple[UpstreamRegistry, GroupRegistry]:
+) -> tuple[Upstreams, Groups]:
     """Return the upstreams of a configuration, which contact no server yet, and the groups of its models."""
     dependencies = Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
-    registry, groups = UpstreamRegistry(dependencies), GroupRegistry(observe, stores.model_spaces)
-    registry.apply(boot.config.upstreams, boot.engines)
-    groups.apply(boot.config.models, registry.upstreams)
-    return registry, groups
+    upstreams, groups = Upstreams(dependencies), Groups(observe, stores.model_spaces)
+    upstreams.apply(boot.config.upstreams, boot.engines)
+    groups.apply(boot.config.models, upstreams.by_name)
+    return upstreams, groups
 
 
 def _connect(
@@ -403,7 +365,7 @@ def _connect(
     records: Records,
     log: Observe,
     cache: ItemCache | None,
-    groups: GroupRegistry,
+    groups: Groups,
 ) -> None:
     """Have each part take the events that it needs."""
     for kind, count in metrics.handlers.items():
@@ -423,20 +385,16 @@ def _distrust(cache: ItemCache, event: SpaceChecked) -> None:
 
 def _create_grpc(config: Config, parts: ServerParts) -> "GrpcServer":
     """Return the gRPC server, which shares everything with HTTP's."""
-    from gateway.api.grpc.rpc import RpcParts
     from gateway.api.grpc.server import GrpcServer
 
-    shared = RpcParts(
-        parts.api, parts.in_flight, parts.observe, parts.body_bytes_max, tei.describe_model, parts.traces
-    )
-    return GrpcServer(shared, config.limits, config.tls)
+    return GrpcServer(parts, config.limits, config.tls)
 
 
 @cache
 def _litestar() -> ASGIApp:
     """Return the Litestar application, which all gateways of a process share."""
     # Litestar's types of scope and messages are TypedDicts, which no plain mapping matches.
-    return cast("ASGIApp", litestar_application(HANDLERS))
+    return cast("ASGIApp", litestar_application(SERVED))
 
 
 def serving_of(
@@ -632,7 +590,7 @@ def _batch_tasks(
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
-    metrics.watch_batches(lambda: batches.upkeep.state)
+    metrics.watch_batches(lambda: batches.state)
     return [batches.run(lines)]
 
 
@@ -646,14 +604,14 @@ def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asynci
 
 @asynccontextmanager
 async def _run(
-    registry: UpstreamRegistry,
+    upstreams: Upstreams,
     stores: Stores,
     copies: Copies,
     coroutines: Sequence[Coroutine[Any, Any, None]],
     traces: "CallTraces | None",
 ) -> AsyncIterator[None]:
     """Run the upstreams and the background tasks; close every connection at the end."""
-    registry.start()
+    upstreams.start()
     tasks = start_tasks(coroutines)
     try:
         yield
@@ -663,7 +621,7 @@ async def _run(
         await asyncio.gather(*tasks, return_exceptions=True)
         await copies.aclose()
         await stores.aclose()
-        await registry.aclose()
+        await upstreams.aclose()
         if traces is not None:
             await _send_last_spans(traces)
 

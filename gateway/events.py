@@ -131,10 +131,10 @@ SpaceOutcome = Literal["fits", "differs", "unchecked"]
 
 
 class SpaceChecked(msgspec.Struct, frozen=True):
-    """The canaries of a replica were compared with its upstream's fingerprint.
+    """The reference texts of a replica were compared with its upstream's fingerprint.
 
-    cosine: the smallest of all canaries; None if the replica embeds none. changed: the outcome differs from
-    the replica's last one, or is its first. reason is safe to log.
+    cosine: the smallest of all reference texts; None if the replica embeds none. changed: the outcome differs
+    from the replica's last one, or is its first. reason is safe to log.
     """
 
     upstream: str

@@ -16,10 +16,10 @@ import pytest
 from backends.contract import Backend, BackendKind, ReplicaSpec
 from backends.http.client import UpstreamClient
 from backends.infinity.adapter import InfinityBackend
+from backends.kinds import open_replica as open_real_replica
 from backends.openai.adapter import OpenAIBackend
 from backends.openai.kind import ApiKind
 from backends.openai.shapes import origin_of
-from backends.registry import open_replica as open_real_replica
 from backends.tei.adapter import TeiBackend
 from backends.vllm.adapter import VllmBackend
 from gateway.api.operators.added_models import AdditionsClient
@@ -186,6 +186,14 @@ async def running_gateway(
                 while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
         yield Running(client, events, application)
+
+
+async def posted(
+    booting: AbstractAsyncContextManager[Running], path: str, body: Any, **headers: str
+) -> httpx.Response:
+    """Return the reply to one POST of a gateway that runs for it only. headers: as in `Running.post`."""
+    async with booting as gateway:
+        return await gateway.post(path, body, **headers)
 
 
 def remote_backend(kind: BackendKind, spec: ReplicaSpec, transport: httpx.AsyncBaseTransport) -> Backend:

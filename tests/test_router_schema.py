@@ -9,8 +9,8 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from gateway.config.editor_schema import editor_line, editor_schema
-from gateway.config.schema import Config
+from gateway.cli.init import editor_line, editor_schema
+from gateway.config.schema import KINDS_OF_KEYS, Config, UpstreamSettings
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = [
@@ -70,7 +70,14 @@ FILE = {"upstreams": {"a": {"backend": "tei", "replicas": ["http://a"]}}, "model
         ({"workers": "two"}, ["workers"]),
         ({"listen": 9705}, ["listen"]),
         ({"listn": ""}, [""]),
-        ({"upstreams": {"a": {"backend": "pytorch"}}}, ["upstreams.a.backend"]),
+        ({"upstreams": {"a": {"backend": "pytorch", "dtype": "int8"}}}, ["upstreams.a.backend"]),
+        ({"upstreams": {"a": {"backend": "tei", "dtype": "int8"}}}, ["upstreams.a"]),
+        ({"upstreams": {"a": {"backend": "tei", "batch_inputs": 1}}}, ["upstreams.a"]),
+        ({"upstreams": {"a": {"backend": "vllm", "extra_body": {"x": 1}}}}, ["upstreams.a"]),
+        ({"upstreams": {"a": {"backend": "cohere", "extra_body": {"x": 1}, "task": "embed"}}}, []),
+        ({"upstreams": {"a": {"backend": "jina", "preload": True}}}, ["upstreams.a"]),
+        ({"upstreams": {"a": {"backend": "torch", "replicas": [], "tls": {}}}}, ["upstreams.a"]),
+        ({"upstreams": {"a": {"backend": "torch", "dtype": "bad"}}}, ["upstreams.a.dtype"]),
         ({"upstreams": {"a": {"replica": []}}}, ["upstreams.a", "upstreams.a"]),
         ({"tenants": {"acme": {"limits": {"tokens_per_fortnight": 1}}}}, ["tenants.acme.limits"]),
         ({"tenants": {"acme": {"limits": {"tokens_per_day": 0}}}}, ["tenants.acme.limits.tokens_per_day"]),
@@ -82,3 +89,18 @@ FILE = {"upstreams": {"a": {"backend": "tei", "replicas": ["http://a"]}}, "model
 )
 def test_an_editor_shows_what_the_loader_refuses(change: dict[str, Any], expected: list[str]) -> None:
     assert expected == mistakes({**FILE, **change})
+
+
+def test_a_key_that_an_editor_offers_is_for_the_kind_of_server() -> None:
+    definitions = json.loads(editor_schema())["$defs"]
+    keys = {name: definitions[name]["properties"].keys() for name in ("ServerUpstream", "ApiUpstream")}
+
+    assert {"backend", "replicas", "request_inputs"} <= keys["ServerUpstream"] < keys["ApiUpstream"]
+    for kind, definition in (
+        ("tei", "ServerUpstream"),
+        ("voyage", "ApiUpstream"),
+        ("torch", "EngineUpstream"),
+    ):
+        for key in UpstreamSettings.__struct_fields__:
+            offered = key in definitions[definition]["properties"]
+            assert offered is (kind in KINDS_OF_KEYS.get(key, (kind,)))

@@ -60,7 +60,7 @@ class Truncate(StrEnum):
 class Capabilities(msgspec.Struct, frozen=True):
     """Capabilities that a replica reported when it joined; None means that it does not report the value.
 
-    batch_inputs, batch_tokens, batch_bytes: upper bounds on one request to the replica.
+    request_inputs, request_tokens, request_bytes: upper bounds on one request to the replica.
     concurrent_inputs: the number of inputs in flight above which the replica refuses requests.
     prompts, default_prompt: prompt texts by name, and the name of the one used if a request specifies none.
     checkpoint: path of the weights and tokenizer, if they are on this machine.
@@ -86,9 +86,9 @@ class Capabilities(msgspec.Struct, frozen=True):
     model_id: str
     operations: frozenset[Operation]
     max_input_tokens: int | None = None
-    batch_inputs: int | None = None
-    batch_tokens: int | None = None
-    batch_bytes: int | None = None
+    request_inputs: int | None = None
+    request_tokens: int | None = None
+    request_bytes: int | None = None
     concurrent_inputs: int | None = None
     dimensions: int | None = None
     pooling: str | None = None

@@ -104,7 +104,7 @@ def capabilities(model: InfinityServedModel, counter: TokenCounter, profile: Inf
         model_id=model.id,
         operations=_operations(model, profile),
         max_input_tokens=counter.rules.max_tokens,
-        batch_inputs=model.stats.batch_size,
+        request_inputs=model.stats.batch_size,
         dimensions=profile.width,
         prompts=counter.rules.prompts,
         default_prompt=counter.rules.default_prompt,

@@ -56,7 +56,7 @@ def capabilities(profile: OpenAIProfile, counter: TokenCounter | None, shape: Ap
         model_id=profile.model or "unnamed",
         operations=_operations(profile, has_tokenizer=counter is not None),
         max_input_tokens=profile.max_tokens,
-        batch_inputs=shape.embed_inputs if profile.embeds else shape.rerank_inputs,
+        request_inputs=shape.embed_inputs if profile.embeds else shape.rerank_inputs,
         dimensions=profile.width,
         # With types, the server applies the prompts of the checkpoint itself.
         prompts=dict.fromkeys(types, "") if shape.input_type else (rules.prompts if rules else {}),

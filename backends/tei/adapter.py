@@ -81,7 +81,7 @@ from backends.http.replies import (
 )
 
 # TEI's --payload-limit is 2,000,000 by default, and no route reports it. The margin is for the other fields.
-BATCH_BYTES = 1_990_000
+REQUEST_BYTES = 1_990_000
 EMBEDDINGS = "/v1/embeddings"
 
 Body = dict[str, Any]
@@ -181,8 +181,8 @@ def capabilities(info: TeiInfo) -> Capabilities:
         model_id=info.model_id,
         operations=operations,
         max_input_tokens=info.max_input_length,
-        batch_inputs=info.max_client_batch_size,
-        batch_bytes=BATCH_BYTES,
+        request_inputs=info.max_client_batch_size,
+        request_bytes=REQUEST_BYTES,
         concurrent_inputs=info.max_concurrent_requests,
         pooling=_pooling(embedding),
         dtype=info.model_dtype,

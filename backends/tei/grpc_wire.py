@@ -73,7 +73,7 @@ from backends.tei.protobuf_vectors import read_matrix, read_vector
 from backends.tei_protos import tei_pb2 as pb
 
 # TEI reads messages of at most 4 MiB. The margin is for the other fields.
-BATCH_BYTES = 4_000_000
+REQUEST_BYTES = 4_000_000
 NUMBER_BYTES = 4
 INFO = "/tei.v1.Info/Info"
 HEALTH = "/grpc.health.v1.Health/Check"
@@ -400,7 +400,7 @@ def tei_info(described: pb.InfoResponse, model_type: dict[str, Any]) -> TeiInfo:
 
 def capabilities_of(info: TeiInfo) -> Capabilities:
     """Convert a description to capabilities."""
-    return msgspec.structs.replace(capabilities(info), batch_bytes=BATCH_BYTES)
+    return msgspec.structs.replace(capabilities(info), request_bytes=REQUEST_BYTES)
 
 
 # --- errors

@@ -12,9 +12,9 @@ import msgspec
 
 from gateway.additions.entries import DEFINED, AdditionEntry, Additions, Listing, Part
 from gateway.additions.reading import SecretSources, read_model, read_upstream, redact
-from gateway.config.cross_checks import currency_problem
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config, ModelSettings, UpstreamSettings
+from gateway.config.upstream_checks import currency_problem
 
 _Settings = TypeVar("_Settings", UpstreamSettings, ModelSettings)
 LATER = "its model is loaded once the gateway is up"
@@ -51,10 +51,10 @@ def compose(
 
     def upstream_of(name: str, written: Any) -> UpstreamSettings:
         upstream = read_upstream(name, written, sources)
-        reason = unusable.get(name) or (LATER if upstream.is_hosted and not with_engines else None)
+        reason = unusable.get(name) or (LATER if upstream.is_local and not with_engines else None)
         if reason is not None:
             raise ConfigError([Problem(f"upstreams.{name}", reason)])
-        return _in_own_process(upstream) if upstream.is_hosted else upstream
+        return _in_own_process(upstream) if upstream.is_local else upstream
 
     added = _read_all("upstreams", additions.upstreams, file.upstreams, upstream_of, rejected)
     upstreams = file.upstreams | added

@@ -13,14 +13,23 @@ from typing import Any
 import msgspec
 
 from backends.checkpoints.needed_files import is_path
-from gateway.config.api_checks import FRAMING, HEADER_NAME, has_secret_parameter
-from gateway.config.cross_checks import upstream_problems
-from gateway.config.file_checks import missing_folder, missing_upstream_grpc, upstream_tls_problems
-from gateway.config.model_checks import model_problems, model_upstream_problems
+from gateway.config.local_files import (
+    missing_folder,
+    missing_upstream_grpc,
+    resolve_upstream_paths,
+    upstream_tls_problems,
+)
 from gateway.config.problems import ConfigError, Problem
-from gateway.config.relative_paths import resolve_upstream_paths
+from gateway.config.reader import type_problems
 from gateway.config.schema import OWN_VOCABULARY, ModelSettings, UpstreamSettings
-from gateway.config.type_checks import type_problems
+from gateway.config.upstream_checks import (
+    FRAMING,
+    HEADER_NAME,
+    has_secret_parameter,
+    model_problems,
+    model_upstream_problems,
+    upstream_problems,
+)
 from gateway.tenants.names import name_problem
 
 NAME_CHARACTERS_MAX = 512
@@ -210,7 +219,7 @@ def _file_problems(upstream: UpstreamSettings, path: str, files: Path | None) ->
 
 
 def _named_checkpoints(upstream: UpstreamSettings) -> Iterator[tuple[str, str]]:
-    model = upstream.model if upstream.is_hosted else None
+    model = upstream.model if upstream.is_local else None
     for field, name in (
         ("model", model),
         ("tokenizer", upstream.tokenizer),

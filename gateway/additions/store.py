@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.additions.entries import Additions
-from gateway.config.type_checks import with_current_keys
+from gateway.config.reader import with_current_keys
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script

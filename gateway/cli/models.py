@@ -23,8 +23,8 @@ from gateway.cli.check import show_problems
 from gateway.cli.model_registry import add_registry_actions, model_registry
 from gateway.cli.output import show_line, show_table
 from gateway.config.load import load_config
+from gateway.config.local_files import resolve_model
 from gateway.config.problems import ConfigError
-from gateway.config.relative_paths import resolve_model
 from gateway.config.yaml_parser import format_yaml
 from gateway.processes.engine_process import child_environment, model_boots
 from gateway.prompts import Role, prompt_of
@@ -110,7 +110,7 @@ def _boot(
         )
         return boot, {}
     upstreams = load_config(options.config, environment).upstreams
-    engines = {name: settings for name, settings in upstreams.items() if settings.is_hosted}
+    engines = {name: settings for name, settings in upstreams.items() if settings.is_local}
     if options.model not in engines:
         known = ", ".join(engines) or "none"
         raise CannotInspect(f"{options.config} has no torch upstream {options.model!r}; it has: {known}")

@@ -22,7 +22,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import msgspec.yaml
 
 from backends.contract import BackendKind
-from backends.registry import KINDS
+from backends.kinds import KINDS
 from backends.tei.kind import GRPC_SCHEMES, TEI
 from backends.torch.kind import ENGINE
 from gateway.cli.gateway_client import RequestRefused

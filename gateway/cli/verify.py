@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.reference_texts import CANARIES
+from backends.reference_texts import REFERENCE_TEXTS
 from gateway.additions.composing import compose
 from gateway.additions.store import AdditionsInRedis
 from gateway.cli.check import show_problems
@@ -78,7 +78,7 @@ async def _verify(file: Config, options: argparse.Namespace, environment: Mappin
     names = _selected_upstreams(config, options.names)
     if options.accept:
         _check_acceptable(config, options.names)
-    texts = (*CANARIES, *_read_texts(options.texts))
+    texts = (*REFERENCE_TEXTS, *_read_texts(options.texts))
     replicas: list[ReplicaVectors] = []
     problems: list[str] = []
     for name in names:

@@ -7,13 +7,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backends.contract.errors import BackendError
-from backends.registry import open_replica
+from backends.kinds import open_replica
 from gateway.config.schema import UpstreamSettings
 from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.routing.discovery import resolve
 from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
-from gateway.vector_spaces.comparison import ReplicaVectors
-from gateway.vector_spaces.reading import read_vectors
+from gateway.vector_spaces.comparison import ReplicaVectors, read_vectors
 
 
 class CannotVerify(Exception):
@@ -52,7 +51,7 @@ class UpstreamReader:
 
     @asynccontextmanager
     async def _addresses(self) -> AsyncIterator[list[ReplicaAddress]]:
-        if self._settings.is_hosted:
+        if self._settings.is_local:
             try:
                 async with running_engine(self._name, self._settings, self._environment) as address:
                     yield [ReplicaAddress(self._name, address)]

@@ -6,7 +6,7 @@ argument of its own, becomes several.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.config.command_checks import EXTRA_ARGS, OPTIONAL_PLACEHOLDERS, PLACEHOLDER
+from gateway.config.section_checks import EXTRA_ARGS, OPTIONAL_PLACEHOLDERS, PLACEHOLDER
 from gateway.instances.records import CreateInstance
 
 # TEI Manager's defaults.

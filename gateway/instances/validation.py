@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from backends.registry import KINDS
+from backends.kinds import KINDS
 from backends.torch.kind import ENGINE as ENGINE_KIND
 from gateway.additions.reading import SecretSources, read_upstream
-from gateway.config.command_checks import OPTIONAL_PLACEHOLDERS
 from gateway.config.problems import ConfigError
 from gateway.config.schema import OPERATION_SEGMENTS, CommandTemplate, Config, UpstreamSettings
+from gateway.config.section_checks import OPTIONAL_PLACEHOLDERS
 from gateway.instances.records import ENGINE, CreateInstance, Record, invalid
 from gateway.instances.templates import placeholders
 
@@ -183,5 +183,5 @@ def _check_existing(settings: CreateInstance, kind: str, config: Config, existin
     backend = ENGINE_KIND.name if kind == ENGINE else commands[kind].backend
     if existing.backend != backend or existing.discover is not None:
         raise invalid(f"upstream '{name}' cannot be joined: its servers are of another kind, or discovered")
-    if existing.is_hosted and existing.model != settings.model_id:
+    if existing.is_local and existing.model != settings.model_id:
         raise invalid(f"upstream '{name}' has another model")

@@ -12,15 +12,15 @@ import msgspec
 from backends.contract import Capabilities, Reply, Work
 
 # Bounds of one upstream request if neither the replica nor the configuration sets them.
-DEFAULT_BATCH_INPUTS = 32
-DEFAULT_BATCH_TOKENS = 16384
+DEFAULT_REQUEST_INPUTS = 32
+DEFAULT_REQUEST_TOKENS = 16384
 
 
 class Bounds(msgspec.Struct, frozen=True):
     """Bounds of one upstream request; bytes None is no limit."""
 
-    inputs: int = DEFAULT_BATCH_INPUTS
-    tokens: int = DEFAULT_BATCH_TOKENS
+    inputs: int = DEFAULT_REQUEST_INPUTS
+    tokens: int = DEFAULT_REQUEST_TOKENS
     bytes: int | None = None
 
 
@@ -66,12 +66,12 @@ def bounds_of(
     Inputs and tokens are what it reports, tightened by the configuration. No server reports bytes: the
     configuration replaces what its adapter assumes, and a bound learned from refusals tightens both.
     """
-    inputs = _smallest(capabilities.batch_inputs, configured.inputs) or DEFAULT_BATCH_INPUTS
+    inputs = _smallest(capabilities.request_inputs, configured.inputs) or DEFAULT_REQUEST_INPUTS
     return Bounds(
         # A request with more inputs than the replica has permits would always be refused.
         min(inputs, capabilities.concurrent_inputs or inputs),
-        _smallest(capabilities.batch_tokens, configured.tokens) or DEFAULT_BATCH_TOKENS,
-        _smallest(configured.bytes or capabilities.batch_bytes, learned_bytes),
+        _smallest(capabilities.request_tokens, configured.tokens) or DEFAULT_REQUEST_TOKENS,
+        _smallest(configured.bytes or capabilities.request_bytes, learned_bytes),
     )
 
 

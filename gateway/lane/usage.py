@@ -6,26 +6,30 @@ Tenants are billed by them, and a count that belongs to another batch shows that
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
 
 import msgspec
 
 from backends.contract import (
     Capabilities,
+    Classify,
     DropsConnections,
+    Embed,
+    Encode,
     ModelWork,
+    Operation,
     Reply,
     Rerank,
     Truncate,
     Work,
 )
 from backends.contract.errors import BackendError, ReplicaFailed
-from backends.reference_texts import CANARIES
+from backends.reference_texts import REFERENCE_TEXTS
 from gateway.lane.slices import Slice
 from gateway.routing.replica import Replica
 
 # As long as a probe: the texts are few and short.
 EXAMINE_TIMEOUT_S = 5.0
+ONE_TEXT: dict[Operation, type[Embed | Classify]] = {Operation.EMBED: Embed, Operation.CLASSIFY: Classify}
 
 logger = logging.getLogger("gateway")
 
@@ -97,8 +101,11 @@ async def _counts_alike(piece: Slice, replica: Replica, count_tokens: CountToken
 
 def _samples_of(work: Work) -> list[ModelWork]:
     """Return known texts, each by itself: a server that counts differently may agree on one by chance."""
-    samples = [work.sample(text) or Rerank(CANARIES[0], (text,)) for text in CANARIES]
-    return cast("list[ModelWork]", samples)
+    if isinstance(work, Encode):
+        return [Encode((text,), work.outputs) for text in REFERENCE_TEXTS]
+    kind = ONE_TEXT.get(work.operation)
+    query = REFERENCE_TEXTS[0]
+    return [Rerank(query, (text,)) if kind is None else kind((text,)) for text in REFERENCE_TEXTS]
 
 
 async def _examine(

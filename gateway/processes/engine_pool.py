@@ -156,7 +156,7 @@ def _by_process(upstreams: Mapping[str, UpstreamSettings]) -> dict[ProcessKey, d
     """Return the upstreams of each process, each with the one device that it has there."""
     groups: dict[ProcessKey, dict[str, UpstreamSettings]] = {}
     for name, upstream in upstreams.items():
-        if not upstream.is_hosted:
+        if not upstream.is_local:
             continue
         for place, device in upstream.devices.items():
             own = msgspec.structs.replace(upstream, device=device)

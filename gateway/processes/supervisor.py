@@ -18,11 +18,10 @@ import msgspec
 from backends.torch import wire
 from gateway.additions.state import AdditionsState
 from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
-from gateway.config.boot import AppBoot
+from gateway.config.boot import AppBoot, worker_share
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config
 from gateway.config.state_folder import state_folder
-from gateway.config.worker_share import worker_share
 from gateway.events import ProcessRestarted
 from gateway.instances.records import Record
 from gateway.instances.state_file import StateFile, StateFileError

@@ -242,7 +242,7 @@ def used_models(upstreams: Mapping[str, UpstreamSettings]) -> dict[str, tuple[st
     """Return the repositories that upstreams read, each with its upstreams: models and tokenizers."""
     found: dict[str, tuple[str, ...]] = {}
     for name, upstream in upstreams.items():
-        model = upstream.model if upstream.is_hosted else None
+        model = upstream.model if upstream.is_local else None
         for repository in dict.fromkeys((model, upstream.tokenizer, upstream.token_encoding)):
             if repository and repository != OWN_VOCABULARY and not is_path(repository):
                 found[repository] = (*found.get(repository, ()), name)

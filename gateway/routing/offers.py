@@ -18,7 +18,7 @@ from backends.contract import (
     Truncate,
     Work,
 )
-from backends.registry import KINDS
+from backends.kinds import KINDS
 
 Value = TypeVar("Value")
 Kind = Literal["embedding model", "reranker", "classifier", "tokenizer"]
@@ -124,7 +124,7 @@ def common_capabilities(admitted: Sequence[Facts], canary: Facts | None = None) 
         operations=first.operations.intersection(*(each.operations for each in all_of)),
         outputs=first.outputs.intersection(*(each.outputs for each in all_of)),
         max_input_tokens=min(_known([each.max_input_tokens for each in measured]), default=None),
-        batch_tokens=min(_known([each.batch_tokens for each in measured]), default=None),
+        request_tokens=min(_known([each.request_tokens for each in measured]), default=None),
         overhead_tokens=max(each.overhead_tokens for each in measured),
         takes_instruction=all(each.takes_instruction for each in all_of),
         late_chunking=all(each.late_chunking for each in all_of),

@@ -2,12 +2,12 @@
 
 A replica that is not up is asked to describe itself. An idle replica is asked whether it still responds. A
 replica that has work and returns nothing is asked to do a single token's worth of work. A replica that joins,
-rejoins or serves a different model embeds the canaries. What failed work says about a replica is decided by
-`checks`.
+rejoins or serves a different model embeds the reference texts. What failed work says about a replica is
+decided by `checks`.
 
 An engine describes a model before it has loaded it, from the checkpoint's small files. It is asked every
 second whether the model is in memory. Once a caller's work has loaded the model, its description is read
-again and its canaries are embedded.
+again and its reference texts are embedded.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class SpaceCheck(Protocol):
         """True if replicas with different vectors are kept out."""
 
     async def check(self, replica: str, backend: Backend, capabilities: Capabilities, /) -> bool:
-        """Embed the canaries on a replica and return whether its vectors belong to the space.
+        """Embed the reference texts on a replica and return whether its vectors belong to the space.
 
         Raises: BackendError.
         """

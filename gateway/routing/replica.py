@@ -321,7 +321,7 @@ class Replica:
         self.is_held = now_s < self.held_until_s
 
     def check_width(self, work: Work, reply: Reply) -> None:
-        """Check that vectors are as wide as its canaries were, or as the work requested.
+        """Check that vectors are as wide as its reference texts were, or as the work requested.
 
         Raises: ReplicaFailed.
         """

@@ -12,7 +12,7 @@ class BatchBounds:
     def __init__(self, pool: Pool, settings: schema.UpstreamSettings) -> None:
         self._pool = pool
         # The engine cuts forward passes itself, by counts that it knows; here only upper bounds are known.
-        tokens = None if settings.is_hosted else settings.request_tokens
+        tokens = None if settings.is_local else settings.request_tokens
         self._configured = ConfiguredBounds(settings.request_inputs, tokens, settings.request_bytes)
         # Of each replica: its capabilities, and the bytes learned from its refusals.
         self._known: list[tuple[Capabilities | None, int | None]] = []

@@ -17,7 +17,7 @@ from backends.contract import (
     TlsFiles,
     TokenizerSource,
 )
-from backends.registry import KINDS
+from backends.kinds import KINDS
 from backends.torch.wire import socket_and_base
 from gateway.config.schema import UpstreamSettings
 from gateway.events import ConnectionFaulted, Observe
@@ -93,7 +93,7 @@ def create_upstream(
     engines: addresses of its model in the gateway's own engines, by `UpstreamSettings.devices`.
     """
     observe, opener = dependencies.observe, dependencies.opener(name)
-    holds = settings.is_hosted or settings.when_unavailable == "wait"
+    holds = settings.is_local or settings.when_unavailable == "wait"
     pool = Pool(name, [], settings.policy, observe, holds=holds)
     if settings.discover is None:
         for place in replica_places(settings, engines):
@@ -134,7 +134,7 @@ def replica_places(settings: UpstreamSettings, engines: Mapping[str, str]) -> li
 
 
 def _label(settings: UpstreamSettings, address: str) -> str:
-    if not settings.is_hosted:
+    if not settings.is_local:
         return address
     # The path of a socket means nothing to an operator, but its file is named after the instance.
     return f"engine {Path(socket_and_base(address)[0]).stem}"
@@ -183,7 +183,7 @@ def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: Re
         place.ip,
         settings=settings.api,
     )
-    fixed = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_hosted else None)
+    fixed = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_local else None)
     start = KINDS[settings.backend].window or SIZE_START
     small_batch_slots = 1 if fixed else KINDS[settings.backend].small_batch_slots
     backend = opener.open(settings.backend, place.name, spec)
@@ -206,7 +206,7 @@ def _tokenizer_source(settings: UpstreamSettings) -> TokenizerSource | None:
 
 
 def _probe_intervals(settings: UpstreamSettings) -> ProbeIntervals:
-    if settings.is_hosted:
+    if settings.is_local:
         # The supervisor checks engines for liveness, and restarts them.
         return ENGINE_PROBES
     return msgspec.structs.replace(REMOTE_PROBES, stall_timeout_s=settings.attempt_timeout_s)

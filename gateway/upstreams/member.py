@@ -18,7 +18,7 @@ UpstreamState = Literal["ready", "loading", "refused", "unavailable", "canary_on
 def known_dimensions(capabilities: Capabilities | None, reference: Fingerprint | None) -> int | None:
     """Return the length of vectors, None while it is not known.
 
-    TEI does not report it; the canaries, whose vectors `reference` has, show it.
+    TEI does not report it; the reference texts, whose vectors `reference` has, show it.
     """
     if capabilities is not None and capabilities.dimensions is not None:
         return capabilities.dimensions

@@ -32,7 +32,7 @@ class ModelInputs:
         self.instruction_template = settings.instruction_template
         self.capabilities = capabilities
         # Slices of several tenants can share a batch only where each tenant's tokens are known beforehand.
-        self.always_counts = not settings.is_hosted and settings.tokenizer is not None
+        self.always_counts = not settings.is_local and settings.tokenizer is not None
         self._source = settings.tokenizer
         self._settings = settings.tokenizer_settings
         self._opener: BackgroundOpener[TextCounter] = BackgroundOpener()

@@ -53,6 +53,10 @@ class Upstream:
         # Calls in progress, from the route to the reply; the upstream may be closed when there are none.
         self._calls = 0
 
+    def follow(self, settings: schema.UpstreamSettings) -> None:
+        """Replace the settings by others of the same server."""
+        self.settings = settings
+
     def enter(self) -> None:
         """Count one call in progress."""
         self._calls += 1
@@ -61,13 +65,15 @@ class Upstream:
         """Stop counting a call, whatever its outcome."""
         self._calls -= 1
 
-    async def candidates(self, tenant: str, call: Call, deadline: Deadline) -> Sequence[str]:  # noqa: ARG002
-        """Return the upstreams that may serve a call, as `UpstreamGroup` does: itself."""
-        return self._names
-
-    def narrowed(self, route: Route, upstream: str) -> Route:  # noqa: ARG002
-        """Return the route through one of the upstreams."""
-        return route
+    async def candidates(
+        self,
+        route: Route,
+        _tenant: str,
+        _call: Call,
+        _deadline: Deadline,
+    ) -> tuple[Route, Sequence[str]]:
+        """Return the route, and the upstreams that may serve a call: itself."""
+        return route, self._names
 
     def record_failure(self, upstream: str, error: GatewayError) -> None:
         """Record nothing: its pool has recorded what replicas did."""
@@ -115,14 +121,15 @@ class Upstream:
     @property
     def startup_done(self) -> bool:
         """True once it no longer delays readiness: its engine has loaded, or each replica was tried."""
-        if self.settings.is_hosted and (self.capabilities is not None or self.pool.has_rejected()):
+        if self.settings.is_local and (self.capabilities is not None or self.pool.has_rejected()):
             return True
         return not self.pool.is_joining()
 
     @property
     def fingerprint(self) -> str | None:
         """Id of the vector space of its vectors; `mixed` while a replica in use gives different ones."""
-        return MIXED if self.space.id and self.pool.is_mixed() else self.space.id
+        own = self.space.id
+        return MIXED if own and self.pool.is_mixed() else own
 
     @property
     def dimensions(self) -> int | None:
@@ -175,7 +182,7 @@ def scores_identity(upstream: Upstream) -> VectorsIdentity | None:
     Scores have no fingerprint. The engine of this gateway loads the files of that commit and checks them.
     """
     settings, capabilities = upstream.settings, upstream.capabilities
-    if capabilities is None or not settings.is_hosted or is_path(settings.model or ""):
+    if capabilities is None or not settings.is_local or is_path(settings.model or ""):
         return None
     if settings.revision is None or not COMMIT.fullmatch(settings.revision):
         return None

@@ -41,9 +41,9 @@ NEUTRAL_SETTINGS = frozenset(
 )
 NEUTRAL_CAPABILITIES = frozenset(
     {
-        "batch_inputs",
-        "batch_tokens",
-        "batch_bytes",
+        "request_inputs",
+        "request_tokens",
+        "request_bytes",
         "concurrent_inputs",
         "checkpoint",
         "reports_input_tokens",

@@ -45,7 +45,7 @@ class FakeReranker:
             "org/reranker",
             frozenset({Operation.RERANK}),
             max_input_tokens=64,
-            batch_inputs=3,
+            request_inputs=3,
             checkpoint=None if self._checkpoint is None else str(self._checkpoint),
             score_kind=ScoreKind.LOGIT,
             takes_instruction=True,

@@ -101,9 +101,9 @@ histories = st.fixed_dictionaries(
         "tenants": st.integers(1, 3),
         "replicas": st.integers(1, 3),
         "window": st.sampled_from([1, 2, None]),
-        "batch_inputs": st.integers(1, 12),
-        "batch_tokens": st.integers(1, 120),
-        "batch_bytes": st.one_of(st.none(), st.integers(60, 400)),
+        "request_inputs": st.integers(1, 12),
+        "request_tokens": st.integers(1, 120),
+        "request_bytes": st.one_of(st.none(), st.integers(60, 400)),
         "concurrent_inputs": st.one_of(st.none(), st.integers(1, 12)),
         "reports_tokens": st.booleans(),
         "trouble": st.sampled_from([0.0, 0.0, 0.2]),
@@ -182,9 +182,9 @@ class SmallReplica:
         self.capabilities = Capabilities(
             "m",
             frozenset(Operation),
-            batch_inputs=history["batch_inputs"],
-            batch_tokens=history["batch_tokens"],
-            batch_bytes=history["batch_bytes"],
+            request_inputs=history["request_inputs"],
+            request_tokens=history["request_tokens"],
+            request_bytes=history["request_bytes"],
             concurrent_inputs=history["concurrent_inputs"],
             reports_input_tokens=history["reports_tokens"],
             outputs=frozenset(Output),
@@ -194,7 +194,7 @@ class SmallReplica:
         return self.capabilities
 
     async def run(self, work: BackendWork, timeout_s: float) -> Reply:  # noqa: ARG002
-        assert 1 <= len(work.inputs) <= (self.capabilities.batch_inputs or 0)
+        assert 1 <= len(work.inputs) <= (self.capabilities.request_inputs or 0)
         for _ in range(self._chance.randint(0, TURNS_MAX)):
             await asyncio.sleep(0)
         if self._chance.random() < self._trouble:

@@ -68,7 +68,7 @@ async def test_calls_of_a_server_that_dies_are_done_by_another() -> None:
         )
         async with running_gateway({}, config, sockets=True) as gateway:
             async with asyncio.timeout(10):
-                while not (dying.model.canaries and living.model.canaries):  # noqa: ASYNC110
+                while not (dying.model.reference_requests and living.model.reference_requests):  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
             dying.model.hook = gate  # type: ignore[assignment]
             calls = [

@@ -11,7 +11,7 @@ import pytest
 
 from backends.contract import Embed, Reply, Work
 from backends.contract.errors import ReplicaFailed
-from backends.reference_texts import CANARIES, SCORED
+from backends.reference_texts import REFERENCE_TEXTS, SCORED
 from gateway.routing.prober import ProbeIntervals
 from gateway.upstreams import factory
 from gateway.vector_spaces.zero_vectors import WORDLESS
@@ -142,7 +142,7 @@ async def test_zeros_of_one_text_of_a_network_are_refused(boot: Boots) -> None:
 
 
 async def test_static_model_may_give_zeros_for_a_text_without_known_words(boot: Boots) -> None:
-    unknown = {CANARIES[3], WORDLESS, "未知"}
+    unknown = {REFERENCE_TEXTS[3], WORDLESS, "未知"}
     async with gateway_over(boot, Odd(FakeTei(), zeros_for(unknown.__contains__))) as gateway:
         await until_states(gateway, "up")
         reply = await gateway.post("/v1/embeddings", {"input": "未知"})
@@ -233,7 +233,9 @@ async def test_rerankers_of_other_names_and_scores_are_two_models(boot: Boots) -
 async def test_reference_text_that_fails_does_not_keep_the_others_from_joining(boot: Boots) -> None:
     def poison(path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
         return (
-            (500, {"error": "bad word", "error_type": "Backend"}) if CANARIES[2] in texts_in(body) else None
+            (500, {"error": "bad word", "error_type": "Backend"})
+            if REFERENCE_TEXTS[2] in texts_in(body)
+            else None
         )
 
     async with gateway_over(boot, Odd(FakeTei(), poison)) as gateway:
@@ -335,7 +337,7 @@ models: {m: {upstream: u}}
 
 
 async def test_engine_that_fails_at_one_reference_text_joins_with_a_note(boot: Boots) -> None:
-    engine = PoisonedEngine({CANARIES[1]})
+    engine = PoisonedEngine({REFERENCE_TEXTS[1]})
     async with boot({}, ENGINE, engines={"u": engine}) as gateway:
         (replica,) = await until_states(gateway, "up")
         reply = await gateway.post("/v1/embeddings", {"input": "a"})
@@ -345,7 +347,7 @@ async def test_engine_that_fails_at_one_reference_text_joins_with_a_note(boot: B
 
 
 async def test_calls_do_not_wait_for_an_engine_that_fails_at_all_reference_texts(boot: Boots) -> None:
-    async with boot({}, ENGINE, engines={"u": PoisonedEngine(CANARIES)}, wait=False) as gateway:
+    async with boot({}, ENGINE, engines={"u": PoisonedEngine(REFERENCE_TEXTS)}, wait=False) as gateway:
         async with asyncio.timeout(10):
             reply = await gateway.post("/v1/embeddings", {"input": "a"}, x_timeout_s="60")
         (replica,) = await until_states(gateway, "down")

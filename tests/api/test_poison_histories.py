@@ -109,12 +109,12 @@ def kind_of(text: str) -> str | None:
 class PoisonedReplica:
     """A replica on which some texts have effects."""
 
-    def __init__(self, batch_inputs: int, work_s: float = WORK_S) -> None:
+    def __init__(self, request_inputs: int, work_s: float = WORK_S) -> None:
         self.work_s = work_s
         self.capabilities = Capabilities(
             "m",
             frozenset({Operation.EMBED, Operation.RERANK}),
-            batch_inputs=batch_inputs,
+            request_inputs=request_inputs,
             reports_input_tokens=True,
         )
         self.requests = 0

@@ -27,7 +27,7 @@ NONE = PAIR.format(drained='"http://a", "http://b"', more="")
 
 
 class HeldTei(FakeTei):
-    """Fake TEI that holds requests, those with canaries too, once it is told to."""
+    """Fake TEI that holds requests, those with reference texts too, once it is told to."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -75,7 +75,7 @@ async def test_snapshot_has_calls_tenants_models_and_replicas(boot: Boots) -> No
     )
     assert "embed" in models["bge"].operations
     assert models["bge"].fingerprint
-    # TEI does not report the width: its canaries have shown it.
+    # TEI does not report the width: its reference texts have shown it.
     assert (8, None) == (models["bge"].dimensions, models["cross"].dimensions)
     replicas = {replica.name: replica for replica in snapshot.replicas}
     good, dead = replicas["http://tei-0"], replicas["http://tei-1"]

@@ -128,7 +128,7 @@ async def test_rejects_a_replica_with_other_vectors(boot: Boots) -> None:
     assert {good.replica: 20, bad.replica: 0} == {f"http://{name}": n for name, n in served.items()}
     assert (bad.replica[-1], "down") in states(gateway)
     # Two mismatches before the report, and one request for the fingerprint.
-    assert servers[bad.replica.removeprefix("http://")].canaries >= 4
+    assert servers[bad.replica.removeprefix("http://")].reference_requests >= 4
 
 
 async def test_replica_joins_once_its_vectors_match(boot: Boots) -> None:
@@ -173,8 +173,8 @@ async def test_ignores_a_single_mismatch(boot: Boots) -> None:
         await wait_for_checks(gateway, 2)
 
     assert {"fits"} == {check.outcome for check in checks(gateway)}
-    # The canaries take two requests.
-    assert (2, 4) == (first.canaries, second.canaries)
+    # The reference texts take two requests.
+    assert (2, 4) == (first.reference_requests, second.reference_requests)
 
 
 class GlitchTei(FakeTei):
@@ -185,11 +185,11 @@ class GlitchTei(FakeTei):
         self.first = first
 
     async def _answer(self, *arguments: Any) -> tuple[int, bytes]:
-        await until(lambda: self.first.canaries == 2)
+        await until(lambda: self.first.reference_requests == 2)
         return await super()._answer(*arguments)
 
     def _vector(self, text: str, body: dict[str, Any]) -> Any:
-        self.space = "other " if self.canaries == 1 else ""
+        self.space = "other " if self.reference_requests == 1 else ""
         return super()._vector(text, body)
 
 
@@ -277,29 +277,29 @@ async def fail_all_requests(server: FakeTei) -> None:
     server._answer = dead  # type: ignore[method-assign]
 
 
-class CanaryRejectingTei(FakeTei):
-    """Server that rejects the canaries."""
+class ReferenceRejectingTei(FakeTei):
+    """Server that rejects the reference texts."""
 
     def _check(self, texts: Any, body: dict[str, Any]) -> None:
-        if self.canaries and not self.requests:
+        if self.reference_requests and not self.requests:
             raise TeiError(422, "Input validation error: too odd", "Validation")
         super()._check(texts, body)
 
 
-async def test_replica_that_rejects_canaries_joins_unchecked(boot: Boots) -> None:
-    async with boot({"tei-0": CanaryRejectingTei()}, ONE % "") as gateway:
+async def test_replica_that_rejects_reference_texts_joins_unchecked(boot: Boots) -> None:
+    async with boot({"tei-0": ReferenceRejectingTei()}, ONE % "") as gateway:
         assert await fingerprint(gateway) is None
 
     assert ["unchecked"] == [check.outcome for check in checks(gateway)]
     assert [("0", "up")] == states(gateway)
 
 
-async def test_sends_no_canaries_to_replicas_that_do_not_embed(boot: Boots) -> None:
+async def test_sends_no_reference_texts_to_replicas_that_do_not_embed(boot: Boots) -> None:
     server = FakeTei(model_type=RERANKER)
     async with boot({"tei-0": server}, ONE % "") as gateway:
         assert [("0", "up")] == states(gateway)
 
-    assert 0 == server.canaries
+    assert 0 == server.reference_requests
     assert [] == checks(gateway)
 
 

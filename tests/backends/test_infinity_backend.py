@@ -101,7 +101,7 @@ async def test_describes_an_embedding_model(small_files: str) -> None:
     assert ("fake/model", 16, 4, 8) == (
         capabilities.model_id,
         capabilities.max_input_tokens,
-        capabilities.batch_inputs,
+        capabilities.request_inputs,
         capabilities.dimensions,
     )
     assert {"query": "query: "} == capabilities.prompts

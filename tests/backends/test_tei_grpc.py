@@ -43,7 +43,7 @@ from backends.contract.errors import (
     RequestTooLarge,
 )
 from backends.http.client import UpstreamClient
-from backends.registry import open_replica
+from backends.kinds import open_replica
 from backends.tei.adapter import TeiBackend
 from backends.tei.grpc_channel import RpcStatus
 from backends.tei.grpc_wire import decode, encode, failure, model_type_of, tei_info
@@ -160,7 +160,7 @@ async def test_capabilities_equal_those_over_http(model_type: dict[str, Any]) ->
     def common(capabilities: Capabilities) -> Capabilities:
         labels = tuple(sorted(capabilities.labels))
         return msgspec.structs.replace(
-            capabilities, labels=labels, pooling=None, truncates=None, batch_bytes=None
+            capabilities, labels=labels, pooling=None, truncates=None, request_bytes=None
         )
 
     assert common(expected) == common(found)

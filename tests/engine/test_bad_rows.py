@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from backends.contract import Embed, EmbedReply, Encode, Output, Rerank, Score, Vectors, Work
 from backends.contract.errors import InvalidWork, ModelUnavailable
 from backends.recipe.positions import DEFAULT_POSITIONS, POSITION_KEYS
-from backends.reference_texts import embed_canaries
+from backends.reference_texts import embed_reference_texts
 from backends.torch import wire
 from backends.torch.inputs.sequences import InputSequence, PreparedSequences
 from backends.torch.load.inspection import inspect_folder
@@ -193,7 +193,7 @@ async def test_reference_texts_with_a_bad_word_are_left_out(minilm: Path, tmp_pa
     spoil(tmp_path, 4419, 7929)
     backend = EngineInProcess(load(tmp_path, "m", LoadOptions("float32", "cpu")))
 
-    reply, failure = await embed_canaries(backend, None, 30)
+    reply, failure = await embed_reference_texts(backend, None, 30)
 
     assert isinstance(failure, InvalidWork)
     assert [True, True, False, False, False, False] == [bool(np.isnan(row).all()) for row in reply.vectors]

@@ -17,15 +17,15 @@ def tokens_of(text: str) -> int:
 
 
 class FakeEngine:
-    """Embedding model. texts: all texts that it has computed, canaries included."""
+    """Embedding model. texts: all texts that it has computed, reference texts included."""
 
-    def __init__(self, revision: str = "1", batch_inputs: int = 4) -> None:
+    def __init__(self, revision: str = "1", request_inputs: int = 4) -> None:
         self.revision = revision
         self.texts: list[str] = []
         self.capabilities = Capabilities(
             "org/model",
             frozenset({Operation.EMBED}),
-            batch_inputs=batch_inputs,
+            request_inputs=request_inputs,
             dimensions=DIMENSIONS,
             dtype="float32",
             reports_input_tokens=True,

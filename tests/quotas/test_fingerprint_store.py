@@ -180,5 +180,5 @@ async def test_ignores_an_unreadable_fingerprint(gateways: list[Gateway], own_re
         await first.store.load("up")
 
 
-def test_other_canaries_use_another_key() -> None:
+def test_other_reference_texts_use_another_key() -> None:
     assert SPACES.endswith(f":{EDITION}")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from backends.recipe.options import RerankPrompt
-from gateway.config.file_checks import missing_exporter, missing_upstream_grpc
 from gateway.config.load import load_config, parse_config
+from gateway.config.local_files import missing_exporter, missing_upstream_grpc
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config, Key, UpstreamSettings, host_and_port
 from gateway.tenants.keyring import key_digest

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from gateway.config.ignored_keys import ignored_keys
 from gateway.config.load import parse_config
+from gateway.config.notes import ignored_keys
 
 TEI = "upstreams: {t: {backend: tei, replicas: ['http://t:1'], pooling: mean, dtype: int8, preload: false}}"
 TORCH = "upstreams: {t: {backend: torch, model: acme/model, pooling: mean, dtype: int8, preload: false}}"

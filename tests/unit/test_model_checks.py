@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.additions.entries import Additions, Remove, apply_edit
-from gateway.config.ignored_keys import ignored_keys
 from gateway.config.load import parse_config
+from gateway.config.notes import ignored_keys
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config, ModelSettings
 

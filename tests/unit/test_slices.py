@@ -27,8 +27,8 @@ from backends.contract import (
 from backends.contract.errors import ReplicaFailed
 from backends.contract.texts import normalized_bytes, token_upper_bound, token_upper_bounds
 from gateway.lane.slices import (
-    DEFAULT_BATCH_INPUTS,
-    DEFAULT_BATCH_TOKENS,
+    DEFAULT_REQUEST_INPUTS,
+    DEFAULT_REQUEST_TOKENS,
     Bounds,
     ConfiguredBounds,
     Slice,
@@ -155,10 +155,10 @@ def capabilities_with(**values: int) -> Capabilities:
 @pytest.mark.parametrize(
     ("reported", "configured", "expected"),
     [
-        ({}, (None, None), Bounds(DEFAULT_BATCH_INPUTS, DEFAULT_BATCH_TOKENS, None)),
-        ({"batch_inputs": 8, "batch_tokens": 100, "batch_bytes": 9}, (None, None), Bounds(8, 100, 9)),
-        ({"batch_inputs": 8, "batch_tokens": 100}, (4, 50), Bounds(4, 50, None)),
-        ({"batch_inputs": 8, "batch_tokens": 100}, (16, 200), Bounds(8, 100, None)),
+        ({}, (None, None), Bounds(DEFAULT_REQUEST_INPUTS, DEFAULT_REQUEST_TOKENS, None)),
+        ({"request_inputs": 8, "request_tokens": 100, "request_bytes": 9}, (None, None), Bounds(8, 100, 9)),
+        ({"request_inputs": 8, "request_tokens": 100}, (4, 50), Bounds(4, 50, None)),
+        ({"request_inputs": 8, "request_tokens": 100}, (16, 200), Bounds(8, 100, None)),
         ({}, (1000, 10**6), Bounds(1000, 10**6, None)),
     ],
 )
@@ -292,7 +292,7 @@ def test_pictures_weigh_by_their_pixels_where_the_model_counts_few_tokens() -> N
 
     assert [1] * 20 == [piece.inputs for piece in slices]
     assert {50} == {piece.tokens for piece in slices}
-    assert all(piece.cost > DEFAULT_BATCH_TOKENS for piece in slices)
+    assert all(piece.cost > DEFAULT_REQUEST_TOKENS for piece in slices)
     assert all(Ticket(piece, Owner("a"), 1.0, 0.0).entry.cost == piece.cost for piece in slices)
 
     photos = EmbedParts(((small,),) * 32)

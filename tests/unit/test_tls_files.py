@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.file_checks import upstream_tls_problems
+from gateway.config.local_files import upstream_tls_problems
 from gateway.config.schema import UpstreamTls
 
 

@@ -65,9 +65,9 @@ ReportStep: TypeAlias = Callable[[str], None]
 # Runs a function on a thread that computes, and returns its result.
 RunOnDevice: TypeAlias = Callable[[Callable[[], int]], int]
 # A later slice of a larger request must not wait long behind an earlier one.
-BATCH_INPUTS = 32
+REQUEST_INPUTS = 32
 # Those of a static model take less time than their way to the engine.
-STATIC_BATCH_INPUTS = 256
+STATIC_REQUEST_INPUTS = 256
 
 
 def load(
@@ -339,7 +339,7 @@ def _capabilities(
         loaded=False,
         operations=frozenset(operations),
         max_input_tokens=recipe.max_tokens,
-        batch_inputs=STATIC_BATCH_INPUTS if recipe.kind == "static" else BATCH_INPUTS,
+        request_inputs=STATIC_REQUEST_INPUTS if recipe.kind == "static" else REQUEST_INPUTS,
         dimensions=width if has_width else None,
         pooling="+".join(recipe.pooling) if is_pooled else REPORTED_POOLINGS.get(recipe.kind),
         prompts=recipe.prompts,

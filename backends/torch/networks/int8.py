@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from backends.contract import Output, TermWeights, Truncate, Vectors
 from backends.contract.errors import ModelUnavailable
 from backends.recipe.rerank_template import RerankTemplate
-from backends.reference_texts import CANARIES, min_cosine
+from backends.reference_texts import REFERENCE_TEXTS, min_cosine
 from backends.tokens.tokenizer import TextTokenizer
 from backends.torch.inputs.pairs import PairEncoder
 from backends.torch.inputs.sequences import LOGITS, Head, InputSequence, Row
@@ -269,9 +269,9 @@ class ProbeTexts(NamedTuple):
     ) -> "ProbeTexts":
         """Tokenize the probe texts, as pairs if the model gives logits. outputs: those of the model."""
         if outputs:
-            encoded = tokenizer.encode(CANARIES, Truncate.RIGHT)
+            encoded = tokenizer.encode(REFERENCE_TEXTS, Truncate.RIGHT)
         else:
-            pairs = [(query, document) for query in CANARIES[1:3] for document in CANARIES]
+            pairs = [(query, document) for query in REFERENCE_TEXTS[1:3] for document in REFERENCE_TEXTS]
             encoded = PairEncoder(tokenizer, template).encode(pairs, Truncate.RIGHT)
         rows = zip(encoded.ids, encoded.type_ids, strict=True)
         # Token vectors are compared where they are all that the model gives.

@@ -14,14 +14,14 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 from gateway.additions.entries import AdditionEntry, Edit, Listing, Part, Put, Remove
-from gateway.api.operators.reload_report import CHANGED, ReloadReport, problems_error, report
+from gateway.api.operators.admin import CHANGED, ReloadReport, problems_error, report
 from gateway.api.server.body import AsWritten
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import model_name, route_options
 from gateway.config import schema as config
 from gateway.config.diff import ReloadOutcome
-from gateway.config.model_checks import missing_upstream
-from gateway.config.type_checks import type_problems
+from gateway.config.reader import type_problems
+from gateway.config.upstream_checks import missing_upstream
 from gateway.errors import DeadlineExceeded, InvalidInput, NotFound
 
 ADDED = route_options(for_operators=True, needs_admin=True, name_has_slashes=True)
