@@ -53,12 +53,11 @@ from gateway.api.dialects import (
     voyage,
 )
 from gateway.api.operators import (
-    added_models,
+    additions,
     admin,
-    host_models,
-    instances,
     jobs,
     keys,
+    manager,
     own_usage,
     probes,
     replicas,
@@ -69,11 +68,10 @@ from gateway.api.operators import (
     traffic,
     ui,
 )
-from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
+from gateway.api.operators.additions import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.application import Services, litestar_application
-from gateway.api.operators.host_models import AskAboutModels, RegistryApi
-from gateway.api.operators.instances import AskParent, InstancesApi
+from gateway.api.operators.manager import AskParent, HostApi
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.authentication import Authenticator
@@ -95,9 +93,9 @@ from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_client
 from gateway.config.boot import AppBoot
 from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
+from gateway.declared.host import InstanceTable
 from gateway.dispatch import Dispatcher
 from gateway.events import BatchChanged, Observe, Observers, ReplicaChanged, SpaceChecked
-from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
@@ -178,9 +176,8 @@ OPERATOR_MODULES = (
     keys,
     tenants,
     admin,
-    added_models,
-    instances,
-    host_models,
+    additions,
+    manager,
     status,
     traffic,
     replicas,
@@ -197,8 +194,8 @@ ROUTES = RouteTable(HANDLERS)
 class Collaborators(msgspec.Struct, frozen=True):
     """Everything that touches the world outside. Tests replace these and nothing else.
 
-    reload: reads the file again. adding: changes the additions. instances, models: carry out requests about
-    the instances and the models of this host. None if the process cannot do it.
+    reload: reads the file again. adding: changes the additions. manager: carries out requests about the
+    instances and the models of this host. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -208,8 +205,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     traces: "CallTraces | None" = None
     reload: Reload | None = None
     adding: AdditionsClient | None = None
-    instances: AskParent | None = None
-    models: AskAboutModels | None = None
+    manager: AskParent | None = None
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -343,8 +339,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         admin=admin,
         adding=adding,
         replicas=ReplicasApi(gateway, adding),
-        instances=InstancesApi(outside.instances),
-        registry=RegistryApi(outside.models),
+        host=HostApi(outside.manager),
         sign_ins=SignIns(sign_on),
         batches=batches,
     )

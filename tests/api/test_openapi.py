@@ -30,11 +30,11 @@ from gateway.api.document.complete import TAGS
 from gateway.api.document.examples import EXAMPLES
 from gateway.api.document.fields import FIELDS, OWN_FIELDS
 from gateway.api.document.parts import PARTS
-from gateway.api.operators import host_models, keys, replicas
+from gateway.api.operators import keys, manager, replicas
 from gateway.api.operators.sign_in import SignInCode
 from gateway.api.wire import tei_bodies, tei_operations, tei_predictions
 from gateway.app import ROUTES
-from gateway.instances.records import CreateInstance
+from gateway.declared.host import CreateInstance
 from tests.conftest import CONFIG, KEY, Boots
 from tests.fakes.tei import FakeTei
 
@@ -43,7 +43,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
     "/admin/instances": CreateInstance,
     "/ui/sign-on": SignInCode,
-    "/admin/registry": host_models.RegisterModel,
+    "/admin/registry": manager.RegisterModel,
     "/admin/replicas/drain": replicas.ReplicaBody,
     "/admin/replicas/undrain": replicas.ReplicaBody,
     "/admin/replicas/verify": replicas.VerifyBody,

@@ -11,8 +11,8 @@ from backends.tei_protos import tei_multiplexer_pb2 as mux
 from gateway.api.grpc.messages import OTHER_FIELDS_MAX, open_envelope
 from gateway.api.grpc.rpc import Rpc
 from gateway.api.server.inference_api import InferenceApi
+from gateway.declared.host import InstanceInfo
 from gateway.errors import InvalidInput, MalformedBody, ModelNotFound, NoReplica
-from gateway.instances.records import InstanceInfo
 
 SHOWN_CHARACTERS_MAX = 128
 

@@ -16,8 +16,7 @@ from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType
 from litestar.params import FromQuery
 
 from gateway.api.operators.access import OPERATORS, is_local_request
-from gateway.api.operators.reload_report import CHANGED, ReloadReport, report
-from gateway.api.operators.stored import store_errors
+from gateway.api.operators.declared import CHANGED, ReloadReport, report, store_errors
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.request_context import HttpContext

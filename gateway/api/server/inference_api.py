@@ -16,6 +16,7 @@ from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.calls import Call
 from gateway.config.schema import Config
+from gateway.declared.host import InstanceTable
 from gateway.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -26,7 +27,6 @@ from gateway.errors import (
     QuotaExceeded,
     QuotaUnavailable,
 )
-from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.media.sources import Fetched
 from gateway.quotas.headers import rate_limit_headers

@@ -1,6 +1,10 @@
-"""Report of a reload or an edit for operators: the changes, or the problems that prevented them."""
+"""Replies that the endpoints share by which operators declare something.
 
-from collections.abc import Awaitable, Iterable
+A reload or an edit is reported with its changes, or with the problems that prevented them.
+"""
+
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
@@ -8,7 +12,9 @@ from litestar.openapi.datastructures import ResponseSpec
 
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.problems import Problem
+from gateway.config.schema import LimitAmount, limit_problems
 from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFound, QuotaUnavailable
+from gateway.store.errors import StoreUnavailable
 
 # Kind of an outcome's problems → error of the reply.
 PROBLEM_ERRORS: dict[str, type[GatewayError]] = {
@@ -62,3 +68,31 @@ def problems_error(problems: Iterable[Problem], kind: type[GatewayError] = Inval
 
 def _reported(changes: Iterable[ConfigChange]) -> list[ReportedChange]:
     return [ReportedChange(change.path, change.how, change.detail) for change in changes]
+
+
+class EmptyObject(msgspec.Struct):
+    """An empty object."""
+
+
+REMOVED = {200: ResponseSpec(EmptyObject, generate_examples=False, description="It was removed")}
+
+
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Translate an outage of the store.
+
+    Raises: QuotaUnavailable.
+    """
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise QuotaUnavailable("the store of tenants and keys is unavailable") from error
+
+
+def check_limits(limits: Mapping[str, LimitAmount]) -> None:
+    """Check the names and the amounts of limits.
+
+    Raises: InvalidInput if one is unknown or wrong.
+    """
+    for name, problem in limit_problems(limits).items():
+        raise InvalidInput(f"{name}: {problem}", param="limits")
