@@ -1,6 +1,6 @@
 """Vector spaces that gateways share, in Redis: one per upstream, and one per model with several upstreams.
 
-The first gateway that has one writes it. Releases with other canaries use different keys, because their
+The first gateway that has one writes it. Releases with other reference texts use different keys: their
 fingerprints cannot be compared.
 """
 

@@ -17,8 +17,9 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from gateway.api.dialects.manager.dialect import MANAGER
 from gateway.api.server.body import OnePass
-from gateway.api.server.error_bodies import MANAGER, document_errors
+from gateway.api.server.error_bodies import document_errors
 from gateway.api.server.paths import model_name, route_options
 from gateway.api.server.responses import NO_KEY
 from gateway.declared.host import (
@@ -51,9 +52,9 @@ from gateway.errors import (
     NotFound,
 )
 
-OPERATED = route_options(dialect=MANAGER, for_operators=True, needs_admin=True)
-NAMED = route_options(dialect=MANAGER, for_operators=True, needs_admin=True, name_has_slashes=True)
-OPEN = route_options(dialect=MANAGER, for_operators=True, is_probe=True)
+OPERATED = route_options(errors=MANAGER, for_operators=True, needs_admin=True)
+NAMED = route_options(errors=MANAGER, for_operators=True, needs_admin=True, name_has_slashes=True)
+OPEN = route_options(errors=MANAGER, for_operators=True, is_probe=True)
 FAILURES = document_errors(MANAGER)
 TAGS = ["Instances"]
 # Kind of a refusal → error of the reply.

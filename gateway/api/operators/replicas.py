@@ -14,7 +14,7 @@ from litestar.params import JSONBody
 
 from gateway.api.operators.access import OPERATORS
 from gateway.api.operators.additions import AdditionsApi
-from gateway.api.operators.declared import CHANGED, ReloadReport
+from gateway.api.operators.admin import CHANGED, ReloadReport
 from gateway.api.server.body import ModelName, OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.declared.additions import Drain
