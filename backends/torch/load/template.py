@@ -14,7 +14,7 @@ from backends.recipe.files import CheckpointFiles
 from backends.recipe.options import RerankPrompt, TaskSettings
 from backends.recipe.recipe import Recipe
 from backends.recipe.rerank_families import FAMILIES, published_family
-from backends.recipe.rerank_template import Prompt, RerankTemplate, Slot, split_at, written_template
+from backends.recipe.rerank_template import Placeholder, Prompt, RerankTemplate, split_at, written_template
 from backends.torch.inputs.chat import FAULTS
 
 INSTRUCTION_MARK, QUERY_MARK, DOCUMENT_MARK = (
@@ -22,8 +22,8 @@ INSTRUCTION_MARK, QUERY_MARK, DOCUMENT_MARK = (
     "\u2983query\u2984",
     "\u2983document\u2984",
 )
-MARKS: dict[str, Slot] = {QUERY_MARK: "query", DOCUMENT_MARK: "document"}
-MARKS_WITH_INSTRUCTION: dict[str, Slot] = {INSTRUCTION_MARK: "instruction", **MARKS}
+MARKS: dict[str, Placeholder] = {QUERY_MARK: "query", DOCUMENT_MARK: "document"}
+MARKS_WITH_INSTRUCTION: dict[str, Placeholder] = {INSTRUCTION_MARK: "instruction", **MARKS}
 ROLES = ("query", "document")
 WAY_OUT = (
     f"set `rerank_template` of its upstream to the template that it was trained with: {', '.join(FAMILIES)}, "
