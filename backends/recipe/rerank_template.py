@@ -103,7 +103,7 @@ def written_template(written: RerankPrompt) -> RerankTemplate:
 
 
 def split_at(rendered: str, marks: dict[str, Placeholder]) -> Prompt:
-    """Return a rendered prompt as one piece with placeholders at the marks; () unless each mark is there once."""
+    """Return a rendered prompt as one piece with placeholders at marks; () unless each mark appears once."""
     if any(rendered.count(mark) != 1 for mark in marks):
         return ()
     parts = re.split(f"({'|'.join(map(re.escape, marks))})", rendered)
