@@ -130,8 +130,7 @@ from gateway.upstreams.group import UpstreamGroup
 from gateway.upstreams.groups import Groups
 from gateway.upstreams.upstream import Upstream
 from gateway.upstreams.upstreams import Upstreams, log_failure
-from gateway.vector_spaces.model_space import ModelSpaceStore
-from gateway.vector_spaces.store import FingerprintStore
+from gateway.vector_spaces.store import FingerprintStore, ModelSpaceStore
 
 if TYPE_CHECKING:
     # Loaded only where gRPC is served, and OpenTelemetry only where calls are traced.
@@ -632,7 +631,7 @@ def _batch_tasks(
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
-    metrics.watch_batches(lambda: batches.upkeep.state)
+    metrics.watch_batches(lambda: batches.state)
     return [batches.run(lines)]
 
 

@@ -19,6 +19,7 @@ from backends.contract import (
 )
 from backends.contract import Work as BackendWork
 from backends.contract.media import media_in
+from backends.contract.work import VectorScores
 from gateway.errors import DeadlineExceeded, InvalidInput
 from gateway.prompts import Role
 
@@ -37,21 +38,10 @@ class Similarity(BaseWork, frozen=True, tag="similarity"):
         """All texts, of which each is embedded."""
         return (self.source, *self.sentences)
 
-    def is_scored_by_vectors(self, capabilities: Capabilities | None) -> bool:  # noqa: ARG002
-        """Return True: no replica scores them."""
-        return True
-
-    def to_embed(self, capabilities: Capabilities | None) -> Embed:  # noqa: ARG002
-        """Return the work that embeds all texts."""
-        return Embed(self.inputs, prompt_name=self.prompt_name)
-
-    def vector_places(self) -> list[tuple[int, int]]:
-        """Return the places of the source and of each sentence."""
-        return [(0, index) for index in range(1, len(self.sentences) + 1)]
-
-    def place_of_vector(self, index: int) -> str:
-        """Return the source as query, or a sentence as input."""
-        return "the query: " if index == 0 else f"input {index - 1}: "
+    def by_vectors(self, capabilities: Capabilities | None) -> VectorScores:  # noqa: ARG002
+        """Return the scores of the first text with each other: no replica scores them."""
+        places = [(0, index + 1) for index in range(len(self.sentences))]
+        return VectorScores(Embed(self.inputs, prompt_name=self.prompt_name), places)
 
 
 class ScoreParts(BaseWork, frozen=True, tag="score_parts"):
@@ -79,47 +69,31 @@ class ScoreParts(BaseWork, frozen=True, tag="score_parts"):
         """Return all outputs of the model, which decide how it scores."""
         return model.outputs
 
-    def _sides(self) -> tuple[tuple[bool, tuple[Part, ...]], ...]:
-        """Return each query and each document once, in the order of first appearance, and which it is."""
-        sides = [side for query, document in self.pairs for side in ((True, query), (False, document))]
-        return tuple(dict.fromkeys(sides))
+    def by_vectors(self, capabilities: Capabilities | None) -> VectorScores:
+        """Return the scores of each query with its document: of one vector for each side, or of many.
 
-    def is_scored_by_vectors(self, capabilities: Capabilities | None) -> bool:  # noqa: ARG002
-        """Return True: no replica scores them."""
-        return True
-
-    def to_embed(self, capabilities: Capabilities | None) -> EmbedParts:
-        """Return the work that embeds each side once: one vector for each, or many. Raises: InvalidInput."""
+        Each query and each document is embedded once. Raises: InvalidInput.
+        """
         output = Output.DENSE
         if capabilities is not None and Operation.EMBED not in capabilities.operations:
             output = Output.MULTIVECTOR if Output.MULTIVECTOR in capabilities.outputs else Output.DENSE
         if output is Output.MULTIVECTOR:
             self._check_pages()
-        return EmbedParts(tuple([parts for _, parts in self._sides()]), output)
+        sides = [side for query, document in self.pairs for side in ((True, query), (False, document))]
+        place_of = {side: index for index, side in enumerate(dict.fromkeys(sides))}
+        return VectorScores(
+            EmbedParts(tuple([parts for _, parts in place_of]), output),
+            [(place_of[True, query], place_of[False, document]) for query, document in self.pairs],
+            [is_query for is_query, _ in place_of],
+            has_query=len({query for query, _ in self.pairs}) == 1,
+            raw=self.raw_scores,
+        )
 
     def _check_pages(self) -> None:
         """Check that no document is a text, which a model of pages reads as a query. Raises: InvalidInput."""
         for index, document in enumerate(self.inputs):
             if any(isinstance(part, str) for part in document):
                 raise InvalidInput(f"this model ranks images: document {index} has a text", param="documents")
-
-    def vector_places(self) -> list[tuple[int, int]]:
-        """Return the places of both sides of each pair."""
-        place_of = {side: index for index, side in enumerate(self._sides())}
-        return [(place_of[True, query], place_of[False, document]) for query, document in self.pairs]
-
-    @property
-    def vector_roles(self) -> Sequence[bool]:
-        """For each side, whether it is a query."""
-        return [is_query for is_query, _ in self._sides()]
-
-    def place_of_vector(self, index: int) -> str:
-        """Return the one query, or the first pair that has the side."""
-        is_query, parts = self._sides()[index]
-        if is_query and len({query for query, _ in self.pairs}) == 1:
-            return "the query: "
-        side = 0 if is_query else 1
-        return f"input {next(place for place, pair in enumerate(self.pairs) if pair[side] == parts)}: "
 
 
 Work: TypeAlias = BackendWork | Similarity | ScoreParts

@@ -14,10 +14,10 @@ import msgspec
 
 from backends.contract import EmbedReply, EncodeReply, Reply, errors
 from backends.contract import Work as BackendWork
+from backends.contract.work import VectorScores
 from gateway.admission import Grant
 from gateway.cache.call_cache import CallCache, ItemCache
 from gateway.cache.entries import SplitCall
-from gateway.calls import Work
 from gateway.errors import (
     LOADING_RETRY_S,
     EmptyInput,
@@ -98,11 +98,11 @@ class Dispatcher:
         cache: of the call, None without one. may_move: another upstream can serve the call if this one
         cannot. Raises: GatewayError.
         """
-        prepared = grant.prepared
-        if inputs.capabilities() is None:
+        prepared, capabilities = grant.prepared, inputs.capabilities()
+        if capabilities is None:
             await lane.wait_for_replica(grant.deadline.at_s)
         timeline.lap("queue")
-        if inputs.capabilities() is not prepared.capabilities:
+        if capabilities is None or capabilities is not prepared.capabilities:
             prepared = await self._preparer.refresh(inputs, prepared, grant.tenant, grant.deadline)
         part = WorkPart(prepared.work, prepared.most_tokens(), prepared.input_tokens is not None)
         split = None if cache is None else await cache.look_up(prepared.work)
@@ -119,7 +119,7 @@ class Dispatcher:
         if prepared.places is not None:
             reply = reply.select(prepared.places)
             _check_numbers(reply.numbers)
-        return await _scored(prepared.call.work, reply) if prepared.by_cosine else reply
+        return reply if prepared.by_vectors is None else await _scored(prepared.by_vectors, reply)
 
     def _owner(self, grant: Grant, timeline: Timeline, *, may_move: bool) -> Owner:
         tenant = grant.tenant
@@ -163,11 +163,11 @@ async def _complete(
     return joined
 
 
-async def _scored(work: Work, reply: Reply) -> Reply:
+async def _scored(plan: VectorScores, reply: Reply) -> Reply:
     """Return the scores of a reply. Many vectors of each input are compared on a thread."""
     if isinstance(reply, EncodeReply):
-        return await asyncio.to_thread(vector_scores, work, reply)
-    return vector_scores(work, reply)
+        return await asyncio.to_thread(vector_scores, plan, reply)
+    return vector_scores(plan, reply)
 
 
 def _check_numbers(numbers: int) -> None:
@@ -389,10 +389,10 @@ def _index_in_call(error: errors.BackendError, prepared: PreparedWork) -> int | 
 
 def _place_of(error: errors.BackendError, prepared: PreparedWork) -> str:
     """Return the input at fault as its caller counts inputs, as the beginning of a message."""
-    index, work = _index_in_call(error, prepared), prepared.call.work
+    index = _index_in_call(error, prepared)
     if index is None:
         return ""
-    return work.place_of_vector(index) if prepared.by_cosine else f"input {index}: "
+    return f"input {index}: " if prepared.by_vectors is None else prepared.by_vectors.place_of(index)
 
 
 def _retry_after_s(error: errors.BackendError) -> int | None:

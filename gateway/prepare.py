@@ -14,9 +14,10 @@ from typing import cast
 
 import msgspec
 
-from backends.contract import Capabilities, Embed, Image, Lengths, Operation, Places
+from backends.contract import Capabilities, Embed, Encode, Image, Lengths, Operation, Places, Rerank
 from backends.contract import Work as BackendWork
 from backends.contract.texts import INLINE_CHARACTERS_MAX
+from backends.contract.work import VectorScores
 from backends.instructions import (
     PUBLISHED,
     PUBLISHED_UNPOOLED,
@@ -60,7 +61,7 @@ class PreparedWork:
     """One call as its upstream receives it.
 
     capabilities: of the replicas when it was prepared, None if none had joined.
-    by_cosine: the work embeds inputs whose vectors give the scores that the caller asked for.
+    by_vectors: the work embeds inputs whose vectors give the scores that the caller asked for.
     input_tokens: exact tokens of each input, None if they were not counted.
     places: for each input of the call, its index among those of the work; None if the work has them all.
     cut: the inputs that were cut to the call's `text_tokens` and `query_tokens`.
@@ -69,7 +70,7 @@ class PreparedWork:
 
     __slots__ = (
         "_token_bounds",
-        "by_cosine",
+        "by_vectors",
         "call",
         "capabilities",
         "cost",
@@ -86,8 +87,7 @@ class PreparedWork:
         route: Route,
         work: BackendWork,
         capabilities: Capabilities | None,
-        *,
-        by_cosine: bool,
+        by_vectors: VectorScores | None,
     ) -> None:
         self.call = call
         self.route = route
@@ -95,7 +95,7 @@ class PreparedWork:
         self.places: Places | None
         self.work, self.places = work.without_duplicates()
         self.capabilities = capabilities
-        self.by_cosine = by_cosine
+        self.by_vectors = by_vectors
         self.input_tokens: list[int] | None = None
         self.cost = ONE_REQUEST
         self.cut = CutCall(call)
@@ -285,8 +285,8 @@ def _is_short(work: Embed, prompt: str) -> bool:
 
 def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
     capabilities = inputs.capabilities()
-    by_cosine = call.work.is_scored_by_vectors(capabilities)
-    roles = call.work.vector_roles if by_cosine else None
+    by_vectors = call.work.by_vectors(capabilities)
+    roles = None if by_vectors is None else by_vectors.roles
     if roles is not None and capabilities is not None and capabilities.typed_inputs:
         raise OperationUnsupported(
             f"the model {route.model!r} does not rerank, and its server embeds a query and its documents in "
@@ -294,15 +294,14 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
         )
     _check_late_chunking(call.work, capabilities)
     _check_no_media_texts(call.work, capabilities)
-    embedded = call.work.to_embed(capabilities) if by_cosine else call.work
-    work = plain = cast("BackendWork", embedded)
+    work = plain = cast("BackendWork", call.work if by_vectors is None else by_vectors.work)
     known = capabilities or UNKNOWN
     configured, prompts = ChainMap(route.prompts, inputs.prompts), known.prompts
     if call.instruction is not None:
         model = InstructedModel(
             route.model, inputs.instruction_template, ChainMap(*configured.maps, prompts), capabilities
         )
-        work = _with_instruction(work, call, model, call.instruction)
+        work = _with_instruction(work, call, model, roles)
     elif roles is not None:
         work = with_roles(work, roles, ChainMap(*configured.maps, prompts), known.default_prompt)
     else:
@@ -311,7 +310,7 @@ def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
         work = work.with_prompt_lengths(plain)
     default = default_truncation(route.truncate, capabilities)
     work = work.with_lengths(truncation(call, default, capabilities), _length(call, route, capabilities))
-    return PreparedWork(call, route, work, capabilities, by_cosine=by_cosine)
+    return PreparedWork(call, route, work, capabilities, by_vectors)
 
 
 def _length(call: Call, route: Route, capabilities: Capabilities | None) -> int | None:
@@ -340,7 +339,12 @@ def _check_no_media_texts(work: Work, capabilities: Capabilities | None) -> None
     """
     if capabilities is None or not capabilities.operations & MEDIA_OPERATIONS:
         return
-    for name, texts in work.named_texts():
+    named: Sequence[tuple[str, Sequence[str]]] = ()
+    if isinstance(work, Rerank):
+        named = (("the query", (work.query,)), ("document {}", work.documents))
+    elif isinstance(work, Embed | Encode) and work.chat is None:
+        named = (("input {}", work.inputs),)
+    for name, texts in named:
         for index, text in enumerate(texts):
             if text.startswith(MEDIA_TEXTS):
                 raise InvalidInput(
@@ -406,11 +410,14 @@ class InstructedModel(msgspec.Struct, frozen=True):
         return self.template or template_in(self.prompts.values()) or published.get(capabilities.model_id)
 
 
-def _with_instruction(work: BackendWork, call: Call, model: InstructedModel, instruction: str) -> BackendWork:
+def _with_instruction(
+    work: BackendWork, call: Call, model: InstructedModel, roles: Sequence[bool] | None
+) -> BackendWork:
     """Return the work with the instruction of its call: in its queries, or for its replica to apply.
 
-    Raises: InvalidInput, NoReplica.
+    roles: of its inputs, None if they have none. Raises: InvalidInput, NoReplica.
     """
+    instruction = call.instruction or ""
     if work.instruction_place == "pair":
         model.check_pairs()
         return msgspec.structs.replace(work, instruction=instruction)
@@ -419,7 +426,7 @@ def _with_instruction(work: BackendWork, call: Call, model: InstructedModel, ins
             prompt = model.query_prompt(instruction)
             model.check_role(call.role)
             return work.with_prompt(prompt)
-        if (roles := call.work.vector_roles) is not None:
+        if roles is not None:
             default = model.capabilities.default_prompt if model.capabilities else None
             return with_roles(work, roles, model.prompts, default, model.query_prompt(instruction))
     raise InvalidInput(

@@ -39,7 +39,7 @@ from gateway.routing.pool import PROBED_WITHIN_S
 from gateway.routing.routes import Route, Routes
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Keyring, Tenant
-from gateway.upstreams.copies import CopiedCall, Copies, ServedCall
+from gateway.upstreams.copies import Copies
 from gateway.upstreams.group import UpstreamGroup
 from gateway.upstreams.upstream import Upstream, identity_of, scores_identity, vectors_identity
 
@@ -183,8 +183,7 @@ class Gateway:
         # A reload closes no upstream of the model while the call waits or moves.
         group.enter()
         try:
-            names = await group.candidates(tenant.name, call, deadline)
-            route = group.narrowed(route, names[0])
+            route, names = await group.candidates(route, tenant.name, call, deadline)
             inputs = serving.upstreams[names[0]].model_inputs
             prepared = await self._preparer.prepare(inputs, tenant, route, call, deadline)
             if copy is None:
@@ -194,16 +193,13 @@ class Gateway:
             async with grant:
                 timeline.lap("quota")
                 upstream, reply, cache = await self._send(serving, group, names, grant, caller, timeline)
-                if grant.is_provisional:
-                    await grant.confirm()
+                if await grant.confirm():
                     timeline.lap("quota")
             fingerprint = None if reply.dense_vectors is None else group.fingerprint
         finally:
             group.leave()
         if copy is None and isinstance(group, UpstreamGroup):
-            self.copies.offer(
-                group, ServedCall(call, upstream.name, reply), partial(self._copy, route, tenant)
-            )
+            self.copies.offer(group, call, upstream.name, reply, partial(self._copy, route, tenant))
             route = msgspec.structs.replace(route, upstream=upstream.name)
         cut = grant.prepared.cut
         return Served(
@@ -215,7 +211,7 @@ class Gateway:
             fingerprint,
             is_cut=cut.is_complete,
             cache=None if cache is None else cache.use,
-            has_cache=route.cache and self.cache is not None,
+            has_cache=route.cache and self._dispatcher.cache is not None,
             shares_tokens=timeline.attempts.shares_tokens,
         )
 
@@ -236,7 +232,7 @@ class Gateway:
         prepared, deadline = grant.prepared, grant.deadline
         for name in names:
             upstream, is_last = serving.upstreams[name], name == names[-1]
-            cache = self._cache_of(caller, prepared.route, upstream)
+            cache = self._cache_of(caller, prepared.route, upstream) if prepared.route.cache else None
             try:
                 if name != names[0]:
                     grant.restart(
@@ -262,7 +258,9 @@ class Gateway:
                 return upstream, reply, cache
         raise NoReplica(OTHER_VECTORS, retry_after_s=PROBED_WITHIN_S)
 
-    async def _copy(self, route: Route, tenant: Tenant, copied: CopiedCall, upstream: str) -> Reply | None:
+    async def _copy(
+        self, route: Route, tenant: Tenant, call: Call, purpose: CopyPurpose, upstream: str
+    ) -> Reply | None:
         """Send a copy of a call, which no tenant pays for; return None if its upstream was removed.
 
         Raises: GatewayError.
@@ -273,13 +271,13 @@ class Gateway:
             return None
         route = msgspec.structs.replace(route, upstream=upstream, limits=())
         caller = Caller(msgspec.structs.replace(tenant, limits=()), cache="bypass")
-        call = msgspec.structs.replace(copied.call, bulk=True)
-        return (await self._pass(serving, target, route, call, caller, Timeline(), copied.purpose)).reply
+        call = msgspec.structs.replace(call, bulk=True)
+        return (await self._pass(serving, target, route, call, caller, Timeline(), purpose)).reply
 
     def _cache_of(self, caller: Caller, route: Route, upstream: Upstream) -> CallCache | None:
         """Return the cache of a call, None if its model has none, or the caller bypasses it."""
         cache = self._dispatcher.cache
-        if cache is None or not route.cache or caller.cache == "bypass":
+        if cache is None or caller.cache == "bypass":
             return None
         origin = CallOrigin(caller.tenant.name, route.model, upstream.name)
         is_refreshed = caller.cache == "refresh"

@@ -15,7 +15,7 @@ from backends.contract.tokens import Detokenize, DetokenizeReply, Tokenize, Toke
 
 # Work that is computed by the model and costs tokens.
 ModelWork: TypeAlias = Embed | Encode | Rerank | Score | Classify
-Work: TypeAlias = ModelWork | EmbedParts | Tokenize | Detokenize
+Work: TypeAlias = Embed | Encode | EmbedParts | Rerank | Score | Classify | Tokenize | Detokenize
 Reply: TypeAlias = EmbedReply | EncodeReply | RerankReply | ClassifyReply | TokenizeReply | DetokenizeReply
 
 # Values of `upstreams.<name>.backend`. Each kind is listed in `backends.kinds`.

@@ -1,6 +1,6 @@
 """Classify: the score of every label for each text or pair."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import msgspec
@@ -11,7 +11,7 @@ from backends.contract.embed import TextWork
 from backends.contract.errors import ReplicaFailed
 from backends.contract.texts import token_upper_bound, token_upper_bounds
 from backends.contract.vectors import Vectors
-from backends.contract.work import BaseReply, Chat, joined_counts
+from backends.contract.work import BaseReply, Change, Chat, joined_counts
 
 
 class Classify(TextWork, frozen=True, tag="classify"):
@@ -31,7 +31,6 @@ class Classify(TextWork, frozen=True, tag="classify"):
 
     @property
     def model_inputs(self) -> tuple[str | tuple[str, str], ...]:
-        """Texts and pairs."""
         return self.inputs
 
     @property
@@ -39,10 +38,6 @@ class Classify(TextWork, frozen=True, tag="classify"):
         """All inputs if each is one text, else None."""
         texts = tuple([item for item in self.inputs if isinstance(item, str)])
         return texts if len(texts) == len(self.inputs) else None
-
-    def sample(self, text: str) -> Self:
-        """Return the work of one text with the default options."""
-        return type(self)((text,))
 
     def _text_bounds(self) -> list[int]:
         if (texts := self.single_texts) is not None:
@@ -52,13 +47,11 @@ class Classify(TextWork, frozen=True, tag="classify"):
             for item in self.inputs
         ]
 
-    def map_texts(self, change: Callable[[str], str]) -> Self:
-        """Return the work with every text changed, including both texts of a pair."""
-        inputs = [
-            change(item) if isinstance(item, str) else (change(item[0]), change(item[1]))
-            for item in self.inputs
-        ]
-        return msgspec.structs.replace(self, inputs=tuple(inputs))
+    def map_texts(self, change: Change, change_query: Change | None = None) -> Self:
+        first = change_query or change
+        inputs = [i if isinstance(i, tuple) else change(i) for i in self.inputs]
+        pairs = [(first(i[0]), change(i[1])) if isinstance(i, tuple) else i for i in inputs]
+        return msgspec.structs.replace(self, inputs=tuple(pairs))
 
 
 class ClassifyReply(BaseReply, frozen=True, tag="classified"):
@@ -79,6 +72,5 @@ class ClassifyReply(BaseReply, frozen=True, tag="classified"):
         return cls(labels.pop(), scores, *joined_counts(replies, starts))
 
     def select(self, places: Sequence[int]) -> Self:
-        """Return the results at some places, which may repeat."""
         scores = self.scores[np.array(places, np.intp)]
         return msgspec.structs.replace(self, scores=scores, truncated=self._selected_cuts(places))

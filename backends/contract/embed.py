@@ -1,7 +1,7 @@
 """Embed: one vector per text. Its bases are shared with the other kinds whose inputs are texts."""
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal, Self
 
 import msgspec
@@ -13,6 +13,7 @@ from backends.contract.vectors import Vectors, shape_vectors
 from backends.contract.work import (
     BaseReply,
     BaseWork,
+    Change,
     Chat,
     Choose,
     Lengths,
@@ -43,16 +44,13 @@ class TextWork(BaseWork, frozen=True):
 
     @property
     def conversation(self) -> Chat | None:
-        """Rendering of the one input, if it is a conversation."""
         return self.chat
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the model reads texts as they are, with its tokenizer's own special tokens."""
         return self.chat is None and self.special_tokens
 
-    def is_countable(self, capabilities: Capabilities) -> bool:  # noqa: ARG002
-        """Return whether the tokens are those of the texts, with a tokenizer's own special tokens."""
+    def is_countable(self, capabilities: Capabilities) -> bool:
         return self.is_plain
 
     def token_bounds(self, lengths: Lengths) -> list[int]:
@@ -78,7 +76,6 @@ class PromptedWork(TextWork, frozen=True):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Texts, or one conversation."""
         raise NotImplementedError
 
     @property
@@ -88,12 +85,6 @@ class PromptedWork(TextWork, frozen=True):
 
     @property
     def model_inputs(self) -> tuple[str, ...]:
-        """Text of each input."""
-        return self.inputs
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """All texts; none counts as a query."""
         return self.inputs
 
     def _choose(self, choose: Choose) -> Self:
@@ -106,7 +97,6 @@ class PromptedWork(TextWork, frozen=True):
         return token_upper_bounds(self.inputs)
 
     def with_prompts(self, prompts: Iterable[str]) -> Self:
-        """Return the work with the prompt of each input written into it."""
         inputs = tuple([prompt + text for prompt, text in zip(prompts, self.inputs, strict=True)])
         return msgspec.structs.replace(self, inputs=inputs, prompt_name="")
 
@@ -118,17 +108,8 @@ class PromptedWork(TextWork, frozen=True):
         lengths = tuple([len(prompted) - len(text) for prompted, text in pairs])
         return msgspec.structs.replace(self, prompt_characters=lengths)
 
-    def map_texts(self, change: Callable[[str], str]) -> Self:
-        """Return the work with every text changed."""
+    def map_texts(self, change: Change, change_query: Change | None = None) -> Self:
         return msgspec.structs.replace(self, inputs=tuple(map(change, self.inputs)))
-
-    def with_cuts(self, queries: Mapping[str, str], texts: Mapping[str, str]) -> Self:  # noqa: ARG002
-        """Return the work with some of its texts replaced."""
-        return self.map_texts(lambda text: texts.get(text, text))
-
-    def named_texts(self) -> Iterable[tuple[str, Sequence[str]]]:
-        """Return the texts, unless they are a conversation."""
-        return (("input {}", self.inputs),) if self.chat is None else ()
 
 
 class Embed(PromptedWork, frozen=True, tag="embed"):
@@ -168,12 +149,7 @@ class Embed(PromptedWork, frozen=True, tag="embed"):
 
     @property
     def reply_rows(self) -> int:
-        """Number of vectors."""
         return len(self.inputs)
-
-    def sample(self, text: str) -> Self:
-        """Return the work of one text with the default options."""
-        return type(self)((text,))
 
     def is_joinable(self, other: BaseWork) -> bool:
         """Return whether the options of another work are equal; a conversation is always alone."""
@@ -199,7 +175,6 @@ class Embed(PromptedWork, frozen=True, tag="embed"):
         return msgspec.structs.replace(self, inputs=inputs, prompt_name="")
 
     def is_offered_by(self, capabilities: Capabilities) -> bool:
-        """Return whether a replica embeds, and chunks late if asked to."""
         return Operation.EMBED in capabilities.operations and (
             not self.late_chunking or capabilities.late_chunking
         )
@@ -216,7 +191,6 @@ class Embed(PromptedWork, frozen=True, tag="embed"):
         return is_cut_plainly and self.dimensions < width
 
     def uncut(self) -> Self:
-        """Return the work that asks for full vectors."""
         return msgspec.structs.replace(self, dimensions=None)
 
     def item_keys(self) -> Iterator[bytes]:
@@ -229,7 +203,6 @@ class Embed(PromptedWork, frozen=True, tag="embed"):
             yield LENGTH.pack(length) + text_bytes(text)
 
     def rows_of(self, reply: BaseReply) -> Vectors | None:
-        """Return the vectors."""
         return reply.vectors if isinstance(reply, EmbedReply) else None
 
     def reply_of_rows(
@@ -257,7 +230,6 @@ class EmbedReply(BaseReply, frozen=True, tag="embedded"):
 
     @property
     def dense_vectors(self) -> Vectors:
-        """Vector of each input."""
         return self.vectors
 
     @classmethod
@@ -280,7 +252,6 @@ class EmbedReply(BaseReply, frozen=True, tag="embedded"):
         return EmbedReply(self.vectors[start:stop], tokens, truncated, counts)
 
     def select(self, places: Sequence[int]) -> Self:
-        """Return the results at some places, which may repeat."""
         return msgspec.structs.replace(
             self,
             vectors=self.vectors[np.array(places, np.intp)],

@@ -42,16 +42,10 @@ class Encode(PromptedWork, frozen=True, tag="encode"):
 
     kind: ClassVar[Operation] = Operation.ENCODE
 
-    def sample(self, text: str) -> Self:
-        """Return the work of one text, with the same outputs and the default options."""
-        return type(self)((text,), self.outputs)
-
     def is_offered_by(self, capabilities: Capabilities) -> bool:
-        """Return whether a replica gives all requested outputs."""
         return Operation.ENCODE in capabilities.operations and self.outputs <= capabilities.outputs
 
-    def outputs_of(self, model: Capabilities) -> frozenset[Output]:  # noqa: ARG002
-        """Return the requested outputs."""
+    def outputs_of(self, model: Capabilities) -> frozenset[Output]:
         return self.outputs
 
 
@@ -95,7 +89,6 @@ class EncodeReply(BaseReply, frozen=True, tag="encoded"):
 
     @property
     def dense_vectors(self) -> Vectors | None:
-        """One vector for each input, if it was requested."""
         return self.dense
 
     @property
@@ -122,7 +115,6 @@ class EncodeReply(BaseReply, frozen=True, tag="encoded"):
         )
 
     def select(self, places: Sequence[int]) -> Self:
-        """Return the results at some places, which may repeat."""
         return msgspec.structs.replace(
             self,
             dense=None if self.dense is None else self.dense[np.array(places, np.intp)],

@@ -65,7 +65,6 @@ class EmbedParts(BaseWork, frozen=True, tag="embed_parts"):
 
     @property
     def media(self) -> Sequence[Image | Audio]:
-        """Pictures and recordings of all inputs."""
         return media_in(self.inputs)
 
     @property
@@ -93,7 +92,6 @@ class EmbedParts(BaseWork, frozen=True, tag="embed_parts"):
         return [sum([_model_bound(part, lengths) for part in parts]) for parts in self.inputs]
 
     def pixel_weights(self) -> Sequence[int]:
-        """Return the tokens that the pictures of each input weigh by their pixels."""
         return [
             sum([p.width * p.height // PIXELS_PER_WEIGHT for p in parts if isinstance(p, Image)])
             for parts in self.inputs
@@ -103,12 +101,11 @@ class EmbedParts(BaseWork, frozen=True, tag="embed_parts"):
         """Return an upper bound of each input's bytes in JSON, media in base64; zeros without a bound."""
         return [0 if room is None else _bytes(parts, room) for parts in self.inputs]
 
-    def outputs_of(self, model: Capabilities) -> frozenset[Output]:  # noqa: ARG002
+    def outputs_of(self, model: Capabilities) -> frozenset[Output]:
         """Return the output, unless it is one vector for each input."""
         return frozenset({self.output}) - {Output.DENSE}
 
     def with_prompts(self, prompts: Iterable[str]) -> Self:
-        """Return the work with the prompt of each input that is one text written into it."""
         inputs = tuple(
             [
                 (prompt + parts[0],) if len(parts) == 1 and isinstance(parts[0], str) else parts

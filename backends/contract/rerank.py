@@ -1,6 +1,6 @@
 """Rerank and score: one score per pair of a query and a document."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal, Self
 
 import msgspec
@@ -13,9 +13,11 @@ from backends.contract.vectors import Vectors
 from backends.contract.work import (
     BaseReply,
     BaseWork,
+    Change,
     Choose,
     Lengths,
     Places,
+    VectorScores,
     joined_counts,
     least,
     text_bytes,
@@ -31,16 +33,13 @@ class PairWork(BaseWork, frozen=True):
 
     @property
     def model_inputs(self) -> Sequence[tuple[str, str]]:
-        """Each query with its document, in the order of the scores."""
         raise NotImplementedError
 
     @property
     def reply_rows(self) -> int:
-        """Number of scores."""
         return len(self.inputs)
 
     def token_bounds(self, lengths: Lengths) -> list[int]:
-        """Return the bounds of both texts of each pair, with its instruction."""
         extra = normalized_bytes(lengths.prompt) + normalized_bytes(self.instruction or "")
         bounds = self._pair_bounds()
         return [least(bound + extra, lengths.most) + lengths.pair_overhead for bound in bounds]
@@ -49,7 +48,6 @@ class PairWork(BaseWork, frozen=True):
         raise NotImplementedError
 
     def is_offered_by(self, capabilities: Capabilities) -> bool:
-        """Return whether a replica scores pairs, and applies an instruction if there is one."""
         return Operation.RERANK in capabilities.operations and (
             self.instruction is None or capabilities.takes_instruction
         )
@@ -58,12 +56,15 @@ class PairWork(BaseWork, frozen=True):
         """Return whether the model reads pairs as they are: others are put into a template."""
         return not (capabilities.overhead_tokens or self.instruction)
 
-    def is_scored_by_vectors(self, capabilities: Capabilities | None) -> bool:
-        """Return whether no replica scores pairs, and they embed."""
+    def by_vectors(self, capabilities: Capabilities | None) -> VectorScores | None:
         operations = capabilities.operations if capabilities else frozenset()
-        return Operation.RERANK not in operations and Operation.EMBED in operations
+        is_needed = Operation.RERANK not in operations and Operation.EMBED in operations
+        return self._by_cosine() if is_needed else None
 
-    def is_cacheable(self, width: int, *, is_cut_plainly: bool = True) -> bool:  # noqa: ARG002
+    def _by_cosine(self) -> VectorScores:
+        raise NotImplementedError
+
+    def is_cacheable(self, width: int, *, is_cut_plainly: bool = True) -> bool:
         """Return True: each pair has a score of its own."""
         return True
 
@@ -74,7 +75,6 @@ class PairWork(BaseWork, frozen=True):
             yield LENGTH.pack(len(start)) + start + text_bytes(document)
 
     def rows_of(self, reply: BaseReply) -> Vectors | None:
-        """Return the score of each pair, and the number to sort it by."""
         return np.stack([reply.scores, reply.order], axis=1) if isinstance(reply, RerankReply) else None
 
     def reply_of_rows(
@@ -82,7 +82,7 @@ class PairWork(BaseWork, frozen=True):
         rows: Vectors,
         tokens: int,
         truncated: Places | None,
-        input_tokens: Places | None,  # noqa: ARG002
+        input_tokens: Places | None,
     ) -> "RerankReply":
         """Return the reply; a row has the score, and the number to sort it by."""
         scores, order = np.ascontiguousarray(rows.T)
@@ -105,12 +105,10 @@ class Rerank(PairWork, frozen=True, tag="rerank"):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Documents."""
         return self.documents
 
     @property
     def model_inputs(self) -> Sequence[tuple[str, str]]:
-        """Each document with the query before it."""
         return [(self.query, document) for document in self.documents]
 
     @property
@@ -120,61 +118,27 @@ class Rerank(PairWork, frozen=True, tag="rerank"):
 
     @property
     def shared_texts(self) -> tuple[str, ...]:
-        """Texts that are sent with each part."""
         return (self.query,) if self.instruction is None else (self.query, self.instruction)
-
-    @property
-    def queries(self) -> tuple[str, ...]:
-        """The one query."""
-        return (self.query,)
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """Documents."""
-        return self.documents
 
     def _choose(self, choose: Choose) -> Self:
         return msgspec.structs.replace(self, documents=choose(self.documents))
 
     def options(self) -> Self:
-        """Return the work without its texts."""
         return msgspec.structs.replace(self, query="", documents=())
 
     def _pair_bounds(self) -> list[int]:
         query = normalized_bytes(self.query)
         return [bound + query for bound in token_upper_bounds(self.documents)]
 
-    def map_texts(self, change: Callable[[str], str]) -> Self:
-        """Return the work with its query and documents changed."""
-        documents = tuple(map(change, self.documents))
-        return msgspec.structs.replace(self, query=change(self.query), documents=documents)
-
-    def with_cuts(self, queries: Mapping[str, str], texts: Mapping[str, str]) -> Self:
-        """Return the work with some of its texts replaced."""
-        documents = tuple([texts.get(text, text) for text in self.documents])
-        query = queries.get(self.query, self.query)
+    def map_texts(self, change: Change, change_query: Change | None = None) -> Self:
+        query, documents = (change_query or change)(self.query), tuple(map(change, self.documents))
         return msgspec.structs.replace(self, query=query, documents=documents)
 
-    def named_texts(self) -> Iterable[tuple[str, Sequence[str]]]:
-        """Return the query, and the documents."""
-        return ("the query", (self.query,)), ("document {}", self.documents)
-
-    def to_embed(self, capabilities: Capabilities | None) -> Embed:  # noqa: ARG002
-        """Return the work that embeds the query, then the documents."""
-        return Embed((self.query, *self.documents))
-
-    def vector_places(self) -> list[tuple[int, int]]:
-        """Return the places of the query and of each document."""
-        return [(0, index) for index in range(1, len(self.documents) + 1)]
-
-    @property
-    def vector_roles(self) -> Sequence[bool]:
-        """The first text is a query."""
-        return (True, *[False] * len(self.documents))
-
-    def place_of_vector(self, index: int) -> str:
-        """Return the query, or a document as input."""
-        return "the query: " if index == 0 else f"input {index - 1}: "
+    def _by_cosine(self) -> VectorScores:
+        """Return the scores of the first text, the query, with each other."""
+        count = len(self.documents)
+        places = [(0, index + 1) for index in range(count)]
+        return VectorScores(Embed((self.query, *self.documents)), places, (True, *[False] * count))
 
 
 class Score(PairWork, frozen=True, tag="score"):
@@ -191,44 +155,21 @@ class Score(PairWork, frozen=True, tag="score"):
 
     @property
     def inputs(self) -> tuple[tuple[str, str], ...]:
-        """Pairs."""
         return self.pairs
 
     @property
     def model_inputs(self) -> tuple[tuple[str, str], ...]:
-        """Pairs."""
         return self.pairs
 
     @property
     def shared_texts(self) -> tuple[str, ...]:
-        """Instruction that is sent with each part."""
         return () if self.instruction is None else (self.instruction,)
-
-    @property
-    def queries(self) -> Sequence[str]:
-        """First text of each pair."""
-        return [query for query, _ in self.pairs]
-
-    @property
-    def texts(self) -> Sequence[str]:
-        """Second text of each pair."""
-        return [text for _, text in self.pairs]
 
     def _choose(self, choose: Choose) -> Self:
         return msgspec.structs.replace(self, pairs=choose(self.pairs))
 
     def _pair_bounds(self) -> list[int]:
         return [token_upper_bound(query) + token_upper_bound(document) for query, document in self.pairs]
-
-    def map_texts(self, change: Callable[[str], str]) -> Self:
-        """Return the work with both texts of each pair changed."""
-        pairs = tuple([(change(query), change(document)) for query, document in self.pairs])
-        return msgspec.structs.replace(self, pairs=pairs)
-
-    def with_cuts(self, queries: Mapping[str, str], texts: Mapping[str, str]) -> Self:
-        """Return the work with some of its texts replaced."""
-        pairs = tuple([(queries.get(a, a), texts.get(b, b)) for a, b in self.pairs])
-        return msgspec.structs.replace(self, pairs=pairs)
 
     def by_query(self) -> list[tuple[list[int], Rerank]]:
         """Return one rerank per query, each with the indices of its pairs, for wires that have no pairs."""
@@ -243,22 +184,16 @@ class Score(PairWork, frozen=True, tag="score"):
             for query, indices in indices_by_query.items()
         ]
 
-    def to_embed(self, capabilities: Capabilities | None) -> Embed:  # noqa: ARG002
-        """Return the work that embeds each text once, in the order of first appearance."""
-        return Embed(self._different_texts())
+    def map_texts(self, change: Change, change_query: Change | None = None) -> Self:
+        first = change_query or change
+        pairs = tuple([(first(query), change(document)) for query, document in self.pairs])
+        return msgspec.structs.replace(self, pairs=pairs)
 
-    def _different_texts(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys([text for pair in self.pairs for text in pair]))
-
-    def vector_places(self) -> list[tuple[int, int]]:
-        """Return the places of both texts of each pair."""
-        place = {text: index for index, text in enumerate(self._different_texts())}
-        return [(place[query], place[document]) for query, document in self.pairs]
-
-    def place_of_vector(self, index: int) -> str:
-        """Return the first pair that has the text."""
-        text = self._different_texts()[index]
-        return f"input {next(place for place, pair in enumerate(self.pairs) if text in pair)}: "
+    def _by_cosine(self) -> VectorScores:
+        """Return the scores of each text with another, of which each is embedded once."""
+        place_of = {text: i for i, text in enumerate(dict.fromkeys(t for pair in self.pairs for t in pair))}
+        places = [(place_of[query], place_of[document]) for query, document in self.pairs]
+        return VectorScores(Embed(tuple(place_of)), places, has_query=False)
 
 
 class RerankReply(BaseReply, frozen=True, tag="reranked"):
@@ -279,14 +214,12 @@ class RerankReply(BaseReply, frozen=True, tag="reranked"):
 
     @classmethod
     def join(cls, replies: Sequence[Self], starts: Sequence[int]) -> Self:
-        """Return one reply from those to several parts."""
         known = [reply.logits for reply in replies if reply.logits is not None]
         logits = np.concatenate(known) if len(known) == len(replies) else None
         scores = np.concatenate([reply.scores for reply in replies])
         return cls(scores, *joined_counts(replies, starts), logits)
 
     def select(self, places: Sequence[int]) -> Self:
-        """Return the results at some places, which may repeat."""
         rows = np.array(places, np.intp)
         return msgspec.structs.replace(
             self,

@@ -15,8 +15,7 @@ class FreeWork(BaseWork, frozen=True):
 
     is_free: ClassVar[bool] = True
 
-    def with_lengths(self, truncate: Truncate, max_tokens: int | None) -> Self:  # noqa: ARG002
-        """Return the work unchanged."""
+    def with_lengths(self, truncate: Truncate, max_tokens: int | None) -> Self:
         return self
 
 
@@ -35,12 +34,10 @@ class Tokenize(FreeWork, frozen=True, tag="tokenize"):
     has_prompt: ClassVar[bool] = True
 
     def token_bounds(self, lengths: Lengths) -> list[int]:
-        """Return the bounds of whole texts, which are never cut."""
         extra = normalized_bytes(lengths.prompt)
         return [bound + extra for bound in token_upper_bounds(self.inputs)]
 
     def with_prompts(self, prompts: Iterable[str]) -> Self:
-        """Return the work with the prompt of each input written into it."""
         inputs = tuple([prompt + text for prompt, text in zip(prompts, self.inputs, strict=True)])
         return msgspec.structs.replace(self, inputs=inputs, prompt_name="")
 
@@ -53,7 +50,7 @@ class Detokenize(FreeWork, frozen=True, tag="detokenize"):
 
     kind: ClassVar[Operation] = Operation.DETOKENIZE
 
-    def token_bounds(self, lengths: Lengths) -> list[int]:  # noqa: ARG002
+    def token_bounds(self, lengths: Lengths) -> list[int]:
         """Return zeros: token ids are converted back to text free of charge."""
         return [0] * len(self.inputs)
 
@@ -83,12 +80,10 @@ class TokenizeReply(BaseReply, frozen=True, tag="tokenized"):
     is_free: ClassVar[bool] = True
 
     @classmethod
-    def join(cls, replies: Sequence[Self], starts: Sequence[int]) -> Self:  # noqa: ARG003
-        """Return one reply from those to several parts."""
+    def join(cls, replies: Sequence[Self], starts: Sequence[int]) -> Self:
         return cls(chained([reply.inputs for reply in replies]))
 
     def select(self, places: Sequence[int]) -> Self:
-        """Return the results at some places, which may repeat."""
         return msgspec.structs.replace(self, inputs=tuple([self.inputs[place] for place in places]))
 
 
@@ -102,10 +97,8 @@ class DetokenizeReply(BaseReply, frozen=True, tag="detokenized"):
     is_free: ClassVar[bool] = True
 
     @classmethod
-    def join(cls, replies: Sequence[Self], starts: Sequence[int]) -> Self:  # noqa: ARG003
-        """Return one reply from those to several parts."""
+    def join(cls, replies: Sequence[Self], starts: Sequence[int]) -> Self:
         return cls(chained([reply.texts for reply in replies]))
 
     def select(self, places: Sequence[int]) -> Self:
-        """Return the results at some places, which may repeat."""
         return msgspec.structs.replace(self, texts=tuple([self.texts[place] for place in places]))

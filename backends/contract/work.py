@@ -5,7 +5,7 @@ are and what replicas must offer; its reply says how the replies to the parts be
 Invariant: the replies to consecutive parts of a work, joined, give each input its own result, in order.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import msgspec
@@ -57,6 +57,7 @@ WorkInput: TypeAlias = str | tuple[str, str] | tuple[int, ...] | tuple[Part, ...
 # For each input, its index among those that are computed.
 Places: TypeAlias = tuple[int, ...]
 Item = TypeVar("Item")
+Change: TypeAlias = Callable[[str], str]
 # Chooses some entries of a row that has one for each input.
 Choose: TypeAlias = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
@@ -193,7 +194,7 @@ class BaseWork(msgspec.Struct, frozen=True):
         """
         return self, None
 
-    def is_joinable(self, other: "BaseWork") -> bool:  # noqa: ARG002
+    def is_joinable(self, other: "BaseWork") -> bool:
         """Return whether the inputs of another work could be computed with these."""
         return False
 
@@ -234,21 +235,17 @@ class BaseWork(msgspec.Struct, frozen=True):
         """Return whether a replica offers the work: operation, outputs and options."""
         return self.operation in capabilities.operations
 
-    def outputs_of(self, model: Capabilities) -> frozenset[Output]:  # noqa: ARG002
+    def outputs_of(self, model: Capabilities) -> frozenset[Output]:
         """Return the outputs that the work needs of a model, apart from one vector for each input."""
         return frozenset()
 
-    def is_countable(self, capabilities: Capabilities) -> bool:  # noqa: ARG002
+    def is_countable(self, capabilities: Capabilities) -> bool:
         """Return whether the model's tokenizer alone, with its special tokens, determines the tokens."""
         return False
 
-    def sample(self, text: str) -> Self | None:  # noqa: ARG002
-        """Return the work of one text with the default options; None for a kind that reads pairs."""
-        return None
-
     # --- texts
 
-    def with_prompts(self, prompts: Iterable[str]) -> Self:  # noqa: ARG002
+    def with_prompts(self, prompts: Iterable[str]) -> Self:
         """Return the work with the prompt of each input written into it; inputs without one are unchanged."""
         return self
 
@@ -256,12 +253,12 @@ class BaseWork(msgspec.Struct, frozen=True):
         """Return the work with a prompt written into each input, in place of a named one."""
         return self.with_prompts([prompt] * len(self.inputs))
 
-    def with_prompt_lengths(self, plain: "BaseWork") -> Self:  # noqa: ARG002
+    def with_prompt_lengths(self, plain: "BaseWork") -> Self:
         """Return the work with the lengths of its prompts. plain: the same work without prompts."""
         return self
 
-    def map_texts(self, change: Callable[[str], str]) -> Self:
-        """Return the work with every text changed, including both texts of a pair."""
+    def map_texts(self, change: Change, change_query: Change | None = None) -> Self:
+        """Return the work with every text changed. change_query: of the first text of each pair."""
         raise NotImplementedError
 
     def clip_texts(self, max_tokens: int) -> Self:
@@ -269,53 +266,16 @@ class BaseWork(msgspec.Struct, frozen=True):
         truncate = self.truncate
         return self.map_texts(lambda text: clip_text(text, max_tokens, truncate))
 
-    @property
-    def queries(self) -> Sequence[str]:
-        """Texts that count as queries, where a request cuts queries and other texts at different lengths."""
-        return ()
-
-    @property
-    def texts(self) -> Sequence[str]:
-        """All other texts."""
-        return ()
-
-    def with_cuts(self, queries: Mapping[str, str], texts: Mapping[str, str]) -> Self:  # noqa: ARG002
-        """Return the work with some of its texts replaced. queries, texts: text → what is left of it."""
-        return self
-
-    def named_texts(self) -> Iterable[tuple[str, Sequence[str]]]:
-        """Return the texts of which each could be a picture by mistake, with the form of their names."""
-        return ()
-
-    # --- scores from vectors
-
-    def is_scored_by_vectors(self, capabilities: Capabilities | None) -> bool:  # noqa: ARG002
-        """Return whether its scores are computed from vectors, as no replica scores its pairs."""
-        return False
-
-    def to_embed(self, capabilities: Capabilities | None) -> "BaseWork":
-        """Return the work whose vectors give the scores: each text once, a query first."""
-        raise NotImplementedError
-
-    def vector_places(self) -> list[tuple[int, int]]:
-        """Return the places of each pair's two vectors in the reply to `to_embed`."""
-        raise NotImplementedError
-
-    @property
-    def vector_roles(self) -> Sequence[bool] | None:
-        """For each input of `to_embed`, whether it is a query; None if they have no roles."""
+    def by_vectors(self, capabilities: Capabilities | None) -> "VectorScores | None":
+        """Return how vectors give the scores of its pairs; None without pairs, or if replicas score them."""
         return None
-
-    def place_of_vector(self, index: int) -> str:
-        """Return an input of `to_embed` as its caller counts inputs, as the beginning of a message."""
-        raise NotImplementedError
 
     # --- entries of a cache: one row of numbers for each input
 
     # Error of a reply whose rows are not those of the entries.
     row_fault: ClassVar[str] = ""
 
-    def is_cacheable(self, width: int, *, is_cut_plainly: bool = True) -> bool:  # noqa: ARG002
+    def is_cacheable(self, width: int, *, is_cut_plainly: bool = True) -> bool:
         """Return whether each input has an output of its own: a score, or a vector of full width.
 
         width: of the entries. is_cut_plainly: a narrower vector is the beginning of the full one.
@@ -339,6 +299,27 @@ class BaseWork(msgspec.Struct, frozen=True):
     ) -> "BaseReply":
         """Return the reply that the rows of all inputs make. rows: (n_inputs, width) float32."""
         raise NotImplementedError
+
+
+class VectorScores(msgspec.Struct, frozen=True):
+    """Scores of pairs from the vectors of their texts or images.
+
+    work: embeds each side of the pairs. places: of each pair's two vectors in its reply. roles: of each input
+    of the work, whether it is a query; None if they have no roles. has_query: all pairs have one query. raw:
+    scores of late interaction are sums.
+    """
+
+    work: BaseWork
+    places: list[tuple[int, int]]
+    roles: Sequence[bool] | None = None
+    has_query: bool = True
+    raw: bool = False
+
+    def place_of(self, index: int) -> str:
+        """Return an input of the work as its caller counts pairs, as the beginning of a message."""
+        if self.has_query and index == self.places[0][0]:
+            return "the query: "
+        return f"input {next(pair for pair, places in enumerate(self.places) if index in places)}: "
 
 
 class BaseReply(msgspec.Struct, frozen=True):
@@ -456,5 +437,5 @@ def _characters(item: WorkInput) -> int:
     return sum([len(part) for part in item if isinstance(part, str)])
 
 
-def _none(row: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ARG001
+def _none(_row: tuple[Any, ...]) -> tuple[Any, ...]:
     return ()

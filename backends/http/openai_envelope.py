@@ -49,7 +49,7 @@ def whole_number(value: Count, path: str) -> int | None:
     raise unreadable_value(path, value)
 
 
-class TokenUsage(msgspec.Struct, frozen=True):
+class TokenCounts(msgspec.Struct, frozen=True):
     """Token counts with special tokens; older rerank routes report the total only."""
 
     prompt_tokens: Count = None

@@ -16,7 +16,7 @@ from backends.contract import Vectors
 from backends.contract.errors import ReplicaFailed
 from backends.http.answers import decode_json, in_order, unreadable_value
 from backends.http.client import UpstreamResponse
-from backends.http.openai_envelope import ApiMeta, TokenUsage, error_of
+from backends.http.openai_envelope import ApiMeta, TokenCounts, error_of
 from backends.http.replies import check_vectors, float32
 
 # Most model names in an error message; a hosted server lists hundreds.
@@ -53,7 +53,7 @@ class UpstreamEmbeddings(msgspec.Struct, frozen=True):
     """Body of POST /v1/embeddings."""
 
     data: list[UpstreamEmbedding]
-    usage: TokenUsage | None = None
+    usage: TokenCounts | None = None
 
 
 class NumbersByType(msgspec.Struct, frozen=True, rename={"vectors": "float"}):

@@ -12,7 +12,7 @@ from backends.contract.errors import ReplicaFailed
 from backends.contract.vectors import sigmoid
 from backends.http.answers import decode_json
 from backends.http.client import UpstreamResponse
-from backends.http.openai_envelope import ApiMeta, TokenUsage
+from backends.http.openai_envelope import ApiMeta, TokenCounts
 from backends.http.replies import check_tokens, order_scores, truncated_inputs
 from backends.tokens.tokenizer import TokenCount
 
@@ -34,7 +34,7 @@ class UpstreamScores(msgspec.Struct, frozen=True):
 
     results: list[UpstreamScore] | None = None
     data: list[UpstreamScore] | None = None
-    usage: TokenUsage | None = None
+    usage: TokenCounts | None = None
     meta: ApiMeta | None = None
 
     @property

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from backends.checkpoints.json_files import read_json_file, read_json_object
-from backends.checkpoints.network_settings import read_network_settings
+from backends.checkpoints.small_files import read_json_file, read_json_object, read_network_settings
 from backends.checkpoints.static_models import StaticModel, find_static
 from backends.contract.errors import ModelUnavailable
 

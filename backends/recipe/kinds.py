@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from backends.contract.errors import ModelUnavailable
-from backends.recipe.dual_encoders import dual_encoder
 from backends.recipe.files import CheckpointFiles
-from backends.recipe.module_order import check_order
+from backends.recipe.media_encoders import dual_encoder, page_encoder
+from backends.recipe.modules import check_order
 from backends.recipe.native_forms import native_form
 from backends.recipe.options import TaskSettings
-from backends.recipe.page_encoders import page_encoder
 from backends.recipe.recipe import ModelKind
-from backends.recipe.rerank_families import REFUSED, published_family
+from backends.recipe.rerank_template import REFUSED, published_family
 
 Condition: TypeAlias = Callable[[CheckpointFiles, TaskSettings], bool]
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.checkpoints.network_settings import processor_arguments
+from backends.checkpoints.small_files import processor_arguments
 from backends.checkpoints.static_models import find_static, max_tokens
 from backends.contract.errors import ModelUnavailable
-from backends.recipe.dual_encoders import text_positions
 from backends.recipe.files import CheckpointFiles
-from backends.recipe.page_encoders import query_positions
+from backends.recipe.media_encoders import query_positions, text_positions
 from backends.recipe.positions import (
     COMPUTED_POSITIONS,
     DEBERTA_TYPES,

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from backends.checkpoints.model_names import is_path
+from backends.checkpoints.needed_files import is_path
 from gateway.config.local_files import (
     missing_folder,
     missing_upstream_grpc,

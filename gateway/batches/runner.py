@@ -1,7 +1,7 @@
 """Runner of one process: claims chunks of all jobs in turn and runs their lines.
 
 `Runner` looks at the jobs that have not ended once a second, and when one has changed. It claims a chunk for
-the tenant that has the fewest slots, renews the leases of those that it owns, and gives back what cannot go
+the tenant that has the fewest places, renews the leases of those that it owns, and gives back what cannot go
 on. `RunningJob` is what this process knows of a job: why its lines wait and until when, how often each chunk
 was tried, how large its results are. `ChunkRun` is one try at a chunk: it reads the chunk's lines, runs those
 that have no result in the journal, appends each result to it at once, and stores all of them in the end; the
@@ -54,7 +54,7 @@ from gateway.batches.records import (
     Part,
     Plan,
 )
-from gateway.batches.shares import LinePermits, Permit, Slot, Slots
+from gateway.batches.shares import ChunkPlace, ChunkPlaces, LinePermits, Permit
 from gateway.batches.store import (
     LEASE_S,
     RENEW_S,
@@ -243,13 +243,13 @@ class RunningJob:
         wait, self._wait = self._wait, None
         return wait
 
-    def estimate(self, body: bytes) -> int:
+    def estimate(self, inputs: int) -> int:
         """Return how many bytes the result of a line may have."""
-        return round(count_inputs(body) * self._item_bytes)
+        return round(inputs * self._item_bytes)
 
-    def learn(self, body: bytes, result_bytes: int) -> None:
+    def learn(self, inputs: int, result_bytes: int) -> None:
         """Note the size of a result."""
-        self._item_bytes = max(result_bytes / count_inputs(body), ITEM_BYTES_DECAY * self._item_bytes)
+        self._item_bytes = max(result_bytes / inputs, ITEM_BYTES_DECAY * self._item_bytes)
 
 
 class Runner:
@@ -269,7 +269,7 @@ class Runner:
         self._store = jobs.store
         self._owner = secrets.token_hex(8)
         self._running: dict[str, RunningJob] = {}
-        self._slots = Slots()
+        self._places = ChunkPlaces()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open_bytes = 0
 
@@ -321,7 +321,7 @@ class Runner:
             await self._store_waits(list(self._running.values()))
             while await self._begin_next():
                 pass
-            self._slots.ask_back(asyncio.get_running_loop().time())
+            self._places.ask_back(asyncio.get_running_loop().time())
         except (JobStoreUnavailable, ObjectsUnavailable) as error:
             logger.warning("batches wait: %s", error)
             await asyncio.sleep(FAILURE_PAUSE_S)
@@ -352,20 +352,20 @@ class Runner:
         for running in self._by_need():
             job = running.job
             is_stopped = running.stopped_as is not None
-            if not self._slots.may_take(job.tenant, is_brief=is_stopped or job.in_progress_s is None):
+            if not self._places.may_take(job.tenant, is_brief=is_stopped or job.in_progress_s is None):
                 continue
             number = await self._store.claim(job.id, self._owner)
             if number is None or number in running.open_chunks:
                 continue
             is_brief = is_stopped or number == VALIDATION
-            if not self._slots.may_take(job.tenant, is_brief=is_brief):
+            if not self._places.may_take(job.tenant, is_brief=is_brief):
                 # The row of the job is older than its queue.
                 await self._store.release(job.id, number, self._owner)
                 continue
             running.begin(number)
             now_s = asyncio.get_running_loop().time()
-            slot = self._slots.take(job.tenant, now_s, is_brief=is_brief)
-            task = asyncio.create_task(self._run(running, number, slot))
+            place = self._places.take(job.tenant, now_s, is_brief=is_brief)
+            task = asyncio.create_task(self._run(running, number, place))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             task.add_done_callback(lambda _: self.jobs.changed.set())
@@ -382,7 +382,7 @@ class Runner:
             for running in self._running.values()
             if running.blocked_s <= 0 or running.stopped_as is not None
         ]
-        needs = {tenant: self._slots.need(tenant) for tenant in {running.job.tenant for running in ready}}
+        needs = {tenant: self._places.need(tenant) for tenant in {running.job.tenant for running in ready}}
         return sorted(
             ready,
             key=lambda running: (
@@ -393,17 +393,17 @@ class Runner:
             ),
         )
 
-    async def _run(self, running: RunningJob, number: int, slot: Slot) -> None:
+    async def _run(self, running: RunningJob, number: int, place: ChunkPlace) -> None:
         """Run one chunk, or the validation of the input, and give back what has not ended."""
         try:
-            after_s = await self._try(running, number, slot)
+            after_s = await self._try(running, number, place)
             if after_s is None:
                 del running.tries[number]
             else:
                 await self._give_back(running, number, after_s)
         finally:
             running.end(number)
-            self._slots.give_back(slot)
+            self._places.give_back(place)
 
     async def _give_back(self, running: RunningJob, number: int, after_s: float) -> None:
         with suppress(JobStoreUnavailable):
@@ -415,14 +415,14 @@ class Runner:
         # As soon as it may begin again.
         asyncio.get_running_loop().call_later(max(after_s, running.blocked_s, 0.0), self.jobs.changed.set)
 
-    async def _try(self, running: RunningJob, number: int, slot: Slot) -> float | None:
+    async def _try(self, running: RunningJob, number: int, place: ChunkPlace) -> float | None:
         """Return None after the work, or the time until another try."""
         tries = running.tries[number]
         try:
             if number == VALIDATION:
                 await self._validate(running.job, gives_up=tries.failures >= FAILURES_MAX)
             else:
-                await self._run_chunk(running, number, slot)
+                await self._run_chunk(running, number, place)
         except Postponed as postponed:
             return postponed.after_s
         except JobStoreUnavailable as error:
@@ -449,7 +449,7 @@ class Runner:
         rules = LineRules(job.endpoint, self._settings.lines, self._settings.line_bytes)
         await self.jobs.validate(job, rules, partial(self.server.check_model, job))
 
-    async def _run_chunk(self, running: RunningJob, number: int, slot: Slot) -> None:
+    async def _run_chunk(self, running: RunningJob, number: int, place: ChunkPlace) -> None:
         job = running.job
         result = await self.jobs.result_of(job.id, number)
         if result is not None:
@@ -465,7 +465,7 @@ class Runner:
             return
         self._open_bytes += chunk.length
         try:
-            await ChunkRun(self, running, number, slot, chunk).run()
+            await ChunkRun(self, running, number, place, chunk).run()
         finally:
             self._open_bytes -= chunk.length
 
@@ -511,11 +511,13 @@ class ResultBytes:
 class ChunkRun:
     """One try at one chunk."""
 
-    def __init__(self, runner: Runner, running: RunningJob, number: int, slot: Slot, chunk: Chunk) -> None:
+    def __init__(
+        self, runner: Runner, running: RunningJob, number: int, place: ChunkPlace, chunk: Chunk
+    ) -> None:
         self._runner = runner
         self._running = running
         self._number = number
-        self._slot = slot
+        self._place = place
         self._chunk = chunk
         self._jobs = runner.jobs
         self._tries = running.tries[number]
@@ -578,7 +580,7 @@ class ChunkRun:
             return Postponed()
         if not is_fruitless:
             self._tries.end(is_fruitless=False)
-        if self._slot.gives_way or self._running.blocked_s > 0:
+        if self._place.gives_way or self._running.blocked_s > 0:
             return Postponed()
         return self._postponed(self._failure) if is_fruitless else Postponed(self._tries.pause_s)
 
@@ -594,11 +596,11 @@ class ChunkRun:
 
         Lines that run are finished first: they are paid for. Those of a stopped job need no permit.
         """
-        job, body = self._job, bytes(line.body)
-        permits = self._runner.permits
+        job, permits, inputs = self._job, self._runner.permits, 0
         permitted: AbstractAsyncContextManager[Permit | None] = nullcontext()
         if self._running.stopped_as is None:
-            permitted = permits.one(job.tenant, job.id, self._running.estimate(body))
+            inputs = count_inputs(bytes(line.body))
+            permitted = permits.one(job.tenant, job.id, self._running.estimate(inputs))
         async with permitted as permit:
             if self._runner.is_stopping:
                 return
@@ -607,8 +609,8 @@ class ChunkRun:
                 result = await self._try(index, line)
             if result is None:
                 return
-            if result.is_executed and body:
-                self._running.learn(body, len(result.text))
+            if result.is_executed and inputs and line.body:
+                self._running.learn(inputs, len(result.text))
             size.add(len(result.text))
             if permit is not None:
                 permits.resize(permit, len(result.text))
@@ -625,7 +627,7 @@ class ChunkRun:
         return None
 
     async def _may_begin(self, size: ResultBytes) -> bool:
-        if self._running.blocked_s > 0 or self._slot.gives_way:
+        if self._running.blocked_s > 0 or self._place.gives_way:
             return False
         try:
             await size.reserve()

@@ -1,6 +1,6 @@
 """Files and jobs of one process: their composition, the background work, and upkeep.
 
-`Upkeep` looks at all jobs every few seconds; several gateways may take every step at once. At its start, and
+Upkeep looks at all jobs every few seconds; several gateways may take every step at once. At its start, and
 when the store has lost data (a number in it that rises went back), it adds rows that are missing, from the
 objects. It ends jobs that are done, queues chunks that the queue has lost, and removes what has expired.
 Files and jobs are served once the rows were built the first time. A gateway whose objects are not those of
@@ -72,19 +72,19 @@ class OtherObjects(Exception):
     """The gateways of one Redis use different folders or buckets."""
 
 
-class Upkeep:
-    """Upkeep by one process. folder: of the journals.
+class Batches:
+    """Files and jobs of one process, as the API uses them, with their background work.
 
-    problem: why files and jobs cannot be served, None if they can. ready: set once they could be.
+    problem: why they cannot be served, None if they can. ready: set once they could be. state: number of
+    active jobs, and bytes of all files, as they were last seen. folder: of the journals.
     """
 
     def __init__(self, files: Files, jobs: Jobs, folder: Path) -> None:
+        self.files = files
+        self.jobs = jobs
         self.problem: str | None = STARTING
         self.ready = asyncio.Event()
-        # Number of active jobs, and bytes of all files, as they were last seen.
         self.state = 0, 0
-        self._files = files
-        self._jobs = jobs
         self._objects = files.objects
         self._store = files.store
         self._folder = folder
@@ -94,11 +94,21 @@ class Upkeep:
         # Number of a job's finished chunks, and of the looks since it has risen.
         self._stalled: dict[str, tuple[int, int]] = {}
 
-    async def run(self) -> None:
-        """Take steps until cancelled."""
+    async def run(self, server: LineServer) -> None:
+        """Run jobs, and look after what they leave, until cancelled."""
+        upkeep = asyncio.create_task(self._look_forever())
+        try:
+            await self.ready.wait()
+            await Runner(self.files.settings, self.jobs, server, self._folder).run()
+        finally:
+            upkeep.cancel()
+            await asyncio.gather(upkeep, return_exceptions=True)
+            await self._store.aclose()
+
+    async def _look_forever(self) -> None:
         while True:
             try:
-                await self.step()
+                await self._look()
                 self.problem = None
                 self.ready.set()
             except OtherObjects:
@@ -114,7 +124,7 @@ class Upkeep:
                 logger.exception("the upkeep of batches failed")
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def step(self) -> None:
+    async def _look(self) -> None:
         """Look once. Raises: OtherObjects, JobStoreUnavailable, ObjectsUnavailable."""
         beat = await self._store.beat()
         if not self._is_built or beat <= self._beat:
@@ -144,7 +154,7 @@ class Upkeep:
                     await self._store.put(file_row(record))
         # Only the folders: the objects of all jobs may be millions.
         for id_ in await self._objects.folders(JOBS):
-            if await self._store.get(id_) is None and (job := await self._jobs.rebuild(id_)) is not None:
+            if await self._store.get(id_) is None and (job := await self.jobs.rebuild(id_)) is not None:
                 await self._store.put(job_row(job))
                 logger.info("batch %s was read again from its files: %s", id_, job.status)
 
@@ -153,7 +163,7 @@ class Upkeep:
         active = [job_of(row) for row in await self._store.active()]
         self.state = len(active), await self._store.used_bytes()
         for job in active:
-            if await self._jobs.end_if_done(job):
+            if await self.jobs.end_if_done(job):
                 continue
             queue = await self._store.queue_of(job.id)
             if not queue.is_known or self._is_stalled(job.id, queue):
@@ -170,27 +180,27 @@ class Upkeep:
         return is_stalled
 
     async def _requeue(self, job: Job) -> None:
-        latest = await self._jobs.rebuild(job.id)
+        latest = await self.jobs.rebuild(job.id)
         if latest is None:
             logger.error("batch %s cannot go on: its files are gone", job.id)
-            await self._jobs.forget(job)
+            await self.jobs.forget(job)
         elif latest.is_over:
             # Its gateway was stopped before it had followed the end, or the row was replaced by an older one.
-            await self._jobs.end(FinalRecord(latest))
+            await self.jobs.end(FinalRecord(latest))
         else:
-            await self._jobs.requeue(await self._jobs.put_latest(latest))
+            await self.jobs.requeue(await self.jobs.put_latest(latest))
 
     async def _sweep(self) -> None:
         """Remove what has expired. Rows are removed only after all of them have been read."""
-        now_s, store = self._jobs.now_s(), self._store
+        now_s, store = self.jobs.now_s(), self._store
         inputs = {job_of(row).input_file for row in await store.active()}
         files = all_rows(store, Page("file", None, ROWS_AT_ONCE))
         for record in [file async for row in files if (file := file_of(row)).expires_s <= now_s]:
             if record.id not in inputs:
-                await self._files.discard(record)
+                await self.files.discard(record)
         for id_ in await store.unfinished(round((now_s - UNFINISHED_S) * 1000)):
             await store.remove(id_)
-        before_s = now_s - self._files.settings.keep_s
+        before_s = now_s - self.files.settings.keep_s
         jobs = all_rows(store, Page("batch", None, ROWS_AT_ONCE))
         for job in [job async for row in jobs if ((job := job_of(row)).ended_s or inf) <= before_s]:
             await self._remove_job(job)
@@ -204,31 +214,7 @@ class Upkeep:
         created = JOB_CREATED.format(job.id)
         await self._objects.remove([name for name in found if name != created])
         await self._objects.remove([created])
-        await self._jobs.forget(job)
-
-
-class Batches:
-    """Files and jobs of one process, as the API uses them, with their background work.
-
-    folder: of the journals.
-    """
-
-    def __init__(self, files: Files, jobs: Jobs, folder: Path) -> None:
-        self.files = files
-        self.jobs = jobs
-        self.upkeep = Upkeep(files, jobs, folder)
-        self._folder = folder
-
-    async def run(self, server: LineServer) -> None:
-        """Run jobs, and look after what they leave, until cancelled."""
-        upkeep = asyncio.create_task(self.upkeep.run())
-        try:
-            await self.upkeep.ready.wait()
-            await Runner(self.files.settings, self.jobs, server, self._folder).run()
-        finally:
-            upkeep.cancel()
-            await asyncio.gather(upkeep, return_exceptions=True)
-            await self.files.store.aclose()
+        await self.jobs.forget(job)
 
 
 def open_batches(boot: AppBoot, on_change: OnChange) -> Batches | None:

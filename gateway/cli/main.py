@@ -5,12 +5,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from gateway import __version__
 from gateway.cli.printable import escape_unprintable
 from gateway.config.state_folder import home_for_libraries
+from gateway.processes.launch import import_unscanned
 
 EPILOG = """\
 environment:
@@ -37,7 +37,7 @@ class Command(NamedTuple):
 
 def _function(place: str) -> Callable[..., Any]:
     module, _, name = place.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), name)
+    found: Callable[..., Any] = getattr(import_unscanned(module), name)
     return found
 
 

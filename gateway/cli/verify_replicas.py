@@ -12,8 +12,7 @@ from gateway.config.schema import UpstreamSettings
 from gateway.processes.engine_process import EngineFailed, running_engine
 from gateway.routing.discovery import resolve
 from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
-from gateway.vector_spaces.comparison import ReplicaVectors
-from gateway.vector_spaces.reading import read_vectors
+from gateway.vector_spaces.comparison import ReplicaVectors, read_vectors
 
 
 class CannotVerify(Exception):

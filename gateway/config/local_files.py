@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from backends.checkpoints.model_names import is_path
+from backends.checkpoints.needed_files import is_path
 from gateway.config.problems import Problem, missing_extra
 from gateway.config.schema import (
     OWN_VOCABULARY,

@@ -95,6 +95,20 @@ class _PriorityClass(Generic[T]):
     def __init__(self) -> None:
         self.tenants: OrderedDict[str, _TenantQueue[T]] = OrderedDict()
 
+    def push(self, entry: Entry[T], *, first: bool) -> None:
+        tenant = self.tenants.get(entry.tenant)
+        if tenant is None:
+            tenant = self.tenants[entry.tenant] = _TenantQueue(entry.weight)
+        tenant.push(entry, first=first)
+
+    def remove(self, entry: Entry[T]) -> bool:
+        tenant = self.tenants.get(entry.tenant)
+        if tenant is None or not tenant.remove(entry):
+            return False
+        if not tenant.calls:
+            del self.tenants[entry.tenant]
+        return True
+
     def has_entries(self, skip: Collection[str]) -> bool:
         """Return whether a tenant that is not skipped waits."""
         return bool(self.tenants) and (not skip or any(name not in skip for name in self.tenants))
@@ -134,6 +148,8 @@ class FairQueue(Generic[T]):
         self._classes = {"interactive": self._interactive, "bulk": self._bulk}
         # Tokens that bulk is owed for the interactive tokens that left while it waited.
         self._bulk_credit = 0
+        # The entry of a queue of one, as nearly every queue is: it waits for no turn, and is in no class.
+        self._only: Entry[T] | None = None
         self.size = 0
         self.tokens = 0
 
@@ -142,6 +158,8 @@ class FairQueue(Generic[T]):
 
     def has_other_tenants(self, tenant: str) -> bool:
         """Return whether any other tenant waits."""
+        if self._only is not None:
+            return self._only.tenant != tenant
         # Not a generator: every call asks.
         for priority_class in (self._interactive, self._bulk):
             if len(priority_class.tenants) > (tenant in priority_class.tenants):
@@ -150,11 +168,15 @@ class FairQueue(Generic[T]):
 
     def tokens_of(self, tenant: str) -> int:
         """Return the tokens of one tenant that wait."""
+        if self._only is not None:
+            return self._only.cost if self._only.tenant == tenant else 0
         queues = (priority_class.tenants.get(tenant) for priority_class in self._classes.values())
         return sum(queue.tokens for queue in queues if queue is not None)
 
     def items(self) -> Iterator[T]:
         """Yield all waiting items, in no particular order."""
+        if self._only is not None:
+            yield self._only.item
         for priority_class in self._classes.values():
             for tenant in priority_class.tenants.values():
                 for call in tenant.calls.values():
@@ -163,30 +185,35 @@ class FairQueue(Generic[T]):
 
     def push(self, entry: Entry[T], *, first: bool = False) -> None:
         """Add an entry; first: before the tenant's other calls, to continue after a failed attempt."""
-        tenants = self._classes[entry.priority].tenants
-        tenant = tenants.get(entry.tenant)
-        if tenant is None:
-            tenant = tenants[entry.tenant] = _TenantQueue(entry.weight)
-        tenant.push(entry, first=first)
         self.size += 1
         self.tokens += entry.cost
+        if self.size == 1:
+            self._only = entry
+            return
+        if self._only is not None:
+            self._classes[self._only.priority].push(self._only, first=False)
+            self._only = None
+        self._classes[entry.priority].push(entry, first=first)
 
     def peek(self, skip: Collection[str] = ()) -> Entry[T] | None:
         """Return the next entry of a tenant that is not skipped, or None."""
+        if self._only is not None:
+            return None if self._only.tenant in skip else self._only
         interactive, bulk = self._interactive, self._bulk
-        if not bulk.tenants or not bulk.has_entries(skip):
-            if not interactive.tenants or (skip and not interactive.has_entries(skip)):
-                return None
-            return interactive.next_entry(skip)
+        if not bulk.has_entries(skip):
+            return interactive.next_entry(skip) if interactive.has_entries(skip) else None
         if interactive.has_entries(skip) and self._bulk_credit < bulk.next_entry(skip).cost:
             return interactive.next_entry(skip)
         return bulk.next_entry(skip)
 
     def pop(self, entry: Entry[T]) -> None:
         """Remove the entry that `peek` has just returned."""
-        self._classes[entry.priority].pop(entry)
         self.size -= 1
         self.tokens -= entry.cost
+        if self._only is not None:
+            self._only, self._bulk_credit = None, 0
+            return
+        self._classes[entry.priority].pop(entry)
         if not self._bulk.tenants:
             self._bulk_credit = 0
         elif entry.priority == "bulk":
@@ -196,12 +223,10 @@ class FairQueue(Generic[T]):
 
     def remove(self, entry: Entry[T]) -> bool:
         """Remove an entry out of turn; return False if it is not in the queue."""
-        tenants = self._classes[entry.priority].tenants
-        tenant = tenants.get(entry.tenant)
-        if tenant is None or not tenant.remove(entry):
+        if self._only is entry:
+            self._only = None
+        elif not self._classes[entry.priority].remove(entry):
             return False
-        if not tenant.calls:
-            del tenants[entry.tenant]
         self.size -= 1
         self.tokens -= entry.cost
         return True

@@ -8,7 +8,7 @@ the replica.
 Rule: what an input may have caused is never repeated with the same neighbours, and costs no retry budget as
 long as the replica works for others. A plain text shows whether it does.
 
-Failures (`FaultHandler`): an error, a broken connection, no answer in time, 401, 403, 503 as an answer to
+Failures: an error, a broken connection, no answer in time, 401, 403, 503 as an answer to
 work.
 
 - A batch of several slices is divided: in halves after an error, into single slices after a broken connection
@@ -20,7 +20,7 @@ work.
 - If the replica fails plain work, too, the failure counts against the replica, and retries cost budget.
 - An input whose attempt broke the server is not judged before a replica works again.
 
-Refusals for a while (`RefusalHandler`): 429, and 503 with a pause.
+Refusals for a while: 429, and 503 with a pause.
 
 - A refusal counts for the whole replica only if it refuses or fails a plain text too. A replica whose
   requests cost money is sent no plain text: there a second refusal, of other inputs within a while, counts.
@@ -37,8 +37,6 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 from weakref import WeakKeyDictionary
-
-import msgspec
 
 from backends.contract import Reply
 from backends.contract.errors import (
@@ -165,11 +163,11 @@ class OutcomeHandler:
         for ticket in tickets:
             if ticket.isolation or ticket.failed_batch is not None:
                 self._clear(ticket, attempt.replica, now_s)
+        if len(tickets) == 1:
+            tickets[0].settle(split_reply((tickets[0].piece,), reply)[0])
+            return
         pieces = [ticket.piece for ticket in tickets]
         replies = split_reply(pieces, reply)
-        if len(tickets) == 1:
-            tickets[0].settle(replies[0])
-            return
         if not has_own_counts(pieces, reply):
             for record in [record for ticket in tickets for record in ticket.records]:
                 record.share_tokens()
@@ -360,7 +358,7 @@ class OutcomeHandler:
             half = object()
             for ticket in reversed(tickets):
                 if ticket.hand_back(attempt):
-                    ticket.split(half, decision.error, failed_last)
+                    ticket.start_over(failed_last, half, decision.error)
                     if not ticket.is_done:
                         ticket.enqueue(self._queue, now_s, first=True)
 
@@ -374,7 +372,7 @@ class SliceFailed(Exception):
 
 
 class FaultHandler:
-    """Judge of these failures for one lane. clock: the event loop's. checks: of the lane's replicas."""
+    """Judge of these failures and refusals for one lane. clock: the event loop's."""
 
     def __init__(
         self,
@@ -391,9 +389,11 @@ class FaultHandler:
         self._clock = clock
         # When the wait for a replica ends.
         self._returns: WeakKeyDictionary[Replica, asyncio.TimerHandle] = WeakKeyDictionary()
-        self.checks = WorkChecks(clock, policy.attempt_timeout_s)
+        # Of replicas whose requests cost money: hash of the first input refused last, and the moment.
+        self._last_refusals: WeakKeyDictionary[Replica, tuple[int, float]] = WeakKeyDictionary()
+        self._checks = WorkChecks(clock, policy.attempt_timeout_s)
 
-    async def handle(self, attempt: Attempt, error: BackendError) -> None:
+    async def handle_failure(self, attempt: Attempt, error: BackendError) -> None:
         """Find out whether the replica works, then divide, retry, refuse or fail the batch."""
         now_s, replica = self._clock(), attempt.replica
         if isinstance(error, ConnectionLost):
@@ -437,7 +437,7 @@ class FaultHandler:
         for ticket in reversed(attempt.tickets):
             if not ticket.hand_back(attempt):
                 continue
-            ticket.split(attempt, masked(error, len(attempt.tickets)), replica)
+            ticket.start_over(replica, attempt, masked(error, len(attempt.tickets)))
             if isinstance(error, BREAKING):
                 ticket.count_loss()
             if not ticket.is_done:
@@ -519,7 +519,7 @@ class FaultHandler:
         """Return whether a replica that an input may have broken completes plain work, within a while."""
         ends_s = ticket.deadline_s if self._pool.holds else self._clock() + RETURN_S
         while not ticket.is_done and self._clock() < ends_s:
-            if await self.checks.fault_of(replica, self._clock()) is None:
+            if await self._checks.fault_of(replica, self._clock()) is None:
                 return True
             await asyncio.sleep(LOOK_EVERY_S)
         return False
@@ -543,7 +543,7 @@ class FaultHandler:
     async def _check(self, attempt: Attempt, error: BackendError, since_s: float) -> BackendError | None:
         """Return why a replica fails plain work, and count the failure against it; None if it works."""
         replica = attempt.replica
-        fault = await self.checks.fault_of(replica, since_s)
+        fault = await self._checks.fault_of(replica, since_s)
         if fault is None:
             return None
         now_s = self._clock()
@@ -556,38 +556,12 @@ class FaultHandler:
             self._expect_return(replica)
         return fault
 
-
-class LastRefusal(msgspec.Struct, frozen=True):
-    """Last refusal by a replica whose requests cost money. key: hash of its first input."""
-
-    key: int
-    at_s: float
-
-
-class RefusalHandler:
-    """Judge of the refusals of one lane. clock: the event loop's."""
-
-    def __init__(
-        self,
-        pool: Pool,
-        isolated: IsolatedQueue[Ticket],
-        outcomes: OutcomeHandler,
-        checks: WorkChecks,
-        clock: Callable[[], float],
-    ) -> None:
-        self._pool = pool
-        self._isolated = isolated
-        self._outcomes = outcomes
-        self._checks = checks
-        self._clock = clock
-        self._last: WeakKeyDictionary[Replica, LastRefusal] = WeakKeyDictionary()
-
-    async def handle(self, attempt: Attempt, error: BackendError) -> None:
+    async def handle_refusal(self, attempt: Attempt, error: BackendError) -> None:
         """Find out whether the replica refuses all work, then hold it, or divide or answer the batch."""
         replica = attempt.replica
         if attempt.was_handed_back:
             return
-        fault = await self._fault(attempt, error)
+        fault = await self._refusal_fault(attempt, error)
         now_s = self._clock()
         if fault is not None:
             if error.retry_after_s:
@@ -601,17 +575,16 @@ class RefusalHandler:
         else:
             self._answer(attempt, error, now_s)
 
-    async def _fault(self, attempt: Attempt, error: BackendError) -> BackendError | None:
+    async def _refusal_fault(self, attempt: Attempt, error: BackendError) -> BackendError | None:
         """Return why a replica refuses all work; None if only the inputs of an attempt may be the cause."""
         capabilities = attempt.replica.capabilities
         if capabilities is None or not capabilities.metered:
             # What it answered lately shows nothing of a limit that was reached since.
             return await self._checks.fault_of(attempt.replica, math.inf)
         now_s, first = self._clock(), next(iter(attempt.piece.work.inputs))
-        refusal, last = LastRefusal(hash(first), now_s), self._last.get(attempt.replica)
-        self._last[attempt.replica] = refusal
-        is_second = last is not None and last.key != refusal.key and now_s - last.at_s < TOGETHER_S
-        return error if is_second else None
+        last_key, last_s = self._last_refusals.get(attempt.replica, (hash(first), now_s))
+        self._last_refusals[attempt.replica] = hash(first), now_s
+        return error if last_key != hash(first) and now_s - last_s < TOGETHER_S else None
 
     def _answer(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         """Try a slice that was refused alone once more, or give its caller the refusal."""

@@ -79,21 +79,19 @@ class RetryBudget:
 
     def add_first_attempt(self, now_s: float) -> None:
         """Count a batch that is tried for the first time."""
-        self._decay(now_s)
-        self._first += 1
+        factor: float = 0.5 ** ((now_s - self._last_s) / HALF_LIFE_S)
+        self._first = self._first * factor + 1
+        self._added *= factor
+        self._last_s = now_s
 
     def try_spend(self, now_s: float) -> bool:
         """Return True and count one added attempt if the budget allows it."""
-        self._decay(now_s)
-        allowed = self._added + 1 <= self._first * self._share + FREE_ATTEMPTS
-        self._added += allowed
-        return allowed
-
-    def _decay(self, now_s: float) -> None:
-        factor = 0.5 ** ((now_s - self._last_s) / HALF_LIFE_S)
+        factor: float = 0.5 ** ((now_s - self._last_s) / HALF_LIFE_S)
         self._first *= factor
-        self._added *= factor
-        self._last_s = now_s
+        added, self._last_s = self._added * factor, now_s
+        allowed = added + 1 <= self._first * self._share + FREE_ATTEMPTS
+        self._added = added + allowed
+        return allowed
 
 
 class Retry(msgspec.Struct, frozen=True):

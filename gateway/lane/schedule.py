@@ -98,10 +98,8 @@ class Scheduler:
             if ticket.is_done:
                 queue.pop(entry)
                 continue
-            avoided = self._avoided(ticket)
-            if not pool.usable(avoided) and (error := self._reason_to_fail(ticket)) is not None:
-                queue.pop(entry)
-                return Rejection(ticket, error)
+            is_simple = pool.is_uniform and ticket.failed_last is None
+            avoided = ticket.tried if is_simple else self._avoided(ticket)
             is_only = not self._activity.has_others(entry.tenant, now_s)
             replica = pool.pick(
                 ticket.piece.inputs, avoided, entry.tenant, is_only_tenant=is_only, kind=self._kind
@@ -111,6 +109,9 @@ class Scheduler:
                 if not queue.size or _lacked_permits(ticket):
                     return Dispatch([ticket], replica)
                 return Dispatch(self._batch_from(ticket, replica, scheduling_pass, now_s, bounds), replica)
+            if (error := self._reason_to_fail(ticket)) is not None:
+                queue.pop(entry)
+                return Rejection(ticket, error)
             if self._kind == "texts" and not pool.has_room(ticket.piece.inputs, self._kind):
                 # Of pictures, another tenant's first may go beyond the window; it may wait behind this one.
                 return None

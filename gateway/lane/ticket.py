@@ -219,20 +219,17 @@ class Ticket:
         """Do not go to a replica again."""
         self.tried.add(replica)
 
-    def start_over(self, failed_last: Replica | None, half: object = None) -> None:
-        """Forget the replicas that were tried: it goes in other company now. half: None to keep its own."""
+    def start_over(
+        self, failed_last: Replica | None, half: object = None, error: BackendError | None = None
+    ) -> None:
+        """Forget the replicas that were tried: it goes in other company. half: of a batch that failed."""
         self.tried, self.failed_last = set(), failed_last
         if half is not None:
-            self.half = half
+            self.half, self.last_error = half, error
 
     def blame(self, half: object) -> None:
         """Record that its input made a batch fail."""
         self.half = half
-
-    def split(self, half: object, error: BackendError | None, failed_last: Replica | None) -> None:
-        """Go on in half of a batch that failed."""
-        self.start_over(failed_last, half)
-        self.last_error = error
 
     def leave_batch(self, batch: FailedBatch) -> None:
         """Record a batch that a working replica failed."""
@@ -272,21 +269,18 @@ class Ticket:
                 waiter.set_exception(result)
             else:
                 waiter.set_result(result)
-        self._cancel_unwanted()
+        for attempt in self.running:
+            # One that is over settles its tickets right now. Checking it once per ticket would be quadratic.
+            if not attempt.is_over:
+                attempt.cancel_if_unwanted()
 
     def abandon(self) -> None:
         """End a ticket that no caller waits for any more."""
         self.is_done = True
         self.entry = EMPTY_ENTRY
-        self._cancel_unwanted()
-
-    def _cancel_unwanted(self) -> None:
-        """Cancel the attempts that carried this slice and carry no other that a caller waits for."""
         for attempt in self.running:
-            # An attempt that is over settles its tickets right now. Checking it once per ticket would be
-            # quadratic.
-            if not attempt.is_over and not attempt.is_wanted():
-                attempt.cancel()
+            if not attempt.is_over:
+                attempt.cancel_if_unwanted()
 
 
 class Attempt:
@@ -410,6 +404,11 @@ class Attempt:
     def is_wanted(self) -> bool:
         """Return whether a caller still waits for its result."""
         return any(ticket.waiters and not ticket.is_done for ticket in self.tickets)
+
+    def cancel_if_unwanted(self) -> None:
+        """Cancel the attempt if it carries no slice that a caller waits for."""
+        if not self.is_wanted():
+            self.cancel()
 
     def stall(self, error: BackendError) -> None:
         """Record that its replica has stalled."""

@@ -6,14 +6,17 @@ Tenants are billed by them, and a count that belongs to another batch shows that
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
 
 import msgspec
 
 from backends.contract import (
     Capabilities,
+    Classify,
     DropsConnections,
+    Embed,
+    Encode,
     ModelWork,
+    Operation,
     Reply,
     Rerank,
     Truncate,
@@ -26,6 +29,7 @@ from gateway.routing.replica import Replica
 
 # As long as a probe: the texts are few and short.
 EXAMINE_TIMEOUT_S = 5.0
+ONE_TEXT: dict[Operation, type[Embed | Classify]] = {Operation.EMBED: Embed, Operation.CLASSIFY: Classify}
 
 logger = logging.getLogger("gateway")
 
@@ -97,8 +101,12 @@ async def _counts_alike(piece: Slice, replica: Replica, count_tokens: CountToken
 
 def _samples_of(work: Work) -> list[ModelWork]:
     """Return known texts, each by itself: a server that counts differently may agree on one by chance."""
-    samples = [work.sample(text) or Rerank(REFERENCE_TEXTS[0], (text,)) for text in REFERENCE_TEXTS]
-    return cast("list[ModelWork]", samples)
+    if isinstance(work, Encode):
+        return [Encode((text,), work.outputs) for text in REFERENCE_TEXTS]
+    kind = ONE_TEXT.get(work.operation)
+    return [
+        Rerank(REFERENCE_TEXTS[0], (text,)) if kind is None else kind((text,)) for text in REFERENCE_TEXTS
+    ]
 
 
 async def _examine(

@@ -10,7 +10,7 @@ import msgspec
 
 from backends.checkpoints import hub
 from backends.checkpoints.locations import downloaded_bytes, locate_checkpoint, packaged_bytes
-from backends.checkpoints.model_names import is_path
+from backends.checkpoints.needed_files import is_path
 from backends.contract.errors import ModelUnavailable
 from backends.torch.wire import SmokeLoad
 from gateway.config.schema import OWN_VOCABULARY, UpstreamSettings

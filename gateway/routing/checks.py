@@ -32,6 +32,7 @@ from backends.contract.errors import (
 )
 from backends.reference_texts import SCORED
 from gateway.routing.replica import JoinedModel, Replica
+from gateway.vector_spaces.fingerprint import base_name
 
 CHECK_TIMEOUT_S = 5.0
 # A replica that failed a check is not asked again for this long.
@@ -109,11 +110,6 @@ def other_model(reference: JoinedModel, found: JoinedModel) -> str | None:
         if distance > SAME_SCORES_MAX:
             return f"{names}: their scores of a pair differ by {distance:.2g}; an upstream has one model"
     return None
-
-
-def base_name(model_id: str) -> str:
-    """Return the last part of a model id: servers name a model by hub id, by path, or as configured."""
-    return model_id.rstrip("/").rpartition("/")[2].lower()
 
 
 class WorkChecks:

@@ -34,15 +34,8 @@ COMPARED_INPUTS_MAX = 8
 logger = logging.getLogger("gateway")
 
 
-# Sends a copy of a call to an upstream; None if the upstream was removed. Raises: GatewayError.
-SendCopy = Callable[["CopiedCall", str], Awaitable[Reply | None]]
-
-
-class CopiedCall(msgspec.Struct, frozen=True):
-    """A call to send again, and why."""
-
-    call: Call
-    purpose: CopyPurpose
+# Sends a copy of a call for a purpose to an upstream; None if that was removed. Raises: GatewayError.
+SendCopy = Callable[[Call, CopyPurpose, str], Awaitable[Reply | None]]
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -56,14 +49,6 @@ class Copy(msgspec.Struct, frozen=True):
     vectors: Vectors | None = None
 
 
-class ServedCall(msgspec.Struct, frozen=True):
-    """A call with the upstream that served it, and its reply."""
-
-    call: Call
-    upstream: str
-    reply: Reply
-
-
 class Copies:
     """Copies that wait and run. observe: receives what became of them."""
 
@@ -74,17 +59,17 @@ class Copies:
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = self._bytes = 0
 
-    def offer(self, group: UpstreamGroup, served: ServedCall, send: SendCopy) -> None:
-        """Take the copies that a served call asks for. It never waits and never raises."""
-        call, work = served.call, served.call.work
+    def offer(self, group: UpstreamGroup, call: Call, upstream: str, reply: Reply, send: SendCopy) -> None:
+        """Take the copies that a call asks for, served by an upstream. It never waits and never raises."""
+        work = call.work
         if work.is_free:
             return
         if group.wants_copy():
             self._take(Copy(group, "mirror", call, send, _bytes_of(work)))
         canary = group.judge.canary
-        if canary is None or canary.withdrawn or canary.settings.name != served.upstream:
+        if canary is None or canary.withdrawn or canary.settings.name != upstream:
             return
-        if (vectors := _vectors_of(work, served.reply)) is not None:
+        if (vectors := _vectors_of(work, reply)) is not None:
             sample = _sample(call)
             vectors = vectors[: len(sample.work.inputs)].copy()
             size = _bytes_of(sample.work) + vectors.nbytes
@@ -135,7 +120,7 @@ class Copies:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            reply = await copy.send(CopiedCall(copy.call, copy.purpose), target.name)
+            reply = await copy.send(copy.call, copy.purpose, target.name)
         except GatewayError as error:
             # The lane sends no comparison where callers' work waits.
             is_dropped = copy.purpose == "compare" and error.kind == "overloaded"

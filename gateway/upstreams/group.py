@@ -4,6 +4,7 @@
 """
 
 import asyncio
+from collections.abc import Sequence
 from random import Random
 
 import msgspec
@@ -89,9 +90,12 @@ class UpstreamGroup:
         for upstream in self.judge.judged.values():
             upstream.leave()
 
-    async def candidates(self, tenant: str, call: Call, deadline: Deadline) -> list[str]:
+    async def candidates(
+        self, route: Route, tenant: str, call: Call, deadline: Deadline
+    ) -> tuple[Route, Sequence[str]]:
         """Return the upstreams that may serve a call, in order; waits while one is expected.
 
+        The route is the one through the first of them, with the length that all of them have.
         Raises: ModelLoading, NoReplica.
         """
         self.budget.add_first_attempt(asyncio.get_running_loop().time())
@@ -100,13 +104,9 @@ class UpstreamGroup:
             if not self._is_expected():
                 raise _no_upstream(self.judge)
             await self._wait_for_change(deadline)
-        return names
-
-    def narrowed(self, route: Route, upstream: str) -> Route:
-        """Return the route through one of the upstreams, with the length that all of them have."""
         common = self.judge.common_capabilities
         input_tokens = None if common is None else common.max_input_tokens
-        return msgspec.structs.replace(route, upstream=upstream, input_tokens=input_tokens)
+        return msgspec.structs.replace(route, upstream=names[0], input_tokens=input_tokens), names
 
     def may_move(self, error: GatewayError, deadline: Deadline) -> bool:
         """Return whether a call that failed at one upstream goes to the next; counts the move."""

@@ -11,8 +11,9 @@ from gateway.upstreams.judging import Canary, Judge
 from gateway.upstreams.upstream import Upstream
 from gateway.upstreams.upstreams import is_same_server
 from gateway.vector_spaces.fingerprint import Fingerprint, matches
-from gateway.vector_spaces.model_space import ModelSpace, ModelSpaceStore, difference
+from gateway.vector_spaces.model_space import ModelSpace, difference
 from gateway.vector_spaces.space import FOLLOW_EVERY_S
+from gateway.vector_spaces.store import ModelSpaceStore
 
 
 class Groups:
@@ -70,7 +71,7 @@ class Groups:
         group = self.groups.get(model)
         canary = None if group is None else group.judge.canary
         if group is not None and canary is not None and canary.settings.name == upstream:
-            canary.withdrawn = canary.withdrawn or reason
+            canary.withdraw(reason)
             group.wake()
 
     def differing_spaces(self, config: Config) -> tuple[Problem, ...]:

@@ -49,7 +49,9 @@ async def cut_call(
     Raises: InvalidInput if the call refuses to be cut, or needs the counter; Overloaded; errors of `require`.
     """
     work = call.work
-    long_queries, long_texts = _long(work.queries, call.query_tokens), _long(work.texts, call.text_tokens)
+    queries = [item[0] for item in work.model_inputs if isinstance(item, tuple)]
+    texts = [item[1] if isinstance(item, tuple) else item for item in work.model_inputs]
+    long_queries, long_texts = _long(queries, call.query_tokens), _long(texts, call.text_tokens)
     if not long_queries and not long_texts:
         return CutCall(call)
     counter = await open_counter()
@@ -61,12 +63,14 @@ async def cut_call(
     with threads.hold(claim.tenant, sum(map(len, long_queries)) + sum(map(len, long_texts))):
         cutter = Cutter(counter, call.side or Truncate.RIGHT, threads, claim, require)
         cutter.at_least = len(work.inputs)
-        queries = await cutter.cut(long_queries, call.query_tokens or 0)
-        texts = await cutter.cut(long_texts, call.text_tokens or 0)
-    shorter = work.with_cuts(queries, texts)
+        cut_queries = await cutter.cut(long_queries, call.query_tokens or 0)
+        cut_texts = await cutter.cut(long_texts, call.text_tokens or 0)
+    shorter = work.map_texts(
+        lambda text: cut_texts.get(text, text), lambda query: cut_queries.get(query, query)
+    )
     pairs = enumerate(zip(work.model_inputs, shorter.model_inputs, strict=True))
     indices = tuple([index for index, (old, new) in pairs if old != new])
-    if indices and call.truncate is False and not work.queries:
+    if indices and call.truncate is False and not queries:
         raise InvalidInput(
             f"input {indices[0]} has more than the {call.text_tokens} tokens that the request allows"
         )

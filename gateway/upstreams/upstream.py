@@ -6,7 +6,7 @@ To the request path it is a group of one upstream: it serves every call of its m
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from backends.checkpoints.model_names import is_path
+from backends.checkpoints.needed_files import is_path
 from backends.contract import Capabilities, Operation, Residence, Work
 from gateway.calls import Call, Deadline
 from gateway.config import schema
@@ -53,6 +53,10 @@ class Upstream:
         # Calls in progress, from the route to the reply; the upstream may be closed when there are none.
         self._calls = 0
 
+    def follow(self, settings: schema.UpstreamSettings) -> None:
+        """Replace the settings by others of the same server."""
+        self.settings = settings
+
     def enter(self) -> None:
         """Count one call in progress."""
         self._calls += 1
@@ -61,13 +65,15 @@ class Upstream:
         """Stop counting a call, whatever its outcome."""
         self._calls -= 1
 
-    async def candidates(self, tenant: str, call: Call, deadline: Deadline) -> Sequence[str]:  # noqa: ARG002
-        """Return the upstreams that may serve a call, as `UpstreamGroup` does: itself."""
-        return self._names
-
-    def narrowed(self, route: Route, upstream: str) -> Route:  # noqa: ARG002
-        """Return the route through one of the upstreams."""
-        return route
+    async def candidates(
+        self,
+        route: Route,
+        _tenant: str,
+        _call: Call,
+        _deadline: Deadline,
+    ) -> tuple[Route, Sequence[str]]:
+        """Return the route, and the upstreams that may serve a call: itself."""
+        return route, self._names
 
     def record_failure(self, upstream: str, error: GatewayError) -> None:
         """Record nothing: its pool has recorded what replicas did."""
@@ -122,7 +128,8 @@ class Upstream:
     @property
     def fingerprint(self) -> str | None:
         """Id of the vector space of its vectors; `mixed` while a replica in use gives different ones."""
-        return MIXED if self.space.id and self.pool.is_mixed() else self.space.id
+        own = self.space.id
+        return MIXED if own and self.pool.is_mixed() else own
 
     @property
     def dimensions(self) -> int | None:

@@ -51,11 +51,15 @@ class ScopedObserver:
 
     def __init__(self, observe: Observe) -> None:
         self._observe = observe
-        self.is_retired = False
+        self._is_retired = False
+
+    def retire(self) -> None:
+        """Forward no events about replicas any more."""
+        self._is_retired = True
 
     def observe(self, event: Event) -> None:
         """Forward one event."""
-        if not (self.is_retired and isinstance(event, SCOPED_EVENTS)):
+        if not (self._is_retired and isinstance(event, SCOPED_EVENTS)):
             self._observe(event)
 
 
@@ -91,7 +95,7 @@ class RunningUpstream:
         """Add, remove and drain replicas as `settings` say; the rest keep their state."""
         before, places = self.upstream.settings.replicas, replica_places(settings, self.engines)
         names = {place.name for place in places}
-        self.upstream.settings = settings
+        self.upstream.follow(settings)
         # Add before removing: calls wait for a replica that joins, and fail if there is none at all.
         for place in places:
             if place.address not in (*before, *self.engines.values()):
@@ -176,7 +180,7 @@ class Upstreams:
                 running.update_replicas(settings_by_name[name])
         removed = [running for name, running in before.items() if after.get(name) is not running]
         for running in removed:
-            running.observer.is_retired = True
+            running.observer.retire()
         return removed
 
     def retire(self, removed: Iterable[RunningUpstream]) -> "asyncio.Task[None]":

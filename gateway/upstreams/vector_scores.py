@@ -6,24 +6,22 @@ import numpy as np
 
 from backends.contract import EncodeReply, Reply, RerankReply, Vectors
 from backends.contract.vectors import max_similarity, pair_cosines
-from gateway.calls import ScoreParts, Work
+from backends.contract.work import VectorScores
 
 
-def vector_scores(work: Work, reply: Reply) -> Reply:
-    """Return the score of each pair of a work. reply: to its `to_embed`.
+def vector_scores(plan: VectorScores, reply: Reply) -> RerankReply:
+    """Return the score of each pair. reply: to the work of the plan.
 
     It is the cosine, or for many vectors of an input what `ScoreKind.COSINE` defines. A score counts as
     truncated if either of its two inputs was cut.
     """
-    pairs = work.vector_places()
+    pairs = plan.places
     truncated = reply.truncated
     if truncated is not None:
         cut = set(truncated)
         truncated = tuple([index for index, pair in enumerate(pairs) if cut.intersection(pair)])
     if isinstance(reply, EncodeReply):
-        scores = _late_scores(
-            pairs, reply.multivector or (), raw=isinstance(work, ScoreParts) and work.raw_scores
-        )
+        scores = _late_scores(pairs, reply.multivector or (), raw=plan.raw)
     else:
         vectors = reply.dense_vectors
         assert vectors is not None

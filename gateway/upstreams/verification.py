@@ -11,8 +11,14 @@ from gateway.config.schema import ModelSettings
 from gateway.routing.health import State
 from gateway.routing.replica import Replica
 from gateway.upstreams.upstream import Upstream
-from gateway.vector_spaces.comparison import Pair, ReplicaReport, ReplicaVectors, findings, report_on
-from gateway.vector_spaces.reading import read_vectors
+from gateway.vector_spaces.comparison import (
+    Pair,
+    ReplicaReport,
+    ReplicaVectors,
+    findings,
+    read_vectors,
+    report_on,
+)
 
 REPLICA_TIMEOUT_S = 60.0
 

@@ -44,11 +44,6 @@ def fingerprint_of(vectors: Vectors, kind: BackendKind, capabilities: Capabiliti
     return Fingerprint(reference_digest(vectors), kind, model_id, dtype, vectors.shape[1], rows)
 
 
-def encode_fingerprint(fingerprint: Fingerprint) -> bytes:
-    """Encode a fingerprint for the store."""
-    return msgspec.msgpack.encode(fingerprint)
-
-
 def decode_fingerprint(stored: bytes) -> Fingerprint:
     """Decode a stored fingerprint. Raises: ValueError if this release cannot read it."""
     fingerprint = msgspec.msgpack.decode(stored, type=Fingerprint)
@@ -56,6 +51,11 @@ def decode_fingerprint(stored: bytes) -> Fingerprint:
     if fingerprint.dimensions < 1 or not fingerprint.rows or len(fingerprint.rows) % row_bytes:
         raise ValueError("its rows and its dimensions do not fit")
     return fingerprint
+
+
+def base_name(model_id: str) -> str:
+    """Return the last part of a model id: servers name a model by hub id, by path, or as configured."""
+    return model_id.rstrip("/").rpartition("/")[2].lower()
 
 
 def needed_cosine(first: Fingerprint, second: Fingerprint, configured: float | None) -> float:

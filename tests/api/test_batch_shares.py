@@ -63,7 +63,7 @@ async def is_validated(gateway: Running, job: str) -> bool:
 
 
 async def begin_many(gateway: Running, content: str, endpoint: str = "/v1/embeddings") -> list[str]:
-    """Create more jobs than there are slots for chunks; return when their lines wait."""
+    """Create more jobs than there are places for chunks; return when their lines wait."""
     file = (await upload(gateway, content))["id"]
     jobs = [(await create(gateway, file, endpoint=endpoint))["id"] for _ in range(JOBS)]
     for job in jobs:

@@ -71,6 +71,10 @@ async def stop_midway(boot: Boots, config: str, server: FakeTei, calls_max: int)
 async def test_a_batch_goes_on_after_a_restart(boot: Boots, tmp_path: Path, loses_database: bool) -> None:
     config, server = with_batches(tmp_path), FakeTei()
     batch = await stop_midway(boot, config, server, calls_max=6)
+    store = SqliteJobStore(tmp_path / "batches.sqlite")
+    # What the gateway had begun is free for others at once, and not only after the lease.
+    assert (await store.queue_of(batch)).is_idle
+    await store.aclose()
     if loses_database:
         lose_database(tmp_path)
     async with boot(only(server), config) as gateway:

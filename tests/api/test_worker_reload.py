@@ -218,7 +218,7 @@ async def test_retired_upstream_reports_no_replica_events() -> None:
     ]
     for event in events:
         observer.observe(event)
-    observer.is_retired = True
+    observer.retire()
     for event in events:
         observer.observe(event)
 

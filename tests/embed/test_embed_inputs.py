@@ -300,7 +300,7 @@ def test_long_values_of_a_dictionary_bound_what_is_decoded_at_once(command: Comm
         "in.parquet", {"text": values * 200, "n": [[1, 2]] * 400}, dictionary_pagesize_limit=2**24
     )
     with pq.ParquetFile(path) as file:
-        sizes = RowSizes(sources_of([path])[0], file, 2**20)
+        sizes = RowSizes(sources_of([path])[0], file)
         rows = sizes.batch_rows(0)
         sizes.close()
     assert rows * 1_000_000 <= BATCH_BYTES_MAX < (rows + 10) * 1_100_000

@@ -23,7 +23,7 @@ from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import estimate_bytes, load
 from backends.torch.media.features import open_image_reader
 from backends.torch.passes.engine import Engine
-from backends.torch.stock.configs import read_config
+from backends.torch.stock.architectures import read_config
 from tests.engine.engines import cosines, engine_on, load_tiny, run_work
 from tests.engine.texts import PHRASES
 

@@ -18,7 +18,7 @@ from tests.engine.families.pages import FAMILIES, QUERY_LENGTH
 
 pytest.importorskip("PIL", reason="pictures need the extra `media`")
 
-from backends.torch.media.pages import patch_grid
+from backends.torch.media.features import patch_grid
 from tests.pictures import encoded, noise, part_of
 
 NAMES = [family.name for family in FAMILIES]

@@ -14,7 +14,8 @@ from gateway.store.redis_client import RedisClient
 from gateway.upstreams.group import UpstreamGroup
 from gateway.upstreams.groups import Groups
 from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of
-from gateway.vector_spaces.model_space import MODEL_SPACES, ModelSpace, ModelSpaceStore
+from gateway.vector_spaces.model_space import ModelSpace
+from gateway.vector_spaces.store import MODEL_SPACES, ModelSpaceStore
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import until
 from tests.fakes.tei import FakeTei, vector_of

@@ -42,7 +42,7 @@ class LoneCall(NamedTuple):
 
     async def used(self) -> int:
         """Return the requests that the store has counted today."""
-        await self.gateway.application.gateway._admission._ledger.flush()
+        await self.gateway.application.gateway._admission.ledger.flush()
         spent = await self.spending
         self.other.settle(spent, spent.request.cost)
         probe = await self.other.reserve(quota_request("probe", 0))

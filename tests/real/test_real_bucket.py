@@ -7,12 +7,12 @@ import httpx
 import numpy as np
 import pytest
 
-from gateway.batches.objects import ObjectsUnavailable
+from gateway.batches.objects import Objects, ObjectsUnavailable
 from gateway.config.schema import BucketSettings
-from tests import object_contract
 from tests.batches import results, run, servers, texts, with_batches
 from tests.conftest import Boots
 from tests.fakes.tei import vector_of
+from tests.object_contract import ObjectContract
 from tests.real.servers import bucket_server
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -32,11 +32,14 @@ def bucket(server: str, request: pytest.FixtureRequest) -> BucketSettings:
     return BucketSettings(name, "prefix", server, access_key="key", secret_key="secret", timeout_s=10)
 
 
-@pytest.mark.parametrize("check", object_contract.CHECKS, ids=lambda check: check.__name__)
-async def test_keeps_the_contract(check: object, bucket: BucketSettings, tmp_path: Path) -> None:
-    from gateway.batches.bucket import BucketObjects
+class TestBucket(ObjectContract):
+    """A bucket keeps the promises."""
 
-    await check(BucketObjects(bucket), tmp_path)  # type: ignore[operator]
+    @pytest.fixture
+    def objects(self, bucket: BucketSettings) -> Objects:
+        from gateway.batches.bucket import BucketObjects
+
+        return BucketObjects(bucket)
 
 
 async def test_a_server_that_is_away_is_reported(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Reference texts that identify a vector space, and fingerprints of their vectors."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,6 @@ from gateway.vector_spaces.fingerprint import (
     SAME_MIN_COSINE,
     cosine_text,
     decode_fingerprint,
-    encode_fingerprint,
     fingerprint_of,
     matches,
     needed_cosine,
@@ -73,7 +73,7 @@ def test_digest_ignores_a_component_that_is_large_in_every_text() -> None:
 
 def test_decodes_an_encoded_fingerprint() -> None:
     fingerprint = fingerprint_of(random_rows(3), "tei", CAPABILITIES)
-    read = decode_fingerprint(encode_fingerprint(fingerprint))
+    read = decode_fingerprint(msgspec.msgpack.encode(fingerprint))
 
     assert fingerprint == read
     np.testing.assert_array_equal(random_rows(3), read.vectors)
@@ -82,7 +82,12 @@ def test_decodes_an_encoded_fingerprint() -> None:
 
 @pytest.mark.parametrize(
     "stored",
-    [b"", b"\x80", b"nothing", encode_fingerprint(fingerprint_of(random_rows(1), "tei", CAPABILITIES))[:-3]],
+    [
+        b"",
+        b"\x80",
+        b"nothing",
+        msgspec.msgpack.encode(fingerprint_of(random_rows(1), "tei", CAPABILITIES))[:-3],
+    ],
 )
 def test_rejects_data_that_is_not_a_fingerprint(stored: bytes) -> None:
     with pytest.raises(ValueError, match=r".*"):
@@ -94,7 +99,7 @@ def test_rejects_rows_that_do_not_match_the_dimensions() -> None:
     for dimensions in (0, -1, 5):
         with pytest.raises(ValueError, match="do not fit"):
             decode_fingerprint(
-                encode_fingerprint(
+                msgspec.msgpack.encode(
                     type(fingerprint)(fingerprint.id, "tei", "m", None, dimensions, fingerprint.rows)
                 )
             )

@@ -33,7 +33,7 @@ many = settings(max_examples=60, deadline=None)
 BOUNDS = st.builds(Bounds, st.integers(1, 6), st.integers(1, 60), st.none() | st.integers(20, 400))
 EMBEDDER = Capabilities("m", frozenset({Operation.EMBED, Operation.EMBED_IMAGE}))
 # Kinds that know how vectors score them, and kinds whose results a cache keeps.
-SCORED = {kind: works for kind, works in WORKS.items() if kind.to_embed is not BaseWork.to_embed}
+SCORED = {kind: works for kind, works in WORKS.items() if kind.by_vectors is not BaseWork.by_vectors}
 KEPT = {kind: works for kind, works in WORKS.items() if kind.rows_of is not BaseWork.rows_of}
 PAGES = Capabilities("m", frozenset({Operation.EMBED_IMAGE}), outputs=frozenset({Output.MULTIVECTOR}))
 
@@ -171,20 +171,22 @@ def test_bounds_of_parts_are_those_of_the_whole(works: Any, data: st.DataObject)
 def test_a_score_by_vectors_compares_both_texts_of_its_pair(works: Any, data: st.DataObject) -> None:
     work = data.draw(works)
     model = PAGES if isinstance(work, ScoreParts) and data.draw(st.booleans()) else EMBEDDER
-    assert work.is_scored_by_vectors(model)
     assume(model is EMBEDDER or not any(isinstance(part, str) for parts in work.inputs for part in parts))
-    embedded = work.to_embed(model)
-    reply = reply_to(embedded)
-    scores = vector_scores(work, reply)
+    plan = work.by_vectors(model)
+    assert plan is not None
+    reply = reply_to(plan.work)
+    scores = vector_scores(plan, reply)
 
-    inputs, places = list(embedded.inputs), work.vector_places()
+    inputs, places = list(plan.work.inputs), plan.places
     assert sides_of(work) == [(inputs[first], inputs[second]) for first, second in places]
     assert len(places) == len(scores.scores)
-    assert work.vector_roles is None or len(inputs) == len(work.vector_roles)
+    assert plan.roles is None or len(inputs) == len(plan.roles)
     for index, (first, second) in enumerate(places):
-        alone = [reply_to(embedded.select([place])) for place in (first, second)]
+        alone = [reply_to(plan.work.select([place])) for place in (first, second)]
+        assert scores.truncated is not None
         assert (index in scores.truncated) == any(each.truncated for each in alone)
-        assert work.place_of_vector(second).startswith(("input ", "the query: "))
+        named = {"the query: "} if plan.has_query and second == places[0][0] else set()
+        assert plan.place_of(second) in named | {f"input {places.index(pair)}: " for pair in places}
     if model is EMBEDDER:
         rows = [reply.vectors[[place for place, _ in places]], reply.vectors[[place for _, place in places]]]
         np.testing.assert_allclose(cosines(*rows), scores.scores, atol=1e-5)

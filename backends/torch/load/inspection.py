@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 
 from backends.checkpoints.locations import locate_checkpoint, locate_tokenizer, stored_weight_bytes
-from backends.checkpoints.model_names import is_path
-from backends.checkpoints.needed_files import has_weights
-from backends.checkpoints.network_folder import network_folder
+from backends.checkpoints.needed_files import has_weights, is_path
+from backends.checkpoints.small_files import network_folder
 from backends.checkpoints.static_models import StaticModel, max_tokens
 from backends.contract import Capabilities
 from backends.contract.errors import ModelUnavailable
@@ -29,7 +28,7 @@ from backends.torch.load.load_plan import plan_load
 from backends.torch.load.loader import describe_folder, options_of, require_device, served_dtype
 from backends.torch.load.weight_sizes import Tensors, sizes_of, tensors_of
 from backends.torch.networks.opening import NetworkSource
-from backends.torch.networks.static_files import check_vocabulary, read_table_file
+from backends.torch.networks.static import check_vocabulary, read_table_file
 from backends.torch.networks.weight_files import StoredTensor
 from backends.torch.stock.small_network import refuse_unloadable, try_network
 

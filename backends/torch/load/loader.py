@@ -14,8 +14,8 @@ import msgspec
 import torch
 
 from backends.checkpoints.locations import locate_checkpoint, locate_code, locate_tokenizer
-from backends.checkpoints.model_names import is_path
-from backends.checkpoints.network_folder import network_folder
+from backends.checkpoints.needed_files import is_path
+from backends.checkpoints.small_files import network_folder
 from backends.checkpoints.static_models import StaticModel
 from backends.contract import Capabilities, Operation, Output, ScoreKind
 from backends.contract.errors import ModelUnavailable
@@ -31,13 +31,13 @@ from backends.torch import wire
 from backends.torch.inputs.chat import ChatRenderer
 from backends.torch.inputs.pairs import PairEncoder
 from backends.torch.inputs.preparing import Preparer, Templates
-from backends.torch.load.load_plan import LoadOptions, LoadPlan, permitted_code, plan_load
+from backends.torch.load.load_plan import LoadOptions, LoadPlan, plan_load, trusted_code
 from backends.torch.load.weight_sizes import sizes_of
 from backends.torch.media.preparing import MediaPreparer
 from backends.torch.media.reading import ProcessReader
 from backends.torch.media.reading_wire import ReaderKind, ReadsMedium
 from backends.torch.networks.bert import open_bert
-from backends.torch.networks.first_passes import run_first_passes, run_media_passes
+from backends.torch.networks.heads import run_first_passes, run_media_passes
 from backends.torch.networks.int8 import require_int8
 from backends.torch.networks.opening import (
     Choose,
@@ -50,8 +50,7 @@ from backends.torch.networks.opening import (
 from backends.torch.networks.openvino_passes import require_openvino
 from backends.torch.networks.precision import best_dtype, dtype_name
 from backends.torch.networks.projection import read_sentence_projections
-from backends.torch.networks.static import StaticHead, read_table
-from backends.torch.networks.static_files import table_dtype, table_width
+from backends.torch.networks.static import StaticHead, read_table, table_dtype, table_width
 from backends.torch.passes.loaded_model import (
     CPU_BATCH_TOKENS,
     GPU_BATCH_TOKENS,
@@ -201,7 +200,7 @@ def _open_reader(checkpoint: Path, recipe: Recipe) -> ReadsMedium | None:
     kind = _reader_kind(recipe)
     if kind is None:
         return None
-    from backends.torch.media.readers import open_reader
+    from backends.torch.media.features import open_reader
 
     return open_reader(kind, checkpoint)
 
@@ -250,7 +249,7 @@ def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
             raise ModelUnavailable(
                 "`dtype: int8` does not serve static models, which multiply nothing; leave `dtype` out"
             )
-        if permitted_code(checkpoint, options) is not None:
+        if trusted_code(checkpoint, options) is not None:
             raise ModelUnavailable(
                 "`dtype: int8` does not serve models with code of their own, whose layers may differ from "
                 "transformers' layers; leave `dtype` out"
@@ -414,7 +413,7 @@ def describe_folder(boot: wire.ModelBoot, folder: Path) -> Capabilities:
 
 def own_code_of(boot: wire.ModelBoot, folder: Path) -> OwnCode | None:
     """Return the code of its own that a model runs, None if it runs none. Raises: ModelUnavailable."""
-    return permitted_code(network_folder(folder), options_of(boot))
+    return trusted_code(network_folder(folder), options_of(boot))
 
 
 def settings_of(boot: wire.ModelBoot) -> TaskSettings:
@@ -428,7 +427,7 @@ def estimate_bytes(boot: wire.ModelBoot, folder: Path) -> int:
         options, files = options_of(boot), CheckpointFiles(network_folder(folder))
         kind = recognize(files, options.settings)
         # Code of a checkpoint holds float32 before its layers are cast.
-        runs_code = permitted_code(files.checkpoint, options) is not None
+        runs_code = trusted_code(files.checkpoint, options) is not None
         dtype = torch.float32 if runs_code else served_dtype(files.checkpoint, options)
         sizes = sizes_of(files, kind, dtype)
         # Weights of 8 bits are made of those in the files, which are read first.

@@ -13,9 +13,15 @@ from backends.recipe.chat_template import read_chat_template
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.options import RerankPrompt, TaskSettings
 from backends.recipe.recipe import Recipe
-from backends.recipe.rerank_families import FAMILIES, published_family
-from backends.recipe.rerank_template import Placeholder, Prompt, RerankTemplate, split_at, written_template
-from backends.torch.inputs.chat import FAULTS
+from backends.recipe.rerank_template import (
+    FAMILIES,
+    Placeholder,
+    Prompt,
+    RerankTemplate,
+    published_family,
+    split_at,
+    written_template,
+)
 
 INSTRUCTION_MARK, QUERY_MARK, DOCUMENT_MARK = (
     "\u2983instruction\u2984",
@@ -178,6 +184,8 @@ def _default_prompt(files: CheckpointFiles) -> str:
 def _render(files: CheckpointFiles, instructions: list[str]) -> list[str]:
     """Return the chat around the marks with each instruction; "" if the template does not support it."""
     import transformers
+
+    from backends.torch.inputs.bounded_rendering import FAULTS
 
     options: dict[str, Any] = files.transformer_config.get("processing_kwargs", {}).get("chat_template", {})
     # A flag of sentence-transformers, not a variable of the template.

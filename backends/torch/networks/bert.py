@@ -33,8 +33,14 @@ from backends.torch.networks.opening import (
     recording,
 )
 from backends.torch.networks.packing import PackedEncoder, padding_position
-from backends.torch.networks.weight_files import network_files, read_file, stored_formats
-from backends.torch.networks.weight_names import TensorDifferences, describe_faults, first_infinite
+from backends.torch.networks.weight_files import (
+    TensorDifferences,
+    describe_faults,
+    first_infinite,
+    network_files,
+    read_file,
+    stored_formats,
+)
 
 State: TypeAlias = dict[str, Tensor]
 

@@ -15,7 +15,7 @@ from backends.recipe.recipe import ModelKind
 from backends.torch.inputs.pairs import answer_ids
 from backends.torch.networks.formats import copy_from_files
 from backends.torch.networks.heads import Classifier, InputBuilder
-from backends.torch.networks.int8 import gain, probe_kernel
+from backends.torch.networks.int8 import ProbeTexts, gain, probe_kernel, quantize
 from backends.torch.networks.opening import (
     Choose,
     NetworkSource,
@@ -37,7 +37,6 @@ from backends.torch.networks.projection import (
     LayerMix,
     read_layer_mix,
 )
-from backends.torch.networks.quantization import ProbeTexts, quantize
 from backends.torch.networks.readers import (
     LastWordReader,
     NextTokenReader,

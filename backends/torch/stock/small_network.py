@@ -16,11 +16,11 @@ from backends.checkpoints.locations import missing_files
 from backends.contract.errors import ModelUnavailable
 from backends.recipe.recipe import Recipe
 from backends.torch.inputs.pairs import answer_ids
-from backends.torch.networks.first_passes import run_first_passes
+from backends.torch.networks.heads import run_first_passes
 from backends.torch.networks.opening import NetworkSource, OpenedNetwork, Placement
 from backends.torch.networks.weight_files import StoredTensor
 from backends.torch.refusals import refuse_on_error
-from backends.torch.stock.configs import read_config
+from backends.torch.stock.architectures import read_config
 from backends.torch.stock.construction import OPENERS, open_model
 from backends.torch.stock.weights import (
     REMEDY,

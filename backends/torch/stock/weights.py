@@ -22,12 +22,16 @@ from backends.recipe.native_forms import native_form
 from backends.recipe.recipe import ModelKind
 from backends.torch.networks.formats import WeightFormats, class_with_formats
 from backends.torch.networks.opening import NetworkSource, Placement, TrustedCode
-from backends.torch.networks.weight_files import network_files, stored_formats
-from backends.torch.networks.weight_names import TensorDifferences, describe_faults, first_infinite
+from backends.torch.networks.weight_files import (
+    TensorDifferences,
+    describe_faults,
+    first_infinite,
+    network_files,
+    stored_formats,
+)
 from backends.torch.refusals import refuse_on_error
 from backends.torch.stock.adapters import merge_adapter
-from backends.torch.stock.architectures import AUTO_CLASSES
-from backends.torch.stock.configs import read_config
+from backends.torch.stock.architectures import AUTO_CLASSES, read_config
 from backends.torch.stock.rows import PROBE_TOLERANCE, difference_of_shorter, run_padded_and_alone
 
 OutputField: TypeAlias = Literal["last_hidden_state", "logits"]

@@ -78,13 +78,13 @@ class BatchesApi:
 
     async def require(self) -> None:
         """Check that files and jobs are served; wait for a start. Raises: NotFound, BatchesUnavailable."""
-        upkeep = self._opened.upkeep
-        if upkeep.problem is not None and not upkeep.ready.is_set():
+        opened = self._opened
+        if opened.problem is not None and not opened.ready.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(START_S):
-                    await upkeep.ready.wait()
-        if upkeep.problem is not None:
-            raise BatchesUnavailable(upkeep.problem)
+                    await opened.ready.wait()
+        if opened.problem is not None:
+            raise BatchesUnavailable(opened.problem)
 
     @property
     def _opened(self) -> Batches:

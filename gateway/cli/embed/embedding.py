@@ -283,13 +283,21 @@ class _Found:
         rows = len(self.chunk.batch)
         if self._space is None:
             return pa.nulls(rows, pa.binary())
-        vectors = np.zeros((rows, self._space.dimensions), "<f4")
         is_embedded = np.zeros(rows, bool)
+        for indices, _ in self._replies:
+            is_embedded[indices] = True
+        # Vectors before the end of each row.
+        counts = np.cumsum(is_embedded)
+        vectors = np.empty((counts[-1], self._space.dimensions), "<f4")
         for indices, found in self._replies:
-            vectors[indices], is_embedded[indices] = found, True
-        buffers = [pa.array(is_embedded).buffers()[1], pa.py_buffer(vectors)]
-        packed = pa.Array.from_buffers(pa.binary(vectors.itemsize * vectors.shape[1]), rows, buffers)
-        return packed.cast(pa.binary())
+            vectors[counts[indices] - 1] = found
+        offsets = np.append(0, counts) * (vectors.itemsize * vectors.shape[1])
+        buffers = [
+            pa.array(is_embedded).buffers()[1],
+            pa.py_buffer(offsets.astype(np.int32)),
+            pa.py_buffer(vectors),
+        ]
+        return pa.Array.from_buffers(pa.binary(), rows, buffers)
 
 
 class Run:

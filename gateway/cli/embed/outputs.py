@@ -38,7 +38,6 @@ TYPES = {
 }
 # Shapes that different kinds of numbers have in common.
 NUMBERS = {frozenset({"int", "float"}): "float", frozenset({"int", "large"}): "large"}
-PYTHON_TYPES = {type(None): "null", bool: "bool", float: "float", str: "string"}
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -48,6 +47,9 @@ class JsonText(str):
     """JSON of a value that has no counterpart, such as a number of 5,000 digits."""
 
     __slots__ = ()
+
+
+PYTHON_TYPES = {type(None): "null", bool: "bool", float: "float", str: "string", JsonText: "json"}
 
 
 def check_output(plan: Plan) -> None:
@@ -99,11 +101,12 @@ class Writer:
                 continue
             last = batch.num_columns - 1
             packed = batch.column(last)
-            # A null becomes zeros.
-            filled = packed.cast(pa.binary(4 * self._dimensions)).buffers()[1]
-            vectors = (
-                np.frombuffer(filled, "<f4").reshape(-1, self._dimensions).astype(self._dtype, copy=False)
-            )
+            data = packed.buffers()[2]
+            if packed.null_count:
+                # A null becomes zeros.
+                data = packed.cast(pa.binary(4 * self._dimensions)).buffers()[1]
+            numbers = np.frombuffer(data, "<f4", len(batch) * self._dimensions)
+            vectors = numbers.reshape(-1, self._dimensions).astype(self._dtype, copy=False)
             yield batch.remove_column(last), vectors, packed.is_null().to_pylist()
             self._written(len(batch))
 
@@ -237,11 +240,7 @@ class JsonColumns:
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._shapes: dict[str, Shape] = {}
         for batch in batches:
-            columns: dict[str, list[Any]] = {}
-            for line in batch.column(0).to_pylist():
-                for name, value in _fields_of(line).items():
-                    columns.setdefault(name, []).append(value)
-            for name, values in columns.items():
+            for name, values in _by_name(map(_fields_of, batch.column(0).to_pylist())).items():
                 self._shapes[name] = common(self._shapes.get(name, "null"), shape_of(values))
             if len(self._shapes) > COLUMNS_MAX:
                 raise EmbedFailed(f"the rows have more than {COLUMNS_MAX} different fields; write JSONL")
@@ -280,43 +279,37 @@ def _value_of(raw: msgspec.Raw) -> Any:
 
 def shape_of(values: Sequence[Any], depth: int = 0) -> Shape:
     """Return the shape that values have in common."""
-    kinds = set(map(type, values))
     shape: Shape = "null"
-    for kind in kinds & PYTHON_TYPES.keys():
-        shape = common(shape, PYTHON_TYPES[kind])
-    for kind in kinds - PYTHON_TYPES.keys():
-        same = [value for value in values if type(value) is kind]
-        shape = common(shape, SHAPES[kind](same, depth) if depth < DEPTH_MAX or kind is int else "json")
+    for kind in set(map(type, values)):
+        shape = common(shape, _shape_of_kind(kind, [item for item in values if type(item) is kind], depth))
     return shape
 
 
-def _int_shape(values: Sequence[int], _: int) -> Shape:
-    least, most = min(values), max(values)
-    if least < INT_MIN or most > INT_MAX:
+def _shape_of_kind(kind: type, values: Sequence[Any], depth: int) -> Shape:
+    if kind in PYTHON_TYPES:
+        return PYTHON_TYPES[kind]
+    if kind is int:
+        least, most = min(values), max(values)
+        if least < INT_MIN or most > INT_MAX:
+            return "json"
+        return "int" if max(-least, most) <= EXACT_MAX else "large"
+    if depth >= DEPTH_MAX:
         return "json"
-    return "int" if least >= -EXACT_MAX and most <= EXACT_MAX else "large"
-
-
-def _list_shape(values: Sequence[list[Any]], depth: int) -> Shape:
-    return [shape_of([item for value in values for item in value], depth + 1)]
-
-
-def _object_shape(values: Sequence[dict[str, Any]], depth: int) -> Shape:
-    columns: dict[str, list[Any]] = {}
-    for value in values:
-        for name, field in value.items():
-            columns.setdefault(name, []).append(field)
-    if len(columns) > FIELDS_MAX:
+    if kind is list:
+        return [shape_of([item for value in values for item in value], depth + 1)]
+    fields = _by_name(values)
+    if len(fields) > FIELDS_MAX:
         return "json"
-    return {name: shape_of(fields, depth + 1) for name, fields in columns.items()}
+    return {name: shape_of(found, depth + 1) for name, found in fields.items()}
 
 
-SHAPES: dict[type, Callable[[Any, int], Shape]] = {
-    int: _int_shape,
-    list: _list_shape,
-    dict: _object_shape,
-    JsonText: lambda _, __: "json",
-}
+def _by_name(objects: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values of each field of JSON objects."""
+    fields: dict[str, list[Any]] = {}
+    for found in objects:
+        for name, value in found.items():
+            fields.setdefault(name, []).append(value)
+    return fields
 
 
 def common(first: Shape, second: Shape) -> Shape:

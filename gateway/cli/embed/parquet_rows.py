@@ -5,7 +5,7 @@ be gigabytes once it is decoded. So `RowSizes` finds how many rows of a row grou
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -67,7 +67,7 @@ class ParquetRows:
         source, position = self._sources[number], 0
         with (
             pq.ParquetFile(source.path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file,
-            closing(RowSizes(source, file, BUFFER_BYTES)) as sizes,
+            closing(RowSizes(source, file)) as sizes,
         ):
             for group in range(file.num_row_groups):
                 rows = file.metadata.row_group(group).num_rows
@@ -164,14 +164,12 @@ def _partition_kinds(sources: Sequence[Source]) -> dict[str, pa.DataType]:
     for source in sources:
         for name, value in source.partitions:
             values.setdefault(name, []).append(value)
-    return {name: pa.int32() if _are_int32(found) else pa.string() for name, found in values.items()}
-
-
-def _are_int32(values: Sequence[str | None]) -> bool:
-    try:
-        return bool(pa.array(values, pa.string()).cast(pa.int32()).null_count < len(values))
-    except pa.ArrowInvalid:
-        return False
+    kinds = dict.fromkeys(values, pa.string())
+    for name, found in values.items():
+        with suppress(pa.ArrowInvalid):
+            if pa.array(found, pa.string()).cast(pa.int32()).null_count < len(found):
+                kinds[name] = pa.int32()
+    return kinds
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -203,7 +201,7 @@ class RowSizes:
     Raises: EmbedFailed; pyarrow's errors if the file is damaged.
     """
 
-    def __init__(self, source: Source, file: pq.ParquetFile, buffer_bytes: int) -> None:
+    def __init__(self, source: Source, file: pq.ParquetFile) -> None:
         self._source = source
         self._metadata = file.metadata
         # Columns of bytes that have a dictionary in any row group.
@@ -217,7 +215,7 @@ class RowSizes:
             )
         )
         self._encoded = pq.ParquetFile(
-            source.path, read_dictionary=self._names, buffer_size=buffer_bytes, pre_buffer=False
+            source.path, read_dictionary=self._names, buffer_size=BUFFER_BYTES, pre_buffer=False
         )
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ complete, so that the same command changes nothing then.
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 import time
@@ -234,7 +233,7 @@ def _check_unchanged(plan: Plan) -> None:
     """Check that no input has changed since the start. Raises: EmbedFailed."""
     for source in plan.settings.sources:
         try:
-            found = os.stat(source.path)  # noqa: PTH116 - its path is a string
+            found = Path(source.path).stat()
         except OSError as error:
             raise EmbedFailed(f"{source.path}: {error.strerror or error}") from error
         if (found.st_size, found.st_mtime_ns) != (source.size, source.mtime_ns):

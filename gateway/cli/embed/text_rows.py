@@ -12,7 +12,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import IO, Any, NamedTuple, cast
 
 import msgspec
@@ -150,19 +150,6 @@ class Lines:
         return f"is not {name}: {error.reason} at byte {error.start} of line {self.line}"
 
 
-@contextmanager
-def open_lines(source: Source, start: Position, encoding: str | None) -> Iterator[Lines]:
-    """Open a file at a position. encoding: None for UTF-8. Raises: EmbedFailed."""
-    try:
-        with (
-            open(source.path, "rb", buffering=BUFFER_BYTES) as raw,  # noqa: PTH123 - its path is a string
-            cast("IO[bytes]", gzip.GzipFile(fileobj=raw) if source.is_gzip else raw) as file,
-        ):
-            yield Lines(source, file, start, encoding or UTF_8)
-    except OSError as error:
-        raise EmbedFailed(f"{source.path}: {error.strerror or error}") from error
-
-
 class TextRows:
     """Files of lines, one behind the other."""
 
@@ -174,8 +161,18 @@ class TextRows:
         """Return the offset behind each file; 0 for a gzip file, whose uncompressed size is unknown."""
         return [0 if source.is_gzip else source.size for source in self._sources]
 
-    def _open(self, position: Position) -> AbstractContextManager[Lines]:
-        return open_lines(self._sources[position.file], position, self._settings.encoding)
+    @contextmanager
+    def _open(self, position: Position) -> Iterator[Lines]:
+        """Open a file at a position. Raises: EmbedFailed."""
+        source = self._sources[position.file]
+        try:
+            with (
+                open(source.path, "rb", buffering=BUFFER_BYTES) as raw,  # noqa: PTH123 - its path is a string
+                cast("IO[bytes]", gzip.GzipFile(fileobj=raw) if source.is_gzip else raw) as file,
+            ):
+                yield Lines(source, file, position, self._settings.encoding or UTF_8)
+        except OSError as error:
+            raise EmbedFailed(f"{source.path}: {error.strerror or error}") from error
 
     def _starts(self, start: Position) -> list[Position]:
         """Return where to read each file that is not read yet."""

@@ -4,7 +4,7 @@ import pytest
 
 from backends.contract import Capabilities, Embed, Encode, Operation, Output, Rerank, Tokenize
 from gateway.calls import Call, Similarity, Work
-from gateway.upstreams.canary_offer import nothing_shared, serves_alike
+from gateway.upstreams.judging import nothing_shared, serves_alike
 
 FREE = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
 MODEL = Capabilities(
