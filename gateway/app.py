@@ -29,29 +29,8 @@ from backends.kinds import open_replica
 from backends.torch.serving.client import TorchBackend
 from backends.torch.stats import EngineStats, joined_stats
 from gateway.admission import Admission
-from gateway.api.dialects import (
-    cohere,
-    gemini,
-    infinity,
-    nim,
-    ollama,
-    openai,
-    openai_batches,
-    openai_files,
-    openai_models,
-    rerank,
-    sie,
-    tei,
-    tei_default,
-    tei_outputs,
-    tei_predict,
-    tei_vertex,
-    tokenize,
-    vllm,
-    vllm_pooling,
-    vllm_server,
-    voyage,
-)
+from gateway.api.dialects.manager.dialect import move_path as move_to_manager
+from gateway.api.dialects.registry import DIALECTS
 from gateway.api.operators import (
     added_models,
     admin,
@@ -63,10 +42,9 @@ from gateway.api.operators import (
     probes,
     replicas,
     sign_in,
-    start_page,
     status,
     tenants,
-    traffic,
+    texts,
     ui,
 )
 from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
@@ -79,12 +57,12 @@ from gateway.api.operators.status import StatusSource
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.batches_api import BatchesApi
 from gateway.api.server.call_io import ASGIApp
-from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.dialect import Dialect
 from gateway.api.server.endpoints import endpoint_at
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.line_server import GatewayLineServer
-from gateway.api.server.middleware import Middleware, ServerParts
+from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
 from gateway.batches.records import Job
@@ -108,13 +86,11 @@ from gateway.routing.routes import Routes
 from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.budget_metrics import BudgetShare
-from gateway.telemetry.load_metrics import ReplicaLoad, Sources
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.process import measure_lag
+from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
+from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.records import Records
-from gateway.telemetry.store_metrics import StoredCounts
 from gateway.telemetry.totals import Totals
+from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FirstKey, Keyring
@@ -149,30 +125,6 @@ logger = logging.getLogger("gateway")
 # A stopping worker waits this long for its last spans to be sent.
 LAST_SPANS_S = 2.5
 
-# A new dialect is one more line here.
-DIALECTS = (
-    openai,
-    tei,
-    tei_outputs,
-    tei_predict,
-    tokenize,
-    tei_default,
-    tei_vertex,
-    vllm,
-    vllm_pooling,
-    vllm_server,
-    infinity,
-    rerank,
-    nim,
-    voyage,
-    cohere,
-    sie,
-    ollama,
-    gemini,
-    openai_models,
-    openai_files,
-    openai_batches,
-)
 OPERATOR_MODULES = (
     probes,
     keys,
@@ -182,15 +134,22 @@ OPERATOR_MODULES = (
     instances,
     host_models,
     status,
-    traffic,
     replicas,
     jobs,
     own_usage,
     ui,
     sign_in,
-    start_page,
 )
-HANDLERS = [handler for module in (*DIALECTS, *OPERATOR_MODULES) for handler in module.HANDLERS]
+OPERATORS = Dialect(
+    handlers=[handler for module in OPERATOR_MODULES for handler in module.HANDLERS],
+    tags=texts.TAGS,
+    examples=texts.EXAMPLES,
+    meanings=texts.MEANINGS,
+)
+SERVED = (*DIALECTS, OPERATORS)
+HANDLERS = [handler for dialect in SERVED for handler in dialect.handlers]
+KEY_HEADERS = [dialect.key_header.name.encode() for dialect in DIALECTS if dialect.key_header is not None]
+MOVES = [dialect.move for dialect in DIALECTS if dialect.move is not None]
 ROUTES = RouteTable(HANDLERS)
 
 
@@ -320,7 +279,9 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
     in_flight = InFlight(config.limits.in_flight_bytes)
     sign_on = SignOn(gateway.keyring, config.sign_on)
-    authenticator = Authenticator(gateway.keyring, config.trusted_proxies, sign_on=sign_on)
+    authenticator = Authenticator(
+        gateway.keyring, config.trusted_proxies, sign_on=sign_on, key_headers=KEY_HEADERS
+    )
     jobs = open_batches(boot, lambda job: observe(_change_of(job)))
     batches = BatchesApi(authenticator, jobs)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
@@ -358,6 +319,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         address_of=authenticator.address_of,
         admin_port=boot.admin_port,
         manager_port=boot.manager_port,
+        moves=MOVES,
+        move_to_manager=move_to_manager,
         cors=None if config.cors is None else CorsPolicy(config.cors),
         traces=traces,
     )
@@ -422,20 +385,16 @@ def _distrust(cache: ItemCache, event: SpaceChecked) -> None:
 
 def _create_grpc(config: Config, parts: ServerParts) -> "GrpcServer":
     """Return the gRPC server, which shares everything with HTTP's."""
-    from gateway.api.grpc.rpc import RpcParts
     from gateway.api.grpc.server import GrpcServer
 
-    shared = RpcParts(
-        parts.api, parts.in_flight, parts.observe, parts.body_bytes_max, tei.describe_model, parts.traces
-    )
-    return GrpcServer(shared, config.limits, config.tls)
+    return GrpcServer(parts, config.limits, config.tls)
 
 
 @cache
 def _litestar() -> ASGIApp:
     """Return the Litestar application, which all gateways of a process share."""
     # Litestar's types of scope and messages are TypedDicts, which no plain mapping matches.
-    return cast("ASGIApp", litestar_application(HANDLERS))
+    return cast("ASGIApp", litestar_application(SERVED))
 
 
 def serving_of(

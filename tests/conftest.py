@@ -188,6 +188,14 @@ async def running_gateway(
         yield Running(client, events, application)
 
 
+async def posted(
+    booting: AbstractAsyncContextManager[Running], path: str, body: Any, **headers: str
+) -> httpx.Response:
+    """Return the reply to one POST of a gateway that runs for it only. headers: as in `Running.post`."""
+    async with booting as gateway:
+        return await gateway.post(path, body, **headers)
+
+
 def remote_backend(kind: BackendKind, spec: ReplicaSpec, transport: httpx.AsyncBaseTransport) -> Backend:
     """Return the backend of a remote replica, over the transport of a test."""
     address = origin_of(spec.address) if kind in get_args(ApiKind) else spec.address

@@ -45,6 +45,8 @@ def test_architecture_lists_the_rooms_of_the_tree() -> None:
         f"{path.parent.relative_to(ROOT)}/"
         for root in ("gateway", "backends")
         for path in (ROOT / root).rglob("*.py")
+        # The room of the dialects has one folder for each, which its row says.
+        if path.parent.parent != ROOT / "gateway/api/dialects"
     }
     loose = {
         f"gateway/{path.name}"

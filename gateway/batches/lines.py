@@ -421,9 +421,10 @@ def result_of(custom_id: str, reply: LineReply) -> LineResult:
     return LineResult(part, _text(custom_id, response, None), reply.tokens, reply.cached_tokens)
 
 
-def unexecuted(custom_id: str, code: str) -> LineResult:
-    """Return the result of a line that was never run."""
-    return LineResult("err", _text(custom_id, None, _Error(code, MESSAGES[code])), is_executed=False)
+def without_reply(custom_id: str, code: str) -> LineResult:
+    """Return the result of a line that was never run, or that the gateway cannot run."""
+    text = _text(custom_id, None, _Error(code, MESSAGES[code]))
+    return LineResult("err", text, is_executed=code == FAILED)
 
 
 def unexecuted_bytes(custom_id: str) -> int:
@@ -431,13 +432,8 @@ def unexecuted_bytes(custom_id: str) -> int:
     return UNEXECUTED_BYTES + len(_encode(custom_id))
 
 
-def failed(custom_id: str) -> LineResult:
-    """Return the result of a line that the gateway cannot run."""
-    return LineResult("err", _text(custom_id, None, _Error(FAILED, MESSAGES[FAILED])))
-
-
 def _text(custom_id: str, response: _Response | None, error: _Error | None) -> bytes:
     return _encode(_ResultLine(f"batch_req_{secrets.token_hex(12)}", custom_id, response, error)) + b"\n"
 
 
-UNEXECUTED_BYTES = max(len(unexecuted("", code).text) for code in MESSAGES)
+UNEXECUTED_BYTES = max(len(without_reply("", code).text) for code in MESSAGES)

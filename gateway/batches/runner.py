@@ -31,16 +31,16 @@ from gateway.batches.journal import Journal, open_journal, remove_journals
 from gateway.batches.lines import (
     CANCELLED,
     EXPIRED,
+    FAILED,
     LineRequest,
     LineResult,
     LineRules,
     LineServer,
     RunLine,
     count_inputs,
-    failed,
     result_of,
     split_chunk,
-    unexecuted,
+    without_reply,
 )
 from gateway.batches.objects import FULL, ObjectLost, ObjectsUnavailable, create_record
 from gateway.batches.records import (
@@ -620,11 +620,9 @@ class ChunkRun:
     def _without_running(self, line: RunLine) -> LineResult | None:
         """Return the result of a line that may not begin any more, or cannot."""
         code = self._running.stop_code(self._jobs.now_s())
-        if code is not None:
-            return unexecuted(line.custom_id, code)
-        if not line.body or self._tries.failures >= FAILURES_MAX:
-            return failed(line.custom_id)
-        return None
+        if code is None and (not line.body or self._tries.failures >= FAILURES_MAX):
+            code = FAILED
+        return None if code is None else without_reply(line.custom_id, code)
 
     async def _may_begin(self, size: ResultBytes) -> bool:
         if self._running.blocked_s > 0 or self._place.gives_way:

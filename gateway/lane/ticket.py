@@ -21,7 +21,7 @@ from gateway.lane.fair_queue import Entry, FairQueue, Priority
 from gateway.lane.isolation import Isolation
 from gateway.lane.slices import Slice
 from gateway.routing.replica import BatchLoad, Replica, kind_of
-from gateway.telemetry.attempt_record import AttemptRecord, hide_inputs
+from gateway.telemetry.timeline import AttemptRecord, hide_inputs
 
 
 class AttemptSpans(Protocol):

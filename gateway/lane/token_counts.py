@@ -104,9 +104,8 @@ def _samples_of(work: Work) -> list[ModelWork]:
     if isinstance(work, Encode):
         return [Encode((text,), work.outputs) for text in REFERENCE_TEXTS]
     kind = ONE_TEXT.get(work.operation)
-    return [
-        Rerank(REFERENCE_TEXTS[0], (text,)) if kind is None else kind((text,)) for text in REFERENCE_TEXTS
-    ]
+    query = REFERENCE_TEXTS[0]
+    return [Rerank(query, (text,)) if kind is None else kind((text,)) for text in REFERENCE_TEXTS]
 
 
 async def _examine(

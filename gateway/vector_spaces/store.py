@@ -1,7 +1,7 @@
 """Vector spaces that gateways share, in Redis: one per upstream, and one per model with several upstreams.
 
-The first gateway that has one writes it. Releases with other reference texts use different keys, because
-their fingerprints cannot be compared.
+The first gateway that has one writes it. Releases with other reference texts use different keys: their
+fingerprints cannot be compared.
 """
 
 from typing import Generic, TypeVar
@@ -13,6 +13,7 @@ from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.vector_spaces.fingerprint import Fingerprint, decode_fingerprint
 
+# Releases with other reference texts use a different key: their fingerprints cannot be compared.
 SPACES = f"gw:spaces:{EDITION}"
 MODEL_SPACES = f"gw:model_spaces:{EDITION}"
 

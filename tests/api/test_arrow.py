@@ -563,7 +563,7 @@ async def test_the_document_names_the_paths_that_take_arrow() -> None:
         if any(ARROW in content.get("content", {}) for content in contents):
             assert all(ARROW in content["content"] for content in contents)
             found.add(path)
-    answers = {path: ROUTES.parse(path.replace("{name}", "a")).answer for path in paths}
+    answers = {path: ROUTES.parse(path.replace("{name}", "a")).options.answer for path in paths}
     # An upload is answered without Litestar too, and is no endpoint of a model.
     endpoints: Any = {path: answer for path, answer in answers.items() if hasattr(answer, "__self__")}
     assert found == {path for path, answer in endpoints.items() if answer.__self__.forms.arrow is not None}

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from gateway.api.server.authentication import Authenticator, api_key_of
+from gateway.api.server.authentication import Authenticator
 from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, RECENT_MAX, REFILL_S, GuessThrottle
 from gateway.tenants.keyring import FirstKey, Keyring, key_digest
 from tests.conftest import Boots, request_with
@@ -96,7 +96,9 @@ def basic(text: str) -> str:
     ],
 )
 def test_a_key_is_read_from_every_form_of_authorization(sent: str, key: str | None) -> None:
-    assert key == api_key_of(request_with(b"authorization", sent))
+    identity = Authenticator(Keyring({}, FirstKey(key_digest("k"))))
+
+    assert key == identity.key_of(request_with(b"authorization", sent))
 
 
 @pytest.mark.parametrize(

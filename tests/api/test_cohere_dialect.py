@@ -8,10 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.api.dialects.cohere import EmbedV1Request, EmbedV2Request
-from gateway.api.server.encoding import EmbeddingType
-from gateway.api.server.quantization import quantize
-from tests.conftest import CONFIG, Boots
+from gateway.api.dialects.cohere.embed import EmbedV1Request, EmbedV2Request
+from gateway.api.server.encoding import EmbeddingType, quantize
+from tests.conftest import CONFIG, Boots, posted
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.tei import FakeTei, vector_of
 
@@ -27,8 +26,7 @@ LONG = "w " * 20
 
 async def post_json(boot: Boots, path: str, body: Any, status: int = 200, config: str = CONFIG) -> Any:
     """Return the JSON of one POST, after a check of its status."""
-    async with boot({"tei-0": FakeTei(), "tei-1": FakeTei()}, config) as gateway:
-        reply = await gateway.post(path, body)
+    reply = await posted(boot({"tei-0": FakeTei(), "tei-1": FakeTei()}, config), path, body)
     assert status == reply.status_code, reply.text
     return reply.json()
 

@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.api.dialects.openai import OpenAIEmbeddingsRequest
-from gateway.api.server.quantization import QuantizedType, quantize
-from gateway.api.wire.vllm_options import VllmOptions
-from tests.conftest import CONFIG, Boots
+from gateway.api.dialects.openai.embeddings import OpenAIEmbeddingsRequest
+from gateway.api.server.encoding import QuantizedType, quantize
+from gateway.api.wire.vllm import VllmOptions
+from tests.conftest import CONFIG, Boots, posted
 from tests.fakes.tei import FakeTei, vector_of
 from tests.fakes.vllm import FakeVllm
 
@@ -66,8 +66,7 @@ async def post_json(boot: Boots, body: Any, status: int = 200, config: str = CON
     replicas = {"tei-0": FakeTei(), "tei-1": FakeTei()}
     for fake in replicas.values():
         fake.prompts = frozenset()
-    async with boot(replicas, config) as gateway:
-        reply = await gateway.post(PATH, {"input": "a"} | body)
+    reply = await posted(boot(replicas, config), PATH, {"input": "a"} | body)
     assert status == reply.status_code, reply.text
     return reply.json()
 

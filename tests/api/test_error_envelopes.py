@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.api.server.error_bodies import FastAPIError, InfinityError
+from gateway.api.dialects.infinity.dialect import FastAPIError, InfinityError
 from gateway.app import ROUTES
 from gateway.errors import FACTS
 from gateway.events import CallFinished

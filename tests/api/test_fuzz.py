@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway.api.server.error_bodies import SIE
+from gateway.api.dialects.sie.dialect import SIE
 from gateway.api.server.paths import METHOD
 from gateway.app import HANDLERS
 from gateway.config.load import parse_config

@@ -15,10 +15,10 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from backends.tei_protos import tei_pb2 as pb
-from gateway.api.grpc import open_services
+from gateway.api.grpc import answers
+from gateway.api.grpc.call_stream import STATUSES
 from gateway.api.grpc.messages import check_fields, field, parse, varint, vector_field
 from gateway.api.grpc.server import GrpcServer
-from gateway.api.grpc.statuses import STATUSES
 from gateway.api.server.paths import OTHER
 from gateway.errors import FACTS, InvalidInput, MalformedBody
 from gateway.events import CallFinished
@@ -420,8 +420,8 @@ async def test_connections_over_the_bound_are_closed() -> None:
 
 
 async def test_health_is_answered_while_calls_without_a_key_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_services, "OPEN_WAIT_S", 2.0)
-    of_one, count = open_services.OPEN_RPCS_OF_ONE_MAX, open_services.OPEN_RPCS_MAX
+    monkeypatch.setattr(answers, "OPEN_WAIT_S", 2.0)
+    of_one, count = answers.OPEN_RPCS_OF_ONE_MAX, answers.OPEN_RPCS_MAX
 
     async def nothing() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()

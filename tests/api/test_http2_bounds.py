@@ -9,11 +9,10 @@ import grpc.aio
 import pytest
 
 from backends.tei_protos import tei_pb2 as pb
+from gateway.api.grpc import answers, frames
 from gateway.api.grpc import connection as connections
-from gateway.api.grpc import frames, open_services
 from gateway.api.grpc.connection import Http2Connection
-from gateway.api.grpc.frame_reader import FrameReader
-from gateway.api.grpc.frames import Frame, encode_frame
+from gateway.api.grpc.frames import Frame, FrameReader, encode_frame
 from gateway.api.grpc.hpack import BlockBounds, BlockDecoder, encode_block
 from gateway.tenants.keyring import key_digest
 from tests.api.test_grpc import AUTHORIZED, GRPC, Client, Code, grpc_gateway, limited, status_of
@@ -303,15 +302,15 @@ async def test_calls_that_are_reset_at_once_end_the_connection(path: str) -> Non
 
 
 async def test_replies_that_the_client_does_not_take_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_services, "OPEN_WAIT_S", 0.3)
+    monkeypatch.setattr(answers, "OPEN_WAIT_S", 0.3)
     question = b"\x3a\x00"
     async with grpc_gateway() as client, peer_of(client, {frames.INITIAL_WINDOW_SIZE: 0}) as peer:
         numbers = range(1, 41, 2)
         peer.send(b"".join([call(number, head(REFLECTION), question, ends=False) for number in numbers]))
-        await until(lambda: peer.connection.open_calls == open_services.OPEN_RPCS_OF_ONE_MAX)
+        await until(lambda: peer.connection.open_calls == answers.OPEN_RPCS_OF_ONE_MAX)
         await until(lambda: all(peer.status(number) is not None for number in numbers))
         statuses = [peer.status(number) for number in numbers]
-    assert statuses.count(4) == open_services.OPEN_RPCS_OF_ONE_MAX
+    assert statuses.count(4) == answers.OPEN_RPCS_OF_ONE_MAX
     assert set(statuses) == {4, 8}
     assert not peer.of(frames.DATA)
 
@@ -557,7 +556,7 @@ async def test_a_stopping_gateway_says_goodbye_and_finishes() -> None:
             server.hook = gate
         peer.send(call(1, head(**KEYED), text()))
         await until(lambda: gate.waiting > 0)
-        client.gateway.application.in_flight.draining = True
+        await client.gateway.application.in_flight.drain(0)
         await until(lambda: bool(peer.of(frames.GOAWAY)))
         assert frames.NUMBER_MAX == frames.number_of(peer.of(frames.GOAWAY)[0].content)
         peer.send(call(3, head(**KEYED), text()))

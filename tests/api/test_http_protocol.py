@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 import pytest
 import uvicorn
 
-from gateway.api.server import unread_replies
+from gateway.api.server import in_flight
 from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
-from gateway.api.server.http_protocol import CONNECTION, BoundedProtocol
+from gateway.api.server.http_protocol import CONNECTION, BoundedProtocol, LingeringClose
 from gateway.api.server.in_flight import InFlight
-from gateway.api.server.lingering_close import LingeringClose
 from tests.fakes.hooks import until
 
 # Path → bytes of its reply. /large exceeds every buffer between two sockets; /small never pauses writing.
@@ -422,7 +421,7 @@ async def test_requests_of_a_client_that_does_not_read_stay_unparsed() -> None:
 async def test_kept_requests_of_lost_connections_are_counted_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     # An eighth is for those that make no progress.
     monkeypatch.setattr(ImpatientProtocol, "in_flight", InFlight(8 * 40_000))
-    monkeypatch.setattr(unread_replies, "GRACE_S", 0.001)
+    monkeypatch.setattr(in_flight, "GRACE_S", 0.001)
     async with connected(application=echo) as (_, first), asyncio.timeout(20):
         ImpatientProtocol.released = asyncio.Event()
         opened = [await asyncio.open_connection(*first.get_extra_info("peername")[:2]) for _ in range(4)]

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.api.server.encoding import EmbeddingType
-from gateway.api.server.quantization import quantize
-from tests.conftest import CONFIG, Boots
+from gateway.api.server.encoding import EmbeddingType, quantize
+from tests.conftest import CONFIG, Boots, posted
 from tests.fakes.tei import FakeTei, vector_of
 
 PATH = "/v1/embeddings"
@@ -20,8 +19,7 @@ PROMPTED = CONFIG.replace(
 
 async def post_json(boot: Boots, body: Any, status: int = 200, config: str = CONFIG) -> Any:
     """Return the JSON of one POST, after a check of its status."""
-    async with boot({"tei-0": FakeTei(), "tei-1": FakeTei()}, config) as gateway:
-        reply = await gateway.post(PATH, body)
+    reply = await posted(boot({"tei-0": FakeTei(), "tei-1": FakeTei()}, config), PATH, body)
     assert status == reply.status_code, reply.text
     return reply.json()
 

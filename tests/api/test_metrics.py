@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import ROUTES
 from gateway.events import CallFinished, ConnectionFaulted, ReplicaChanged
-from gateway.telemetry.batched_histogram import BatchedHistogram
 from gateway.telemetry.call_metrics import KEYS_MAX
-from gateway.telemetry.load_metrics import ReplicaLoad, Sources
+from gateway.telemetry.instruments import BatchedHistogram
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until

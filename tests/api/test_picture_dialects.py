@@ -12,7 +12,7 @@ import pytest
 from backends.contract.vectors import max_similarity
 from backends.http.media import probe_recording
 from gateway.tenants.keyring import key_digest
-from tests.conftest import KEY, Boots
+from tests.conftest import KEY, Boots, posted
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import Gate, until
 from tests.fakes.infinity import FakeInfinity
@@ -118,8 +118,7 @@ def vectors_in(body: dict[str, Any]) -> list[list[float]]:
 async def test_each_input_gets_its_own_vector(
     boot: Boots, tokenizer: str, backend: str, path: str, body: dict[str, Any], sources: list[str]
 ) -> None:
-    async with boot({"one": servers()[backend]}, config_of(backend, tokenizer)) as gateway:
-        reply = await gateway.post(path, body)
+    reply = await posted(boot({"one": servers()[backend]}, config_of(backend, tokenizer)), path, body)
 
     assert 200 == reply.status_code, reply.text
     width = body.get("dimensions", 8)
@@ -130,8 +129,7 @@ async def test_each_input_gets_its_own_vector(
 
 async def test_vllm_reads_texts_and_pictures_together(boot: Boots) -> None:
     body = message({"type": "text", "text": "a b"}, picture_part(FIRST))
-    async with boot({"one": FakeVllm(images=True)}, config_of("vllm", "")) as gateway:
-        reply = await gateway.post("/v1/embeddings", body)
+    reply = await posted(boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), "/v1/embeddings", body)
 
     np.testing.assert_allclose(vector_of(f"user: a b {FIRST}"), vectors_in(reply.json())[0], atol=1e-6)
 
@@ -188,8 +186,7 @@ async def test_a_model_of_texts_refuses_pictures(
     body: dict[str, Any],
     sources: list[str],
 ) -> None:
-    async with boot({"one": server}, config_of(backend, tokenizer)) as gateway:
-        reply = await gateway.post(path, body)
+    reply = await posted(boot({"one": server}, config_of(backend, tokenizer)), path, body)
 
     assert reply.status_code in {400, 422}, (reply.text, sources)
     assert "no model here can embed images" in reply.text
@@ -228,8 +225,7 @@ async def test_a_model_of_texts_refuses_pictures(
 async def test_what_cannot_be_read_is_refused_by_name(
     boot: Boots, path: str, body: dict[str, Any], named: str
 ) -> None:
-    async with boot({"one": FakeVllm(images=True)}, config_of("vllm", "")) as gateway:
-        reply = await gateway.post(path, body)
+    reply = await posted(boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), path, body)
 
     assert reply.status_code in {400, 422}, reply.text
     assert named in reply.text
@@ -337,8 +333,7 @@ async def test_a_model_without_sound_refuses_recordings(
     body: dict[str, Any],
     sources: list[str],
 ) -> None:
-    async with boot({"one": server}, config_of(backend, tokenizer)) as gateway:
-        reply = await gateway.post(path, body)
+    reply = await posted(boot({"one": server}, config_of(backend, tokenizer)), path, body)
 
     assert reply.status_code in {400, 422}, (reply.text, sources)
     assert "no model here can embed sound" in reply.text

@@ -94,7 +94,7 @@ async def test_readers_of_small_replies_are_held_too() -> None:
 
 
 async def test_over_the_bound_slow_readers_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.api.server.unread_replies.GRACE_S", 0)
+    monkeypatch.setattr("gateway.api.server.in_flight.GRACE_S", 0)
     async with (
         socket_gateway(FakeTei(max_client_batch_size=500), SMALL, KERNEL_BYTES) as gateway,
         asyncio.timeout(20),

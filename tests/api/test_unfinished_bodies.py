@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.api.server.body_pace import BodyPace
+from gateway.api.server.http_protocol import BodyPace
 from gateway.events import CallFinished, Event, QuotaDecided
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
@@ -131,8 +131,8 @@ async def test_a_slow_body_that_keeps_the_pace_is_served(monkeypatch: pytest.Mon
     checks: list[bool] = []
     is_late = BodyPace.is_late
 
-    def check(pace: BodyPace, *, was_paused: bool) -> bool:
-        checks.append(is_late(pace, was_paused=was_paused))
+    def check(pace: BodyPace, came: int, *, was_paused: bool) -> bool:
+        checks.append(is_late(pace, came, was_paused=was_paused))
         return checks[-1]
 
     monkeypatch.setattr(BodyPace, "is_late", check)

@@ -127,7 +127,7 @@ def test_probe_paths_are_served(overlay: Bundle) -> None:
         probes = {name: probe["httpGet"] for name, probe in container.items() if name.endswith("Probe")}
         assert {"readinessProbe", "livenessProbe"} == set(probes)
         assert ("/readyz", "/livez") == (probes["readinessProbe"]["path"], probes["livenessProbe"]["path"])
-        assert all(ROUTES.parse(probe["path"]).on_both_listeners for probe in probes.values())
+        assert all(ROUTES.parse(probe["path"]).options.on_both_listeners for probe in probes.values())
         assert {"http"} == {probe["port"] for probe in probes.values()}
 
 

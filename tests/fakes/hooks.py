@@ -58,3 +58,8 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - the condition is plain state without an event
             await asyncio.sleep(0)
+
+
+def embedder_and_reranker() -> dict[str, FakeTei]:
+    """Return the servers of an embedding model and of a reranker, as `tests.conftest.CONFIG` names them."""
+    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}

@@ -7,7 +7,7 @@ import pytest
 
 from backends.contract import Capabilities, Embed, Encode, Lengths, Operation, Output, Rerank, Score
 from backends.instructions import PUBLISHED, instruction_prompt, template_in, template_problem
-from gateway.api.wire.instructions import INSTRUCTION_BYTES_MAX, check_instruction
+from gateway.api.wire.inputs import INSTRUCTION_BYTES_MAX, check_instruction
 from gateway.calls import Call
 from gateway.config.schema import UpstreamSettings
 from gateway.errors import InvalidInput, NoReplica

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.api.dialects.manager.dialect import NOWHERE, move_path
 from gateway.api.server.paths import SLASH, model_name
 from gateway.app import ROUTES
 from gateway.config.schema import OPERATION_SEGMENTS
@@ -223,3 +224,19 @@ def test_labels_are_a_closed_list(rest: str) -> None:
     )
     for path in (start + rest for start in starts):
         assert ROUTES.parse(path).label in ROUTE_LABELS
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/instances/a/start", "/admin/instances/a/start"),
+        ("/models", "/admin/registry"),
+        ("/health", "/admin/manager/health"),
+        ("/embed", NOWHERE),
+    ],
+)
+def test_paths_of_the_manager_are_moved_below_admin(path: str, expected: str) -> None:
+    scope = {"path": path, "raw_path": path.encode()}
+    move_path(scope)
+
+    assert (expected, expected.encode()) == (scope["path"], scope["raw_path"])

@@ -4,28 +4,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
-from gateway.api.grpc.call_stream import CallStream
+from gateway.api.grpc.call_stream import CallStream, status_of, trailing_metadata
 from gateway.api.grpc.frames import CANCEL
-from gateway.api.grpc.statuses import status_of, trailing_metadata
 from gateway.api.server.call_io import CALLER_GONE
+from gateway.api.server.connection_limit import TenantShares
 from gateway.api.server.error_bodies import TEI
-from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, SHARE_OF_FREE, HeldBody, InFlight
-from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, HeldBody, InFlight
+from gateway.api.server.middleware import ServerParts
 from gateway.api.server.paths import Target
 from gateway.api.server.request_context import RequestContext
 from gateway.errors import DeadlineExceeded, GatewayError, GatewayFull, MalformedBody, ShuttingDown
-from gateway.events import Observe
-from gateway.tenants.keyring import Tenant
-
-if TYPE_CHECKING:
-    # OpenTelemetry is loaded only where calls are traced.
-    from gateway.telemetry.tracing import CallTraces
 
 # As HTTP's events, so that one dashboard shows both: the status that the same error has there.
 METHOD = "GRPC"
@@ -40,58 +31,12 @@ SMALL_MESSAGE_BYTES = 64 * 1024
 logger = logging.getLogger("gateway")
 
 
-class RpcShares:
-    """Open RPCs with a key. Rule: no tenant can keep another one out by its RPCs.
-
-    One tenant takes at most three times as many as stay free, as bodies do of the memory.
-    """
-
-    def __init__(self, rpcs_max: int) -> None:
-        self._rpcs_max = rpcs_max
-        self._by_tenant: Counter[str] = Counter()
-        self._open = 0
-
-    def claim(self, tenant: str) -> None:
-        """Count an RPC. Raises: GatewayFull."""
-        free = self._rpcs_max - self._open - 1
-        # A bound of one has no share to divide.
-        if self._open and self._by_tenant[tenant] + 1 > SHARE_OF_FREE * free:
-            raise GatewayFull(
-                f"{self._by_tenant[tenant]} RPCs of this tenant are open, of {self._open} in all; try again"
-            )
-        self._open += 1
-        self._by_tenant[tenant] += 1
-
-    def release(self, tenant: str) -> None:
-        """Count an RPC no more."""
-        self._open -= 1
-        self._by_tenant[tenant] -= 1
-        if not self._by_tenant[tenant]:
-            del self._by_tenant[tenant]
-
-
-@dataclass(frozen=True, slots=True)
-class RpcParts:
-    """Collaborators of every RPC, which HTTP requests of the same process share.
-
-    body_bytes_max: `limits.body_bytes`. describe_model: returns the facts of /info. traces: None if the
-    configuration has no such section.
-    """
-
-    api: InferenceApi
-    in_flight: InFlight
-    observe: Observe
-    body_bytes_max: int
-    describe_model: Callable[[InferenceApi, Tenant, str | None], Any]
-    traces: "CallTraces | None" = None
-
-
 class RpcContext(RequestContext):
     """State of one RPC, whose headers are its metadata. model: of the metadata, or of a message's target."""
 
-    def __init__(self, parts: RpcParts, stream: CallStream, path: str) -> None:
+    def __init__(self, parts: ServerParts, stream: CallStream, path: str) -> None:
         metadata = stream.request.metadata
-        address = parts.api.authenticator.address_of(stream.address, metadata)
+        address = parts.api.authenticator.address_of(stream.link.address, metadata)
         target = Target(path, TEI, path)
         super().__init__(target, metadata, address, HeldBody(parts.in_flight), parts.observe, method=METHOD)
         self.model = self.header(b"model") or None
@@ -153,7 +98,7 @@ class Rpc:
     held_bytes: of a reply that the client has not read, see `ReplyReader`.
     """
 
-    def __init__(self, parts: RpcParts, stream: CallStream, path: str) -> None:
+    def __init__(self, parts: ServerParts, stream: CallStream, path: str) -> None:
         self.parts = parts
         self.stream = stream
         self.context = RpcContext(parts, stream, path)
@@ -170,7 +115,7 @@ class Rpc:
         self._failure: GatewayError | None = None
         self._written_s = 0.0
 
-    def start(self, shares: RpcShares, answer: "Answer") -> None:
+    def start(self, shares: TenantShares, answer: "Answer") -> None:
         """Begin an RPC that takes a permit; without a valid key it is refused at once."""
         parts, stream = self.parts, self.stream
         if parts.traces is not None:
@@ -181,10 +126,7 @@ class Rpc:
             self.end(error)
             return
         try:
-            self.tenant = parts.api.authenticator.authenticate(self.context).name
-            stream.trust(self.tenant)
-            stream.start_timer()
-            shares.claim(self.tenant)
+            self._admit(shares)
         except Exception as error:  # noqa: BLE001 - every error becomes a status
             parts.in_flight.leave()
             self.end(error)
@@ -192,6 +134,15 @@ class Rpc:
         task = stream.run(self._run_with_permit(answer))
         parts.in_flight.cancels.add(task.cancel)
         task.add_done_callback(partial(self._leave, shares))
+
+    def _admit(self, shares: TenantShares) -> None:
+        """Check the key, and start the time of the RPC. Raises: GatewayError."""
+        tenant = self.tenant = self.parts.api.authenticator.authenticate(self.context).name
+        self.stream.link.trust(tenant)
+        self.stream.start_timer()
+        if not shares.claim(tenant):
+            count, taken = shares.of(tenant), shares.taken
+            raise GatewayFull(f"{count} RPCs of this tenant are open, of {taken} in all; try again")
 
     def start_open(self, answer: "Answer", on_end: Callable[[], None]) -> None:
         """Begin an RPC that needs neither a key nor a permit."""
@@ -328,7 +279,7 @@ class Rpc:
             task.uncancel()
             self.end(_stopped())
 
-    def _leave(self, shares: RpcShares, task: "asyncio.Task[None]") -> None:
+    def _leave(self, shares: TenantShares, task: "asyncio.Task[None]") -> None:
         """Return the permit of an RPC that was answered, or cancelled even before it began."""
         self._end(task)
         shares.release(self.tenant)

@@ -4,33 +4,36 @@ A message has one text; truncate is false unless it is sent, and normalize is tr
 Source: huggingface/text-embeddings-inference 1.9.3, proto/tei.proto and router/src/grpc/server.rs.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
 from backends.contract import Detokenize, Reply
 from backends.contract.texts import DETOKENIZE_IDS_MAX
+from backends.tei_protos import tei_multiplexer_pb2 as mux
 from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc.messages import field, vector_field
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import RequestContext
-from gateway.api.wire.inputs import InputReader
 from gateway.api.wire.least_costs import LEAST
 from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS as FREE
-from gateway.api.wire.tei_bodies import (
+from gateway.api.wire.tei import (
+    Direction,
     EmbedRequest,
+    PredictRequest,
     TeiEncodeRequest,
     TeiRerankRequest,
     decode_embed,
+    decode_predict,
     decode_rerank,
     decode_sparse,
     decode_token_vectors,
+    predictions_of,
     rank_order,
 )
-from gateway.api.wire.tei_predictions import PredictRequest, decode_predict, predictions_of
-from gateway.api.wire.tei_truncation import Direction
-from gateway.api.wire.tokenize_bodies import TokenizeRequest, decode_ids, decode_tokenize
+from gateway.api.wire.tokens import TokenizeRequest, decode_ids, decode_tokenize
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.quotas.limits import Cost
@@ -40,14 +43,14 @@ from gateway.telemetry.timeline import Timeline
 DIMENSIONS_MAX = 65536
 UINT32_MAX = 2**32 - 1
 
-Decode: TypeAlias = Callable[[Any, str | None, RequestContext, InputReader], Awaitable[Call]]
+Decode: TypeAlias = Callable[[Any, str | None, RequestContext, InferenceApi], Awaitable[Call]]
 # Called with the request and the reply; returns the reply without its metadata.
 Encode: TypeAlias = Callable[[Any, Reply], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One of TEI's operations, unary or in a stream.
+class Method:
+    """One of TEI's methods, unary or in a stream.
 
     is_timed: the reply carries TEI's metadata. parallel: most messages of one stream in flight, which bounds
     the memory of their replies. least: the least that a message costs. enveloped: name of the request in a
@@ -64,7 +67,7 @@ class Operation:
     enveloped: str | None = None
 
 
-async def _decode_embed(request: Any, model: str | None, context: RequestContext, api: InputReader) -> Call:
+async def _decode_embed(request: Any, model: str | None, context: RequestContext, api: InferenceApi) -> Call:
     body = EmbedRequest(
         request.inputs,
         request.truncate,
@@ -76,11 +79,11 @@ async def _decode_embed(request: Any, model: str | None, context: RequestContext
     return await decode_embed(body, model, context, api)
 
 
-async def _decode_sparse(request: Any, model: str | None, context: RequestContext, api: InputReader) -> Call:
+async def _decode_sparse(request: Any, model: str | None, context: RequestContext, api: InferenceApi) -> Call:
     return await decode_sparse(_encode_body(request), model, context, api)
 
 
-async def _decode_all(request: Any, model: str | None, context: RequestContext, api: InputReader) -> Call:
+async def _decode_all(request: Any, model: str | None, context: RequestContext, api: InferenceApi) -> Call:
     return await decode_token_vectors(_encode_body(request), model, context, api)
 
 
@@ -88,11 +91,11 @@ def _encode_body(request: Any) -> TeiEncodeRequest:
     return TeiEncodeRequest(request.inputs, request.truncate, _direction(request), _prompt_name(request))
 
 
-async def _decode_predict(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
+async def _decode_predict(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
     return decode_predict(_predict_body(request, request.inputs), model, api)
 
 
-async def _decode_pair(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
+async def _decode_pair(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
     if not 1 <= len(request.inputs) <= 2:
         raise InvalidInput(
             f"`inputs` must have a single or two elements. Given: {len(request.inputs)}", param="inputs"
@@ -104,21 +107,21 @@ def _predict_body(request: Any, inputs: Any) -> PredictRequest:
     return PredictRequest(inputs, request.truncate, _direction(request), request.raw_scores)
 
 
-async def _decode_rerank(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
+async def _decode_rerank(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
     body = TeiRerankRequest(
         request.query, list(request.texts), request.truncate, _direction(request), request.raw_scores
     )
     return decode_rerank(body, model, api)
 
 
-async def _decode_tokenize(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
+async def _decode_tokenize(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
     body = TokenizeRequest(
         request.inputs, add_special_tokens=request.add_special_tokens, prompt_name=_prompt_name(request)
     )
     return decode_tokenize(body, model, api)
 
 
-async def _decode_ids(request: Any, model: str | None, _: RequestContext, api: InputReader) -> Call:
+async def _decode_ids(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
     ids = decode_ids(list(request.ids), "ids", api)
     return Call(Detokenize(ids, skip_special_tokens=request.skip_special_tokens), model)
 
@@ -198,14 +201,14 @@ def _detokenized(_: Any, reply: Any) -> bytes:
     return pb.DecodeResponse(text=text).SerializeToString()
 
 
-EMBED = Operation(pb.EmbedRequest, _decode_embed, _embedded)
-EMBED_SPARSE = Operation(pb.EmbedSparseRequest, _decode_sparse, _weighted, parallel=256)
-EMBED_ALL = Operation(pb.EmbedAllRequest, _decode_all, _embedded_tokens, parallel=32)
-PREDICT = Operation(pb.PredictRequest, _decode_predict, _predicted)
-PREDICT_PAIR = Operation(pb.PredictPairRequest, _decode_pair, _predicted)
-RERANK = Operation(pb.RerankRequest, _decode_rerank, _ranked)
-TOKENIZE = Operation(pb.EncodeRequest, _decode_tokenize, _tokenized, is_timed=False, parallel=64, least=FREE)
-DECODE = Operation(
+EMBED = Method(pb.EmbedRequest, _decode_embed, _embedded)
+EMBED_SPARSE = Method(pb.EmbedSparseRequest, _decode_sparse, _weighted, parallel=256)
+EMBED_ALL = Method(pb.EmbedAllRequest, _decode_all, _embedded_tokens, parallel=32)
+PREDICT = Method(pb.PredictRequest, _decode_predict, _predicted)
+PREDICT_PAIR = Method(pb.PredictPairRequest, _decode_pair, _predicted)
+RERANK = Method(pb.RerankRequest, _decode_rerank, _ranked)
+TOKENIZE = Method(pb.EncodeRequest, _decode_tokenize, _tokenized, is_timed=False, parallel=64, least=FREE)
+DECODE = Method(
     pb.DecodeRequest,
     _decode_ids,
     _detokenized,
@@ -213,7 +216,7 @@ DECODE = Operation(
     least=FREE,
     fields_max=DETOKENIZE_IDS_MAX,
 )
-UNARY = {
+TEI_UNARY = {
     "/tei.v1.Embed/Embed": EMBED,
     "/tei.v1.Embed/EmbedSparse": EMBED_SPARSE,
     "/tei.v1.Embed/EmbedAll": EMBED_ALL,
@@ -223,9 +226,33 @@ UNARY = {
     "/tei.v1.Tokenize/Tokenize": TOKENIZE,
     "/tei.v1.Tokenize/Decode": DECODE,
 }
-STREAMS = {f"{path}Stream": operation for path, operation in UNARY.items() if operation is not RERANK}
+TEI_STREAMS = {f"{path}Stream": method for path, method in TEI_UNARY.items() if method is not RERANK}
 INFO = "/tei.v1.Info/Info"
 RERANK_STREAM = "/tei.v1.Rerank/RerankStream"
+
+# TEI Manager's multiplexer has the same methods, with a target in each message.
+# Source: nazq/tei-manager 0.12.0, proto/multiplexer.proto and src/grpc/server.rs.
+MULTIPLEXER = mux.DESCRIPTOR.services_by_name["TeiMultiplexer"].full_name
+MULTIPLEXED_INFO = f"/{MULTIPLEXER}/Info"
+MULTIPLEXED_RERANK_STREAM = f"/{MULTIPLEXER}/RerankStream"
+EMBED_ARROW = f"/{MULTIPLEXER}/EmbedArrow"
+EMBED_SPARSE_ARROW = f"/{MULTIPLEXER}/EmbedSparseArrow"
+# How TEI Manager names the request that a message lacks.
+NAMES = {"EmbedSparse": "embed sparse", "EmbedAll": "embed all", "PredictPair": "predict pair"}
+
+
+def _multiplexed(methods: Mapping[str, Method]) -> dict[str, Method]:
+    """Return the same methods with a target in each message, by their paths there."""
+    found = {}
+    for path, method in methods.items():
+        rpc = path.rpartition("/")[2]
+        name = rpc.removesuffix("Stream")
+        found[f"/{MULTIPLEXER}/{rpc}"] = replace(method, enveloped=NAMES.get(name, name.lower()))
+    return found
+
+
+UNARY = TEI_UNARY | _multiplexed(TEI_UNARY)
+STREAMS = TEI_STREAMS | _multiplexed(TEI_STREAMS)
 
 
 def encode_metadata(timeline: Timeline, reply: Reply, call: Call) -> bytes:

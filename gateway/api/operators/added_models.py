@@ -14,7 +14,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 from gateway.additions.entries import AdditionEntry, Edit, Listing, Part, Put, Remove
-from gateway.api.operators.reload_report import CHANGED, ReloadReport, problems_error, report
+from gateway.api.operators.admin import CHANGED, ReloadReport, problems_error, report
 from gateway.api.server.body import AsWritten
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import model_name, route_options

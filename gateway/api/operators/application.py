@@ -21,7 +21,7 @@ from litestar.types import Method, Scope
 from litestar.types.internal_types import PathParameterDefinition
 
 from gateway import __version__
-from gateway.api.document.complete import operation_id
+from gateway.api.document.complete import OPTION, operation_id, texts_of
 from gateway.api.operators.added_models import AdditionsApi
 from gateway.api.operators.admin import Admin
 from gateway.api.operators.docs_page import (
@@ -36,6 +36,7 @@ from gateway.api.operators.probes import Readiness
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.batches_api import BatchesApi
+from gateway.api.server.dialect import Dialect
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import options_of
@@ -43,7 +44,7 @@ from gateway.api.server.request_context import SERVICES_KEY, context_of, context
 from gateway.telemetry.metrics import Metrics
 from gateway.tenants.sign_on.sign_in import SignIns
 
-# The ways to send a key, in the OpenAPI document. Any of them is enough.
+# The ways to send a key, in the OpenAPI document, besides the headers of dialects. Any of them is enough.
 KEYS = {
     "key": SecurityScheme(type="http", scheme="bearer", description="The key as a bearer token."),
     "password": SecurityScheme(
@@ -56,18 +57,6 @@ KEYS = {
         name="authorization",
         security_scheme_in="header",
         description="The key as the whole value of the header.",
-    ),
-    "azure": SecurityScheme(
-        type="apiKey",
-        name="api-key",
-        security_scheme_in="header",
-        description="The key as Azure's clients send it.",
-    ),
-    "gemini": SecurityScheme(
-        type="apiKey",
-        name="x-goog-api-key",
-        security_scheme_in="header",
-        description="The key as Google's clients send it.",
     ),
 }
 
@@ -103,10 +92,18 @@ def services_of(scope: Mapping[str, Any]) -> Services:
     return services
 
 
-def litestar_application(handlers: Sequence[HTTPRouteHandler]) -> Litestar:
-    """Return the application that serves these handlers."""
+def litestar_application(dialects: Sequence[Dialect]) -> Litestar:
+    """Return the application that serves these dialects."""
+    keys = KEYS | {
+        header.scheme: SecurityScheme(
+            type="apiKey", name=header.name, security_scheme_in="header", description=header.description
+        )
+        for header in (dialect.key_header for dialect in dialects)
+        if header is not None
+    }
     return LeanLitestar(
-        handlers,
+        [handler for dialect in dialects for handler in dialect.handlers],
+        opt={OPTION: texts_of(dialects)},
         dependencies={
             "context": Provide(context_of_request, sync_to_thread=False),
             **{name: _dependency(name) for name in Services.__struct_fields__},
@@ -127,8 +124,8 @@ def litestar_application(handlers: Sequence[HTTPRouteHandler]) -> Litestar:
                 response_headers=DOCS_HEADERS,
                 before_request=prepare_document,
             ),
-            components=Components(security_schemes=dict(KEYS)),
-            security=[{name: []} for name in KEYS],
+            components=Components(security_schemes=dict(keys)),
+            security=[{name: []} for name in keys],
             operation_id_creator=_operation_id,
             use_handler_docstrings=True,
             render_plugins=[ReferenceRenderPlugin(), CompleteJsonRenderPlugin()],

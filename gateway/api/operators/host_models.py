@@ -14,8 +14,9 @@ from litestar import Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
+from gateway.api.dialects.manager.dialect import MANAGER
 from gateway.api.server.body import OnePass
-from gateway.api.server.error_bodies import MANAGER, document_errors
+from gateway.api.server.error_bodies import document_errors
 from gateway.api.server.paths import model_name, route_options
 from gateway.errors import (
     DeadlineExceeded,
@@ -29,8 +30,8 @@ from gateway.errors import (
 )
 from gateway.registry.requests import ActOnModel, AddModel, ListModels, ModelCommand, ModelInfo, ModelResult
 
-OPERATED = route_options(dialect=MANAGER, for_operators=True, needs_admin=True)
-NAMED = route_options(dialect=MANAGER, for_operators=True, needs_admin=True, name_has_slashes=True)
+OPERATED = route_options(errors=MANAGER, for_operators=True, needs_admin=True)
+NAMED = route_options(errors=MANAGER, for_operators=True, needs_admin=True, name_has_slashes=True)
 FAILURES = document_errors(MANAGER)
 TAGS = ["Instances"]
 # The problem's kind → error of the reply.

@@ -12,8 +12,9 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from gateway.api.dialects.manager.dialect import MANAGER
 from gateway.api.server.body import OnePass
-from gateway.api.server.error_bodies import MANAGER, document_errors
+from gateway.api.server.error_bodies import document_errors
 from gateway.api.server.paths import route_options
 from gateway.api.server.responses import NO_KEY
 from gateway.errors import (
@@ -39,8 +40,8 @@ from gateway.instances.records import (
     timestamp,
 )
 
-OPERATED = route_options(dialect=MANAGER, for_operators=True, needs_admin=True)
-OPEN = route_options(dialect=MANAGER, for_operators=True, is_probe=True)
+OPERATED = route_options(errors=MANAGER, for_operators=True, needs_admin=True)
+OPEN = route_options(errors=MANAGER, for_operators=True, is_probe=True)
 FAILURES = document_errors(MANAGER)
 TAGS = ["Instances"]
 # The problem's kind → error of the reply.

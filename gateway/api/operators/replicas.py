@@ -15,7 +15,7 @@ from litestar.params import JSONBody
 from gateway.additions.entries import Drain
 from gateway.api.operators.access import OPERATORS
 from gateway.api.operators.added_models import AdditionsApi
-from gateway.api.operators.reload_report import CHANGED, ReloadReport
+from gateway.api.operators.admin import CHANGED, ReloadReport
 from gateway.api.server.body import ModelName, OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.errors import InvalidInput, NotFound, Overloaded

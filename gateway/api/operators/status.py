@@ -1,4 +1,4 @@
-"""GET /admin/status: a snapshot of the gateway, for `gateway status` and the page at /ui.
+"""GET /admin/status, /admin/traffic and /admin/calls, for `gateway status` and the console at /ui.
 
 Counts and loads are sums over all workers. States and changes are those of the worker that replies.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 from litestar import get
 from litestar.di import NamedDependency
+from litestar.params import FromQuery
 
 from gateway import __version__
 from gateway.api.operators.host_models import RegistryApi
@@ -21,7 +22,7 @@ from gateway.instances.table import InstanceTable
 from gateway.registry.requests import ModelInfo
 from gateway.serve import Gateway
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.records import Records
+from gateway.telemetry.records import CALLS_MAX, INTERVAL_S, RecentCall, Records, TrafficPoint
 from gateway.telemetry.snapshot import (
     CheckpointStatus,
     InstanceStatus,
@@ -196,4 +197,51 @@ async def status(watched: NamedDependency[StatusSource], registry: NamedDependen
     return watched.snapshot(await registry.recent())
 
 
-HANDLERS = [status]
+class Traffic(msgspec.Struct, frozen=True):
+    """Traffic of the last hour. interval_s: length of the time between two points."""
+
+    interval_s: float
+    points: list[TrafficPoint]
+
+
+class Calls(msgspec.Struct, frozen=True):
+    """The last calls, the newest first. kept: most calls that are kept."""
+
+    kept: int
+    calls: list[RecentCall]
+
+
+@get("/admin/traffic", responses=FAILURES, tags=["Operators"], opt=STATUS)
+async def traffic(watched: NamedDependency[StatusSource], after: FromQuery[float] = 0.0) -> Traffic:
+    """Return the traffic of the last hour in intervals of ten seconds, over all workers.
+
+    `after` leaves out the intervals that ended by then, in seconds since 1970.
+    """
+    return Traffic(INTERVAL_S, watched.records.traffic.points(after))
+
+
+@get("/admin/calls", responses=FAILURES, tags=["Operators"], opt=STATUS)
+async def calls(
+    watched: NamedDependency[StatusSource],
+    tenant: FromQuery[str | None] = None,
+    key: FromQuery[str | None] = None,
+    model: FromQuery[str | None] = None,
+    *,
+    failed: FromQuery[bool] = False,
+) -> Calls:
+    """Return the last calls of all workers, without any content.
+
+    `tenant`, `key` (an id) and `model` select those of one; `failed` those that ended with an error.
+    """
+    chosen = [
+        call
+        for call in watched.records.calls.calls()
+        if tenant in {None, call.tenant}
+        and key in {None, call.key_id}
+        and model in {None, call.model}
+        and not (failed and call.outcome == "ok")
+    ]
+    return Calls(CALLS_MAX, chosen)
+
+
+HANDLERS = [status, traffic, calls]

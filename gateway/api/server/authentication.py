@@ -14,15 +14,14 @@ from gateway.tenants.keyring import Keyring, Tenant, key_digest
 from gateway.tenants.sign_on.sign_on import SignOn
 from gateway.tenants.sign_on.token_form import is_token
 
-# Azure's and Google's.
-KEY_HEADERS = (b"api-key", b"x-goog-api-key")
 Network: TypeAlias = IPv4Network | IPv6Network
 
 
 class Authenticator:
     """Finds the tenant of a request's key or token.
 
-    trusted_proxies: networks whose x-forwarded-for is trusted.
+    trusted_proxies: networks whose x-forwarded-for is trusted. key_headers: headers in which clients of some
+    dialects send the bare key.
     """
 
     def __init__(
@@ -31,8 +30,10 @@ class Authenticator:
         trusted_proxies: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         sign_on: SignOn | None = None,
+        key_headers: Sequence[bytes] = (),
     ) -> None:
         self._keyring = keyring
+        self._key_headers = key_headers
         self.sign_on = sign_on or SignOn(keyring, {})
         self._trusted: list[Network] = [ip_network(network) for network in trusted_proxies]
         self._clock = clock
@@ -46,17 +47,16 @@ class Authenticator:
         Raises: Unauthenticated; AuthThrottled if the address has sent too many wrong keys; TenantUnknown,
         QuotaUnavailable, SignOnUnavailable.
         """
-        return context.tenant or context.identify(self._find_tenant(context))
-
-    def _find_tenant(self, context: RequestContext) -> Tenant:
-        key = api_key_of(context)
+        if context.tenant is not None:
+            return context.tenant
+        key = self.key_of(context)
         if key is None:
             # Nothing was guessed: the caller needs the hint on how to send a key, however often it asks.
-            return self._keyring.identify(None)
+            return context.identify(self._keyring.identify(None))
         try:
             if self.sign_on.issuers and is_token(key):
-                return self._find_user(context, key)
-            return self._identify(context, key)
+                return context.identify(self._find_user(context, key))
+            return context.identify(self._identify(context, key))
         except Unauthenticated as refusal:
             self.count_failure(context, key, refusal.message)
             raise
@@ -125,6 +125,29 @@ class Authenticator:
             address = forwarded.pop()
         return address
 
+    def key_of(self, context: RequestContext) -> str | None:
+        """Return the API key of a request, None if it carries none.
+
+        It is a bearer token, or the password of HTTP Basic, for clients that only take a URL. A bare token is
+        accepted too: LlamaIndex's TEI reranker sends it like that. Without `authorization` it is the value of
+        a header in which clients of a dialect send keys. Raises: Unauthenticated.
+        """
+        if context.repeats_headers and any(map(context.is_ambiguous, (b"authorization", *self._key_headers))):
+            # A proxy in front may have checked the other one.
+            raise Unauthenticated("the request has several different keys in headers of one name: send one")
+        authorization = context.header(b"authorization")
+        if not authorization:
+            return next((key for name in self._key_headers if (key := context.header(name).strip())), None)
+        scheme, _, credentials = authorization.partition(" ")
+        match scheme.lower():
+            case "bearer":
+                key = credentials.strip()
+            case "basic":
+                key = _password(credentials.strip())
+            case _:
+                key = authorization.strip()
+        return key or None
+
     def _is_trusted(self, address: str) -> bool:
         try:
             parsed = ip_address(address)
@@ -138,30 +161,6 @@ def _refuse_for(wait_s: float, refusal: str = "") -> None:
         raise AuthThrottled(
             f"{refusal}too many wrong keys from this address", retry_after_s=math.ceil(wait_s)
         ) from None
-
-
-def api_key_of(context: RequestContext) -> str | None:
-    """Return the API key of a request, None if it carries none.
-
-    It is a bearer token, or the password of HTTP Basic, for clients that only take a URL. A bare token is
-    accepted too: LlamaIndex's TEI reranker sends it like that. Without `authorization` it is the value of the
-    header in which Azure's or Google's clients send keys. Raises: Unauthenticated.
-    """
-    if context.repeats_headers and any(map(context.is_ambiguous, (b"authorization", *KEY_HEADERS))):
-        # A proxy in front may have checked the other one.
-        raise Unauthenticated("the request has several different keys in headers of one name: send one")
-    authorization = context.header(b"authorization")
-    if not authorization:
-        return next((key for name in KEY_HEADERS if (key := context.header(name).strip())), None)
-    scheme, _, credentials = authorization.partition(" ")
-    match scheme.lower():
-        case "bearer":
-            key = credentials.strip()
-        case "basic":
-            key = _password(credentials.strip())
-        case _:
-            key = authorization.strip()
-    return key or None
 
 
 def _password(credentials: str) -> str:

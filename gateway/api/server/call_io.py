@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from gateway.api.server.http_protocol import CONNECTION, ConnectionHandle
 from gateway.api.server.in_flight import SMALL_BODY_BYTES, HeldBody, InFlight
-from gateway.api.server.responses import HttpReply, encode_headers
+from gateway.api.server.responses import HttpReply
 from gateway.errors import BodyTooLarge, GatewayFull, Overloaded
 
 # ASGI's own types: plain mappings, which every server and framework agree on.
@@ -112,7 +112,7 @@ class CallIO(HeldBody):
         """Count the connection as one of the tenant's. Raises: Overloaded."""
         if self._connection is None or self._claimed:
             return
-        self._claimed = self._connection.claim(self.tenant)
+        self._claimed = self._connection.protocol.claim(self.tenant)
         if not self._claimed:
             raise Overloaded("your calls take all the connections that one tenant may; try again")
 
@@ -186,10 +186,10 @@ class CallIO(HeldBody):
         """Send a reply; a small one in one piece, at a fraction of the cost of ASGI's messages."""
         body = reply.body
         if self._connection is not None:
-            self._connection.set_tenant(self.tenant)
+            self._connection.protocol.backlog.set_tenant(self.tenant)
         if reply.status >= BAD_REQUEST:
             await self._pace_refusal(reply.status)
-        headers = encode_headers(reply.headers)
+        headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
         if reply.status != 204:
             headers.append((b"content-type", reply.media_type.encode()))
             headers.append((b"content-length", b"%d" % len(body)))
@@ -197,7 +197,7 @@ class CallIO(HeldBody):
             body = b""
         if len(body) <= AT_ONCE_BYTES and self._reply_at_once(reply.status, headers, body):
             return
-        if self._connection is not None and self._connection.is_backed_up:
+        if self._connection is not None and self._connection.protocol.flow.write_paused:
             await self._wait_until_writable(self._connection, len(body))
         await self.send({"type": "http.response.start", "status": reply.status, "headers": headers})
         if len(body) > AT_ONCE_BYTES:
@@ -210,7 +210,7 @@ class CallIO(HeldBody):
         """Wait for a client that reads slowly; the reply counts as held meanwhile."""
         self._in_flight.hold_reply(size)
         try:
-            await connection.wait_until_writable()
+            await connection.protocol.flow.drain()
         finally:
             self._in_flight.release_reply(size)
 
@@ -278,7 +278,7 @@ class CallIO(HeldBody):
         self.release()
         if self._claimed and self._connection is not None:
             self._claimed = False
-            self._connection.release(self.tenant)
+            self._connection.protocol.limit.release(self.tenant)
         if self._cancel is not None:
             self._in_flight.cancels.discard(self._cancel)
             self._in_flight.leave()

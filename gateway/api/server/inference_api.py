@@ -3,17 +3,15 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import groupby
-from typing import Any
 
 import msgspec
 
-from backends.contract import Capabilities, Operation, Reply
+from backends.contract import Capabilities, Operation
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.batches_api import BatchesApi
 from gateway.api.server.body_bounds import too_many_inputs
-from gateway.api.server.error_translation import as_gateway_error
+from gateway.api.server.error_bodies import as_gateway_error
 from gateway.api.server.request_context import HttpContext, RequestContext
-from gateway.api.server.responses import HttpReply
 from gateway.calls import Call
 from gateway.config.schema import Config
 from gateway.errors import (
@@ -287,26 +285,3 @@ def _ranges(indices: tuple[int, ...] | None) -> str:
         members = [index for _, index in run]
         ranges.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
     return ",".join(ranges)
-
-
-def respond(
-    context: RequestContext,
-    served: Served,
-    body: bytes | memoryview,
-    headers: dict[str, str] | None = None,
-    media_type: str = "application/json",
-) -> HttpReply:
-    """Return the HTTP reply of a served call; `server-timing` counts the time up to here as "encode"."""
-    timeline = context.timeline
-    timeline.lap("encode")
-    all_headers = reply_headers(served, None if context.rows is None else context.rows.texts)
-    if headers:
-        all_headers |= headers
-    all_headers["server-timing"] = timeline.server_timing()
-    return HttpReply(body, all_headers, media_type)
-
-
-def expect_reply(reply: Reply, kind: Any) -> Any:
-    """Return a reply that has to be of one kind, or of one of several; any other kind is a bug."""
-    assert isinstance(reply, kind)
-    return reply

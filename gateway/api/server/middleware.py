@@ -5,19 +5,18 @@ handles callers that disconnect. It is independent of a call's content.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from gateway.api.server.call_io import ASGIApp, CallIO, Receive, RefusalPace, Scope, Send
-from gateway.api.server.cors import CorsPolicy
-from gateway.api.server.gemini_paths import move_gemini_path
 from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.manager_paths import move_manager_path
 from gateway.api.server.paths import SLASH, RouteTable
 from gateway.api.server.request_context import SERVICES_KEY, STATE_KEY, HttpContext
-from gateway.api.server.responses import encode_headers
+from gateway.api.server.responses import HttpReply, encode_headers
+from gateway.config.schema import Cors
 from gateway.errors import GatewayError, MalformedBody, NotFound, ShuttingDown, UnsupportedMedia
 from gateway.events import Observe
 
@@ -25,8 +24,58 @@ if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.
     from gateway.telemetry.tracing import CallTraces
 
+ALLOWED_METHODS = ("GET", "POST")
+# A browser may send these without asking, so they are always allowed.
+SAFELISTED_HEADERS = frozenset({"Accept", "Accept-Language", "Content-Language", "Content-Type"})
+Move: TypeAlias = Callable[[Scope], None]
+READS = frozenset({"GET", "HEAD"})
 # Returns the address of a client, from that of its connection and the headers of its request.
 AddressOf: TypeAlias = Callable[[str, Sequence[tuple[bytes, bytes]]], str]
+
+
+class CorsPolicy:
+    """The `cors` section of the configuration, applied to requests. A `*` in an origin matches any text."""
+
+    def __init__(self, settings: Cors) -> None:
+        self._any_origin = "*" in settings.origins
+        patterns = [".*".join(map(re.escape, origin.split("*"))) for origin in settings.origins]
+        self._allowed = re.compile("|".join(patterns))
+        self._max_age_s = settings.max_age_s
+
+    def reply_headers(self, origin: str) -> dict[str, str]:
+        """Return the headers that let a page of this origin read a reply; none if it may not."""
+        if not self._allows(origin):
+            return {}
+        return {
+            "access-control-allow-origin": "*" if self._any_origin else origin,
+            "vary": "Origin",
+            "access-control-expose-headers": "*",
+        }
+
+    def preflight(self, origin: str, method: str, headers: str) -> HttpReply:
+        """Answer a browser that asks whether a page may send a request.
+
+        method, headers: the values of `access-control-request-method` and `-headers`, empty if not sent.
+        """
+        refusals = ["method"] if method and method not in ALLOWED_METHODS else []
+        refusals += [] if self._allows(origin) else ["Origin"]
+        if refusals:
+            text = f"Disallowed CORS {', '.join(refusals)}"
+            return HttpReply(text.encode(), {}, "text/plain; charset=utf-8", 400)
+        allowed = {
+            "access-control-max-age": str(self._max_age_s),
+            "access-control-allow-origin": "*" if self._any_origin else origin,
+            "access-control-allow-methods": ", ".join(ALLOWED_METHODS),
+        }
+        if not self._any_origin:
+            allowed["vary"] = "Origin"
+        requested = {name.strip() for name in headers.split(",")} - {""}
+        if requested:
+            allowed["access-control-allow-headers"] = ", ".join(sorted(requested | SAFELISTED_HEADERS))
+        return HttpReply(b"", allowed, status=204)
+
+    def _allows(self, origin: str) -> bool:
+        return bool(origin) and (self._any_origin or self._allowed.fullmatch(origin) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +84,8 @@ class ServerParts:
 
     api: for endpoints that answer without Litestar. services: of Litestar's handlers. address_of: of a client
     behind trusted proxies. body_bytes_max: `limits.body_bytes`. admin_port, manager_port: of `admin.listen`
-    and `manager.listen`, if they exist. cors, traces: None if the configuration has no such section.
+    and `manager.listen`, if they exist. cors, traces: None if the configuration has no such section. moves:
+    `Dialect.move` of those that have it. move_to_manager: replaces the path of a request to `manager.listen`.
     """
 
     routes: RouteTable
@@ -50,6 +100,8 @@ class ServerParts:
     cors: CorsPolicy | None = None
     traces: "CallTraces | None" = None
     refusals: RefusalPace = field(default_factory=RefusalPace)
+    moves: Sequence[Move] = ()
+    move_to_manager: Move = lambda _: None
 
 
 class Middleware:
@@ -78,18 +130,20 @@ class Middleware:
         """Return the context of a request, whose path may be one of another server's."""
         parts, (_, port) = self._parts, scope.get("server") or ("", None)
         if parts.manager_port is not None and port == parts.manager_port:
-            move_manager_path(scope)
-        move_gemini_path(scope)
+            parts.move_to_manager(scope)
+        if scope["method"] in READS:
+            for move in parts.moves:
+                move(scope)
         target, client = parts.routes.parse(scope["path"]), scope.get("client")
         address = parts.address_of(client[0] if client else "unknown", scope["headers"])
-        bytes_max = target.body_bytes_max or parts.body_bytes_max
+        bytes_max = target.options.body_bytes_max or parts.body_bytes_max
         io = CallIO(scope, receive, send, parts.in_flight, bytes_max, address, parts.refusals)
         is_operators = parts.admin_port is not None and port in (parts.admin_port, parts.manager_port)
         context = HttpContext(scope, target, io, address, parts.observe, came_to_operators=is_operators)
         io.headers.append((b"x-request-id", context.request_id.encode()))
         if parts.cors is not None:
             io.headers.extend(encode_headers(parts.cors.reply_headers(context.header(b"origin"))))
-        if parts.traces is not None and not target.is_probe:
+        if parts.traces is not None and not target.options.is_probe:
             context.begin_trace(parts.traces)
         return context
 
@@ -104,8 +158,8 @@ class Middleware:
             await self._answer_preflight(self._parts.cors, context)
             return
         try:
-            if target.answer is not None and is_post:
-                await target.answer(context, self._parts.api)
+            if target.options.answer is not None and is_post:
+                await target.options.answer(context, self._parts.api)
             else:
                 scope["path"] = target.path
                 own = {STATE_KEY: context, SERVICES_KEY: self._parts.services}
@@ -125,20 +179,20 @@ class Middleware:
         Raises: GatewayError.
         """
         target = context.target
-        is_divided = self._parts.admin_port is not None and not target.on_both_listeners
-        if is_divided and target.for_operators is not context.came_to_operators:
+        is_divided = self._parts.admin_port is not None and not target.options.on_both_listeners
+        if is_divided and target.options.for_operators is not context.came_to_operators:
             raise NotFound("there is nothing at this path on this listener")
-        if not target.is_probe:
+        if not target.options.is_probe:
             context.io.enter()
-        if SLASH in scope["path"] or (target.for_operators and _is_disguised(scope)):
+        if SLASH in scope["path"] or (target.options.for_operators and _is_disguised(scope)):
             raise NotFound("there is nothing at this path")
         sent = context.by_name
         if sent.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedMedia("send the body without content-encoding: compressed bodies are not read")
         coding = sent.get(b"transfer-encoding", b"chunked").lower()
-        if coding != b"chunked" or context.is_ambiguous(b"transfer-encoding"):
+        if coding != b"chunked" or (context.repeats_headers and context.is_ambiguous(b"transfer-encoding")):
             raise MalformedBody("the only `transfer-encoding` of a body is chunked")
-        if target.answer is None or scope["method"] != "POST":
+        if target.options.answer is None or scope["method"] != "POST":
             # An endpoint that runs a model does it after the key, and charges a body that is too large.
             context.io.check_length(context.header(b"content-length"))
 

@@ -17,8 +17,7 @@ from urllib.parse import quote
 from litestar import Request
 
 from gateway.api.server.call_io import CallIO, Scope
-from gateway.api.server.error_bodies import render_error
-from gateway.api.server.error_translation import as_gateway_error
+from gateway.api.server.error_bodies import as_gateway_error, render_error
 from gateway.api.server.in_flight import HeldBody
 from gateway.api.server.paths import OTHER, Target
 from gateway.api.server.responses import HttpReply
@@ -39,7 +38,7 @@ STATE_KEY = "context"
 SERVICES_KEY = "services"
 REQUEST_ID_CHARACTERS_MAX = 128
 # No spaces: the next field of a log line begins after one.
-REQUEST_ID = re.compile(r"[!-~]+")
+REQUEST_ID = re.compile(rb"[!-~]+")
 # Of the path of a request that no handler serves, in its log line.
 PATH_CHARACTERS_MAX = 128
 
@@ -80,7 +79,8 @@ class RequestContext:
         self.method = method
         self.by_name = dict(headers)
         self.repeats_headers = len(self.by_name) != len(headers)
-        self.request_id = request_id_from(self.by_name.get(b"x-request-id"))
+        sent_id = self.by_name.get(b"x-request-id")
+        self.request_id = request_id_from(sent_id) if sent_id else secrets.token_hex(16)
         self.timeline = Timeline()
         self.tenant: Tenant | None = None
         self.tenant_name: str | None = None
@@ -263,13 +263,10 @@ class HttpContext(RequestContext):
         return render_error(self.fail(error), self.dialect)
 
 
-def request_id_from(sent: bytes | None) -> str:
+def request_id_from(sent: bytes) -> str:
     """Return the caller's own id if it is fit for headers and logs, else a new one."""
-    if sent and len(sent) <= REQUEST_ID_CHARACTERS_MAX:
-        text = sent.decode("latin-1")
-        if REQUEST_ID.fullmatch(text):
-            return text
-    return secrets.token_hex(16)
+    is_fit = len(sent) <= REQUEST_ID_CHARACTERS_MAX and REQUEST_ID.fullmatch(sent)
+    return sent.decode("ascii") if is_fit else secrets.token_hex(16)
 
 
 def context_of(scope: Mapping[str, Any]) -> HttpContext:

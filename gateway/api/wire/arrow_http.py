@@ -4,15 +4,13 @@ The options of a request, which a JSON body would have as fields, are in the que
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
 
 from backends.contract import EncodeReply, Vectors
-from gateway.api.server.endpoints import Body, DecodeArrow
-from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import ARROW, is_arrow
 from gateway.api.wire.arrow import (
@@ -31,10 +29,10 @@ OPTIONS_MAX = 32
 CODECS: Mapping[str, Codec] = {"lz4": "lz4", "zstd": "zstd"}
 
 
-def arrow_body(kind: type[Any], field: str) -> DecodeArrow:
+def arrow_body(kind: type[Any], field: str) -> Callable[..., Awaitable[Any]]:
     """Return the decoder of a path. kind: struct of its JSON body. field: the one with the texts."""
 
-    async def decode(body: Body, context: HttpContext, api: InferenceApi) -> Any:
+    async def decode(body: bytes | bytearray, context: HttpContext, api: Any) -> Any:
         """Return the struct. Raises: UnsupportedMedia, and the errors of `read_in_turn`."""
         check_installed()
         data = _with_options(kind, field, context.query)

@@ -11,8 +11,10 @@ from typing import Any
 import msgspec
 
 from backends.contract import Vectors
-from gateway.api.server.encoding import NumberFormat, VectorFormat, json_bytes
+from gateway.api.server.encoding import NumberFormat, VectorFormat
+from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
+from gateway.api.server.responses import OCTETS, HttpReply
 from gateway.errors import InvalidInput
 from gateway.serve import Served
 
@@ -38,12 +40,23 @@ class VllmReply(msgspec.Struct):
     usage: VllmUsage
 
 
-def encode_reply(
-    kind: str, context: RequestContext, served: Served, items: list[Any], request_id: str | None = None
-) -> bytes:
-    """Encode a reply. kind: the prefix of its id. request_id: as the body names it."""
-    head = reply_head(kind, context, request_id) | {"object": "list", "model": served.route.model}
-    return json_bytes(head | {"data": items, "usage": usage_of(served)})
+def reply_with(request: Request[Any], served: Served, kind: str, items: list[Any]) -> HttpReply:
+    """Return a reply with its items. kind: the prefix of its id."""
+    head = reply_head(kind, request.context, request.body.request_id)
+    frame = {"object": "list", "model": served.route.model, "data": items, "usage": usage_of(served)}
+    return request.reply(served, head | frame)
+
+
+def reply_packed(
+    request: Request[Any], served: Served, rows: Sequence[Vectors], numbers: NumberFormat
+) -> HttpReply:
+    """Return a reply of bytes, which the header `metadata` describes unless the body asks for no header."""
+    body, items = encode_bytes(rows, numbers)
+    headers = None
+    if request.body.encoding_format == "bytes":
+        head = reply_head("embd", request.context, None) | {"model": served.route.model}
+        headers = {"metadata": json.dumps(head | {"data": items, "usage": usage_of(served)})}
+    return request.reply_bytes(served, body, headers, OCTETS)
 
 
 def reply_head(kind: str, context: RequestContext, request_id: str | None) -> dict[str, Any]:
@@ -83,9 +96,3 @@ def encode_bytes(rows: Sequence[Vectors], numbers: NumberFormat) -> tuple[bytes,
         item = {"index": index, "embed_dtype": numbers.dtype, "endianness": numbers.endianness}
         items.append(item | {"start": start, "end": len(body), "shape": row.shape})
     return bytes(body), items
-
-
-def metadata_header(context: RequestContext, served: Served, items: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the header that describes a reply in bytes: JSON in ASCII. items: as `encode_bytes` has them."""
-    head = reply_head("embd", context, None) | {"model": served.route.model}
-    return {"metadata": json.dumps(head | {"data": items, "usage": usage_of(served)})}
