@@ -7,9 +7,9 @@ import pytest
 
 from backends.recipe.options import RerankPrompt
 from gateway.config.load import load_config, parse_config
-from gateway.config.local_files import missing_exporter, missing_upstream_grpc
+from gateway.config.local_files import missing_exporter, missing_upstream_grpc, upstream_tls_problems
 from gateway.config.problems import ConfigError, Problem
-from gateway.config.schema import Config, Key, UpstreamSettings, host_and_port
+from gateway.config.schema import Config, Key, UpstreamSettings, UpstreamTls, host_and_port
 from gateway.tenants.keyring import key_digest
 
 INVALID = Path(__file__).parent.parent / "configs" / "invalid"
@@ -674,3 +674,16 @@ def test_a_key_without_a_space_shows_no_secret() -> None:
 
     assert "api_key" in str(raised.value)
     assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize("missing", ["certificate", "private_key"])
+def test_problem_names_the_missing_file_of_tls(tmp_path: Path, missing: str) -> None:
+    files = {name: tmp_path / f"{name}.pem" for name in ("certificate", "private_key")}
+    for name, path in files.items():
+        if name != missing:
+            path.write_text("")
+    settings = UpstreamTls(certificate=str(files["certificate"]), private_key=str(files["private_key"]))
+
+    [problem] = upstream_tls_problems(settings, "upstreams.u.tls")
+    assert f"upstreams.u.tls.{missing}" in str(problem)
+    assert "No such file or directory" in str(problem)
