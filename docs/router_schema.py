@@ -23,6 +23,8 @@ TABLES = ROOT / "docs/configuration.md"
 
 ROW = re.compile(r"^\| (`[\w.<>`, ]+`) \| .+ \| (.+?) \|$", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+# A reference to another place of the documents.
+REFERENCE = re.compile(r"[;.] [Ss]ee (\[[^\]]+\]\([^)]+\)|below)\.")
 LIMIT_AMOUNT = msgspec.json.schema(LimitAmount)
 PLACEHOLDER = {"$ref": "#/$defs/Placeholder"}
 # Definitions of upstreams by kind of server: the kinds of each have the same keys.
@@ -34,12 +36,13 @@ UPSTREAMS = {
 
 
 def meanings() -> dict[str, str]:
-    """Return the meaning of each documented key by its path, without links."""
+    """Return the meaning of each documented key by its path, without links and references."""
     found: dict[str, str] = {}
     for keys, meaning in ROW.findall(TABLES.read_text(encoding="utf-8")):
-        text = LINK.sub(r"\1", meaning)
+        text = LINK.sub(r"\1", REFERENCE.sub(".", meaning))
         for key in re.findall(r"`([^`]+)`", keys):
-            found[key] = f"{found[key]} {text}" if key in found else text
+            known = found.get(key, "")
+            found[key] = known if text.rstrip(".") in known else f"{known} {text}".strip()
     return found
 
 
@@ -76,15 +79,16 @@ def schema_text() -> str:
 
 def _split_upstreams(definitions: dict[str, Any]) -> None:
     """Let an upstream have the keys of its kind of server; all keys while its kind is not known."""
-    every = definitions["AnyUpstream"] = definitions["UpstreamSettings"]
-    split: dict[str, Any] = {"$ref": "#/$defs/AnyUpstream"}
+    every = definitions["UpstreamSettings"]
+    split: dict[str, Any] = {"$ref": "#/$defs/UpstreamSettings"}
     for name, kinds in UPSTREAMS.items():
         keys = [key for key in every["properties"] if set(kinds).intersection(KINDS_OF_KEYS.get(key, kinds))]
-        places = {key: {"$ref": f"#/$defs/AnyUpstream/properties/{key}"} for key in keys}
+        places = {key: {"$ref": f"#/$defs/UpstreamSettings/properties/{key}"} for key in keys}
         definitions[name] = {**every, "properties": places}
         is_kind = {"properties": {"backend": {"enum": kinds}}, "required": ["backend"]}
         split = {"if": is_kind, "then": {"$ref": f"#/$defs/{name}"}, "else": split}
-    definitions["UpstreamSettings"] = {"description": every["description"], **split}
+    definitions["Upstream"] = {"description": every["description"], **split}
+    definitions["Config"]["properties"]["upstreams"]["additionalProperties"] = {"$ref": "#/$defs/Upstream"}
 
 
 def values_schema_text(router_schema: str) -> str:
