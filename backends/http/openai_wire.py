@@ -76,7 +76,7 @@ def whole_number(value: Count, path: str) -> int | None:
     raise unreadable_value(path, value)
 
 
-class TokenUsage(msgspec.Struct, frozen=True):
+class TokenCounts(msgspec.Struct, frozen=True):
     """Token counts with special tokens; older rerank routes report the total only."""
 
     prompt_tokens: Count = None
@@ -175,7 +175,7 @@ class UpstreamEmbeddings(msgspec.Struct, frozen=True):
     """Body of POST /v1/embeddings."""
 
     data: list[UpstreamEmbedding]
-    usage: TokenUsage | None = None
+    usage: TokenCounts | None = None
 
 
 class NumbersByType(msgspec.Struct, frozen=True, rename={"vectors": "float"}):

@@ -21,7 +21,7 @@ from backends.http.client import UpstreamClient, UpstreamResponse
 from backends.http.openai_wire import (
     TOO_LONG,
     ApiMeta,
-    TokenUsage,
+    TokenCounts,
     context_length_in,
     decode_embeddings,
     decode_typed_embeddings,
@@ -157,7 +157,7 @@ class UpstreamScores(msgspec.Struct, frozen=True):
 
     results: list[UpstreamScore] | None = None
     data: list[UpstreamScore] | None = None
-    usage: TokenUsage | None = None
+    usage: TokenCounts | None = None
     meta: ApiMeta | None = None
 
     @property

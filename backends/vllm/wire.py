@@ -24,7 +24,7 @@ from backends.http.media import content_of
 from backends.http.openai_wire import (
     REFUSAL_TYPES,
     REFUSED_INPUT,
-    TokenUsage,
+    TokenCounts,
     context_length_in,
     error_of,
     refused_input,
@@ -49,7 +49,7 @@ class ScoreResponse(msgspec.Struct, frozen=True):
     """Body of POST /v1/score."""
 
     data: list[PairScoreItem]
-    usage: TokenUsage = TokenUsage()
+    usage: TokenCounts = TokenCounts()
 
 
 class ClassScoresItem(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class ClassifyResponse(msgspec.Struct, frozen=True):
     """Body of POST /classify."""
 
     data: list[ClassScoresItem]
-    usage: TokenUsage = TokenUsage()
+    usage: TokenCounts = TokenCounts()
 
 
 class TokenEmbedItem(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class TokenEmbedResponse(msgspec.Struct, frozen=True):
     """Body of POST /pooling for the task token_embed."""
 
     data: list[TokenEmbedItem]
-    usage: TokenUsage = TokenUsage()
+    usage: TokenCounts = TokenCounts()
 
 
 class TokenizedText(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ from gateway.lane.retries import LaneSettings, RetryPolicy, refusal_of
 from gateway.lane.schedule import Dispatch, Scheduler, SchedulingPass
 from gateway.lane.slices import Bounds, Slice, separated
 from gateway.lane.ticket import Attempt, Owner, Ticket
-from gateway.lane.usage import CountTokens, count_nothing
+from gateway.lane.token_counts import CountTokens, count_nothing
 from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
 
