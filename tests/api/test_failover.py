@@ -363,7 +363,7 @@ async def test_cancelled_waiting_call_is_never_sent(boot: Boots) -> None:
 
 
 class Held:
-    """The part of a connection that a call uses."""
+    """The part of a connection that a call uses: its handle, its protocol and its limit in one."""
 
     on_lost: Callable[[], None] | None = None
     timed_out = False
@@ -375,6 +375,9 @@ class Held:
             limit=SimpleNamespace(release=lambda _: None),
             flow=SimpleNamespace(write_paused=False),
         )
+
+    def __init__(self) -> None:
+        self.protocol = self.limit = self
 
     def watch(self, on_lost: Callable[[], None] | None) -> None:
         self.on_lost = on_lost
