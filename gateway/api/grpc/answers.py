@@ -559,16 +559,17 @@ async def answer_health(rpc: Rpc) -> None:
     await rpc.write(_health_reply(rpc), OPEN_WAIT_S)
 
 
-def answer_health_unread(rpc: Rpc) -> None:
+def answer_health_unread(rpc: Rpc) -> GatewayFull | None:
     """Report the same without reading the message: probes of the process itself ask for no service.
 
-    Raises: GatewayFull, if the client takes no reply.
+    Return the error that ends the RPC if its client takes no reply.
     """
     reply = _health_reply(rpc)
     if not rpc.stream.takes(reply):
-        raise too_many_open()
+        return too_many_open()
     rpc.stream.begin({"x-request-id": rpc.context.request_id})
     rpc.stream.write_at_once(reply)
+    return None
 
 
 def too_many_open() -> GatewayFull:

@@ -92,10 +92,10 @@ class Endpoint:
             if arrow is not None and body[:1] != b"{" and is_arrow(context.header(b"content-type")):
                 data = await arrow(body, context, api)
                 context.body.hold_decoded(decoded_bytes(data))
-            elif len(body) <= UNCOUNTED_BYTES:
-                data = self.decode(body, context)
-            else:
+            elif len(body) > UNCOUNTED_BYTES:
                 data = await self._decode_large(body, context, api.inputs_max)
+            else:
+                data = self.decode(body, context)
             # Only what was decoded stays in memory.
             del body
             reply = await self.handler(Request(data, context, api, context.model))
@@ -110,10 +110,12 @@ class Endpoint:
         """Return the reply to a line of a job. Raises: every error of a request, which is charged for it."""
         try:
             context.body.hold(len(body))
-            if len(body) <= UNCOUNTED_BYTES:
-                data = self.decode(body, context)
-            else:
-                data = await self._decode_large(body, context, api.inputs_max)
+            is_large = len(body) > UNCOUNTED_BYTES
+            data = (
+                await self._decode_large(body, context, api.inputs_max)
+                if is_large
+                else self.decode(body, context)
+            )
             check_is_json(data)
             return await self.handler(Request(data, context, api))
         except Exception as error:
