@@ -32,12 +32,11 @@ from gateway.admission import Admission
 from gateway.api.dialects.manager.dialect import move_path as move_to_manager
 from gateway.api.dialects.registry import DIALECTS
 from gateway.api.operators import (
-    added_models,
+    additions,
     admin,
-    host_models,
-    instances,
     jobs,
     keys,
+    manager,
     own_usage,
     probes,
     replicas,
@@ -47,11 +46,10 @@ from gateway.api.operators import (
     texts,
     ui,
 )
-from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
+from gateway.api.operators.additions import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.application import Services, litestar_application
-from gateway.api.operators.host_models import AskAboutModels, RegistryApi
-from gateway.api.operators.instances import AskParent, InstancesApi
+from gateway.api.operators.manager import AskParent, HostApi
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.authentication import Authenticator
@@ -73,9 +71,9 @@ from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_client
 from gateway.config.boot import AppBoot
 from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
+from gateway.declared.host import InstanceTable
 from gateway.dispatch import Dispatcher
 from gateway.events import BatchChanged, Observe, Observers, ReplicaChanged, SpaceChecked
-from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
@@ -130,9 +128,8 @@ OPERATOR_MODULES = (
     keys,
     tenants,
     admin,
-    added_models,
-    instances,
-    host_models,
+    additions,
+    manager,
     status,
     replicas,
     jobs,
@@ -157,8 +154,8 @@ class Collaborators(msgspec.Struct, frozen=True):
     """Everything that touches the world outside. Tests replace these and nothing else.
 
     observed: types of events that `observe` takes; all if none is named. reload: reads the file again.
-    adding: changes the additions. instances, models: carry out requests about the instances and the models of
-    this host. None if the process cannot do it.
+    adding: changes the additions. manager: carries out requests about the instances and the models of this
+    host. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -168,8 +165,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     traces: "CallTraces | None" = None
     reload: Reload | None = None
     adding: AdditionsClient | None = None
-    instances: AskParent | None = None
-    models: AskAboutModels | None = None
+    manager: AskParent | None = None
     observed: tuple[type, ...] = ()
 
 
@@ -306,8 +302,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         admin=admin,
         adding=adding,
         replicas=ReplicasApi(gateway, adding),
-        instances=InstancesApi(outside.instances),
-        registry=RegistryApi(outside.models),
+        host=HostApi(outside.manager),
         sign_ins=SignIns(sign_on),
         batches=batches,
     )

@@ -23,7 +23,7 @@ import msgspec
 import uvicorn
 import uvloop
 
-from gateway.api.operators.added_models import AdditionsClient
+from gateway.api.operators.additions import AdditionsClient
 from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build, start_tasks
@@ -147,8 +147,7 @@ def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Appli
             observed=LOGGED,
             reload=link.request_reload,
             adding=adding,
-            instances=link.request_instances if boot.manager_fd is not None else None,
-            models=link.request_models if boot.manager_fd is not None else None,
+            manager=link.request_host if boot.manager_fd is not None else None,
         ),
     )
     for restart in boot.restarts:

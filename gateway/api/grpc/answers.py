@@ -38,6 +38,7 @@ from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.arrow import Form, Rows, check_installed, read_in_turn, write_sparse, write_vectors
 from gateway.api.wire.tei import compute_headers
 from gateway.calls import Call, Work
+from gateway.declared.host import InstanceInfo
 from gateway.errors import (
     BodyTooLarge,
     GatewayError,
@@ -48,7 +49,6 @@ from gateway.errors import (
     NoReplica,
     NotFound,
 )
-from gateway.instances.records import InstanceInfo
 from gateway.serve import Served
 from gateway.tenants.keyring import Tenant
 

@@ -5,6 +5,7 @@ Counts and loads are sums over all workers. States and changes are those of the 
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 from litestar import get
@@ -12,14 +13,11 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
 from gateway import __version__
-from gateway.api.operators.host_models import RegistryApi
-from gateway.api.operators.model_upstreams import upstreams_of_model
+from gateway.api.operators.manager import HostApi
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import route_options
 from gateway.config.schema import Config
-from gateway.instances.records import InstanceInfo
-from gateway.instances.table import InstanceTable
-from gateway.registry.requests import ModelInfo
+from gateway.declared.host import InstanceInfo, InstanceTable, ModelInfo
 from gateway.serve import Gateway
 from gateway.telemetry.history import CALLS_MAX, INTERVAL_S, History, RecentCall, TrafficPoint
 from gateway.telemetry.metrics import Metrics
@@ -29,12 +27,14 @@ from gateway.telemetry.snapshot import (
     LaneStatus,
     LossStatus,
     ModelStatus,
+    ModelUpstreamStatus,
     ReplicaStatus,
     Snapshot,
     StoreStatus,
 )
 from gateway.telemetry.totals import Totals
 from gateway.tenants.follower import StoredState
+from gateway.upstreams.group import UpstreamGroup
 
 FAILURES = document_errors(TEI)
 STATUS = route_options(is_probe=True, for_operators=True, needs_admin=True)
@@ -144,8 +144,39 @@ class StatusSource(msgspec.Struct, frozen=True):
                 int(totals.number("gateway_model_memory_bytes", upstream=upstream.name))
                 if upstream.settings.is_local
                 else None,
-                upstreams_of_model(self.gateway.serving.groups.get(name), self.gateway.upstreams, totals),
+                tuple(self._group(self.gateway.serving.groups.get(name), totals)),
                 settings[name].price_per_million_tokens,
+            )
+
+    def _group(self, group: UpstreamGroup | None, totals: Totals) -> Iterator[ModelUpstreamStatus]:
+        """Yield the upstreams of a model; none if it has only one, which needs no choice."""
+        if group is None:
+            return
+        settings, upstreams, judge = group.model_settings, self.gateway.upstreams, group.judge
+
+        def status(name: str, role: Literal["member", "canary"], **more: Any) -> ModelUpstreamStatus:
+            labels = {"model": group.model, "upstream": name, "outcome": "ok"}
+            calls = int(totals.number("gateway_upstream_calls_total", **labels))
+            judgement = judge.judgements[name]
+            state = upstreams[name].state
+            return ModelUpstreamStatus(name, role, judgement.standing, judgement.reason, state, calls, **more)
+
+        for member in settings.members:
+            yield status(member.name, "member", weight=member.weight, priority=member.priority)
+        if (canary := judge.canary) is not None:
+            yield status(
+                canary.settings.name,
+                "canary",
+                share=canary.settings.share,
+                cosine=canary.cosine,
+                min_cosine=canary.settings.min_cosine,
+            )
+        if settings.mirror is not None:
+            name, share = settings.mirror.name, settings.mirror.share
+            labels = {"model": group.model, "upstream": name, "purpose": "mirror", "outcome": "ok"}
+            copies = int(totals.number("gateway_copies_total", **labels))
+            yield ModelUpstreamStatus(
+                name, "mirror", "serving", "", upstreams[name].state, copies, share=share
             )
 
 
@@ -189,12 +220,12 @@ def _lane(upstream: str, totals: Totals) -> LaneStatus:
 
 
 @get("/admin/status", responses=FAILURES, tags=["Operators"], opt=STATUS)
-async def status(watched: NamedDependency[StatusSource], registry: NamedDependency[RegistryApi]) -> Snapshot:
+async def status(watched: NamedDependency[StatusSource], host: NamedDependency[HostApi]) -> Snapshot:
     """Return the gateway's current status.
 
     Counters count since the start. The difference of two replies gives a rate.
     """
-    return watched.snapshot(await registry.recent())
+    return watched.snapshot(await host.recent_models())
 
 
 class Traffic(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from gateway.api.server.error_bodies import as_gateway_error
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.calls import Call
 from gateway.config.schema import Config
+from gateway.declared.host import InstanceTable
 from gateway.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -24,7 +25,6 @@ from gateway.errors import (
     QuotaExceeded,
     QuotaUnavailable,
 )
-from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.media.sources import Fetched
 from gateway.quotas.headers import rate_limit_headers
