@@ -21,7 +21,7 @@ from backends.contract.errors import (
 from backends.http.answers import decode_json, in_order, translate_decode_errors, with_answer
 from backends.http.client import UpstreamResponse
 from backends.http.media import content_of
-from backends.http.openai_envelope import (
+from backends.http.openai_wire import (
     REFUSAL_TYPES,
     REFUSED_INPUT,
     TokenCounts,
@@ -255,12 +255,9 @@ def tokens_of(reply: TokenizedText, specials: tuple[int, int]) -> tuple[Token, .
     )
 
 
+@with_answer
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
-    return with_answer(_failure(response), response)
-
-
-def _failure(response: UpstreamResponse) -> BackendError:
     error = error_of(response)
     match response.status:
         case 400 if "maximum context length" in error.message or "maximum model length" in error.message:

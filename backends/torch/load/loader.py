@@ -105,16 +105,8 @@ def load(
             notes += (_chosen(network.choose, run_on_device),)
     if options.compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")
-    capabilities = msgspec.structs.replace(
-        _capabilities(recipe, template, network.outputs, width),
-        model_id=model_id,
-        dtype=dtype_name(dtype),
-        checkpoint=str(checkpoint),
-        overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
-        notes=(*plan.notes, *notes),
-        truncation_side=plan.tokenizer.traits.truncation_side,
-        media_tokens=None if reader is None else reader.tokens_max,
-    )
+    capabilities = _capabilities(checkpoint, model_id, options, plan, network.outputs, width, reader)
+    capabilities = msgspec.structs.replace(capabilities, loaded=True, notes=(*plan.notes, *notes))
     templates = Templates(template, ChatRenderer(recipe.chat, recipe.max_tokens))
     preparer = Preparer(recipe, tokenizer, network.outputs, width, templates, plan.words)
     return LoadedModel(
@@ -169,18 +161,9 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
     """
     checkpoint = network_folder(checkpoint)
     plan = plan_load(checkpoint, options)
-    recipe = plan.recipe
-    reader = _open_reader(checkpoint, recipe)
-    return msgspec.structs.replace(
-        _capabilities(recipe, plan.template, outputs_of(recipe), _width(checkpoint, recipe)),
-        model_id=model_id,
-        dtype=dtype_name(served_dtype(checkpoint, options)),
-        checkpoint=str(checkpoint),
-        overhead_tokens=_overhead_tokens(recipe, plan.tokenizer, plan.template),
-        notes=plan.notes,
-        truncation_side=plan.tokenizer.traits.truncation_side,
-        media_tokens=None if reader is None else reader.tokens_max,
-        loaded=False,
+    reader, outputs = _open_reader(checkpoint, plan.recipe), outputs_of(plan.recipe)
+    return _capabilities(
+        checkpoint, model_id, options, plan, outputs, _width(checkpoint, plan.recipe), reader
     )
 
 
@@ -326,9 +309,16 @@ REPORTED_POOLINGS: dict[ModelKind, str] = {"sparse": "splade", "language": "last
 
 
 def _capabilities(
-    recipe: Recipe, template: RerankTemplate, outputs: frozenset[Output], width: int | None
+    checkpoint: Path,
+    model_id: str,
+    options: LoadOptions,
+    plan: LoadPlan,
+    outputs: frozenset[Output],
+    width: int | None,
+    reader: ReadsMedium | None,
 ) -> Capabilities:
-    """Derive the capabilities that follow from a recipe and a template."""
+    """Derive the capabilities of a model that is not loaded."""
+    recipe, template = plan.recipe, plan.template
     # In a prompt for pairs a single text has no label.
     own = OPERATIONS["language" if template.prompt else recipe.kind]
     operations = own | {Operation.TOKENIZE, Operation.DETOKENIZE}
@@ -339,7 +329,14 @@ def _capabilities(
     has_width = recipe.kind in {"dense", "static", "dual"}
     is_pooled = recipe.kind in {"dense", "static"}
     return Capabilities(
-        model_id="",
+        model_id=model_id,
+        dtype=dtype_name(served_dtype(checkpoint, options)),
+        checkpoint=str(checkpoint),
+        notes=plan.notes,
+        overhead_tokens=_overhead_tokens(recipe, plan.tokenizer, template),
+        truncation_side=plan.tokenizer.traits.truncation_side,
+        media_tokens=None if reader is None else reader.tokens_max,
+        loaded=False,
         operations=frozenset(operations),
         max_input_tokens=recipe.max_tokens,
         request_inputs=STATIC_REQUEST_INPUTS if recipe.kind == "static" else REQUEST_INPUTS,

@@ -5,11 +5,11 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.api.operators.host_models import RegisterModel
 from gateway.api.operators.keys import KeyRequest
+from gateway.api.operators.manager import RegisterModel
 from gateway.api.operators.replicas import ReplicaBody, VerifyBody
 from gateway.api.operators.sign_in import SignInCode
-from gateway.instances.records import CreateInstance
+from gateway.declared.host import CreateInstance
 
 # Sections of router.yaml that operators send.
 SECTIONS: Final[tuple[str, ...]] = (
