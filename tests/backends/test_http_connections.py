@@ -107,27 +107,18 @@ async def test_server_that_is_gone_has_lost_the_request() -> None:
             await server.client.get("/", 5.0)
 
 
-async def test_closed_client_sends_nothing_again() -> None:
+@pytest.mark.parametrize("end", ["closed", "cancelled"])
+async def test_request_that_the_gateway_ends_is_not_sent_again(end: str) -> None:
     async with ScriptedServer((OK, stay_silent), OK) as server:
         await server.client.get("/", 5.0)
         server.requested.clear()
         waiting = asyncio.create_task(server.client.get("/", 5.0))
         await server.requested.wait()
-        await server.client.aclose()
-        with pytest.raises(ConnectionLost):
-            await waiting
-
-    assert (2, []) == (server.requests, server.faults)
-
-
-async def test_cancelled_request_is_not_sent_again() -> None:
-    async with ScriptedServer((OK, stay_silent), OK) as server:
-        await server.client.get("/", 5.0)
-        server.requested.clear()
-        waiting = asyncio.create_task(server.client.get("/", 5.0))
-        await server.requested.wait()
-        waiting.cancel()
-        with suppress(asyncio.CancelledError):
+        if end == "closed":
+            await server.client.aclose()
+        else:
+            waiting.cancel()
+        with pytest.raises(ConnectionLost if end == "closed" else asyncio.CancelledError):
             await waiting
 
     assert (2, []) == (server.requests, server.faults)
