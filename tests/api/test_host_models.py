@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from backends.torch.wire import ModelBoot, SmokeLoad
 from gateway.api.operators import manager
@@ -15,8 +14,7 @@ from gateway.declared.checkpoints import ListedModel, Registry
 from gateway.processes import model_requests
 from gateway.processes.model_requests import ModelRequests
 from tests.conftest import MANAGER_PORT, Running, running_gateway
-from tests.fakes.hub import FakeHub, write_cache
-from tests.fakes.threaded import serve_in_thread
+from tests.fakes.hub import FakeHub, hub_in_use, write_cache
 from tests.unit.test_registry import FILES
 
 MANAGER = f"http://gateway:{MANAGER_PORT}"
@@ -30,12 +28,7 @@ GATEWAY = 'upstreams: {one: {backend: tei, replicas: ["http://tei-0"]}}\nmodels:
 @pytest.fixture
 def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Serve a repository to an empty cache."""
-    fake = FakeHub({"org/model": FILES})
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with serve_in_thread(fake) as url:
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        template = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    with hub_in_use(monkeypatch, tmp_path / "cache", {"org/model": FILES}) as fake:
         yield fake
 
 

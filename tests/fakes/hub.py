@@ -2,10 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+
+import pytest
+from huggingface_hub import constants
+
+from tests.fakes.threaded import serve_in_thread
 
 Files = Mapping[str, bytes]
 
@@ -66,6 +72,25 @@ def commit_of(name: str) -> str:
 def digest_of(content: bytes) -> str:
     """Return the identity of a file's content, as git computes it."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+@contextmanager
+def hub_in_use(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, repositories: Mapping[str, Files]
+) -> Iterator[FakeHub]:
+    """Serve repositories at the address that the Hub's client uses, with a cache in a folder."""
+    fake = FakeHub(repositories)
+    use_hub(monkeypatch, HF_HUB_CACHE=str(cache))
+    with serve_in_thread(fake) as url:
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        use_hub(monkeypatch, ENDPOINT=url, HUGGINGFACE_CO_URL_TEMPLATE=template)
+        yield fake
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, **settings: str | bool) -> None:
+    """Change settings that the Hub's client reads from the environment when it is imported."""
+    for name, value in settings.items():
+        monkeypatch.setattr(constants, name, value)
 
 
 def write_cache(cache: Path, name: str, files: Files) -> Path:
