@@ -376,9 +376,6 @@ class Held:
             flow=SimpleNamespace(write_paused=False),
         )
 
-    def __init__(self) -> None:
-        self.protocol = self.limit = self
-
     def watch(self, on_lost: Callable[[], None] | None) -> None:
         self.on_lost = on_lost
 
