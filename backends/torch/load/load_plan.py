@@ -123,7 +123,7 @@ def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
     recipe = read_recipe(checkpoint, options.settings)
     template = read_template(files, recipe, options.settings)
     adapter = choose_adapter(files, options.settings.adapter)
-    code = permitted_code(checkpoint, options)
+    code = trusted_code(checkpoint, options)
     facts = network_facts(files, recipe, code)
     check_projections(checkpoint, recipe)
     tokenizer = open_tokenizer(checkpoint, recipe.max_tokens, options.tokenizer)
@@ -143,7 +143,7 @@ def plan_load(checkpoint: Path, options: LoadOptions) -> LoadPlan:
     return LoadPlan(recipe, template, tokenizer, adapter, code, notes, facts.words)
 
 
-def permitted_code(checkpoint: Path, options: LoadOptions) -> OwnCode | None:
+def trusted_code(checkpoint: Path, options: LoadOptions) -> OwnCode | None:
     """Return the checkpoint's own code if its network needs it; read from its small files only.
 
     Raises: ModelUnavailable if the operator did not permit and pin it.

@@ -31,7 +31,7 @@ from backends.torch import wire
 from backends.torch.inputs.chat import ChatRenderer
 from backends.torch.inputs.pairs import PairEncoder
 from backends.torch.inputs.preparing import Preparer, Templates
-from backends.torch.load.load_plan import LoadOptions, LoadPlan, permitted_code, plan_load
+from backends.torch.load.load_plan import LoadOptions, LoadPlan, plan_load, trusted_code
 from backends.torch.load.weight_sizes import sizes_of
 from backends.torch.media.preparing import MediaPreparer
 from backends.torch.media.reading import ProcessReader
@@ -232,7 +232,7 @@ def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
             raise ModelUnavailable(
                 "`dtype: int8` does not serve static models, which multiply nothing; leave `dtype` out"
             )
-        if permitted_code(checkpoint, options) is not None:
+        if trusted_code(checkpoint, options) is not None:
             raise ModelUnavailable(
                 "`dtype: int8` does not serve models with code of their own, whose layers may differ from "
                 "transformers' layers; leave `dtype` out"
@@ -410,7 +410,7 @@ def describe_folder(boot: wire.ModelBoot, folder: Path) -> Capabilities:
 
 def own_code_of(boot: wire.ModelBoot, folder: Path) -> OwnCode | None:
     """Return the code of its own that a model runs, None if it runs none. Raises: ModelUnavailable."""
-    return permitted_code(network_folder(folder), options_of(boot))
+    return trusted_code(network_folder(folder), options_of(boot))
 
 
 def settings_of(boot: wire.ModelBoot) -> TaskSettings:
@@ -424,7 +424,7 @@ def estimate_bytes(boot: wire.ModelBoot, folder: Path) -> int:
         options, files = options_of(boot), CheckpointFiles(network_folder(folder))
         kind = recognize(files, options.settings)
         # Code of a checkpoint holds float32 before its layers are cast.
-        runs_code = permitted_code(files.checkpoint, options) is not None
+        runs_code = trusted_code(files.checkpoint, options) is not None
         dtype = torch.float32 if runs_code else served_dtype(files.checkpoint, options)
         sizes = sizes_of(files, kind, dtype)
         # Weights of 8 bits are made of those in the files, which are read first.

@@ -35,7 +35,8 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.arrow_http import arrow_sparse, arrow_vectors, facts_of, wants_arrow
+from gateway.api.wire.arrow import write_sparse, write_vectors
+from gateway.api.wire.arrow_http import arrow_stream, facts_of, wants_arrow
 from gateway.api.wire.inputs import Dimensions
 from gateway.api.wire.tei import (
     Direction,
@@ -84,31 +85,19 @@ class TeiOperation(NamedTuple):
     arrow: EncodeArrow | None = None
 
 
-async def _similarity(body: SimilarityRequest, model: str | None, _: Any, api: InferenceApi) -> Call:
-    return decode_similarity(body, model, api)
-
-
-async def _predict(body: PredictRequest, model: str | None, _: Any, api: InferenceApi) -> Call:
-    return decode_predict(body, model, api)
-
-
-async def _rerank(body: TeiRerankRequest, model: str | None, _: Any, api: InferenceApi) -> Call:
-    return decode_rerank(body, model, api)
-
-
 EMBED = TeiOperation(
     EmbedRequest,
     decode_embed,
     EmbedReply,
     lambda _, reply: json_bytes(list(reply.vectors)),
-    lambda context, reply, facts: arrow_vectors(context, reply.vectors, facts),
+    lambda context, reply, facts: arrow_stream(context, write_vectors, reply.vectors, facts),
 )
 EMBED_SPARSE = TeiOperation(
     TeiEncodeRequest,
     decode_sparse,
     EncodeReply,
     lambda _, reply: json_bytes([term_items(terms) for terms in reply.sparse or ()]),
-    arrow_sparse,
+    lambda context, reply, facts: arrow_stream(context, write_sparse, reply.sparse or (), facts),
 )
 EMBED_ALL = TeiOperation(
     TeiEncodeRequest,
@@ -117,17 +106,17 @@ EMBED_ALL = TeiOperation(
     lambda _, reply: json_bytes(list(reply.token_vectors or ())),
 )
 SIMILARITY = TeiOperation(
-    SimilarityRequest, _similarity, RerankReply, lambda _, reply: json_bytes(reply.scores)
+    SimilarityRequest, decode_similarity, RerankReply, lambda _, reply: json_bytes(reply.scores)
 )
 PREDICT = TeiOperation(
     PredictRequest,
-    _predict,
+    decode_predict,
     ClassifyReply | RerankReply,
     lambda body, reply: encode_predictions(reply, batch=is_batch(body.inputs)),
 )
 RERANK = TeiOperation(
     TeiRerankRequest,
-    _rerank,
+    decode_rerank,
     RerankReply,
     lambda body, reply: encode_rerank(reply, body.texts if body.return_text else None),
 )
