@@ -15,9 +15,18 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from gateway.cli.bench_calls import Api, bodies, made_texts, target_of
-from gateway.cli.bench_figures import SHARES
-from gateway.cli.bench_load import Load, LoadPlan, Measured, only_model, open_client
+from gateway.cli.bench_load import (
+    SHARES,
+    Api,
+    Load,
+    LoadPlan,
+    Measured,
+    bodies,
+    made_texts,
+    only_model,
+    open_client,
+    target_of,
+)
 from gateway.cli.bench_picture import draw
 from gateway.cli.gateway_client import RequestRefused
 from gateway.cli.operator_options import operator_key
