@@ -85,8 +85,8 @@ from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
+from gateway.telemetry.history import History
 from gateway.telemetry.metrics import Metrics, measure_lag
-from gateway.telemetry.records import Records
 from gateway.telemetry.totals import Totals
 from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
 from gateway.tenants.file_store import FileTenantStore
@@ -153,8 +153,9 @@ ROUTES = RouteTable(HANDLERS)
 class Collaborators(msgspec.Struct, frozen=True):
     """Everything that touches the world outside. Tests replace these and nothing else.
 
-    reload: reads the file again. adding: changes the additions. manager: carries out requests about the
-    instances and the models of this host. None if the process cannot do it.
+    observed: types of events that `observe` takes; all if none is named. reload: reads the file again.
+    adding: changes the additions. manager: carries out requests about the instances and the models of this
+    host. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -165,6 +166,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     reload: Reload | None = None
     adding: AdditionsClient | None = None
     manager: AskParent | None = None
+    observed: tuple[type, ...] = ()
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -224,7 +226,7 @@ class WorkerReload:
     api: InferenceApi
     admin: Admin
     metrics: Metrics
-    records: Records
+    history: History
     in_flight: InFlight
     groups: Groups
 
@@ -251,7 +253,7 @@ class WorkerReload:
         self.api.follow(config)
         self.admin.apply(config)
         for running in retired:
-            self.records.changes.forget(running.upstream.name)
+            self.history.changes.forget(running.upstream.name)
         self.metrics.watch(
             sources_of(self.api.gateway, self.in_flight, self.admin.ledger, self.admin.stored_state)
         )
@@ -265,8 +267,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
     upstreams, groups = _create_upstreams(boot, outside, stores, observe)
     is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
-    metrics, records = Metrics(is_open=is_local, worker=boot.worker), Records(boot.worker)
-    _connect(observe, metrics, records, outside.observe, stores.cache, groups)
+    metrics, history = Metrics(is_open=is_local, worker=boot.worker), History(boot.worker)
+    _connect(observe, outside, metrics, history, stores.cache, groups)
 
     table = InstanceTable()
     serving = serving_of(config, upstreams.by_name, groups.groups, boot.added_models, table)
@@ -288,7 +290,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
     metrics.watch(sources_of(gateway, in_flight, stores.ledger, admin.stored_state))
     watched = StatusSource(
-        gateway, metrics, records, config, boot.worker or 0, time.time(), table, admin.stored_state
+        gateway, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
     )
     adding = AdditionsApi(outside.adding)
     services = Services(
@@ -323,7 +325,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         api, {path: endpoint_at(ROUTES, path) for path in BATCH_ENDPOINTS}, in_flight, observe
     )
     tasks = [
-        *_background_tasks(boot, stores, follower, metrics, records),
+        *_background_tasks(boot, stores, follower, metrics, history),
         *_batch_tasks(jobs, lines, metrics),
         sign_on.run(),
         groups.maintain(),
@@ -333,7 +335,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         lifespan=partial(_run, upstreams, stores, gateway.copies, tasks, traces),
         in_flight=in_flight,
         gateway=gateway,
-        follow=WorkerReload(upstreams, api, admin, metrics, records, in_flight, groups).follow,
+        follow=WorkerReload(upstreams, api, admin, metrics, history, in_flight, groups).follow,
         observe=observe,
         instances=table,
         sign_on=sign_on,
@@ -356,17 +358,17 @@ def _create_upstreams(
 
 def _connect(
     observers: Observers,
+    outside: Collaborators,
     metrics: Metrics,
-    records: Records,
-    log: Observe,
+    history: History,
     cache: ItemCache | None,
     groups: Groups,
 ) -> None:
     """Have each part take the events that it needs."""
     for kind, count in metrics.handlers.items():
         observers.add(count, kind)
-    records.join(observers)
-    observers.add(log)
+    history.join(observers)
+    observers.add(outside.observe, *outside.observed)
     if cache is not None:
         observers.add(partial(_distrust, cache), SpaceChecked)
     observers.add(groups.observe, ReplicaChanged, SpaceChecked)
@@ -561,11 +563,11 @@ def _open_cache(settings: CacheSettings, quota_store: str, observe: Observe) -> 
 
 
 def _background_tasks(
-    boot: AppBoot, stores: Stores, follower: KeyFollower | None, metrics: Metrics, records: Records
+    boot: AppBoot, stores: Stores, follower: KeyFollower | None, metrics: Metrics, history: History
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks, which run for as long as the application does."""
     tasks = [stores.ledger.maintain(), measure_lag(metrics.observe_lag)]
-    tasks += records.tasks(lambda: Totals(metrics.collected()))
+    tasks += history.tasks(lambda: Totals(metrics.collected()))
     if stores.cache is not None:
         tasks.append(stores.cache.store.maintain())
     if boot.worker is not None:

@@ -32,7 +32,7 @@ from gateway.events import Event, UpstreamJudged
 from gateway.processes.listeners import join_port
 from gateway.processes.messages import CanaryWithdrawn, ModelSummary, WorkerBoot, WorkerReady
 from gateway.processes.worker_link import ParentLink
-from gateway.telemetry.access_log import log_change
+from gateway.telemetry.access_log import LOGGED, log_change
 from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
 
 # Longer than any sensible client's keep-alive pool keeps an idle connection.
@@ -144,6 +144,7 @@ def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Appli
         boot.app,
         Collaborators(
             observe=observe,
+            observed=LOGGED,
             reload=link.request_reload,
             adding=adding,
             manager=link.request_host if boot.manager_fd is not None else None,

@@ -19,8 +19,8 @@ from gateway.api.server.paths import route_options
 from gateway.config.schema import Config
 from gateway.declared.host import InstanceInfo, InstanceTable, ModelInfo
 from gateway.serve import Gateway
+from gateway.telemetry.history import CALLS_MAX, INTERVAL_S, History, RecentCall, TrafficPoint
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.records import CALLS_MAX, INTERVAL_S, RecentCall, Records, TrafficPoint
 from gateway.telemetry.snapshot import (
     CheckpointStatus,
     InstanceStatus,
@@ -51,7 +51,7 @@ class StatusSource(msgspec.Struct, frozen=True):
 
     gateway: Gateway
     exporter: Metrics
-    records: Records
+    history: History
     config: Config
     worker: int
     started_s: float
@@ -76,7 +76,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             replicas=tuple(self._replicas(totals)),
             models=tuple(self._models(totals)),
             tenants=totals.tenants(),
-            changes=self.records.changes.changes(),
+            changes=self.history.changes.changes(),
             instances=tuple(map(_instance, self.instances)),
             registry=tuple(map(_checkpoint, registry)),
             currency=self.gateway.serving.config.currency,
@@ -93,7 +93,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             )
         away = totals.greatest("gateway_quota_store_away") > 0
         # The current reason, which may not be the first, or that of counts in a store that can be read.
-        reason = (stored.trouble or self.records.changes.store_trouble) if away else ""
+        reason = (stored.trouble or self.history.changes.store_trouble) if away else ""
         return StoreStatus(kind, away, stored.keys, stored.tenants, loss, reason)
 
     def _replicas(self, totals: Totals) -> Iterator[ReplicaStatus]:
@@ -105,7 +105,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                 yield ReplicaStatus(name, absent, "absent", reason, None, 0, 0, None, 0, 0, is_drained=True)
             for replica, state in upstream.replica_states():
                 labels = {"upstream": name, "replica": replica.name}
-                history = self.records.changes.of(name, replica.name)
+                history = self.history.changes.of(name, replica.name)
                 attempts = int(totals.number("gateway_attempts_total", **labels))
                 not_failed = sum(
                     int(totals.number("gateway_attempts_total", outcome=outcome, **labels))
@@ -248,7 +248,7 @@ async def traffic(watched: NamedDependency[StatusSource], after: FromQuery[float
 
     `after` leaves out the intervals that ended by then, in seconds since 1970.
     """
-    return Traffic(INTERVAL_S, watched.records.traffic.points(after))
+    return Traffic(INTERVAL_S, watched.history.traffic.points(after))
 
 
 @get("/admin/calls", responses=FAILURES, tags=["Operators"], opt=STATUS)
@@ -266,7 +266,7 @@ async def calls(
     """
     chosen = [
         call
-        for call in watched.records.calls.calls()
+        for call in watched.history.calls.calls()
         if tenant in {None, call.tenant}
         and key in {None, call.key_id}
         and model in {None, call.model}
