@@ -12,7 +12,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
@@ -101,6 +101,7 @@ class Figures:
                 self.stage_ms[name] = self.stage_ms.get(name, 0.0) + duration_ms
 
 
+Arrivals: TypeAlias = Literal["poisson", "even"]
 Api: TypeAlias = Literal["openai", "tei", "tei-rerank", "cohere-rerank"]
 APIS: dict[Api, str] = {
     "openai": "/v1/embeddings",
@@ -243,6 +244,19 @@ REPLY_BYTES_MAX = 256 * 1024 * 1024
 RETRY_S = 0.05
 
 
+def arrival_times(arrivals: Arrivals, rate: float, seed: int) -> Iterator[float]:
+    """Yield the times of the calls of an open loop, without end, in seconds from its start.
+
+    poisson: of independent callers, with exponential gaps.
+    """
+    if arrivals == "even":
+        yield from (number / rate for number in count())
+    chance, at_s = random.Random(seed), 0.0  # noqa: S311 - no secret
+    while True:
+        at_s += chance.expovariate(rate)
+        yield at_s
+
+
 class LoadPlan(msgspec.Struct, frozen=True):
     """Load on one target.
 
@@ -257,7 +271,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
     timeout_s: float
     callers: int = 1
     rate: float | None = None
-    arrivals: Literal["poisson", "even"] = "poisson"
+    arrivals: Arrivals = "poisson"
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -354,8 +368,7 @@ class Load:
                 group.create_task(caller())
 
     async def _run_open(self, rate: float) -> None:
-        chance = random.Random(SEED)  # noqa: S311 - no secret
-        due_s = time.monotonic()
+        start_s = time.monotonic()
         room = asyncio.Semaphore(IN_FLIGHT_MAX)
         under_way: set[asyncio.Task[None]] = set()
 
@@ -366,18 +379,19 @@ class Load:
                 room.release()
 
         try:
-            while due_s < self._end_s:
+            for at_s in arrival_times(self._plan.arrivals, rate, SEED):
+                due_s = start_s + at_s
+                if due_s >= self._end_s:
+                    break
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-                # Calls that are due while none may be sent have no task yet.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._left_s()):
-                        await room.acquire()
-                        task = asyncio.create_task(call(due_s))
-                        under_way.add(task)
-                        task.add_done_callback(under_way.discard)
-                        due_s += chance.expovariate(rate) if self._plan.arrivals == "poisson" else 1 / rate
-                        continue
-                break
+                try:
+                    # Calls that are due while none may be sent have no task yet.
+                    await asyncio.wait_for(room.acquire(), max(0.0, self._end_s - time.monotonic()))
+                except TimeoutError:
+                    break
+                task = asyncio.create_task(call(due_s))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
             # Calls that were due in the period count, even if they end after it.
             if under_way:
                 await asyncio.wait(under_way, timeout=self._plan.timeout_s)
@@ -386,9 +400,6 @@ class Load:
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
-
-    def _left_s(self) -> float:
-        return max(0.0, self._end_s - time.monotonic())
 
     async def _call(self, due_s: float) -> None:
         body, sent_s = next(self._bodies), time.monotonic()

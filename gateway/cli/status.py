@@ -26,12 +26,35 @@ from gateway.telemetry.snapshot import (
     Rates,
     ReplicaStatus,
     Snapshot,
-    StoreStatus,
     rates_between,
 )
 
 POLL_EVERY_S = 1.0
 PATH = "/admin/status"
+GOOD = frozenset(("up", "ready"))
+BAD_STANDINGS = frozenset(("refused", "withdrawn"))
+# Below this width tables have only the columns that a person looks at first.
+WIDE_FROM = 110
+STYLES = {
+    "up": "green",
+    "running": "green",
+    "verified": "green",
+    "downloaded": "green",
+    "failed": "bold red",
+    "ready": "green",
+    "down": "bold red",
+    "refused": "bold red",
+    "unavailable": "bold red",
+    "canary_only": "bold red",
+    "serving": "green",
+    "withdrawn": "bold red",
+}
+# States of models on the host that an operator looks for first; others follow by name.
+FIRST = {"failed": 0, "downloading": 1, "loading": 1}
+CHANGES_SHOWN = 8
+PROBLEMS_SHOWN = 8
+CHECKPOINTS_SHOWN = 12
+Row: TypeAlias = Sequence[str | Text]
 
 
 class StatusDisplay:
@@ -120,12 +143,6 @@ def _follow(client: GatewayClient, display: StatusDisplay) -> None:
             interrupted.wait(POLL_EVERY_S)
 
 
-GOOD = frozenset(("up", "ready"))
-BAD_STANDINGS = frozenset(("refused", "withdrawn"))
-# Below this width tables have only the columns that a person looks at first.
-WIDE_FROM = 110
-
-
 def view(
     url: str, snapshot: Snapshot | None, rates: Rates | None, problem: str, width: int
 ) -> RenderableType:
@@ -147,12 +164,10 @@ def _head(url: str, snapshot: Snapshot | None) -> Text:
     if snapshot.workers > 1:
         facts.append(f"{snapshot.workers} workers, reported by number {snapshot.worker}")
     head.append(" · " + " · ".join(facts), "default not bold")
-    return head.append(" · ").append_text(_store(snapshot.store))
-
-
-def _store(store: StoreStatus) -> Text:
-    kind = f"quotas in {plain(store.kind)}"
-    return Text(f"{kind}, AWAY", "bold red") if store.away else Text(kind, "not bold")
+    kind, is_away = f"quotas in {plain(snapshot.store.kind)}", snapshot.store.away
+    return head.append(" · ").append(
+        f"{kind}, AWAY" if is_away else kind, "bold red" if is_away else "not bold"
+    )
 
 
 def _body(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Iterator[RenderableType]:
@@ -246,28 +261,6 @@ def _figures(snapshot: Snapshot, rates: Rates | None) -> Text:
     return figures
 
 
-STYLES = {
-    "up": "green",
-    "running": "green",
-    "verified": "green",
-    "downloaded": "green",
-    "failed": "bold red",
-    "ready": "green",
-    "down": "bold red",
-    "refused": "bold red",
-    "unavailable": "bold red",
-    "canary_only": "bold red",
-    "serving": "green",
-    "withdrawn": "bold red",
-}
-# States of models on the host that an operator looks for first; others follow by name.
-FIRST = {"failed": 0, "downloading": 1, "loading": 1}
-CHANGES_SHOWN = 8
-PROBLEMS_SHOWN = 8
-CHECKPOINTS_SHOWN = 12
-Row: TypeAlias = Sequence[str | Text]
-
-
 def problem_table(problems: Sequence[tuple[str, str, str]]) -> Table:
     """Return the first problems, and how many more there are."""
     rows: list[Row] = [(subject, _state(state), reason) for subject, state, reason in problems]
@@ -295,7 +288,12 @@ def replica_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
             replica.upstream,
             replica.name,
             _state(replica.state),
-            *_numbers(replica, snapshot.at_s),
+            NONE if replica.since_s is None else span(snapshot.at_s - replica.since_s),
+            str(replica.in_flight_batches),
+            str(replica.window_batches),
+            milliseconds(replica.latency_s),
+            f"{replica.attempts:,}",
+            f"{replica.failed:,}",
             replica.reason,
         )
         for replica in snapshot.replicas
@@ -304,15 +302,6 @@ def replica_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
     # The reasons of what is wrong are among the problems.
     hidden = () if is_wide else ("#in flight", "#window", "#attempts", "why")
     return _table((*columns, "#failed", "why"), rows, hidden)
-
-
-def _numbers(replica: ReplicaStatus, now_s: float) -> Iterator[str]:
-    yield NONE if replica.since_s is None else span(now_s - replica.since_s)
-    yield str(replica.in_flight_batches)
-    yield str(replica.window_batches)
-    yield milliseconds(replica.latency_s)
-    yield f"{replica.attempts:,}"
-    yield f"{replica.failed:,}"
 
 
 def model_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
