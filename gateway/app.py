@@ -32,12 +32,11 @@ from gateway.admission import Admission
 from gateway.api.dialects.manager.dialect import move_path as move_to_manager
 from gateway.api.dialects.registry import DIALECTS
 from gateway.api.operators import (
-    added_models,
+    additions,
     admin,
-    host_models,
-    instances,
     jobs,
     keys,
+    manager,
     own_usage,
     probes,
     replicas,
@@ -47,11 +46,10 @@ from gateway.api.operators import (
     texts,
     ui,
 )
-from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
+from gateway.api.operators.additions import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.application import Services, litestar_application
-from gateway.api.operators.host_models import AskAboutModels, RegistryApi
-from gateway.api.operators.instances import AskParent, InstancesApi
+from gateway.api.operators.manager import AskParent, HostApi
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
 from gateway.api.server.authentication import Authenticator
@@ -73,9 +71,9 @@ from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_client
 from gateway.config.boot import AppBoot
 from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
+from gateway.declared.host import InstanceTable
 from gateway.dispatch import Dispatcher
 from gateway.events import BatchChanged, Observe, Observers, ReplicaChanged, SpaceChecked
-from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
@@ -87,8 +85,8 @@ from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
+from gateway.telemetry.history import History
 from gateway.telemetry.metrics import Metrics, measure_lag
-from gateway.telemetry.records import Records
 from gateway.telemetry.totals import Totals
 from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
 from gateway.tenants.file_store import FileTenantStore
@@ -130,9 +128,8 @@ OPERATOR_MODULES = (
     keys,
     tenants,
     admin,
-    added_models,
-    instances,
-    host_models,
+    additions,
+    manager,
     status,
     replicas,
     jobs,
@@ -156,8 +153,9 @@ ROUTES = RouteTable(HANDLERS)
 class Collaborators(msgspec.Struct, frozen=True):
     """Everything that touches the world outside. Tests replace these and nothing else.
 
-    reload: reads the file again. adding: changes the additions. instances, models: carry out requests about
-    the instances and the models of this host. None if the process cannot do it.
+    observed: types of events that `observe` takes; all if none is named. reload: reads the file again.
+    adding: changes the additions. manager: carries out requests about the instances and the models of this
+    host. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -167,8 +165,8 @@ class Collaborators(msgspec.Struct, frozen=True):
     traces: "CallTraces | None" = None
     reload: Reload | None = None
     adding: AdditionsClient | None = None
-    instances: AskParent | None = None
-    models: AskAboutModels | None = None
+    manager: AskParent | None = None
+    observed: tuple[type, ...] = ()
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -228,7 +226,7 @@ class WorkerReload:
     api: InferenceApi
     admin: Admin
     metrics: Metrics
-    records: Records
+    history: History
     in_flight: InFlight
     groups: Groups
 
@@ -255,7 +253,7 @@ class WorkerReload:
         self.api.follow(config)
         self.admin.apply(config)
         for running in retired:
-            self.records.changes.forget(running.upstream.name)
+            self.history.changes.forget(running.upstream.name)
         self.metrics.watch(
             sources_of(self.api.gateway, self.in_flight, self.admin.ledger, self.admin.stored_state)
         )
@@ -269,8 +267,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
     upstreams, groups = _create_upstreams(boot, outside, stores, observe)
     is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
-    metrics, records = Metrics(is_open=is_local, worker=boot.worker), Records(boot.worker)
-    _connect(observe, metrics, records, outside.observe, stores.cache, groups)
+    metrics, history = Metrics(is_open=is_local, worker=boot.worker), History(boot.worker)
+    _connect(observe, outside, metrics, history, stores.cache, groups)
 
     table = InstanceTable()
     serving = serving_of(config, upstreams.by_name, groups.groups, boot.added_models, table)
@@ -292,7 +290,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
     metrics.watch(sources_of(gateway, in_flight, stores.ledger, admin.stored_state))
     watched = StatusSource(
-        gateway, metrics, records, config, boot.worker or 0, time.time(), table, admin.stored_state
+        gateway, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
     )
     adding = AdditionsApi(outside.adding)
     services = Services(
@@ -304,8 +302,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         admin=admin,
         adding=adding,
         replicas=ReplicasApi(gateway, adding),
-        instances=InstancesApi(outside.instances),
-        registry=RegistryApi(outside.models),
+        host=HostApi(outside.manager),
         sign_ins=SignIns(sign_on),
         batches=batches,
     )
@@ -328,7 +325,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         api, {path: endpoint_at(ROUTES, path) for path in BATCH_ENDPOINTS}, in_flight, observe
     )
     tasks = [
-        *_background_tasks(boot, stores, follower, metrics, records),
+        *_background_tasks(boot, stores, follower, metrics, history),
         *_batch_tasks(jobs, lines, metrics),
         sign_on.run(),
         groups.maintain(),
@@ -338,7 +335,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         lifespan=partial(_run, upstreams, stores, gateway.copies, tasks, traces),
         in_flight=in_flight,
         gateway=gateway,
-        follow=WorkerReload(upstreams, api, admin, metrics, records, in_flight, groups).follow,
+        follow=WorkerReload(upstreams, api, admin, metrics, history, in_flight, groups).follow,
         observe=observe,
         instances=table,
         sign_on=sign_on,
@@ -361,17 +358,17 @@ def _create_upstreams(
 
 def _connect(
     observers: Observers,
+    outside: Collaborators,
     metrics: Metrics,
-    records: Records,
-    log: Observe,
+    history: History,
     cache: ItemCache | None,
     groups: Groups,
 ) -> None:
     """Have each part take the events that it needs."""
     for kind, count in metrics.handlers.items():
         observers.add(count, kind)
-    records.join(observers)
-    observers.add(log)
+    history.join(observers)
+    observers.add(outside.observe, *outside.observed)
     if cache is not None:
         observers.add(partial(_distrust, cache), SpaceChecked)
     observers.add(groups.observe, ReplicaChanged, SpaceChecked)
@@ -566,11 +563,11 @@ def _open_cache(settings: CacheSettings, quota_store: str, observe: Observe) -> 
 
 
 def _background_tasks(
-    boot: AppBoot, stores: Stores, follower: KeyFollower | None, metrics: Metrics, records: Records
+    boot: AppBoot, stores: Stores, follower: KeyFollower | None, metrics: Metrics, history: History
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks, which run for as long as the application does."""
     tasks = [stores.ledger.maintain(), measure_lag(metrics.observe_lag)]
-    tasks += records.tasks(lambda: Totals(metrics.collected()))
+    tasks += history.tasks(lambda: Totals(metrics.collected()))
     if stores.cache is not None:
         tasks.append(stores.cache.store.maintain())
     if boot.worker is not None:

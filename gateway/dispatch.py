@@ -11,9 +11,11 @@ from itertools import count
 from typing import cast
 
 import msgspec
+import numpy as np
 
-from backends.contract import EmbedReply, EncodeReply, Reply, errors
+from backends.contract import EncodeReply, Reply, RerankReply, Vectors, errors
 from backends.contract import Work as BackendWork
+from backends.contract.vectors import max_similarity, pair_cosines
 from backends.contract.work import VectorScores
 from gateway.admission import Grant
 from gateway.cache.call_cache import CallCache, ItemCache
@@ -48,7 +50,6 @@ from gateway.prepare import PreparedWork, Preparer
 from gateway.routing.replica import REFUSED_BYTES_MIN
 from gateway.telemetry.timeline import Timeline
 from gateway.upstreams.model_inputs import ModelInputs
-from gateway.upstreams.vector_scores import vector_scores
 
 # A replica that is full does not report when it will have room.
 OVERLOADED_RETRY_S = 2
@@ -156,7 +157,7 @@ async def _complete(
         part = WorkPart(cast("BackendWork", split.missing_work()), tokens, whole.is_exact, missing)
         computed = await submission.compute(part)
         counts = _counts_of(computed, part)
-        reply = _with_counts(computed, counts)
+        reply = computed if counts is None else computed.with_input_tokens(counts)
         cache.keep(split, reply, counts)
     joined = cast("Reply", split.joined(reply))
     submission.grant.count_cached(split.hits, split.hit_tokens, is_charged=cache.is_charged)
@@ -168,6 +169,36 @@ async def _scored(plan: VectorScores, reply: Reply) -> Reply:
     if isinstance(reply, EncodeReply):
         return await asyncio.to_thread(vector_scores, plan, reply)
     return vector_scores(plan, reply)
+
+
+def vector_scores(plan: VectorScores, reply: Reply) -> RerankReply:
+    """Return the score of each pair. reply: to the work of the plan.
+
+    It is the cosine, or for many vectors of an input what `ScoreKind.COSINE` defines. A score counts as
+    truncated if either of its two inputs was cut.
+    """
+    pairs = plan.places
+    truncated = reply.truncated
+    if truncated is not None:
+        cut = set(truncated)
+        truncated = tuple([index for index, pair in enumerate(pairs) if cut.intersection(pair)])
+    if isinstance(reply, EncodeReply):
+        scores = _late_scores(pairs, reply.multivector or (), raw=plan.raw)
+    else:
+        vectors = reply.dense_vectors
+        assert vectors is not None
+        firsts, seconds = zip(*pairs, strict=True) if pairs else ((), ())
+        scores = pair_cosines(vectors[list(firsts)], vectors[list(seconds)])
+    return RerankReply(scores, reply.tokens, truncated)
+
+
+def _late_scores(pairs: Sequence[tuple[int, int]], vectors: Sequence[Vectors], *, raw: bool) -> Vectors:
+    """Return the scores of late interaction. vectors: of each input, (its tokens, dim)."""
+    scores = np.zeros(len(pairs), dtype=np.float32)
+    for index, (query, document) in enumerate(pairs):
+        best = max_similarity(vectors[query], [vectors[document]])[0]
+        scores[index] = best if raw else best / len(vectors[query])
+    return scores
 
 
 def _check_numbers(numbers: int) -> None:
@@ -366,11 +397,6 @@ def _counts_of(reply: Reply, part: WorkPart) -> tuple[int, ...] | None:
     if len(part.tokens) == 1:
         return (reply.tokens,)
     return tuple(part.tokens) if part.is_exact and sum(part.tokens) == reply.tokens else None
-
-
-def _with_counts(reply: Reply, counts: tuple[int, ...] | None) -> Reply:
-    """Return a reply with the tokens of each input, if they are known and it has a place for them."""
-    return msgspec.structs.replace(reply, input_tokens=counts) if isinstance(reply, EmbedReply) else reply
 
 
 def _of_whole(error: errors.InvalidWork, part: WorkPart) -> errors.InvalidWork:

@@ -38,9 +38,8 @@ from gateway.quotas.limits import Cost
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
 from gateway.upstreams.fair_threads import Claim, FairThreads
-from gateway.upstreams.model_inputs import ModelInputs
+from gateway.upstreams.model_inputs import ModelInputs, TokenCount, count_here
 from gateway.upstreams.text_cuts import ASK_CHARACTERS, CutCall, cut_call
-from gateway.upstreams.token_counts import TokenCount, count_here
 from gateway.upstreams.token_ids import IdDecoder
 
 # Refuses a call of at least this cost if it does not fit now; returns how many tokens fit.

@@ -22,10 +22,9 @@ from backends.openai.kind import ApiKind
 from backends.openai.shapes import origin_of
 from backends.tei.adapter import TeiBackend
 from backends.vllm.adapter import VllmBackend
-from gateway.api.operators.added_models import AdditionsClient
+from gateway.api.operators.additions import AdditionsClient
 from gateway.api.operators.admin import Reload
-from gateway.api.operators.host_models import AskAboutModels
-from gateway.api.operators.instances import AskParent
+from gateway.api.operators.manager import AskParent
 from gateway.api.server.in_flight import HeldBody, InFlight
 from gateway.api.server.request_context import RequestContext
 from gateway.app import ROUTES, Application, Collaborators, build
@@ -135,8 +134,7 @@ async def running_gateway(
     reload: Reload | None = None,
     adding: AdditionsClient | None = None,
     engines: Mapping[str, Backend] | None = None,
-    instances: AskParent | None = None,
-    models: AskAboutModels | None = None,
+    manager: AskParent | None = None,
     tenants_file: Path | None = None,
 ) -> AsyncIterator[Running]:
     """Boot with a config whose replicas are ASGI apps.
@@ -145,7 +143,7 @@ async def running_gateway(
     is unreachable. wait: return only once `/readyz` answers 200. sockets: replicas are servers on real ports.
     resolver: resolves host names for discovery. traces: records traces of calls. reload: reads the
     configuration file again. adding: changes the added models. engines: those in this process, by upstream.
-    instances, models: carry out requests about instances and models, also at the port `MANAGER_PORT`.
+    manager: carries out requests about instances and models, also at the port `MANAGER_PORT`.
     tenants_file: in the folder of the gateway's state, None if it has none.
     """
     events: list[Event] = []
@@ -163,13 +161,13 @@ async def running_gateway(
     parsed = _parse(config, Path.cwd())
     bootstrap_digest = None if parsed.tenants else key_digest(KEY)
     collaborators = Collaborators(
-        open_replica, resolver, ledger, events.append, traces, reload, adding, instances, models
+        open_replica, resolver, ledger, events.append, traces, reload, adding, manager
     )
     boot = AppBoot(
         parsed,
         bootstrap_digest,
         engines={name: {"": name} for name in hosted},
-        manager_port=None if instances is None and models is None else MANAGER_PORT,
+        manager_port=None if manager is None else MANAGER_PORT,
         tenants_file=None if tenants_file is None else str(tenants_file),
     )
     application = build(boot, collaborators)

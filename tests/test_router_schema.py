@@ -9,8 +9,10 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
+from backends.contract import ServerKind
+from backends.kinds import KINDS
 from gateway.cli.init import editor_line, editor_schema
-from gateway.config.schema import KINDS_OF_KEYS, Config, UpstreamSettings
+from gateway.config.schema import Config, UpstreamSettings
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = [
@@ -91,16 +93,17 @@ def test_an_editor_shows_what_the_loader_refuses(change: dict[str, Any], expecte
     assert expected == mistakes({**FILE, **change})
 
 
-def test_a_key_that_an_editor_offers_is_for_the_kind_of_server() -> None:
+def test_an_editor_offers_the_keys_of_the_kind_of_server() -> None:
     definitions = json.loads(editor_schema())["$defs"]
-    keys = {name: definitions[name]["properties"].keys() for name in ("ServerUpstream", "ApiUpstream")}
+    keys = {name: definitions[f"{name}Upstream"]["properties"].keys() for name in ("Tei", "Openai", "Torch")}
 
-    assert {"backend", "replicas", "request_inputs"} <= keys["ServerUpstream"] < keys["ApiUpstream"]
-    for kind, definition in (
-        ("tei", "ServerUpstream"),
-        ("voyage", "ApiUpstream"),
-        ("torch", "EngineUpstream"),
-    ):
-        for key in UpstreamSettings.__struct_fields__:
-            offered = key in definitions[definition]["properties"]
-            assert offered is (kind in KINDS_OF_KEYS.get(key, (kind,)))
+    assert {"backend", "replicas", "request_inputs"} <= keys["Tei"] < keys["Openai"]
+    assert {"extra_body", "task"} == keys["Openai"] - keys["Tei"] - {"embeddings", "rerank", "input_type"}
+    assert {"backend", "dtype", "task", "request_inputs", "tokenizer"} <= keys["Torch"]
+    assert not {"replicas", "tls", "extra_body"} & keys["Torch"]
+    assert definitions["UpstreamSettings"]["properties"].keys() == keys["Openai"] | keys["Torch"]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: str(kind.name))
+def test_the_keys_of_a_kind_are_settings(kind: ServerKind) -> None:
+    assert kind.keys < set(UpstreamSettings.__struct_fields__)

@@ -135,6 +135,12 @@ class LiteLLMProvider(msgspec.Struct, frozen=True):
     suffix: str = ""
 
 
+# Settings of an upstream whose server runs elsewhere.
+REMOTE_KEYS = frozenset(
+    {"replicas", "discover", "drained", "when_unavailable", "api_key", "api_key_header", "headers", "tls"}
+)
+
+
 class ServerKind(msgspec.Struct, frozen=True):
     """Facts about a kind of server that are known without its adapter.
 
@@ -143,7 +149,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     is_multiple: a server may have several models, of which a request names one. needs_tokenizer: tokens are
     counted by the gateway. cuts_inputs: it cuts an input at fewer tokens than its model reads, if a request
     asks for it. window: number of batches in flight to start with. small_batch_slots: places in the window
-    that one small batch takes at most.
+    that one small batch takes at most. keys: settings of an upstream that not every kind has.
     """
 
     name: BackendKind
@@ -156,6 +162,7 @@ class ServerKind(msgspec.Struct, frozen=True):
     cuts_inputs: bool = False
     window: int | None = None
     small_batch_slots: int = 1
+    keys: frozenset[str] = REMOTE_KEYS
 
 
 def listed_models(answer: Any) -> tuple[str, ...]:

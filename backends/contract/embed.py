@@ -18,6 +18,7 @@ from backends.contract.work import (
     Choose,
     Lengths,
     Places,
+    chained,
     chained_reports,
     check_widths,
     joined_counts,
@@ -167,6 +168,12 @@ class Embed(PromptedWork, frozen=True, tag="embed"):
             and other.chat is None
         )
 
+    def joined(self, others: Sequence[BaseWork]) -> Self:
+        works: list[Embed] = [self, *(other for other in others if isinstance(other, Embed))]
+        inputs = chained([work.inputs for work in works])
+        lengths = chained([work.prompt_characters for work in works])
+        return msgspec.structs.replace(self, inputs=inputs, prompt_characters=lengths)
+
     def with_prompt(self, prompt: str) -> Self:
         """Return the work with a prompt written into each input; inputs that are one text have one prompt."""
         if not self.late_chunking:
@@ -240,7 +247,10 @@ class EmbedReply(BaseReply, frozen=True, tag="embedded"):
         counts = chained_reports([reply.input_tokens for reply in replies])
         return cls(np.concatenate(vectors), *joined_counts(replies, starts), counts)
 
-    def part(self, start: int, stop: int, tokens: int) -> "EmbedReply":
+    def with_input_tokens(self, counts: Places) -> Self:
+        return msgspec.structs.replace(self, input_tokens=counts)
+
+    def part(self, start: int, stop: int, tokens: int) -> Self:
         """Return the results of consecutive inputs. tokens: of these.
 
         The vectors are a view: rows of one array, which no caller changes.
@@ -249,7 +259,7 @@ class EmbedReply(BaseReply, frozen=True, tag="embedded"):
         if truncated is not None:
             truncated = tuple([index - start for index in truncated if start <= index < stop])
         counts = None if counts is None else counts[start:stop]
-        return EmbedReply(self.vectors[start:stop], tokens, truncated, counts)
+        return type(self)(self.vectors[start:stop], tokens, truncated, counts)
 
     def select(self, places: Sequence[int]) -> Self:
         return msgspec.structs.replace(

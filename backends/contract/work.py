@@ -198,6 +198,10 @@ class BaseWork(msgspec.Struct, frozen=True):
         """Return whether the inputs of another work could be computed with these."""
         return False
 
+    def joined(self, others: Sequence["BaseWork"]) -> Self:
+        """Return the work of its own inputs and those of joinable works, one after the other."""
+        raise NotImplementedError
+
     # --- sizes
 
     def token_bounds(self, lengths: Lengths) -> list[int]:
@@ -367,6 +371,14 @@ class BaseReply(msgspec.Struct, frozen=True):
     def select(self, places: Sequence[int]) -> Self:
         """Return the results at some places, which may repeat. The tokens stay those that were computed."""
         raise NotImplementedError
+
+    def part(self, start: int, stop: int, tokens: int) -> Self:
+        """Return the results of consecutive inputs of joined works. tokens: of these."""
+        raise NotImplementedError
+
+    def with_input_tokens(self, counts: Places) -> Self:
+        """Return the reply with the tokens of each input, if it has a place for them."""
+        return self
 
     def _selected_cuts(self, places: Sequence[int]) -> Places | None:
         """Return the indices among some places of the inputs that were cut."""

@@ -48,12 +48,9 @@ REFUSED_CREDENTIAL = "the upstream refused the gateway's credential"
 TERMS_MAX = 2**31
 
 
+@with_answer
 def status_error(response: UpstreamResponse) -> BackendError:
     """Return the error of a status that means the same on every wire, with the facts of the answer."""
-    return with_answer(_status_error(response), response)
-
-
-def _status_error(response: UpstreamResponse) -> BackendError:
     request = f"{response.request} " if response.request else ""
     match response.status:
         case 401 | 403:

@@ -47,6 +47,7 @@ from backends.contract.refusals import (
 )
 from backends.contract.texts import clip_text
 from backends.contract.vectors import shape_vectors
+from backends.http.adapters import HttpBackend, check_outputs
 from backends.http.client import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.http.media import check_media
 from backends.http.offers import OfferHistory
@@ -56,7 +57,6 @@ from backends.http.openai_wire import (
     choose_model,
     decode_embeddings,
 )
-from backends.http.outputs import check_outputs
 from backends.http.replies import (
     check_dimensions,
     order_labels,
@@ -191,11 +191,11 @@ def profile_vectors(response: UpstreamResponse) -> InfinityProfile:
     return InfinityProfile(int(vectors.shape[1]))
 
 
-class InfinityBackend:
+class InfinityBackend(HttpBackend):
     """Client of one model of one Infinity server."""
 
     def __init__(self, http: UpstreamClient, model: str | None, tokenizer: TokenizerSource | None) -> None:
-        self._http = http
+        super().__init__(http)
         self._configured_model = model
         self._tokenizer = tokenizer
         self._counter: TokenCounter | None = None
@@ -299,7 +299,7 @@ class InfinityBackend:
 
     async def _post(self, work: InfinityWork, model: str, timeout_s: float) -> UpstreamResponse:
         path, body = encode(work, model)
-        is_dense = isinstance(work, Embed)
+        is_dense = work.operation is Operation.EMBED
         known = self._capabilities if is_dense and self._model == model else None
         width = known.dimensions if known is not None else None
         remaining_s = countdown(timeout_s)
@@ -321,10 +321,6 @@ class InfinityBackend:
         models = await self._models(timeout_s)
         waiting = [model.stats.queue_absolute for model in models if model.id == self._model]
         return QueueDepth(waiting[0]) if waiting and 0 <= waiting[0] <= NUMBER_MAX else None
-
-    async def aclose(self) -> None:
-        """Close the connections to the server."""
-        await self._http.aclose()
 
 
 def open_replica(spec: ReplicaSpec) -> InfinityBackend:

@@ -5,8 +5,8 @@ Rule: never send null, and never `dimensions`, because Infinity truncates withou
 """
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -32,11 +32,11 @@ from backends.contract.errors import (
     ReplicaFailed,
     UnsupportedWork,
 )
+from backends.http.adapters import Route, Routes
 from backends.http.answers import decode_json, in_order, translate_decode_errors, with_answer
 from backends.http.client import UpstreamResponse
 from backends.http.media import check_dense, check_no_template, data_uri
-from backends.http.openai_envelope import error_of
-from backends.http.openai_wire import decode_embeddings
+from backends.http.openai_wire import decode_embeddings, error_of
 from backends.http.replies import (
     fit_vectors,
     label_scores,
@@ -194,14 +194,7 @@ def _decode_classify(
     return ClassifyReply(labels, scores, count.tokens, count.truncated)
 
 
-class Route(NamedTuple):
-    """Request and reply of one kind of work."""
-
-    encode: Callable[[Any], tuple[str, Body]]
-    decode: Callable[[Any, UpstreamResponse, TokenCount, Labels], Reply]
-
-
-ROUTES: dict[type, Route] = {
+ROUTES: Routes = {
     Embed: Route(_encode_embed, _decode_embed),
     Encode: Route(_encode_multivector, _decode_multivector),
     Rerank: Route(_encode_rerank, _decode_rerank),
@@ -248,12 +241,9 @@ UNREADABLE = re.compile(r"'infinity_emb\.primitives\.(?:Image|Audio)Corruption'>
 REASON_MAX = 200
 
 
+@with_answer
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
-    return with_answer(_failure(response), response)
-
-
-def _failure(response: UpstreamResponse) -> BackendError:
     match response.status:
         case 422:
             # The adapter has limited the inputs; too many of them is a conflict between the two

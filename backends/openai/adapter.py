@@ -36,13 +36,13 @@ from backends.contract.refusals import (
     check_plain_texts,
     refused_parts,
 )
+from backends.http.adapters import HttpBackend
 from backends.http.client import IDLE_S, SHORT_IDLE_S, UpstreamClient, countdown, open_client
 from backends.http.offers import check_numbers
 from backends.http.replies import check_reported_cuts, score_by_query
-from backends.openai.api import OpenAIApi, OpenAIProfile, decode, failure, without_base64
+from backends.openai.api import OpenAIApi, OpenAIProfile, decode, decode_rerank, failure, without_base64
 from backends.openai.media import embed_media
 from backends.openai.probe import ModelProbe
-from backends.openai.rerank_wire import decode_rerank
 from backends.openai.shapes import DEFAULT_TYPE, ApiShape, Treatments, origin_of
 from backends.tokens.counting import TokenCounter, apply_prompt, open_token_counter
 from backends.tokens.tokenizer import TokenCount
@@ -85,19 +85,19 @@ def typed_work(work: Work, shape: ApiShape) -> Work:
 
     Raises: InvalidWork.
     """
-    if not isinstance(work, Embed | EmbedParts | Tokenize) or not work.prompt_name:
+    if not work.prompt_name:
         return work
     if work.prompt_name not in shape.input_type or work.prompt_name == DEFAULT_TYPE:
         names = ", ".join(sorted(set(shape.input_type) - {DEFAULT_TYPE})) or "none"
         raise InvalidWork(f"there is no prompt {work.prompt_name!r}; known here: {names}")
-    return msgspec.structs.replace(work, prompt_name="") if isinstance(work, Tokenize) else work
+    return msgspec.structs.replace(work, prompt_name="") if work.is_free else work
 
 
-class OpenAIBackend:
+class OpenAIBackend(HttpBackend):
     """Client of one server or hosted API. http: a client of the origin of the spec's address."""
 
     def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
-        self._http = http
+        super().__init__(http)
         self._api = OpenAIApi(http, spec)
         self._probe = ModelProbe(self._api, spec)
         self._tokenizer = spec.tokenizer
@@ -211,14 +211,6 @@ class OpenAIBackend:
                 "this upstream's API cuts long inputs, and its model has no `tokenizer` to find them"
             )
         return count
-
-    def drop_connections(self) -> None:
-        """Close the idle connections to the server."""
-        self._http.drop_connections()
-
-    async def aclose(self) -> None:
-        """Close the connections to the server."""
-        await self._http.aclose()
 
 
 def open_replica(spec: ReplicaSpec) -> OpenAIBackend:

@@ -17,11 +17,17 @@ from backends.contract.errors import (
 from backends.http.client import UpstreamResponse, countdown
 from backends.http.openai_wire import choose_model, decode_embeddings, decode_models, decode_typed_embeddings
 from backends.http.replies import status_error
-from backends.openai.api import OpenAIApi, OpenAIProfile, failure, without_base64
+from backends.openai.api import (
+    RERANK_PROBE,
+    OpenAIApi,
+    OpenAIProfile,
+    decode_scores,
+    failure,
+    scale_of,
+    without_base64,
+)
 from backends.openai.media import PROBE as IMAGE_PROBE
 from backends.openai.media import media_requests
-from backends.openai.rerank_wire import PROBE as RERANK_PROBE
-from backends.openai.rerank_wire import decode_scores, scale_of
 from backends.tokens.counting import TokenCounter
 
 PROBE = Embed(("a",))

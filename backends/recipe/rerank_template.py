@@ -17,34 +17,34 @@ import msgspec
 from backends.contract.errors import ModelUnavailable
 from backends.recipe.options import RerankFamily, RerankPrompt
 
-Slot: TypeAlias = Literal["instruction", "query", "document"]
-# Splits a text into literals, at even places, and slots, at odd places.
-SLOTS = re.compile(r"\{(instruction|query|document)\}")
+Placeholder: TypeAlias = Literal["instruction", "query", "document"]
+# Splits a text into literals, at even places, and placeholders, at odd places.
+PLACEHOLDERS = re.compile(r"\{(instruction|query|document)\}")
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Text that is tokenized on its own. parts: literals at even places, slots at odd places."""
+    """Text that is tokenized on its own. parts: literals at even places, placeholders at odd places."""
 
     parts: tuple[str, ...]
 
     @property
     def literals(self) -> tuple[str, ...]:
-        """Texts around the slots."""
+        """Texts around the placeholders."""
         return self.parts[::2]
 
     @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the slots, in order."""
+    def placeholders(self) -> tuple[str, ...]:
+        """Names of the placeholders, in order."""
         return self.parts[1::2]
 
     def fill(self, values: dict[str, str]) -> str:
-        """Return the text with a value in each slot."""
+        """Return the text with a value in each placeholder."""
         return "".join(values[part] if i % 2 else part for i, part in enumerate(self.parts))
 
-    def span(self, slot: Slot, values: dict[str, str]) -> tuple[int, int]:
-        """Return the first character of a slot's value in the filled text, and the one after its last."""
-        start = len(Piece(self.parts[: 1 + 2 * self.slots.index(slot)]).fill(values))
-        return start, start + len(values[slot])
+    def span(self, placeholder: Placeholder, values: dict[str, str]) -> tuple[int, int]:
+        """Return the first character of a value in the filled text, and the one after its last."""
+        start = len(Piece(self.parts[: 1 + 2 * self.placeholders.index(placeholder)]).fill(values))
+        return start, start + len(values[placeholder])
 
 
 Prompt: TypeAlias = tuple[Piece, ...]
@@ -69,27 +69,31 @@ class RerankTemplate(msgspec.Struct, frozen=True):
 
 
 def prompt_of(*texts: str, instruction: str = "") -> Prompt:
-    """Parse the pieces of a prompt, with a literal instruction in its slot."""
+    """Parse the pieces of a prompt, with a literal instruction in its placeholder."""
     return tuple(_bound(piece, instruction) for piece in open_prompt_of(*texts))
 
 
 def open_prompt_of(*texts: str) -> Prompt:
-    """Parse the pieces of a prompt, with a slot for the call's instruction."""
-    return tuple(Piece(tuple(SLOTS.split(text))) for text in texts)
+    """Parse the pieces of a prompt, with a placeholder for the call's instruction."""
+    return tuple(Piece(tuple(PLACEHOLDERS.split(text))) for text in texts)
 
 
 def written_template(written: RerankPrompt) -> RerankTemplate:
     """Return the template that an operator wrote.
 
-    Raises: ModelUnavailable if a slot is missing or appears twice.
+    Raises: ModelUnavailable if a placeholder is missing or appears twice.
     """
-    slots = SLOTS.findall(written.prompt)
-    if slots.count("query") != 1 or slots.count("document") != 1 or slots.count("instruction") > 1:
+    placeholders = PLACEHOLDERS.findall(written.prompt)
+    if (
+        placeholders.count("query") != 1
+        or placeholders.count("document") != 1
+        or placeholders.count("instruction") > 1
+    ):
         raise ModelUnavailable(
             "the prompt of `rerank_template` must contain {query} and {document} once, and {instruction} at "
             "most once"
         )
-    if ("instruction" in slots) is not (written.instruction is not None):
+    if ("instruction" in placeholders) is not (written.instruction is not None):
         raise ModelUnavailable(
             "the prompt of `rerank_template` must contain {instruction} if `instruction` is set, and only "
             "then"
@@ -103,8 +107,8 @@ def written_template(written: RerankPrompt) -> RerankTemplate:
     )
 
 
-def split_at(rendered: str, marks: dict[str, Slot]) -> Prompt:
-    """Return a rendered prompt as one piece with slots at the marks; () unless each mark appears once."""
+def split_at(rendered: str, marks: dict[str, Placeholder]) -> Prompt:
+    """Return a rendered prompt as one piece with placeholders at marks; () unless each mark appears once."""
     if any(rendered.count(mark) != 1 for mark in marks):
         return ()
     parts = re.split(f"({'|'.join(map(re.escape, marks))})", rendered)
@@ -114,11 +118,11 @@ def split_at(rendered: str, marks: dict[str, Slot]) -> Prompt:
 def _bound(piece: Piece, instruction: str) -> Piece:
     """Return the piece with the instruction as a part of its literals."""
     parts = [piece.parts[0]]
-    for slot, literal in zip(piece.slots, piece.literals[1:], strict=True):
-        if slot == "instruction":
+    for placeholder, literal in zip(piece.placeholders, piece.literals[1:], strict=True):
+        if placeholder == "instruction":
             parts[-1] += instruction + literal
         else:
-            parts += [slot, literal]
+            parts += [placeholder, literal]
     return Piece(tuple(parts))
 
 

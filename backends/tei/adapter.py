@@ -7,7 +7,7 @@ Rule: never send null, because TEI refuses it for most fields.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import msgspec
 
@@ -50,21 +50,29 @@ from backends.contract.refusals import (
     check_no_late_chunking,
     check_no_max_tokens,
     check_plain_texts,
-    refused_parts,
 )
 from backends.contract.texts import SPECIAL_TOKENS, surely_fits, token_upper_bound
+from backends.http.adapters import (
+    HttpBackend,
+    Route,
+    Routes,
+    check_outputs,
+    route_of,
+    run_outputs,
+    single_output,
+)
 from backends.http.answers import decode_json, translate_decode_errors, with_answer, words_of_error
 from backends.http.client import UpstreamClient, UpstreamResponse, countdown
 from backends.http.offers import OfferHistory
-from backends.http.openai_envelope import (
+from backends.http.openai_wire import (
     REFUSAL_TYPES,
     REFUSED_INPUT,
     context_length_in,
+    decode_embeddings,
     error_of,
+    is_without_vectors,
     refused_input,
 )
-from backends.http.openai_wire import decode_embeddings, is_without_vectors
-from backends.http.outputs import check_outputs, run_outputs, single_output
 from backends.http.replies import (
     check_tokens,
     check_vectors,
@@ -223,7 +231,7 @@ def encode(work: Work, info: TeiInfo, *, base64: bool = True) -> tuple[str, Body
 
     base64: the server has the OpenAI route, and base64 there. Raises: UnsupportedWork.
     """
-    route = _route_of(work)
+    route = route_of(work, ROUTES)
     ready: Any = work if work.is_free else work.clip_texts(info.max_input_length)
     if isinstance(ready, Embed) and base64 and _takes_openai_route(ready, info):
         return EMBEDDINGS, {"input": ready.inputs, "encoding_format": "base64"} | _size(ready)
@@ -301,9 +309,8 @@ def decode(work: Work, path: str, response: UpstreamResponse, info: TeiInfo) -> 
     Raises: ReplicaFailed if the response does not belong to this work.
     """
     with translate_decode_errors():
-        if isinstance(work, Embed) and path == EMBEDDINGS:
-            return _decode_openai(work, response, info)
-        return _route_of(work).decode(work, response, info)
+        decode_reply = _decode_openai if path == EMBEDDINGS else route_of(work, ROUTES).decode
+        return decode_reply(cast("Any", work), response, info)
 
 
 def _decode_openai(work: Embed, response: UpstreamResponse, info: TeiInfo) -> EmbedReply:
@@ -387,14 +394,7 @@ def _counted(
     return tokens, truncated(work, tokens, info)
 
 
-class Route(NamedTuple):
-    """Request and reply of one kind of work."""
-
-    encode: Callable[[Any], tuple[str, Body]]
-    decode: Callable[[Any, UpstreamResponse, TeiInfo], Reply]
-
-
-ROUTES: dict[type, Route] = {
+ROUTES: Routes = {
     Embed: Route(_encode_embed, _decode_embed),
     Encode: Route(_encode_output, _decode_output),
     Rerank: Route(_encode_rerank, _decode_rerank),
@@ -405,20 +405,13 @@ ROUTES: dict[type, Route] = {
 }
 
 
-def _route_of(work: Work) -> Route:
-    """Return the route of a kind of work. Raises: UnsupportedWork."""
-    if (route := ROUTES.get(type(work))) is None:
-        raise refused_parts()
-    return route
-
-
 # --- what replies show of a server
 
 
 def truncated(work: ModelWork, tokens: int, info: TeiInfo) -> tuple[int, ...] | None:
     """Return () if certainly no input was cut, otherwise None."""
     # Only the server knows the text of a named prompt.
-    prompt_known = not isinstance(work, Embed | Encode) or not work.prompt_name
+    prompt_known = not work.prompt_name
     most, prompt_tokens = info.max_input_length, info.prompt_tokens
     return truncated_inputs(work, tokens, most, prompt_known=prompt_known, prompt_tokens=prompt_tokens)
 
@@ -429,11 +422,11 @@ def with_counts(info: TeiInfo, work: Work, tokens: int) -> TeiInfo:
     Each input has at least the tokens of the prompt. More tokens than the bytes of the inputs and the prompt
     known so far show that the server has another prompt now.
     """
-    if not isinstance(work, Embed | Encode) or work.prompt_name or tokens <= 0:
+    if not work.has_prompt or work.prompt_name or tokens <= 0:
         return info
     inputs, known = len(work.inputs), info.prompt_tokens
     most = max(0, tokens // inputs - SPECIAL_TOKENS)
-    if most == known or (most > known and tokens <= _most_tokens(work.inputs, known)):
+    if most == known or (most > known and tokens <= _most_tokens(cast("Sequence[str]", work.inputs), known)):
         return info
     return msgspec.structs.replace(info, prompt_tokens=most)
 
@@ -465,12 +458,9 @@ def refuses_base64(response: UpstreamResponse) -> bool:
     return response.status in {400, 415, 422} and ("base64" in words or "encoding_format" in words)
 
 
+@with_answer
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
-    return with_answer(_failure(response), response)
-
-
-def _failure(response: UpstreamResponse) -> BackendError:
     try:
         body = msgspec.json.decode(response.body, type=TeiErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -538,12 +528,12 @@ class TeiServer:
         raise NotImplementedError
 
 
-class TeiBackend(TeiServer):
+class TeiBackend(TeiServer, HttpBackend):
     """Client of one TEI server over HTTP."""
 
     def __init__(self, http: UpstreamClient) -> None:
-        super().__init__()
-        self._http = http
+        TeiServer.__init__(self)
+        HttpBackend.__init__(self, http)
         # Of its vectors, which /info does not report; None before the first reply.
         self._width: int | None = None
         # False once the server has refused base64 and given numbers.
@@ -576,12 +566,12 @@ class TeiBackend(TeiServer):
             self._base64 = response.status != 200
         if response.status != 200:
             raise failure(response)
-        return partial(self._decode, work, path, response)
+        return partial(self._decode, work, path, body, response)
 
-    def _decode(self, work: Work, path: str, response: UpstreamResponse, info: TeiInfo) -> Reply:
+    def _decode(self, work: Work, path: str, body: Body, response: UpstreamResponse, info: TeiInfo) -> Reply:
         reply = decode(work, path, response, info)
-        if isinstance(work, Embed) and isinstance(reply, EmbedReply) and work.dimensions is None:
-            self._width = reply.vectors.shape[1]
+        if "dimensions" not in body and reply.dense_vectors is not None:
+            self._width = reply.dense_vectors.shape[1]
         return reply
 
     async def _send(self, work: Work, path: str, body: Body, timeout_s: float) -> UpstreamResponse:
@@ -595,11 +585,3 @@ class TeiBackend(TeiServer):
         Raises: BackendError.
         """
         return await read_queue_depth(self._http, "te_queue_size", timeout_s)
-
-    def drop_connections(self) -> None:
-        """Close the idle connections to the server."""
-        self._http.drop_connections()
-
-    async def aclose(self) -> None:
-        """Close the connections to the server."""
-        await self._http.aclose()

@@ -7,9 +7,9 @@ Rules: `truncation_direction` is RIGHT or LEFT, because another number ends a TE
 because TEI's RerankStream never replies.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -48,10 +48,9 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     RequestTooLarge,
 )
-from backends.contract.refusals import refused_parts
+from backends.http.adapters import Route, Routes, route_of, single_output
 from backends.http.answers import UNREADABLE
 from backends.http.client import COUNTED_BYTES, REPLY_LISTS_MAX, ROW_LISTS_MAX, ROW_VALUES_MAX
-from backends.http.outputs import single_output
 from backends.http.replies import (
     REFUSED_CREDENTIAL,
     check_tokens,
@@ -107,7 +106,7 @@ def encode(work: Work, info: TeiInfo) -> Exchange:
     Raises: InvalidWork, if a number does not fit into its field.
     """
     try:
-        rpc = _rpc_of(work)
+        rpc = route_of(work, RPCS)
         ready: Any = work if work.is_free else work.clip_texts(info.max_input_length)
         method, messages = rpc.encode(ready)
     except ValueError as error:
@@ -192,7 +191,7 @@ def decode(work: Work, exchange: Exchange, replies: Sequence[bytes], info: TeiIn
         is_packed = isinstance(work, Encode) and single_output(work) is Output.TOKENS
         if not is_packed and not isinstance(work, Embed):
             _check_fields(replies, exchange.fields_max)
-        return _rpc_of(work).decode(work, replies, info)
+        return route_of(work, RPCS).decode(work, replies, info)
 
 
 def _check_fields(replies: Sequence[bytes], fields_max: int) -> None:
@@ -318,29 +317,15 @@ def _counted(work: ModelWork, counts: Sequence[int], info: TeiInfo) -> tuple[int
     return sum(counts), truncated(work, sum(counts), info)
 
 
-class Rpc(NamedTuple):
-    """Messages and replies of one kind of work."""
-
-    encode: Callable[[Any], Messages]
-    decode: Callable[[Any, Sequence[bytes], TeiInfo], Reply]
-
-
-RPCS: dict[type, Rpc] = {
-    Embed: Rpc(_embed_messages, _decode_embed),
-    Encode: Rpc(_encode_messages, _decode_encode),
-    Rerank: Rpc(_rerank_messages, _decode_rerank),
-    Score: Rpc(_predict_messages, _decode_score),
-    Classify: Rpc(_predict_messages, _decode_classify),
-    Tokenize: Rpc(_tokenize_messages, _decode_tokenize),
-    Detokenize: Rpc(_detokenize_messages, _decode_detokenize),
+RPCS: Routes = {
+    Embed: Route(_embed_messages, _decode_embed),
+    Encode: Route(_encode_messages, _decode_encode),
+    Rerank: Route(_rerank_messages, _decode_rerank),
+    Score: Route(_predict_messages, _decode_score),
+    Classify: Route(_predict_messages, _decode_classify),
+    Tokenize: Route(_tokenize_messages, _decode_tokenize),
+    Detokenize: Route(_detokenize_messages, _decode_detokenize),
 }
-
-
-def _rpc_of(work: Work) -> Rpc:
-    """Return the RPC of a kind of work. Raises: UnsupportedWork."""
-    if (rpc := RPCS.get(type(work))) is None:
-        raise refused_parts()
-    return rpc
 
 
 # --- descriptions

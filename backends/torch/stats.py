@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import Classify, Embed, EmbedParts, Encode, Rerank, Score, Work
+from backends.contract import Operation, Work
 from backends.tracing import EnginePhases
 
+# Operations that TEI counts as predictions.
+PREDICTS = frozenset({Operation.RERANK, Operation.CLASSIFY})
 # As in TEI: 35 bounds from 15 µs on, each 1.5 times its predecessor.
 DURATION_BOUNDS_S = tuple(1.5e-5 * 1.5**step for step in range(35))
 LENGTH_BOUNDS = tuple(float(2**step) for step in range(17))
@@ -164,9 +166,7 @@ def _method(work: Work) -> str:
 
 
 def _kind(work: Work) -> str | None:
-    if isinstance(work, Embed | EmbedParts | Encode):
-        return "embed"
-    return "predict" if isinstance(work, Rerank | Score | Classify) else None
+    return None if work.is_free else "predict" if work.kind in PREDICTS else "embed"
 
 
 decoder = msgspec.msgpack.Decoder(EngineStats)

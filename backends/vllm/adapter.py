@@ -5,10 +5,9 @@ Rule: request raw vectors if the server offers them, and truncate and normalize 
 normalization has had three names, and most models refuse `dimensions`.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -53,6 +52,7 @@ from backends.contract.errors import (
 )
 from backends.contract.refusals import check_no_instruction, check_no_late_chunking
 from backends.contract.vectors import shape_vectors, sigmoid
+from backends.http.adapters import HttpBackend, Route, Routes, check_outputs, run_outputs, single_output
 from backends.http.answers import decode_json
 from backends.http.client import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.http.media import check_media
@@ -63,7 +63,6 @@ from backends.http.openai_wire import (
     decode_embeddings,
     decode_models,
 )
-from backends.http.outputs import check_outputs, run_outputs, single_output
 from backends.http.replies import (
     check_dimensions,
     check_reported_cuts,
@@ -253,14 +252,7 @@ def _check_usage(
     return tokens, truncated_inputs(work, tokens, _length_of(work, profile)) if can_truncate else ()
 
 
-class Route(NamedTuple):
-    """Request and reply of one kind of work."""
-
-    encode: Callable[[Any, VllmProfile], tuple[str, Body]]
-    decode: Callable[[Any, UpstreamResponse, VllmProfile, Labels], Reply]
-
-
-ROUTES: dict[type, Route] = {
+ROUTES: Routes = {
     Embed: Route(_encode_embed, _decode_embed),
     Encode: Route(_encode_outputs, _decode_outputs),
     Rerank: Route(_encode_rerank, _decode_pairs),
@@ -276,13 +268,13 @@ def error_for(work: ModelWork, error: BackendError) -> BackendError:
     return explain_refusal(error, work.conversation)
 
 
-class VllmBackend:
+class VllmBackend(HttpBackend):
     """Client of one vLLM server."""
 
     def __init__(
         self, http: UpstreamClient, model: str | None = None, tokenizer: TokenizerSource | None = None
     ) -> None:
-        self._http = http
+        super().__init__(http)
         self._configured_model = model
         self._tokenizer = tokenizer
         self._profile: VllmProfile | None = None
@@ -439,14 +431,6 @@ class VllmBackend:
         Raises: BackendError.
         """
         return await read_queue_depth(self._http, "vllm:num_requests_waiting", timeout_s)
-
-    def drop_connections(self) -> None:
-        """Close the idle connections to the server."""
-        self._http.drop_connections()
-
-    async def aclose(self) -> None:
-        """Close the connections to the server."""
-        await self._http.aclose()
 
 
 def open_replica(spec: ReplicaSpec) -> VllmBackend:

@@ -21,10 +21,10 @@ from backends.contract.errors import (
 from backends.http.answers import decode_json, in_order, translate_decode_errors, with_answer
 from backends.http.client import UpstreamResponse
 from backends.http.media import content_of
-from backends.http.openai_envelope import (
+from backends.http.openai_wire import (
     REFUSAL_TYPES,
     REFUSED_INPUT,
-    TokenUsage,
+    TokenCounts,
     context_length_in,
     error_of,
     refused_input,
@@ -49,7 +49,7 @@ class ScoreResponse(msgspec.Struct, frozen=True):
     """Body of POST /v1/score."""
 
     data: list[PairScoreItem]
-    usage: TokenUsage = TokenUsage()
+    usage: TokenCounts = TokenCounts()
 
 
 class ClassScoresItem(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class ClassifyResponse(msgspec.Struct, frozen=True):
     """Body of POST /classify."""
 
     data: list[ClassScoresItem]
-    usage: TokenUsage = TokenUsage()
+    usage: TokenCounts = TokenCounts()
 
 
 class TokenEmbedItem(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class TokenEmbedResponse(msgspec.Struct, frozen=True):
     """Body of POST /pooling for the task token_embed."""
 
     data: list[TokenEmbedItem]
-    usage: TokenUsage = TokenUsage()
+    usage: TokenCounts = TokenCounts()
 
 
 class TokenizedText(msgspec.Struct, frozen=True):
@@ -255,12 +255,9 @@ def tokens_of(reply: TokenizedText, specials: tuple[int, int]) -> tuple[Token, .
     )
 
 
+@with_answer
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
-    return with_answer(_failure(response), response)
-
-
-def _failure(response: UpstreamResponse) -> BackendError:
     error = error_of(response)
     match response.status:
         case 400 if "maximum context length" in error.message or "maximum model length" in error.message:

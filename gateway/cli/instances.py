@@ -14,7 +14,7 @@ from gateway.cli.operator_options import add_operator_options, gateway_url, oper
 from gateway.cli.output import show_line, show_table
 from gateway.cli.printable import plain
 from gateway.config.problems import ConfigError
-from gateway.instances.records import InstanceInfo, LogSlice
+from gateway.declared.host import InstanceInfo, LogSlice
 
 PATH = "/admin/instances"
 # An instance stops within 65 s. The gateway itself gives up after 120 s.

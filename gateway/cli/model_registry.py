@@ -18,9 +18,17 @@ from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import RegistrySettings, UpstreamSettings
 from gateway.config.state_folder import state_folder
+from gateway.declared.checkpoints import (
+    ListedModel,
+    Records,
+    Registry,
+    RegistryBusy,
+    RegistryError,
+    Report,
+    used_models,
+)
+from gateway.declared.host import CheckpointRecord
 from gateway.processes.smoke_load import smoke_load
-from gateway.registry.models import ListedModel, Registry, RegistryError, Report, used_models
-from gateway.registry.records import Record, Records, RegistryBusy
 
 DEFAULT_CONFIG = Path("router.yaml")
 NO_FOLDER = "the registry keeps its file in a folder, and none is known; set `state_dir`"
@@ -122,7 +130,7 @@ def _list(models: list[ListedModel], *, as_json: bool) -> None:
 
 
 def _note_of(model: ListedModel) -> str:
-    record = model.record or Record(model.state)
+    record = model.record or CheckpointRecord(model.state)
     if record.error is not None and model.state == "failed":
         return record.error
     if model.state == "downloading" and record.done_bytes is not None:

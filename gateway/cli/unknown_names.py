@@ -2,10 +2,10 @@
 
 from collections.abc import Collection, Iterable
 
-from gateway.additions.store import AdditionsInRedis
 from gateway.cli.context import Context
 from gateway.cli.output import show_line
 from gateway.config.money import is_budget
+from gateway.declared.store import AdditionsInRedis
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.names import FIRST_KEY_NOTE, NO_PRICE_NOTE
 

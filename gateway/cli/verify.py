@@ -12,8 +12,6 @@ from pathlib import Path
 import msgspec
 
 from backends.reference_texts import REFERENCE_TEXTS
-from gateway.additions.composing import compose
-from gateway.additions.store import AdditionsInRedis
 from gateway.cli.check import show_problems
 from gateway.cli.context import TIMEOUT_S
 from gateway.cli.operator_options import add_config_option
@@ -23,6 +21,8 @@ from gateway.cli.verify_report import show_report
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
+from gateway.declared.composition import compose
+from gateway.declared.store import AdditionsInRedis
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.vector_spaces.comparison import ReplicaVectors, report_on

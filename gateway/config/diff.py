@@ -43,7 +43,7 @@ class ConfigChange(msgspec.Struct, frozen=True):
         return f"{self.path} {self.how}" + (f" ({self.detail})" if self.detail else "")
 
 
-class ReloadOutcome(msgspec.Struct, frozen=True):
+class ReloadOutcome(msgspec.Struct, frozen=True, tag="reload"):
     """Result of a reload or an edit.
 
     changes: differences that were applied. needs_restart: differences that were not applied, because they

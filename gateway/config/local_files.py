@@ -5,7 +5,7 @@ optional packages that a section needs.
 """
 
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
@@ -25,9 +25,12 @@ from gateway.config.schema import (
 )
 from gateway.config.upstream_checks import is_grpc
 
-EXPORTER = "opentelemetry.exporter.otlp.proto.http"
-GRPC_PACKAGES = ("grpc", "grpc_health", "grpc_reflection")
-JOSE_PACKAGES = ("jwt", "cryptography")
+# Optional packages, by the extra that installs them.
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "otlp": ("opentelemetry.exporter.otlp.proto.http",),
+    "grpc": ("grpc", "grpc_health", "grpc_reflection"),
+    "oidc": ("jwt", "cryptography"),
+}
 
 _Tls = TypeVar("_Tls", ListenerTls, UpstreamTls)
 _WithCa = TypeVar("_WithCa", FetchSettings, IssuerSettings)
@@ -91,71 +94,48 @@ def _resolve_tls_paths(tls: _Tls, base: Path) -> _Tls:
     return msgspec.structs.replace(tls, **paths)
 
 
-def file_problems(config: Config) -> Iterator[Problem]:
+def file_problems(config: Config, extras: Mapping[str, tuple[str, ...]] = EXTRAS) -> Iterator[Problem]:
     """Yield the problems of folders, certificates and packages. Relative paths are already resolved."""
     for name, upstream in config.upstreams.items():
-        yield from missing_folder(upstream, f"upstreams.{name}")
-        yield from missing_upstream_grpc(upstream, f"upstreams.{name}.replicas")
+        yield from upstream_file_problems(upstream, f"upstreams.{name}", extras)
     if config.admin.files is not None and not Path(config.admin.files).is_dir():
         yield Problem("admin.files", f"there is no folder {config.admin.files}")
     if (listener := config.tls) is not None:
         yield from _pem_problems(listener.certificate, listener.private_key, listener.client_ca, "tls")
-    for name, upstream in config.upstreams.items():
-        yield from upstream_tls_problems(upstream.tls, f"upstreams.{name}.tls")
     if config.media.fetch is not None:
         yield from _pem_problems(None, None, config.media.fetch.ca, "media.fetch")
     for name, issuer in config.sign_on.items():
         yield from _pem_problems(None, None, issuer.ca, f"sign_on.{name}")
-    yield from missing_exporter(config)
-    yield from missing_grpc(config)
-    yield from missing_jose(config)
+    for section, extra, message in (
+        ("tracing", "otlp", "needs the extra `otlp`: .venv/bin/pip install -r requirements/otlp.txt"),
+        ("grpc", "grpc", missing_extra("grpc")),
+        ("sign_on", "oidc", missing_extra("oidc")),
+    ):
+        # Absent, or without an entry.
+        if getattr(config, section) not in (None, {}) and not _are_installed(extras[extra]):
+            yield Problem(section, message)
 
 
-def missing_folder(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
-    """Yield a problem if the checkpoint is a local path that does not exist."""
-    model = upstream.model or ""
+def upstream_file_problems(
+    upstream: UpstreamSettings, path: str, extras: Mapping[str, tuple[str, ...]] = EXTRAS
+) -> Iterator[Problem]:
+    """Yield the problems of one upstream's folder, packages, certificate, key and certificate authority."""
+    model, tls = upstream.model or "", upstream.tls
     if upstream.is_local and is_path(model) and not Path(model).expanduser().is_dir():
         yield Problem(f"{path}.model", f"there is no folder {model}")
-
-
-def upstream_tls_problems(tls: UpstreamTls, path: str) -> Iterator[Problem]:
-    """Yield the problems of one upstream's certificate, key and certificate authority."""
+    if is_grpc(upstream) and not _are_installed(extras["grpc"]):
+        yield Problem(f"{path}.replicas", f"gRPC {missing_extra('grpc')}")
     if (tls.certificate is None) is not (tls.private_key is None):
-        yield Problem(path, "a certificate needs its private_key, and the other way round")
+        yield Problem(f"{path}.tls", "a certificate needs its private_key, and the other way round")
     else:
-        yield from _pem_problems(tls.certificate, tls.private_key, tls.ca, path)
+        yield from _pem_problems(tls.certificate, tls.private_key, tls.ca, f"{path}.tls")
 
 
-def missing_exporter(config: Config, exporter: str = EXPORTER) -> Iterator[Problem]:
-    """Yield a problem if traces are configured and the optional package that sends them is not installed."""
-    if config.tracing is None:
-        return
+def _are_installed(packages: Sequence[str]) -> bool:
     try:
-        found = find_spec(exporter)
+        return all(find_spec(package) for package in packages)
     except ModuleNotFoundError:
-        found = None
-    if found is None:
-        yield Problem("tracing", "needs the extra `otlp`: .venv/bin/pip install -r requirements/otlp.txt")
-
-
-def missing_grpc(config: Config, packages: Sequence[str] = GRPC_PACKAGES) -> Iterator[Problem]:
-    """Yield a problem if gRPC is configured and its optional packages are not installed."""
-    if config.grpc is not None and not all(find_spec(package) for package in packages):
-        yield Problem("grpc", missing_extra("grpc"))
-
-
-def missing_jose(config: Config, packages: Sequence[str] = JOSE_PACKAGES) -> Iterator[Problem]:
-    """Yield a problem if single sign-on is configured and its optional packages are not installed."""
-    if config.sign_on and not all(find_spec(package) for package in packages):
-        yield Problem("sign_on", missing_extra("oidc"))
-
-
-def missing_upstream_grpc(
-    upstream: UpstreamSettings, path: str, packages: Sequence[str] = GRPC_PACKAGES
-) -> Iterator[Problem]:
-    """Yield a problem if a replica is called over gRPC and the optional packages are not installed."""
-    if is_grpc(upstream) and not all(find_spec(package) for package in packages):
-        yield Problem(path, f"gRPC {missing_extra('grpc')}")
+        return False
 
 
 def _pem_problems(certificate: str | None, key: str | None, ca: str | None, path: str) -> Iterator[Problem]:

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from ipaddress import ip_address
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from backends.contract import BackendKind, TokenizerSettings
+from backends.kinds import KINDS
 from backends.openai.kind import API_ADDRESSES, ApiSettings
 from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
 from backends.torch.kind import ENGINE
@@ -167,33 +168,10 @@ class VectorSpaceSettings(Section, frozen=True):
     on_mismatch: Literal["refuse", "warn"] = "refuse"
 
 
-# Kinds of server that the engine of this gateway is not, and those among them that are hosted APIs.
-REMOTE_KINDS = tuple(kind for kind in get_args(BackendKind) if kind != ENGINE.name)
-API_KINDS = tuple(API_ADDRESSES)
-# Keys that only some kinds of server have. All others are for every kind.
+# Keys that only some kinds of server have → these kinds. All others are for every kind.
 KINDS_OF_KEYS: dict[str, tuple[BackendKind, ...]] = {
-    **dict.fromkeys(
-        (
-            "replicas",
-            "discover",
-            "drained",
-            "when_unavailable",
-            "api_key",
-            "api_key_header",
-            "headers",
-            "tls",
-        ),
-        REMOTE_KINDS,
-    ),
-    **dict.fromkeys(("embeddings", "rerank", "input_type", "extra_body"), API_KINDS),
-    "task": (*API_KINDS, ENGINE.name),
-    **dict.fromkeys(
-        ("revision", "dtype", "device", "compile", "runtime", "pooling", "rerank_template", "adapter"),
-        (ENGINE.name,),
-    ),
-    **dict.fromkeys(
-        ("trust_remote_code", "code_revision", "process", "preload", "when_loading"), (ENGINE.name,)
-    ),
+    key: tuple(kind.name for kind in KINDS.values() if key in kind.keys)
+    for key in sorted(frozenset().union(*(kind.keys for kind in KINDS.values())))
 }
 # Value of `token_encoding`: callers' token ids are of the model's own vocabulary.
 OWN_VOCABULARY = "model"

@@ -18,7 +18,7 @@ from gateway.lane.joining import join_slices
 from gateway.lane.measures import LaneMeasures
 from gateway.lane.retries import RetryPolicy, is_input_possible, is_refusal
 from gateway.lane.ticket import Attempt, Ticket
-from gateway.lane.usage import CountTokens, believable, needs_examination
+from gateway.lane.token_counts import CountTokens, believable, needs_examination
 from gateway.routing.pool import Pool
 from gateway.routing.replica import REFUSED_BYTES_MIN, Replica
 from gateway.vector_spaces.zero_vectors import zero_row

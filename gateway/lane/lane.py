@@ -27,12 +27,12 @@ from gateway.lane.attempts import AttemptCallbacks, AttemptRunner
 from gateway.lane.fair_queue import FairQueue, Priority
 from gateway.lane.isolation import ACTIVE_S, IsolatedQueue, Isolation, Suspicion, TenantActivity
 from gateway.lane.measures import LaneMeasures
-from gateway.lane.outcomes import FaultHandler, OutcomeHandler
+from gateway.lane.outcomes import OutcomeHandler
 from gateway.lane.retries import LaneSettings, RetryPolicy, refusal_of
 from gateway.lane.schedule import Dispatch, Scheduler, SchedulingPass
 from gateway.lane.slices import Bounds, Slice, separated
 from gateway.lane.ticket import Attempt, Owner, Ticket
-from gateway.lane.usage import CountTokens, count_nothing
+from gateway.lane.token_counts import CountTokens, count_nothing
 from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
 
@@ -84,14 +84,13 @@ class Lane:
         )
         policy = RetryPolicy(settings, clock())
         self._outcomes = OutcomeHandler(
-            pool, self._queue, self._isolated, self._activity, policy, self._measures
+            pool, self._queue, self._isolated, self._activity, policy, self._measures, clock
         )
-        faults = FaultHandler(pool, self._isolated, policy, self._outcomes, clock)
         callbacks = AttemptCallbacks(
             self._outcomes.handle_reply,
             self._outcomes.handle_error,
-            faults.handle_failure,
-            faults.handle_refusal,
+            self._outcomes.handle_failure,
+            self._outcomes.handle_refusal,
             self._handle_end,
             lambda: not (self._queue.size or len(self._isolated)),
             count_tokens,

@@ -103,6 +103,14 @@ UNANSWERED = (ConnectionLost, ReplicaUnavailable, AttemptTimedOut)
 logger = logging.getLogger("gateway")
 
 
+class SliceFailed(Exception):
+    """Failure of a slice of several inputs, one of which may be at fault: the replica works for others."""
+
+    def __init__(self, error: BackendError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
 class StaggeredCalls:
     """Queue of functions, of which one runs per turn of the event loop.
 
@@ -131,7 +139,7 @@ class StaggeredCalls:
 
 
 class OutcomeHandler:
-    """Handles the outcome of every attempt of one lane."""
+    """Handles the outcome of every attempt of one lane. clock: the event loop's."""
 
     def __init__(
         self,
@@ -141,6 +149,7 @@ class OutcomeHandler:
         activity: TenantActivity,
         policy: RetryPolicy,
         measures: LaneMeasures,
+        clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._queue = queue
@@ -148,6 +157,12 @@ class OutcomeHandler:
         self._activity = activity
         self._policy = policy
         self._measures = measures
+        self._clock = clock
+        self._checks = WorkChecks(clock, policy.attempt_timeout_s)
+        # When the wait for a replica ends.
+        self._returns: WeakKeyDictionary[Replica, asyncio.TimerHandle] = WeakKeyDictionary()
+        # Of replicas whose requests cost money: hash of the first input refused last, and the moment.
+        self._last_refusals: WeakKeyDictionary[Replica, tuple[int, float]] = WeakKeyDictionary()
         self._deliveries = StaggeredCalls()
         # Moment of the last warning, and those that were left out since.
         self._warned_s: float | None = None
@@ -186,13 +201,13 @@ class OutcomeHandler:
         elif isinstance(error, PermitsTaken):
             self._pause(replica)
         if error.retry_after_s and isinstance(error, ModelNotLoaded):
-            self.hold(replica, error.retry_after_s, now_s)
+            self._hold(replica, error.retry_after_s, now_s)
         if error.retryable or isinstance(error, UnsupportedWork):
             self._pool.record_failure(replica, error, now_s, attempt.started_s)
         if isinstance(error, InvalidWork) and error.input_index is not None and len(attempt.tickets) > 1:
             self._single_out(attempt, error, now_s)
         else:
-            self.apply(attempt, error, now_s)
+            self._apply(attempt, error, now_s)
 
     def abandon(self, attempt: Attempt, now_s: float) -> None:
         """Abandon an attempt at a stalled replica, and retry its work on a different one."""
@@ -200,12 +215,12 @@ class OutcomeHandler:
         attempt.stall(error)
         if len(attempt.tickets) > 1:
             # One of its inputs may be the cause.
-            self.split(attempt, Split(error, avoid_replica=True), now_s)
+            self._split(attempt, Split(error, avoid_replica=True), now_s)
         else:
-            self.apply(attempt, error, now_s)
+            self._apply(attempt, error, now_s)
         attempt.cancel()
 
-    def refuse(self, ticket: Ticket, replica: Replica, error: BackendError, now_s: float) -> InvalidWork:
+    def _refuse(self, ticket: Ticket, replica: Replica, error: BackendError, now_s: float) -> InvalidWork:
         """Return the error of an input that failed alone, last at a replica.
 
         If it failed a batch before, its tenant shares no batch with others for a while.
@@ -267,7 +282,7 @@ class OutcomeHandler:
         if pause_s is not None:
             asyncio.get_running_loop().call_later(pause_s, self._resume, replica)
 
-    def hold(self, replica: Replica, pause_s: float, now_s: float) -> None:
+    def _hold(self, replica: Replica, pause_s: float, now_s: float) -> None:
         """Give a replica no work for as long as it asked for."""
         until_s = now_s + max(HOLD_MIN_S, pause_s)
         if replica.hold(until_s):
@@ -282,7 +297,7 @@ class OutcomeHandler:
         replica.refusals.resume()
         self._pool.report_change()
 
-    def apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
+    def _apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         """Carry out the policy's decision about a failed batch."""
         if isinstance(error, UnsupportedWork) and attempt.is_wanted() and self._has_untried(attempt):
             self._hand_back(attempt, try_elsewhere(error, len(attempt.tickets)), now_s)
@@ -295,7 +310,7 @@ class OutcomeHandler:
             now_s=now_s,
         )
         if isinstance(decision, Split):
-            self.split(attempt, decision, now_s)
+            self._split(attempt, decision, now_s)
         else:
             self._hand_back(attempt, decision, now_s)
 
@@ -350,7 +365,7 @@ class OutcomeHandler:
             elif not ticket.is_done:
                 ticket.enqueue(self._queue, now_s, first=True)
 
-    def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
+    def _split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
         """Queue each half of a batch as a batch of its own, to find the input that causes the failure."""
         middle = len(attempt.tickets) // 2
         failed_last = attempt.replica if decision.avoid_replica else None
@@ -361,37 +376,6 @@ class OutcomeHandler:
                     ticket.start_over(failed_last, half, decision.error)
                     if not ticket.is_done:
                         ticket.enqueue(self._queue, now_s, first=True)
-
-
-class SliceFailed(Exception):
-    """Failure of a slice of several inputs, one of which may be at fault: the replica works for others."""
-
-    def __init__(self, error: BackendError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
-class FaultHandler:
-    """Judge of these failures and refusals for one lane. clock: the event loop's."""
-
-    def __init__(
-        self,
-        pool: Pool,
-        isolated: IsolatedQueue[Ticket],
-        policy: RetryPolicy,
-        outcomes: OutcomeHandler,
-        clock: Callable[[], float],
-    ) -> None:
-        self._pool = pool
-        self._isolated = isolated
-        self._policy = policy
-        self._outcomes = outcomes
-        self._clock = clock
-        # When the wait for a replica ends.
-        self._returns: WeakKeyDictionary[Replica, asyncio.TimerHandle] = WeakKeyDictionary()
-        # Of replicas whose requests cost money: hash of the first input refused last, and the moment.
-        self._last_refusals: WeakKeyDictionary[Replica, tuple[int, float]] = WeakKeyDictionary()
-        self._checks = WorkChecks(clock, policy.attempt_timeout_s)
 
     async def handle_failure(self, attempt: Attempt, error: BackendError) -> None:
         """Find out whether the replica works, then divide, retry, refuse or fail the batch."""
@@ -405,7 +389,7 @@ class FaultHandler:
         if len(attempt.tickets) > 1:
             await self._divide(attempt, error, is_early=is_early)
         elif is_early:
-            self._outcomes.apply(attempt, error, now_s)
+            self._apply(attempt, error, now_s)
         else:
             await self._judge(attempt, error, now_s)
 
@@ -427,9 +411,9 @@ class FaultHandler:
             batch = FailedBatch(attempt.replica, len(attempt.tickets))
             for ticket in attempt.tickets:
                 ticket.leave_batch(batch)
-            self._outcomes.split(attempt, split, self._clock())
+            self._split(attempt, split, self._clock())
         else:
-            self._outcomes.apply(attempt, error, self._clock())
+            self._apply(attempt, error, self._clock())
 
     def _isolate(self, attempt: Attempt, error: BackendError) -> None:
         """Queue each slice of a batch to go alone, at a different replica if there is one."""
@@ -476,7 +460,7 @@ class FaultHandler:
             elif is_broken and not await self._works_again(replica, ticket):
                 ticket.settle(error)
             else:
-                ticket.settle(self._outcomes.refuse(ticket, replica, error, self._clock()))
+                ticket.settle(self._refuse(ticket, replica, error, self._clock()))
 
     def _blame_replica(self, attempt: Attempt, error: BackendError) -> None:
         """Carry out the policy's decision about a slice that failed alone, and not by its inputs' fault."""
@@ -489,7 +473,7 @@ class FaultHandler:
             ticket.record_hang(has_hung=False)
             self._try_again(ticket, attempt.replica, Isolation.ALONE)
         else:
-            self._outcomes.apply(attempt, error, self._clock())
+            self._apply(attempt, error, self._clock())
 
     def _is_spent(self, ticket: Ticket, attempt: Attempt) -> bool:
         """Count a server that is unready since it had a slice; return whether no other one may have it."""
@@ -565,12 +549,12 @@ class FaultHandler:
         now_s = self._clock()
         if fault is not None:
             if error.retry_after_s:
-                self._outcomes.hold(replica, error.retry_after_s, now_s)
+                self._hold(replica, error.retry_after_s, now_s)
             self._pool.record_failure(replica, fault, now_s, attempt.started_s)
-            self._outcomes.apply(attempt, error, now_s)
+            self._apply(attempt, error, now_s)
         elif len(attempt.tickets) > 1:
             split = Split(masked(error, len(attempt.tickets)), avoid_replica=len(self._pool.usable()) > 1)
-            self._outcomes.split(attempt, split, now_s)
+            self._split(attempt, split, now_s)
             self._pool.report_change()
         else:
             self._answer(attempt, error, now_s)
@@ -593,7 +577,7 @@ class FaultHandler:
             # It made a batch fail.
             self._isolated.suspects.add(ticket.piece.work, now_s, is_refused=False)
         if ticket.is_done or ticket.running != {attempt} or pause_s is None:
-            self._outcomes.apply(attempt, error, now_s)
+            self._apply(attempt, error, now_s)
             return
         ticket.hand_back(attempt)
         ticket.count_pause(error)
@@ -604,11 +588,11 @@ class FaultHandler:
             ticket.avoid(attempt.replica)
             self._isolated.enqueue(ticket, Isolation.ALONE, now_s, first=True)
         elif pause_s <= WAITED_S and now_s + pause_s < ticket.deadline_s:
-            asyncio.get_running_loop().call_later(pause_s, self._resume, ticket)
+            asyncio.get_running_loop().call_later(pause_s, self._send_again, ticket)
         else:
             ticket.settle(error)
 
-    def _resume(self, ticket: Ticket) -> None:
+    def _send_again(self, ticket: Ticket) -> None:
         if not ticket.is_done:
             self._isolated.enqueue(ticket, Isolation.ALONE, self._clock(), first=True)
             self._pool.report_change()

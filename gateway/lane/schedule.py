@@ -17,7 +17,7 @@ import msgspec
 from backends.contract.errors import UnsupportedWork
 from gateway.lane.fair_queue import Entry, FairQueue
 from gateway.lane.isolation import IsolatedQueue, Isolation, TenantActivity
-from gateway.lane.joining import BatchTotals, are_joinable
+from gateway.lane.joining import BatchTotals
 from gateway.lane.measures import BatchSizer
 from gateway.lane.retries import is_refused
 from gateway.lane.slices import Bounds
@@ -234,7 +234,7 @@ class Scheduler:
             return False
         if _lacked_permits(other):
             return False
-        return are_joinable(first.piece, other.piece) and self._may_tenants_share(
+        return first.piece.work.is_joinable(other.piece.work) and self._may_tenants_share(
             first, other, replica, now_s
         )
 

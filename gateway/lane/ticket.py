@@ -9,7 +9,7 @@ Only its own methods write that history.
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 
@@ -23,44 +23,12 @@ from gateway.lane.slices import Slice
 from gateway.routing.replica import BatchLoad, Replica, kind_of
 from gateway.telemetry.timeline import AttemptRecord, hide_inputs
 
-
-class AttemptSpans(Protocol):
-    """Spans of one attempt, one in each recorded call's trace. carrier: the context sent upstream."""
-
-    carrier: Carrier
-
-    def end(self, outcome: str, status: str | None = None, words: str = "") -> None:
-        """End the spans. outcome: "ok" or the error's kind; only the first call counts.
-
-        status, words: of the upstream's answer to an attempt that failed.
-        """
+if TYPE_CHECKING:
+    # OpenTelemetry is loaded only where calls are traced.
+    from gateway.telemetry.tracing import AttemptTrace, CallTrace, RecordedCall
 
 
-class SliceTrace(Protocol):
-    """Trace of the call that a slice belongs to."""
-
-    recorded: bool
-
-    def waited(self, seconds: float) -> None:
-        """Record that a slice has waited in the lane until now."""
-
-    def carrier(self) -> Carrier:
-        """Return the context that is sent upstream if none of an attempt's calls is recorded."""
-
-
-class RecordedTrace(SliceTrace, Protocol):
-    """Trace whose spans are exported."""
-
-    def begin_attempt(
-        self,
-        others: Sequence[Any],  # traces of the implementation's own class
-        started: AttemptStarted,
-        /,
-    ) -> AttemptSpans:
-        """Begin the spans of an attempt that carries this call and those of other recorded traces."""
-
-
-def _is_recorded(trace: SliceTrace) -> TypeGuard[RecordedTrace]:
+def _is_recorded(trace: "CallTrace") -> "TypeGuard[RecordedCall]":
     return trace.recorded
 
 
@@ -80,7 +48,7 @@ class Owner(msgspec.Struct, frozen=True):
     priority: Priority = "interactive"
     queue_tokens: int | None = None
     shares_batches: bool = True
-    trace: SliceTrace | None = None
+    trace: "CallTrace | None" = None
     may_move: bool = False
     copy: CopyPurpose | None = None
     record: AttemptRecord | None = None
@@ -142,7 +110,7 @@ class Ticket:
         self.waiting_since_s = now_s
         self.tried: set[Replica] = set()
         self.running: set[Attempt] = set()
-        self.traces: list[SliceTrace] = []
+        self.traces: list[CallTrace] = []
         self.records: list[AttemptRecord] = []
 
     @property
@@ -296,7 +264,7 @@ class Attempt:
     carrier: Carrier | None = None
     _task: asyncio.Task[None] | None = None
     hedge_timer: asyncio.TimerHandle | None = None
-    _spans: AttemptSpans | None = None
+    _spans: "AttemptTrace | None" = None
 
     def __init__(
         self,
@@ -347,7 +315,7 @@ class Attempt:
 
     def begin_spans(self, upstream: str) -> None:
         """Set the context that is sent upstream, and begin a span in each recorded trace."""
-        recorded: list[RecordedTrace] = []
+        recorded: list[RecordedCall] = []
         for ticket in self.tickets:
             for trace in filter(_is_recorded, ticket.traces):
                 recorded.append(trace)

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from gateway.additions.entries import Additions, Edit, Put, UnknownAddition
-from gateway.additions.state import AdditionsState
-from gateway.additions.store import StoredAdditions
 from gateway.config.diff import ReloadOutcome, compare_configs, with_live_settings
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config
+from gateway.declared.additions import Additions, Edit, Put, UnknownAddition
+from gateway.declared.composition import AdditionsState
+from gateway.declared.store import StoredAdditions
 from gateway.processes.config_source import ConfigSource
 from gateway.processes.engine_pool import EnginePool, EngineProcess, load_problems
 from gateway.processes.reload_queue import ReloadJob, log_outcome

@@ -3,14 +3,14 @@
 import asyncio
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from gateway.config.schema import UpstreamSettings
+from gateway.declared.composition import Joined
+from gateway.declared.host import ENGINE, InstanceInfo, InstanceRecord, LogSlice, Status, timestamp
 from gateway.events import EndReason
-from gateway.instances.log_lines import LogLines
-from gateway.instances.overlay import Joined
-from gateway.instances.records import ENGINE, InstanceInfo, Record, Status, timestamp
 from gateway.processes.child import Child
 from gateway.processes.instance_launch import Launch, Watch, is_free
 from gateway.processes.liveness import watch_liveness
@@ -19,6 +19,58 @@ READY_POLL_S = 0.25
 CHECK_EVERY_S = 5.0
 # Exits in a row before the first readiness, after which an instance has failed.
 START_EXITS_MAX = 3
+LINES_MAX = 1000
+BYTES_MAX = 1024 * 1024
+LINE_BYTES_MAX = 8 * 1024
+CUT = "… (cut)"
+
+
+class LogLines:
+    """Log of one instance. Later lines push out the oldest."""
+
+    def __init__(self) -> None:
+        self._lines: deque[bytes] = deque()
+        self._bytes = 0
+        self._rest = b""
+        self._skipping = False
+
+    def feed(self, chunk: bytes) -> None:
+        """Add output of a process, which may end within a line."""
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            if not self._skipping:
+                self.add(line.decode(errors="replace").rstrip("\r"))
+            self._skipping = False
+        if len(rest) > LINE_BYTES_MAX:
+            # The rest of a line that is too long is dropped as it arrives.
+            if not self._skipping:
+                self.add(rest.decode(errors="replace"))
+            self._skipping, rest = True, b""
+        self._rest = b"" if self._skipping else rest
+
+    def finish(self) -> None:
+        """Add a last line that has no end, because its process has exited."""
+        if self._rest:
+            self.add(self._rest.decode(errors="replace"))
+        self._rest, self._skipping = b"", False
+
+    def add(self, line: str) -> None:
+        """Add one line."""
+        encoded = line.encode(errors="replace")
+        if len(encoded) > LINE_BYTES_MAX:
+            line = encoded[:LINE_BYTES_MAX].decode(errors="ignore") + CUT
+            encoded = line.encode(errors="replace")
+        self._lines.append(encoded)
+        self._bytes += len(encoded) + 1
+        while len(self._lines) > LINES_MAX or self._bytes > BYTES_MAX:
+            self._bytes -= len(self._lines.popleft()) + 1
+
+    def slice(self, start: int | None, end: int | None) -> LogSlice:
+        """Return the lines from start to end as Python's slices do; negative numbers count from the end."""
+        total = len(self._lines)
+        first, last, _ = slice(start, end).indices(total)
+        lines = [line.decode() for line in list(self._lines)[first:last]]
+        return LogSlice(lines, first, last, total)
 
 
 class HealthChecks:
@@ -48,7 +100,7 @@ class Instance:
     it.
     """
 
-    def __init__(self, record: Record, on_change: Callable[[], None]) -> None:
+    def __init__(self, record: InstanceRecord, on_change: Callable[[], None]) -> None:
         self.record = record
         self.status: Status = "stopped"
         self.log = LogLines()

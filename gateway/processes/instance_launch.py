@@ -10,9 +10,9 @@ import msgspec
 
 from backends.torch import wire
 from gateway.config.schema import CommandTemplate, EngineSettings, UpstreamSettings
+from gateway.declared.host import InstanceRecord
+from gateway.declared.instances import render, values_of
 from gateway.events import EndReason
-from gateway.instances.records import Record
-from gateway.instances.templates import render, values_of
 from gateway.processes.child import Child, ChildSpec
 from gateway.processes.engine_probe import responds
 from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child
@@ -65,7 +65,7 @@ class EngineLaunch:
     polls = False
 
     def __init__(
-        self, record: Record, upstream: UpstreamSettings, bounds: EngineSettings, host: "Host"
+        self, record: InstanceRecord, upstream: UpstreamSettings, bounds: EngineSettings, host: "Host"
     ) -> None:
         path = f"{host.folder()}/{record.name}.sock"
         self._group = EngineGroup(f"instance {record.name}", path, {record.upstream: upstream})
@@ -97,7 +97,7 @@ class CommandLaunch:
     patience_s = COMMAND_PATIENCE_S
     polls = True
 
-    def __init__(self, record: Record, model: str, template: CommandTemplate, host: "Host") -> None:
+    def __init__(self, record: InstanceRecord, model: str, template: CommandTemplate, host: "Host") -> None:
         settings = record.settings
         port = settings.port or free_port()
         self.port: int | None = port

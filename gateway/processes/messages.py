@@ -9,14 +9,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from gateway.additions.entries import Edit, Listing
 from gateway.config.boot import AppBoot
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
+from gateway.declared.additions import Edit, Listing
+from gateway.declared.host import HostCommand, HostResult, InstanceInfo
 from gateway.events import ProcessRestarted
-from gateway.instances.records import Command, InstanceInfo, Result
-from gateway.registry.requests import ModelCommand, ModelResult
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
@@ -88,48 +87,26 @@ class ConfigDrained(msgspec.Struct, frozen=True, tag="config_drained"):
     number: int
 
 
-class ReloadRequest(msgspec.Struct, frozen=True, tag="reload_request"):
-    """Operator's request to apply an edit, or to read the file again if there is none.
-
-    number: repeated in the reply.
-    """
-
-    number: int
-    edit: Edit | None = None
+class ReadFile(msgspec.Struct, frozen=True, tag="read_file"):
+    """Operator's request to read the file again."""
 
 
-class ReloadReply(msgspec.Struct, frozen=True, tag="reload_reply"):
-    """Outcome of a worker's `ReloadRequest` with the same number."""
-
-    number: int
-    outcome: ReloadOutcome
-
-
-class ListingRequest(msgspec.Struct, frozen=True, tag="listing_request"):
+class ListAdditions(msgspec.Struct, frozen=True, tag="list_additions"):
     """Operator's request to list the additions."""
 
-    number: int
 
-
-class ListingReply(msgspec.Struct, frozen=True, tag="listing_reply"):
-    """Additions, for a worker's `ListingRequest` with the same number."""
+class Request(msgspec.Struct, frozen=True, tag="request"):
+    """Operator's request, which the parent carries out. number: repeated in the reply."""
 
     number: int
-    listing: Listing
+    body: ReadFile | ListAdditions | Edit | HostCommand
 
 
-class InstanceRequest(msgspec.Struct, frozen=True, tag="instance_request"):
-    """Operator's request about instances or models of this host. number: repeated in the reply."""
-
-    number: int
-    command: Command | ModelCommand
-
-
-class InstanceReply(msgspec.Struct, frozen=True, tag="instance_reply"):
-    """Result of a worker's `InstanceRequest` with the same number."""
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """Result of a worker's `Request` with the same number."""
 
     number: int
-    result: Result | ModelResult
+    body: ReloadOutcome | Listing | HostResult
 
 
 class InstancesUpdate(msgspec.Struct, frozen=True, tag="instances_update"):
@@ -163,9 +140,6 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Periodic sign that the worker's event loop is running."""
 
 
-# Requests that the parent replies to.
-Request: TypeAlias = ReloadRequest | ListingRequest | InstanceRequest
-Reply: TypeAlias = ReloadReply | ListingReply | InstanceReply
 ToWorker: TypeAlias = (
     ConfigUpdate | Reply | InstancesUpdate | ProcessRestarted | SpaceRequest | CanaryWithdrawn
 )

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sized
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from gateway.additions.entries import Edit
 from gateway.config.diff import ReloadOutcome
+from gateway.declared.additions import Edit
 from gateway.telemetry.log_lines import WRITE_ALWAYS
 
 logger = logging.getLogger("gateway")

@@ -23,7 +23,7 @@ import msgspec
 import uvicorn
 import uvloop
 
-from gateway.api.operators.added_models import AdditionsClient
+from gateway.api.operators.additions import AdditionsClient
 from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build, start_tasks
@@ -32,7 +32,7 @@ from gateway.events import Event, UpstreamJudged
 from gateway.processes.listeners import join_port
 from gateway.processes.messages import CanaryWithdrawn, ModelSummary, WorkerBoot, WorkerReady
 from gateway.processes.worker_link import ParentLink
-from gateway.telemetry.access_log import log_change
+from gateway.telemetry.access_log import LOGGED, log_change
 from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
 
 # Longer than any sensible client's keep-alive pool keeps an idle connection.
@@ -144,10 +144,10 @@ def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Appli
         boot.app,
         Collaborators(
             observe=observe,
+            observed=LOGGED,
             reload=link.request_reload,
             adding=adding,
-            instances=link.request_instances if boot.manager_fd is not None else None,
-            models=link.request_models if boot.manager_fd is not None else None,
+            manager=link.request_host if boot.manager_fd is not None else None,
         ),
     )
     for restart in boot.restarts:

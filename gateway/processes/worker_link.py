@@ -12,20 +12,19 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from gateway.additions.entries import Edit, Listing
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
+from gateway.declared.additions import Edit, Listing
+from gateway.declared.host import HostCommand, HostResult, InstanceInfo
 from gateway.events import Observe, ProcessRestarted
-from gateway.instances.records import Command, InstanceInfo, Result
 from gateway.processes import messages
-from gateway.registry.requests import ModelCommand, ModelResult
 
 # An engine may have to load a model before the reply.
 RELOAD_TIMEOUT_S = 600.0
 LISTING_TIMEOUT_S = 10.0
 # An instance stops within 30 s for calls in flight and 35 s for its process.
-INSTANCES_TIMEOUT_S = 120.0
+HOST_TIMEOUT_S = 120.0
 # The parent kills a worker that has been silent for several times as long.
 HEARTBEAT_EVERY_S = 1.0
 
@@ -34,7 +33,7 @@ HEARTBEAT_EVERY_S = 1.0
 ServeConfig: TypeAlias = Callable[
     [Config, Mapping[str, Mapping[str, str]], Collection[str], Collection[str] | None], "asyncio.Task[None]"
 ]
-_Reply = TypeVar("_Reply", ReloadOutcome, Listing, Result, ModelResult)
+_Reply = TypeVar("_Reply", ReloadOutcome, Listing, HostResult)
 
 
 class ParentLink:
@@ -88,41 +87,29 @@ class ParentLink:
 
     async def request_reload(self) -> ReloadOutcome:
         """Ask the parent to read the file again. Raises: TimeoutError."""
-        return await self._request(messages.ReloadRequest, RELOAD_TIMEOUT_S, ReloadOutcome)
+        return await self._request(messages.ReadFile(), RELOAD_TIMEOUT_S, ReloadOutcome)
 
     async def request_edit(self, edit: Edit) -> ReloadOutcome:
-        """Ask the parent to add or remove an entry. Raises: TimeoutError."""
-        return await self._request(
-            lambda number: messages.ReloadRequest(number, edit), RELOAD_TIMEOUT_S, ReloadOutcome
-        )
+        """Ask the parent to apply an edit of the additions. Raises: TimeoutError."""
+        return await self._request(edit, RELOAD_TIMEOUT_S, ReloadOutcome)
 
     async def request_listing(self) -> Listing:
         """Ask the parent for the additions. Raises: TimeoutError."""
-        return await self._request(messages.ListingRequest, LISTING_TIMEOUT_S, Listing)
+        return await self._request(messages.ListAdditions(), LISTING_TIMEOUT_S, Listing)
 
-    async def request_instances(self, command: Command) -> Result:
-        """Ask the parent to carry out a request about instances. Raises: TimeoutError."""
-        return await self._request(
-            lambda number: messages.InstanceRequest(number, command), INSTANCES_TIMEOUT_S, Result
-        )
-
-    async def request_models(self, command: ModelCommand) -> ModelResult:
-        """Ask the parent to carry out a request about models of this host. Raises: TimeoutError."""
-        return await self._request(
-            lambda number: messages.InstanceRequest(number, command), INSTANCES_TIMEOUT_S, ModelResult
-        )
+    async def request_host(self, command: HostCommand) -> HostResult:
+        """Ask the parent to carry out a request about this host. Raises: TimeoutError."""
+        return await self._request(command, HOST_TIMEOUT_S, HostResult)
 
     def receive(self, line: bytes) -> None:
         """Handle one line from the parent."""
         match msgspec.json.decode(line, type=messages.ToWorker):
             case messages.ConfigUpdate() as update:
                 self._apply(update)
-            case messages.ReloadReply(number, outcome):
-                self._resolve(number, outcome)
-            case messages.ListingReply(number, listing):
-                self._resolve(number, listing)
-            case messages.InstanceReply(number, result):
-                self._resolve(number, result)
+            case messages.Reply(number, body):
+                waiter = self._replies.get(number)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(body)
             case messages.InstancesUpdate(instances):
                 self._show_instances(instances)
             case messages.SpaceRequest(number, config):
@@ -139,23 +126,21 @@ class ParentLink:
             self._observe(news)
 
     async def _request(
-        self, request: Callable[[int], messages.ToParent], timeout_s: float, kind: type[_Reply]
+        self,
+        body: messages.ReadFile | messages.ListAdditions | Edit | HostCommand,
+        timeout_s: float,
+        kind: type[_Reply],
     ) -> _Reply:
         number = next(self._numbers)
         waiter = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
-            self.send(request(number))
+            self.send(messages.Request(number, body))
             async with asyncio.timeout(timeout_s):
                 reply = await waiter
         finally:
             del self._replies[number]
         assert isinstance(reply, kind)
         return reply
-
-    def _resolve(self, number: int, reply: ReloadOutcome | Listing | Result | ModelResult) -> None:
-        waiter = self._replies.get(number)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(reply)
 
     def _apply(self, update: messages.ConfigUpdate) -> None:
         assert self._serve_config is not None

@@ -12,8 +12,8 @@ import msgspec
 from gateway.config.boot import AppBoot
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
+from gateway.declared.host import InstanceInfo
 from gateway.events import EndReason, ProcessRestarted
-from gateway.instances.records import InstanceInfo
 from gateway.processes import messages
 from gateway.processes.child import Child, ChildSpec
 from gateway.processes.listeners import address_of
@@ -203,7 +203,7 @@ class WorkerPool:
                 self._on_space_reply(number, problems)
             case messages.CanaryWithdrawn() as withdrawn:
                 self._on_withdrawn(withdrawn)
-            case messages.ReloadRequest() | messages.ListingRequest() | messages.InstanceRequest() as request:
+            case messages.Request() as request:
                 self._callbacks.on_request(worker, request)
 
     def _on_space_reply(self, number: int, problems: tuple[Problem, ...]) -> None:

@@ -12,12 +12,10 @@ again and its reference texts are embedded.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import msgspec
 
 from backends.contract import (
-    Backend,
     Capabilities,
     Operation,
     ReportsQueueDepth,
@@ -42,6 +40,7 @@ from gateway.routing.checks import is_ordered, other_model, read_scores, smalles
 from gateway.routing.health import USABLE, ReplicaEvent, State
 from gateway.routing.pool import Pool
 from gateway.routing.replica import JoinedModel, KeptOut, Replica
+from gateway.vector_spaces.space import VectorSpace
 
 PROBE_TIMEOUT_S = 5.0
 # Interval between looks at a replica that is up, and the time without work after which it is probed.
@@ -74,35 +73,6 @@ ENGINE_PROBES = ProbeIntervals(0.05, 0.25, awaits_first_join=True)
 REMOTE_PROBES = ProbeIntervals(0.5, 5.0)
 
 
-class SpaceCheck(Protocol):
-    """Comparison of replicas' vectors with their upstream's; `vector_spaces.space.VectorSpace` in production.
-
-    Declared here so that routing does not import the fingerprints and their store.
-    """
-
-    @property
-    def refuses(self) -> bool:
-        """True if replicas with different vectors are kept out."""
-
-    async def check(self, replica: str, backend: Backend, capabilities: Capabilities, /) -> bool:
-        """Embed the reference texts on a replica and return whether its vectors belong to the space.
-
-        Raises: BackendError.
-        """
-
-    def is_foreign(self, replica: str, /) -> bool:
-        """Return whether a replica's last check found vectors of a different space."""
-
-    def dimensions_of(self, replica: str, /) -> int | None:
-        """Return the dimensions of a replica's vectors at its last check, or None without one."""
-
-    def note_of(self, replica: str, /) -> str | None:
-        """Return what operators have to know of a replica's last check, None if there is nothing."""
-
-    def mismatch_reason(self, replica: str, /) -> str:
-        """Return the reason, for the operator, that a replica is foreign."""
-
-
 class Prober:
     """Probes of one replica. space: the vector space that its vectors are compared with."""
 
@@ -112,7 +82,7 @@ class Prober:
         replica: Replica,
         intervals: ProbeIntervals,
         clock: Callable[[], float],
-        space: SpaceCheck | None = None,
+        space: VectorSpace | None = None,
     ) -> None:
         self._pool = pool
         self._replica = replica
@@ -341,7 +311,7 @@ class Prober:
         if replica.state in USABLE and self._is_rejected(space):
             self._pool.transition(replica, ReplicaEvent.FOREIGN, space.mismatch_reason(replica.name))
 
-    def _is_rejected(self, space: SpaceCheck) -> bool:
+    def _is_rejected(self, space: VectorSpace) -> bool:
         """Return whether the replica has foreign vectors and is not needed.
 
         A replica that was already in use stays if no other replica with the upstream's vectors is usable.
@@ -400,7 +370,7 @@ async def _probe_work(replica: Replica, capabilities: Capabilities) -> None:
 
 
 async def follow_model_state(
-    pool: Pool, replica: Replica, backend: ReportsResidence, space: SpaceCheck, observe: Observe
+    pool: Pool, replica: Replica, backend: ReportsResidence, space: VectorSpace, observe: Observe
 ) -> None:
     """Ask the engine every `POLL_EVERY_S`; runs until cancelled. backend: the replica's."""
     while True:
@@ -449,7 +419,7 @@ def _increments(
     }
 
 
-async def _check_loaded_model(pool: Pool, replica: Replica, space: SpaceCheck) -> None:
+async def _check_loaded_model(pool: Pool, replica: Replica, space: VectorSpace) -> None:
     """Describe a model again and check its vectors, the first time it is loaded. Raises: BackendError."""
     described = replica.capabilities
     if described is None or described.loaded or replica.state not in USABLE:

@@ -18,7 +18,6 @@ from backends.contract import (
     Capabilities,
     Embed,
     EmbedParts,
-    EmbedReply,
     Operation,
     Reply,
     Residence,
@@ -325,9 +324,10 @@ class Replica:
 
         Raises: ReplicaFailed.
         """
-        if self.width is None or not isinstance(work, Embed) or not isinstance(reply, EmbedReply):
+        vectors = reply.dense_vectors
+        if self.width is None or vectors is None or not isinstance(work, Embed):
             return
-        width, expected = reply.vectors.shape[1], work.dimensions or self.width
+        width, expected = vectors.shape[1], work.dimensions or self.width
         if width != expected:
             raise ReplicaFailed(f"its vectors have {width} dimensions, and had {self.width} when it joined")
 

@@ -238,6 +238,8 @@ FORMS: dict[type, EventForm] = {
     StoreLost: EventForm("store_lost", lambda _: logging.ERROR, _lost_line, StoreLost.__struct_fields__),
     BudgetAlert: EventForm("budget", lambda _: logging.WARNING, _budget_line, BudgetAlert.__struct_fields__),
 }
+# Types of events that may have a line.
+LOGGED: tuple[type, ...] = (CallFinished, ModelStateReported, BatchChanged, *FORMS)
 
 
 def call_line(event: CallFinished) -> str:

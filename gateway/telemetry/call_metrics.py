@@ -73,7 +73,7 @@ class CallMetrics:
         self._stage_duration = Children[str, BatchedHistogram](stage_duration.labels)
         self._model_duration = Children[str, BatchedHistogram](model_duration.labels)
         self._tenant_duration = Children[str, BatchedHistogram](tenant_duration.labels)
-        self._usage = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
+        self._tenant_calls = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
             lambda key: (tokens.labels(*key), inputs.labels(*key), tenant_calls.labels(*key))
         )
         self._key_calls = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
@@ -109,7 +109,7 @@ class CallMetrics:
         if first.is_bulk:
             durations.append(self._bulk_duration[first.route])
         if first.tenant and first.model:
-            computed, inputs, tenant_calls = self._usage[first.tenant, first.model]
+            computed, inputs, tenant_calls = self._tenant_calls[first.tenant, first.model]
             computed.inc(tokens)
             inputs.inc(sum([call.inputs for call in calls]))
             tenant_calls.inc(count)

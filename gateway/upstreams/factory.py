@@ -11,6 +11,7 @@ import msgspec
 from backends.contract import (
     Backend,
     BackendKind,
+    Capabilities,
     ConnectionFault,
     ReplicaSpec,
     ReportsResidence,
@@ -23,12 +24,12 @@ from gateway.config.schema import UpstreamSettings
 from gateway.events import ConnectionFaulted, Observe
 from gateway.lane.lane import Lane
 from gateway.lane.retries import LaneSettings
+from gateway.lane.slices import Bounds, ConfiguredBounds, bounds_of, tightest
 from gateway.routing.discovery import Discovery, Resolver
 from gateway.routing.pool import Pool
 from gateway.routing.prober import ENGINE_PROBES, REMOTE_PROBES, ProbeIntervals, Prober, follow_model_state
 from gateway.routing.replica import LOAD_KINDS, Replica
 from gateway.routing.window import SIZE_START, Window
-from gateway.upstreams.batch_bounds import BatchBounds
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.upstream import Lanes, Upstream
 from gateway.vector_spaces.space import VectorSpace
@@ -67,6 +68,38 @@ class ReplicaOpener(msgspec.Struct, frozen=True):
 
     def _report(self, name: str, fault: ConnectionFault) -> None:
         self.observe(ConnectionFaulted(self.upstream, name, fault.kind, fault.pause_s))
+
+
+class BatchBounds:
+    """Size of one upstream request: accepted by every replica, and restricted by the config.
+
+    Computes them again only when what is known of a replica has changed.
+    """
+
+    def __init__(self, pool: Pool, settings: UpstreamSettings) -> None:
+        self._pool = pool
+        # The engine cuts forward passes itself, by counts that it knows; here only upper bounds are known.
+        tokens = None if settings.is_local else settings.request_tokens
+        self._configured = ConfiguredBounds(settings.request_inputs, tokens, settings.request_bytes)
+        # Of each replica: its capabilities, and the bytes learned from its refusals.
+        self._known: list[tuple[Capabilities | None, int | None]] = []
+        self._bounds = Bounds()
+
+    def __call__(self) -> Bounds:
+        """Return the maximum size of one upstream request."""
+        known = [(replica.capabilities, replica.refusals.learned_bytes) for replica in self._pool.replicas]
+        if known != self._known:
+            self._known = known
+            self._bounds = self._tightest()
+        return self._bounds
+
+    def _tightest(self) -> Bounds:
+        bounds = [
+            bounds_of(capabilities, self._configured, learned_bytes)
+            for capabilities, learned_bytes in self._known
+            if capabilities is not None
+        ]
+        return tightest(bounds) if bounds else Bounds()
 
 
 class Dependencies(msgspec.Struct, frozen=True):

@@ -62,7 +62,7 @@ async def test_a_canary_serves_its_share_and_is_compared(boot: Boots) -> None:
 
 
 async def test_a_canary_with_other_vectors_withdraws_under_load_and_no_call_is_lost(boot: Boots) -> None:
-    """Its canaries fitted when it joined, as those of a server would that goes wrong later."""
+    """Its reference texts fitted when it joined, as those of a server would that goes wrong later."""
     canary = FakeTei()
     async with boot({"a": FakeTei(), "b": canary}, CANARY) as gateway:
         statuses: Counter[int] = Counter()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -365,15 +366,18 @@ class Held:
     """The part of a connection that a call uses."""
 
     on_lost: Callable[[], None] | None = None
+    timed_out = False
+
+    def __init__(self) -> None:
+        self.protocol = SimpleNamespace(
+            claim=lambda _: True,
+            backlog=SimpleNamespace(set_tenant=lambda _: None),
+            limit=SimpleNamespace(release=lambda _: None),
+            flow=SimpleNamespace(write_paused=False),
+        )
 
     def watch(self, on_lost: Callable[[], None] | None) -> None:
         self.on_lost = on_lost
-
-    def claim(self, _: str) -> bool:
-        return True
-
-    def release(self, _: str) -> None:
-        pass
 
 
 async def test_disconnected_caller_frees_its_slot(boot: Boots) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.api.dialects.gemini.dialect import METHODS
 from tests.conftest import CONFIG, KEY, Boots, posted
 from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import vector_of
@@ -67,34 +68,37 @@ async def test_the_width_is_cut_in_each_spelling(boot: Boots, options: dict[str,
     np.testing.assert_allclose(cut / np.linalg.norm(cut), reply.json()["embedding"]["values"], rtol=1e-5)
 
 
+TEXT = {"parts": [{"text": "a"}]}
+EMBED, BATCH, COUNT = (f"/v1beta/models/bge:{method}" for method in METHODS)
+
+
 @pytest.mark.parametrize(
-    ("body", "reason"),
+    ("path", "body", "reason"),
     [
-        (request("red", title="colors"), "title"),
-        (request("red", model="models/other"), "the path has"),
-        (request("red", taskType="CLUSTERING", task_type="CLASSIFICATION"), "two values"),
-        (request("red", taskType="X"), "allowed: "),
-        (request(""), "empty"),
-        ({"content": {"parts": [{"text": "a"}, {"text": "b"}]}}, "one part"),
-        ({"content": {"parts": []}}, "one part"),
-        ({"content": {"parts": [{"inlineData": {"mimeType": "image/png"}}]}}, "one part"),
-        (request("w " * 60, embedContentConfig={"autoTruncate": False}), "token"),
+        (EMBED, request("red", title="colors"), "title"),
+        (EMBED, request("red", model="models/other"), "the path has"),
+        (EMBED, request("red", taskType="CLUSTERING", task_type="CLASSIFICATION"), "two values"),
+        (EMBED, request("red", taskType="X"), "allowed: "),
+        (EMBED, request(""), "empty"),
+        (EMBED, {"content": {"parts": [{"text": "a"}, {"text": "b"}]}}, "one part"),
+        (EMBED, {"content": {"parts": []}}, "one part"),
+        (EMBED, {"content": {"parts": [{"inlineData": {"mimeType": "image/png"}}]}}, "one part"),
+        (EMBED, request("w " * 60, embedContentConfig={"autoTruncate": False}), "token"),
+        (BATCH, {"requests": [request("red", taskType="CLUSTERING"), request("blue")]}, "taskType"),
+        (COUNT, {"contents": []}, "contents"),
+        (COUNT, {"contents": [{"parts": [{"text": "a"}, {"text": "b"}]}]}, "one part"),
+        (COUNT, {"contents": [TEXT], "tools": [{}]}, "tools"),
+        (COUNT, {"contents": [TEXT], "systemInstruction": {"parts": []}}, "systemInstruction"),
     ],
 )
-async def test_refuses_what_it_does_not_compute(boot: Boots, body: dict[str, Any], reason: str) -> None:
-    reply = await posted(boot(fakes()), "/v1beta/models/bge:embedContent", body)
+async def test_refuses_what_it_does_not_compute(
+    boot: Boots, path: str, body: dict[str, Any], reason: str
+) -> None:
+    reply = await posted(boot(fakes()), path, body)
 
     error = reply.json()["error"]
     assert (400, 400, "INVALID_ARGUMENT") == (reply.status_code, error["code"], error["status"]), reply.text
     assert reason in error["message"]
-
-
-async def test_refuses_a_batch_of_several_options(boot: Boots) -> None:
-    body = {"requests": [request("red", taskType="CLUSTERING"), request("blue")]}
-    reply = await posted(boot(fakes()), "/v1beta/models/bge:batchEmbedContents", body)
-
-    assert 400 == reply.status_code
-    assert "taskType" in reply.json()["error"]["message"]
 
 
 async def test_lists_and_describes_the_models_that_embed(boot: Boots) -> None:
@@ -136,19 +140,3 @@ async def test_counts_the_tokens_of_all_contents(boot: Boots, version: str) -> N
     reply = await posted(boot(fakes()), f"/{version}/models/org/bge:countTokens", body)
 
     assert {"totalTokens": sum(len(text.split()) + 2 for text in TEXTS)} == reply.json()
-
-
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ({"contents": []}, "contents"),
-        ({"contents": [{"parts": [{"text": "a"}, {"text": "b"}]}]}, "one part"),
-        ({"contents": [{"parts": [{"text": "a"}]}], "tools": [{}]}, "tools"),
-        ({"contents": [{"parts": [{"text": "a"}]}], "systemInstruction": {"parts": []}}, "systemInstruction"),
-    ],
-)
-async def test_a_count_of_anything_but_texts_is_refused(boot: Boots, body: Any, named: str) -> None:
-    reply = await posted(boot(fakes()), "/v1beta/models/bge:countTokens", body)
-
-    assert 400 == reply.status_code
-    assert named in reply.json()["error"]["message"]

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gateway.config.load import parse_config
-from gateway.instances.records import Command, Result
+from gateway.declared.host import HostCommand, HostResult
 from tests.conftest import MANAGER_PORT, Boots, Running, running_gateway
 from tests.fakes.instances import CONFIG, InstanceParent
 from tests.fakes.tei import FakeTei
@@ -43,7 +43,7 @@ async def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 @pytest.fixture
 async def gateway(parent: InstanceParent) -> AsyncIterator[Running]:
     """Boot a gateway with that parent."""
-    async with running_gateway({"tei-0": FakeTei()}, GATEWAY, instances=parent.run) as running:
+    async with running_gateway({"tei-0": FakeTei()}, GATEWAY, manager=parent.run) as running:
         yield running
 
 
@@ -132,10 +132,10 @@ async def test_a_gateway_without_manager_says_so(boot: Boots) -> None:
 
 
 async def test_a_parent_that_does_not_answer_is_a_timeout(boot: Boots) -> None:
-    async def ask(_: Command) -> Result:
+    async def ask(_: HostCommand) -> HostResult:
         raise TimeoutError
 
-    async with boot({"tei-0": FakeTei()}, GATEWAY, instances=ask) as gateway:
+    async with boot({"tei-0": FakeTei()}, GATEWAY, manager=ask) as gateway:
         reply = await gateway.client.get(f"{MANAGER}/instances")
     assert "DEADLINE_EXCEEDED" == reply.json()["code"]
 

@@ -19,8 +19,8 @@ from gateway.api.grpc.messages import Envelope, field, open_envelope
 from gateway.api.grpc.server import guarded_answers
 from gateway.api.grpc.tei import MULTIPLEXER
 from gateway.api.wire.arrow import BATCHES_MAX
+from gateway.declared.host import InstanceInfo
 from gateway.errors import InvalidInput, MalformedBody
-from gateway.instances.records import InstanceInfo
 from tests.api.test_arrow import DELTAS, LONG, TEXT_TYPES, rows_of, stream, written
 from tests.api.test_grpc import AUTHORIZED, GRPC, Client, grpc_gateway, limited
 from tests.fakes.hooks import RERANKER, SPLADE, until

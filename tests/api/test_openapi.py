@@ -26,11 +26,11 @@ from gateway.api.dialects.vllm import pooling as vllm_pooling
 from gateway.api.dialects.voyage import dialect as voyage
 from gateway.api.document.complete import texts_of
 from gateway.api.document.fields import MEANINGS
-from gateway.api.operators import host_models, keys, replicas
+from gateway.api.operators import keys, manager, replicas
 from gateway.api.operators.sign_in import SignInCode
 from gateway.api.wire import tei
 from gateway.app import ROUTES, SERVED
-from gateway.instances.records import CreateInstance
+from gateway.declared.host import CreateInstance
 from tests.conftest import CONFIG, KEY, Boots
 from tests.fakes.tei import FakeTei
 
@@ -40,7 +40,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
     "/admin/instances": CreateInstance,
     "/ui/sign-on": SignInCode,
-    "/admin/registry": host_models.RegisterModel,
+    "/admin/registry": manager.RegisterModel,
     "/admin/replicas/drain": replicas.ReplicaBody,
     "/admin/replicas/undrain": replicas.ReplicaBody,
     "/admin/replicas/verify": replicas.VerifyBody,

@@ -51,7 +51,7 @@ from gateway.routing.routes import Route
 from gateway.routing.window import Window
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Tenant
-from gateway.upstreams.batch_bounds import BatchBounds
+from gateway.upstreams.factory import BatchBounds
 from gateway.upstreams.fair_threads import FairThreads
 from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.upstream import Upstream

@@ -24,19 +24,13 @@ def sent_to(server: FakeTei) -> tuple[str, dict[str, Any]]:
     return request
 
 
-@pytest.mark.parametrize("inputs", ["a", ["a"]])
-async def test_one_input_returns_a_list_of_one_vector(boot: Boots, inputs: Any) -> None:
+@pytest.mark.parametrize("inputs", ["a", ["a"], [f"text {i}" for i in range(10)]])
+async def test_embed_returns_a_list_of_vectors_in_input_order(boot: Boots, inputs: Any) -> None:
     reply = await posted(boot(fakes()), "/embed", {"inputs": inputs})
 
     assert 200 == reply.status_code
-    np.testing.assert_array_equal([vector_of("a")], np.array(reply.json(), np.float32))
-
-
-async def test_embed_returns_vectors_in_input_order(boot: Boots) -> None:
-    texts = [f"text {i}" for i in range(10)]
-    reply = await posted(boot(fakes()), "/embed", {"inputs": texts})
-
-    np.testing.assert_array_equal([vector_of(text) for text in texts], np.array(reply.json(), np.float32))
+    expected = [vector_of(text) for text in ([inputs] if isinstance(inputs, str) else inputs)]
+    np.testing.assert_array_equal(expected, np.array(reply.json(), np.float32))
 
 
 @pytest.mark.parametrize(("normalize", "length"), [(True, 1.0), (False, 2.0)])
@@ -177,17 +171,28 @@ async def test_an_embedding_model_reranks_by_cosine(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "status", "kind"),
     [
-        ("/models/cross/embed", {"inputs": "a"}),
-        ("/models/cross/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
-        ("/models/no-rerank/rerank", {"query": "q", "texts": ["a"]}),
+        ("/models/cross/embed", {"inputs": "a"}, 424, "Backend"),
+        (
+            "/models/cross/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+            424,
+            "Backend",
+        ),
+        ("/models/no-rerank/rerank", {"query": "q", "texts": ["a"]}, 424, "Backend"),
+        ("/models/nowhere/embed", {"inputs": "a"}, 404, "NotFound"),
+        ("/models/org/nowhere/embed", {"inputs": "a"}, 404, "NotFound"),
+        ("/models/org/embed", {"inputs": "a"}, 404, "NotFound"),
+        ("/models/BGE/embed", {"inputs": "a"}, 404, "NotFound"),
     ],
 )
-async def test_replies_424_for_a_model_of_another_kind(boot: Boots, path: str, body: dict[str, Any]) -> None:
+async def test_refuses_a_model_of_another_kind_or_an_unknown_one(
+    boot: Boots, path: str, body: dict[str, Any], status: int, kind: str
+) -> None:
     reply = await posted(boot(fakes()), path, body)
 
-    assert (424, "Backend") == (reply.status_code, reply.json()["error_type"])
+    assert (status, kind) == (reply.status_code, reply.json()["error_type"])
 
 
 async def test_similarity_is_the_cosine_with_each_sentence_in_order(boot: Boots) -> None:
@@ -314,13 +319,6 @@ async def test_body_selects_the_model(boot: Boots, operation: str, body: dict[st
 
     assert 200 == known.status_code
     assert (404, "NotFound") == (unknown.status_code, unknown.json()["error_type"])
-
-
-@pytest.mark.parametrize("name", ["nowhere", "org/nowhere", "org", "BGE"])
-async def test_unknown_model_in_the_path_is_not_found(boot: Boots, name: str) -> None:
-    reply = await posted(boot(fakes()), f"/models/{name}/embed", {"inputs": "a"})
-
-    assert (404, "NotFound") == (reply.status_code, reply.json()["error_type"])
 
 
 async def test_path_overrides_the_model_in_the_body(boot: Boots) -> None:

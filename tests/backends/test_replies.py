@@ -13,8 +13,8 @@ from backends.http.openai_wire import decode_embeddings
 from backends.http.replies import check_reported_cuts, read_gauge
 from backends.infinity.wire import failure as infinity_failure
 from backends.kinds import KINDS, open_replica
+from backends.openai.api import decode_scores
 from backends.openai.api import failure as openai_failure
-from backends.openai.rerank_wire import decode_scores
 from backends.tei.adapter import TeiBackend
 from backends.tei.adapter import failure as tei_failure
 from backends.vllm.wire import failure as vllm_failure

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gateway.config.load import parse_config
-from gateway.instances.state_file import StateFile
+from gateway.declared.host import HostCommand, HostResult, ModelCommand
+from gateway.declared.instances import InstanceFile
 from gateway.processes.instance_launch import Host, Watch, free_port
 from gateway.processes.instance_pool import GatewayView, InstancePool
-from gateway.processes.instance_requests import InstanceRequests
 
 CONFIG = """
 manager:
@@ -82,18 +82,21 @@ class InstanceParent:
         monkeypatch.setattr(FakeLaunch, "children", self.children, raising=False)
         for name in ("CommandLaunch", "EngineLaunch"):
             monkeypatch.setattr(f"gateway.processes.instance_pool.{name}", FakeLaunch)
-        self.file = StateFile(folder)
+        self.file = InstanceFile(folder)
         self.records = self.file.open()
         self.base = parse_config(CONFIG, {}, folder)
         self.config = self.base
         self.sent: list[tuple[str, ...]] = []
         view = GatewayView(lambda: self.config, self._publish, lambda _: None, lambda: 8080)
         self.pool = InstancePool(self.file, Host({}, lambda: str(folder)), view)
-        self.run = InstanceRequests(self.pool, view.config, view.publish).run
 
     async def _publish(self) -> None:
         self.config = self.pool.overlay(self.base)
         self.sent.append(tuple(self.config.models))
+
+    async def run(self, command: HostCommand) -> HostResult:
+        """Carry out a request; there are no models on this host."""
+        return HostResult() if isinstance(command, ModelCommand) else await self.pool.run(command)
 
     async def ready(self, name: str) -> None:
         """Report that an instance's process is ready, and wait until the workers know."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from gateway.additions.store import ADDED
+from gateway.declared.store import ADDED
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.callers import Callers, is_logged, status

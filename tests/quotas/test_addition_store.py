@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.additions.entries import Additions, Put
-from gateway.additions.state import AdditionsState
-from gateway.additions.store import ADDED, AdditionsInRedis
+from gateway.declared.additions import Additions, Put
+from gateway.declared.composition import AdditionsState
+from gateway.declared.store import ADDED, AdditionsInRedis
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from tests.quotas.redis_server import RedisServer

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from gateway.additions.store import ADDED
 from gateway.config import schema as config
+from gateway.declared.store import ADDED
 from gateway.errors import Unauthenticated
 from gateway.quotas.limits import UNITS
 from gateway.tenants.file_store import FileTenantStore

@@ -7,9 +7,9 @@ import pytest
 
 from backends.recipe.options import RerankPrompt
 from gateway.config.load import load_config, parse_config
-from gateway.config.local_files import missing_exporter, missing_upstream_grpc
+from gateway.config.local_files import EXTRAS, file_problems, upstream_file_problems
 from gateway.config.problems import ConfigError, Problem
-from gateway.config.schema import Config, Key, UpstreamSettings, host_and_port
+from gateway.config.schema import Config, Key, UpstreamSettings, UpstreamTls, host_and_port
 from gateway.tenants.keyring import key_digest
 
 INVALID = Path(__file__).parent.parent / "configs" / "invalid"
@@ -180,23 +180,28 @@ def test_no_message_repeats_a_secret(name: str) -> None:
     assert SECRET not in "\n".join(f"{problem.path} {problem.message}" for problem in faults_of(name))
 
 
-@pytest.mark.parametrize(("package", "paths"), [("no.such.package", ["tracing"]), ("opentelemetry.sdk", [])])
-def test_tracing_needs_the_exporter_package(package: str, paths: list[str]) -> None:
-    config = parse_config("tracing: {}\n" + MINIMAL, {}, BASE)
-
-    assert paths == [problem.path for problem in missing_exporter(config, package)]
-    assert [] == list(missing_exporter(parse_config(MINIMAL, {}, BASE), package))
+SIGNED_ON = "sign_on: {a: {issuer: 'https://a.example.org', audience: [g], claims: {tenant: {claim: t}}}}\n"
 
 
-def test_grpc_replica_needs_its_packages() -> None:
-    http, grpc = (
-        UpstreamSettings(backend="tei", replicas=(f"{scheme}://t:1",)) for scheme in ("http", "grpc")
-    )
-    found = list(missing_upstream_grpc(grpc, "upstreams.t.replicas", ("no_such_package",)))
+@pytest.mark.parametrize(
+    ("text", "extra", "path"),
+    [
+        ("tracing: {}\n", "otlp", "tracing"),
+        ("grpc: {listen: '127.0.0.1:0'}\n", "grpc", "grpc"),
+        (SIGNED_ON, "oidc", "sign_on"),
+        ("", "grpc", "upstreams.tei.replicas"),
+    ],
+)
+def test_a_section_needs_its_optional_packages(text: str, extra: str, path: str) -> None:
+    minimal = MINIMAL.replace("http://", "grpc://") if path.startswith("upstreams") else MINIMAL
+    config = parse_config(text + minimal, {}, BASE)
+    for package in ("no_such_package", "no.such.package"):
+        [problem] = file_problems(config, {**EXTRAS, extra: (package,)})
+        assert path == problem.path
+        assert f"needs the extra `{extra}`" in problem.message
 
-    assert ["upstreams.t.replicas"] == [problem.path for problem in found]
-    assert "extra `grpc`" in found[0].message
-    assert not [*missing_upstream_grpc(http, "", ("no_such_package",)), *missing_upstream_grpc(grpc, "")]
+    assert [] == list(file_problems(config))
+    assert [] == list(file_problems(parse_config(MINIMAL, {}, BASE), {**EXTRAS, extra: ("no_such_package",)}))
 
 
 def test_table_lists_every_invalid_file() -> None:
@@ -674,3 +679,16 @@ def test_a_key_without_a_space_shows_no_secret() -> None:
 
     assert "api_key" in str(raised.value)
     assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize("missing", ["certificate", "private_key"])
+def test_problem_names_the_missing_file_of_tls(tmp_path: Path, missing: str) -> None:
+    files = {name: tmp_path / f"{name}.pem" for name in ("certificate", "private_key")}
+    for name, path in files.items():
+        if name != missing:
+            path.write_text("")
+    tls = UpstreamTls(certificate=str(files["certificate"]), private_key=str(files["private_key"]))
+
+    [problem] = upstream_file_problems(UpstreamSettings(backend="tei", tls=tls), "upstreams.u")
+    assert f"upstreams.u.tls.{missing}" in str(problem)
+    assert "No such file or directory" in str(problem)

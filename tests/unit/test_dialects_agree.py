@@ -148,8 +148,8 @@ def test_a_rerank_is_the_same_call_in_every_dialect(query: str, texts: list[str]
     )
 
     assert call == result_of(rerank.decode_documents(asked(data), data.documents))
-    assert call == tei.decode_rerank(
-        decoded({"query": query, "texts": texts}, tei.TeiRerankRequest), "m", API
+    assert call == result_of(
+        tei.decode_rerank(decoded({"query": query, "texts": texts}, tei.TeiRerankRequest), "m", UNUSED, API)
     )
     assert call == result_of(sie.decode_score(asked(items)))
     plain = decoded({"query": query, "documents": texts, "model": "m"}, infinity.InfinityRerankRequest)
@@ -178,7 +178,7 @@ def test_a_classification_is_the_same_call_in_every_dialect(texts: list[str]) ->
     of_pooling = decoded({"input": texts, "task": "classify"}, vllm_pooling.PoolingRequest)
     of_infinity = decoded({"input": texts, "model": "m"}, infinity.InfinityClassifyRequest)
 
-    assert call == tei.decode_predict(batch, "m", API_WITHOUT_CAPABILITIES)
+    assert call == result_of(tei.decode_predict(batch, "m", UNUSED, API_WITHOUT_CAPABILITIES))
     assert call == result_of(vllm.decode_classify(asked(of_vllm, None, API_WITHOUT_CAPABILITIES)))
     assert call == result_of(vllm_pooling.decode_pooling(asked(of_pooling, "m", API_WITHOUT_CAPABILITIES)))
     assert call == infinity.decode_classify(of_infinity, API)

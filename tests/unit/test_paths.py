@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.api.dialects.manager.dialect import NOWHERE, move_path
-from gateway.api.server.paths import SLASH, model_name
+from gateway.api.server.paths import CONSOLE_PATHS, SLASH, model_name
 from gateway.app import ROUTES
 from gateway.config.schema import OPERATION_SEGMENTS
 from tests.route_labels import PLAIN_PATHS, ROUTE_LABELS
@@ -240,3 +240,13 @@ def test_paths_of_the_manager_are_moved_below_admin(path: str, expected: str) ->
     move_path(scope)
 
     assert (expected, expected.encode()) == (scope["path"], scope["raw_path"])
+
+
+def test_the_paths_of_the_console_are_on_both_listeners_as_they_are_written() -> None:
+    on_both = {path for path in (*CONSOLE_PATHS, "/livez", "/embed") if is_on_both(path)}
+    assert {*CONSOLE_PATHS, "/livez"} == on_both
+    assert not any(map(is_on_both, ("/usage/", "/livez/", "/docs/other", "/models/a/embed")))
+
+
+def is_on_both(path: str) -> bool:
+    return ROUTES.parse(path).options.on_both_listeners

@@ -13,8 +13,8 @@ from gateway.events import (
     SpaceChecked,
     StoreChanged,
 )
+from gateway.telemetry.history import CHANGES_MAX, ChangeHistory
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.records import CHANGES_MAX, ChangeHistory
 from gateway.telemetry.snapshot import (
     CallsStatus,
     Durations,

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from gateway.events import CallFinished
+from gateway.telemetry.history import FILE_NAME, POINTS_MAX, TrafficHistory
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.records import FILE_NAME, POINTS_MAX, TrafficHistory
 from gateway.telemetry.totals import Totals
 
 

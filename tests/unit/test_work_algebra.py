@@ -25,8 +25,8 @@ from backends.contract import (
 from gateway.cache.entries import SplitCall, decode_entry, encode_entry, entry_keys
 from gateway.calls import ScoreParts
 from gateway.calls import Work as CallWork
+from gateway.dispatch import vector_scores
 from gateway.lane.slices import Bounds, Slice, cut, cut_again, halves, join, parts_of, separated
-from gateway.upstreams.vector_scores import vector_scores
 from tests.works import REPLICA_WORKS, WORKS, kinds_of, plain, reply_to
 
 many = settings(max_examples=60, deadline=None)

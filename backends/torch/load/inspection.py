@@ -114,7 +114,10 @@ def _of_network(tensors: Tensors | None, folders: Sequence[str]) -> dict[str, St
 def _template_text(template: RerankTemplate) -> str | None:
     if not template.prompt:
         return None
-    return "".join(piece.fill({slot: f"{{{slot}}}" for slot in piece.slots}) for piece in template.prompt)
+    return "".join(
+        piece.fill({placeholder: f"{{{placeholder}}}" for placeholder in piece.placeholders})
+        for piece in template.prompt
+    )
 
 
 def _sizes(boot: wire.ModelBoot, files: CheckpointFiles, kind: ModelKind) -> wire.WeightSizes:

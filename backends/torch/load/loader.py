@@ -31,7 +31,7 @@ from backends.torch import wire
 from backends.torch.inputs.chat import ChatRenderer
 from backends.torch.inputs.pairs import PairEncoder
 from backends.torch.inputs.preparing import Preparer, Templates
-from backends.torch.load.load_plan import LoadOptions, LoadPlan, permitted_code, plan_load
+from backends.torch.load.load_plan import LoadOptions, LoadPlan, plan_load, trusted_code
 from backends.torch.load.weight_sizes import sizes_of
 from backends.torch.media.preparing import MediaPreparer
 from backends.torch.media.reading import ProcessReader
@@ -105,16 +105,8 @@ def load(
             notes += (_chosen(network.choose, run_on_device),)
     if options.compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")
-    capabilities = msgspec.structs.replace(
-        _capabilities(recipe, template, network.outputs, width),
-        model_id=model_id,
-        dtype=dtype_name(dtype),
-        checkpoint=str(checkpoint),
-        overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
-        notes=(*plan.notes, *notes),
-        truncation_side=plan.tokenizer.traits.truncation_side,
-        media_tokens=None if reader is None else reader.tokens_max,
-    )
+    capabilities = _capabilities(checkpoint, model_id, options, plan, network.outputs, width, reader)
+    capabilities = msgspec.structs.replace(capabilities, loaded=True, notes=(*plan.notes, *notes))
     templates = Templates(template, ChatRenderer(recipe.chat, recipe.max_tokens))
     preparer = Preparer(recipe, tokenizer, network.outputs, width, templates, plan.words)
     return LoadedModel(
@@ -169,18 +161,9 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
     """
     checkpoint = network_folder(checkpoint)
     plan = plan_load(checkpoint, options)
-    recipe = plan.recipe
-    reader = _open_reader(checkpoint, recipe)
-    return msgspec.structs.replace(
-        _capabilities(recipe, plan.template, outputs_of(recipe), _width(checkpoint, recipe)),
-        model_id=model_id,
-        dtype=dtype_name(served_dtype(checkpoint, options)),
-        checkpoint=str(checkpoint),
-        overhead_tokens=_overhead_tokens(recipe, plan.tokenizer, plan.template),
-        notes=plan.notes,
-        truncation_side=plan.tokenizer.traits.truncation_side,
-        media_tokens=None if reader is None else reader.tokens_max,
-        loaded=False,
+    reader, outputs = _open_reader(checkpoint, plan.recipe), outputs_of(plan.recipe)
+    return _capabilities(
+        checkpoint, model_id, options, plan, outputs, _width(checkpoint, plan.recipe), reader
     )
 
 
@@ -249,7 +232,7 @@ def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
             raise ModelUnavailable(
                 "`dtype: int8` does not serve static models, which multiply nothing; leave `dtype` out"
             )
-        if permitted_code(checkpoint, options) is not None:
+        if trusted_code(checkpoint, options) is not None:
             raise ModelUnavailable(
                 "`dtype: int8` does not serve models with code of their own, whose layers may differ from "
                 "transformers' layers; leave `dtype` out"
@@ -326,9 +309,16 @@ REPORTED_POOLINGS: dict[ModelKind, str] = {"sparse": "splade", "language": "last
 
 
 def _capabilities(
-    recipe: Recipe, template: RerankTemplate, outputs: frozenset[Output], width: int | None
+    checkpoint: Path,
+    model_id: str,
+    options: LoadOptions,
+    plan: LoadPlan,
+    outputs: frozenset[Output],
+    width: int | None,
+    reader: ReadsMedium | None,
 ) -> Capabilities:
-    """Derive the capabilities that follow from a recipe and a template."""
+    """Derive the capabilities of a model that is not loaded."""
+    recipe, template = plan.recipe, plan.template
     # In a prompt for pairs a single text has no label.
     own = OPERATIONS["language" if template.prompt else recipe.kind]
     operations = own | {Operation.TOKENIZE, Operation.DETOKENIZE}
@@ -339,7 +329,14 @@ def _capabilities(
     has_width = recipe.kind in {"dense", "static", "dual"}
     is_pooled = recipe.kind in {"dense", "static"}
     return Capabilities(
-        model_id="",
+        model_id=model_id,
+        dtype=dtype_name(served_dtype(checkpoint, options)),
+        checkpoint=str(checkpoint),
+        notes=plan.notes,
+        overhead_tokens=_overhead_tokens(recipe, plan.tokenizer, template),
+        truncation_side=plan.tokenizer.traits.truncation_side,
+        media_tokens=None if reader is None else reader.tokens_max,
+        loaded=False,
         operations=frozenset(operations),
         max_input_tokens=recipe.max_tokens,
         request_inputs=STATIC_REQUEST_INPUTS if recipe.kind == "static" else REQUEST_INPUTS,
@@ -413,7 +410,7 @@ def describe_folder(boot: wire.ModelBoot, folder: Path) -> Capabilities:
 
 def own_code_of(boot: wire.ModelBoot, folder: Path) -> OwnCode | None:
     """Return the code of its own that a model runs, None if it runs none. Raises: ModelUnavailable."""
-    return permitted_code(network_folder(folder), options_of(boot))
+    return trusted_code(network_folder(folder), options_of(boot))
 
 
 def settings_of(boot: wire.ModelBoot) -> TaskSettings:
@@ -427,7 +424,7 @@ def estimate_bytes(boot: wire.ModelBoot, folder: Path) -> int:
         options, files = options_of(boot), CheckpointFiles(network_folder(folder))
         kind = recognize(files, options.settings)
         # Code of a checkpoint holds float32 before its layers are cast.
-        runs_code = permitted_code(files.checkpoint, options) is not None
+        runs_code = trusted_code(files.checkpoint, options) is not None
         dtype = torch.float32 if runs_code else served_dtype(files.checkpoint, options)
         sizes = sizes_of(files, kind, dtype)
         # Weights of 8 bits are made of those in the files, which are read first.

@@ -15,9 +15,9 @@ from backends.recipe.options import RerankPrompt, TaskSettings
 from backends.recipe.recipe import Recipe
 from backends.recipe.rerank_template import (
     FAMILIES,
+    Placeholder,
     Prompt,
     RerankTemplate,
-    Slot,
     published_family,
     split_at,
     written_template,
@@ -28,8 +28,8 @@ INSTRUCTION_MARK, QUERY_MARK, DOCUMENT_MARK = (
     "\u2983query\u2984",
     "\u2983document\u2984",
 )
-MARKS: dict[str, Slot] = {QUERY_MARK: "query", DOCUMENT_MARK: "document"}
-MARKS_WITH_INSTRUCTION: dict[str, Slot] = {INSTRUCTION_MARK: "instruction", **MARKS}
+MARKS: dict[str, Placeholder] = {QUERY_MARK: "query", DOCUMENT_MARK: "document"}
+MARKS_WITH_INSTRUCTION: dict[str, Placeholder] = {INSTRUCTION_MARK: "instruction", **MARKS}
 ROLES = ("query", "document")
 WAY_OUT = (
     f"set `rerank_template` of its upstream to the template that it was trained with: {', '.join(FAMILIES)}, "

@@ -68,6 +68,17 @@ class TrustedCode(NamedTuple):
     folder: Path
 
 
+class NetworkFacts(NamedTuple):
+    """Properties of a network that its tokenizer has to fit.
+
+    words: rows of its table of tokens, types: rows of that of type ids; None if no file states them.
+    """
+
+    words: int | None = None
+    types: int | None = None
+    takes_type_ids: bool = True
+
+
 class NetworkSource(NamedTuple):
     """Checkpoint with its recipe, its tokenizer and the template of the pairs that it scores.
 

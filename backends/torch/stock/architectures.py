@@ -4,11 +4,12 @@ Reads names only; a class is imported where its inputs are asked for.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -17,9 +18,11 @@ from transformers.models.auto.modeling_auto import (
     MODEL_MAPPING_NAMES,
 )
 
+from backends.contract.errors import ModelUnavailable
 from backends.recipe.files import CheckpointFiles, Json
 from backends.recipe.native_forms import JINA_V3, JINA_V5, native_form
-from backends.recipe.recipe import ModelKind
+from backends.recipe.recipe import ModelKind, Recipe
+from backends.torch.networks.opening import NetworkFacts
 from backends.torch.stock.llama_bidirectional import CLASS_NAMES, LlamaBidirectionalConfig
 
 # Class of transformers that builds each kind of network.
@@ -122,3 +125,86 @@ def _jina_v5_config(config: Json) -> Any:
 
 
 CONFIGS: dict[str, Callable[[Json], Any]] = {JINA_V3: _jina_v3_config, JINA_V5: _jina_v5_config}
+
+
+# Inputs of networks that read more than text.
+OTHER_INPUTS = {
+    "bbox": "the place of each word on a page",
+    "xpath_tags_seq": "the place of each word in a page's markup",
+    "visual_embeds": "vectors of an image",
+    "visual_feats": "vectors of an image",
+    "pixel_values": "an image",
+    "input_features": "sound",
+    "input_values": "sound",
+    "input_shape_ids": "the shape of each Chinese character",
+}
+HALVES = "an encoder-decoder, of which the built-in engine serves the encoders of t5, mt5 and umt5 only"
+# Networks of which the engine serves nothing, by `model_type`.
+REFUSED_TYPES = {
+    **dict.fromkeys(
+        (
+            *("blenderbot", "blenderbot-small", "fsmt", "longt5", "m2m_100", "marian", "nllb-moe", "pegasus"),
+            *("pegasus_x", "prophetnet", "switch_transformers", "t5gemma", "t5gemma2", "xlm-prophetnet"),
+        ),
+        HALVES,
+    ),
+    **dict.fromkeys(("canine", "perceiver"), "which reads characters and has no tokenizer.json"),
+    "dpr": "whose network gives a vector of a text and none of its tokens; give the model as "
+    "sentence-transformers publishes it, under sentence-transformers/facebook-dpr-…",
+    "reformer": "whose attention chooses keys at random, so that a text has another vector each time",
+    "tapas": "whose network reads a table next to the text; the built-in engine has text only",
+}
+# Networks whose classifier reads a text at an end token, which a text may contain.
+SPLIT_CLASSIFIERS = frozenset(
+    {"bart", "bigbird_pegasus", "led", "mbart", "mt5", "mvp", "plbart", "t5", "umt5"}
+)
+
+
+def read_facts(files: CheckpointFiles, recipe: Recipe, *, runs_own_code: bool) -> NetworkFacts:
+    """Return what a plan needs of a network of transformers, or of own code, whose inputs are not known.
+
+    Raises: ModelUnavailable if texts alone give the network nothing that the engine can read.
+    """
+    try:
+        config = read_config(files.checkpoint)
+        text_config = config.get_text_config()
+    except Exception:  # noqa: BLE001 - a load gives the reason, and own code may read what this cannot
+        config = text_config = None
+    words = getattr(text_config, "vocab_size", files.config.get("vocab_size"))
+    words = words if isinstance(words, int) and words > 0 else None
+    if recipe.kind in {"dual", "pages"}:
+        return NetworkFacts(words, takes_type_ids=False)
+    names = input_names(recipe.kind, recipe.model_type)
+    if not runs_own_code:
+        _refuse_network(files, recipe, names, config)
+    types = files.config.get("type_vocab_size", default_of(recipe.model_type, "type_vocab_size"))
+    return NetworkFacts(words, types, takes_type_ids=not names or "token_type_ids" in names)
+
+
+def _refuse_network(files: CheckpointFiles, recipe: Recipe, names: Collection[str], config: Any) -> None:
+    model_type = recipe.model_type
+    found = next((OTHER_INPUTS[name] for name in OTHER_INPUTS if name in names), None)
+    reason = REFUSED_TYPES.get(model_type) or _unknown_rotation(config)
+    if recipe.kind == "classifier" and model_type in SPLIT_CLASSIFIERS:
+        reason = "an encoder-decoder, whose classifier the built-in engine does not serve"
+    if found is not None:
+        reason = f"whose network reads {found} next to the text; the built-in engine has text only"
+    if reason is not None:
+        raise ModelUnavailable(f"{files.checkpoint} has `model_type` {model_type!r}, {reason}")
+
+
+def _unknown_rotation(config: Any) -> str | None:
+    """Return the reason against a checkpoint whose rotary positions transformers does not have."""
+    stated = getattr(config, "rope_parameters", None)
+    parameters = stated if isinstance(stated, dict) else {}
+    layers = [part for part in parameters.values() if isinstance(part, dict)]
+    kinds = [part["rope_type"] for part in (layers or [parameters]) if isinstance(part.get("rope_type"), str)]
+    unknown = next((kind for kind in kinds if kind not in {"default", *ROPE_INIT_FUNCTIONS}), None)
+    if unknown is None:
+        return None
+    known = ", ".join(sorted(ROPE_INIT_FUNCTIONS))
+    return (
+        f"and rotary positions of the type {unknown!r} in `rope_scaling` of its config.json, which "
+        f"transformers does not have (it has: {known}); they are those of other code: serve it with a "
+        "backend that runs this code, or state the type that computes the same"
+    )

@@ -33,11 +33,12 @@ from gateway.api.grpc.tei import (
     join_rerank,
 )
 from gateway.api.server.inference_api import InferenceApi, reply_headers
+from gateway.api.server.request import LEAST
 from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.arrow import Form, Rows, check_installed, read_in_turn, write_sparse, write_vectors
-from gateway.api.wire.least_costs import LEAST
 from gateway.api.wire.tei import compute_headers
 from gateway.calls import Call, Work
+from gateway.declared.host import InstanceInfo
 from gateway.errors import (
     BodyTooLarge,
     GatewayError,
@@ -48,7 +49,6 @@ from gateway.errors import (
     NoReplica,
     NotFound,
 )
-from gateway.instances.records import InstanceInfo
 from gateway.serve import Served
 from gateway.tenants.keyring import Tenant
 
@@ -254,7 +254,7 @@ async def serve(rpc: Rpc, method: Method, request: Any, context: RequestContext)
     context: of its message. Raises: GatewayError.
     """
     api = rpc.parts.api
-    call = await method.decode(request, rpc.context.model, context, api)
+    call = await method.decode(method.body_of(request), rpc.context.model, context, api)
     return call, await api.serve(context, call)
 
 
@@ -559,16 +559,17 @@ async def answer_health(rpc: Rpc) -> None:
     await rpc.write(_health_reply(rpc), OPEN_WAIT_S)
 
 
-def answer_health_unread(rpc: Rpc) -> None:
+def answer_health_unread(rpc: Rpc) -> GatewayFull | None:
     """Report the same without reading the message: probes of the process itself ask for no service.
 
-    Raises: GatewayFull, if the client takes no reply.
+    Return the error that ends the RPC if its client takes no reply.
     """
     reply = _health_reply(rpc)
     if not rpc.stream.takes(reply):
-        raise too_many_open()
+        return too_many_open()
     rpc.stream.begin({"x-request-id": rpc.context.request_id})
     rpc.stream.write_at_once(reply)
+    return None
 
 
 def too_many_open() -> GatewayFull:

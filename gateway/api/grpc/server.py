@@ -43,7 +43,7 @@ from gateway.api.server.connection_limit import ConnectionLimit, TenantShares, c
 from gateway.api.server.middleware import ServerParts
 from gateway.api.server.paths import OTHER
 from gateway.config.schema import Limits, ListenerTls
-from gateway.errors import GatewayError, GatewayFull, MethodNotAllowed
+from gateway.errors import GatewayError, MethodNotAllowed
 
 # A quarter of the open files: HTTP's connections, and those to replicas, need the others.
 FILES_PER_CONNECTION = 4
@@ -91,14 +91,10 @@ class Methods:
         if self._open < OPEN_RPCS_MAX and rpc.stream.link.open_calls < OPEN_RPCS_OF_ONE_MAX:
             self._open += 1
             rpc.start_open(answer_health if is_health else answer_reflection, self._leave_open)
-            return
-        try:
-            if not is_health:
-                raise too_many_open()
-            answer_health_unread(rpc)
-        except GatewayFull as error:
-            rpc.end(error)
-        rpc.end()
+        elif is_health:
+            rpc.end(answer_health_unread(rpc))
+        else:
+            rpc.end(too_many_open())
 
     def _leave_open(self) -> None:
         self._open -= 1

@@ -10,15 +10,15 @@ from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
-from backends.contract import Detokenize, Reply
+from backends.contract import Reply
 from backends.contract.texts import DETOKENIZE_IDS_MAX
 from backends.tei_protos import tei_multiplexer_pb2 as mux
 from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc.messages import field, vector_field
 from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request import LEAST
+from gateway.api.server.request import LEAST_WITHOUT_TOKENS as FREE
 from gateway.api.server.request_context import RequestContext
-from gateway.api.wire.least_costs import LEAST
-from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS as FREE
 from gateway.api.wire.tei import (
     Direction,
     EmbedRequest,
@@ -33,7 +33,7 @@ from gateway.api.wire.tei import (
     predictions_of,
     rank_order,
 )
-from gateway.api.wire.tokens import TokenizeRequest, decode_ids, decode_tokenize
+from gateway.api.wire.tokens import DecodeRequest, TokenizeRequest, decode_detokenize, decode_tokenize
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.quotas.limits import Cost
@@ -52,12 +52,14 @@ Encode: TypeAlias = Callable[[Any, Reply], bytes]
 class Method:
     """One of TEI's methods, unary or in a stream.
 
+    body_of: returns the JSON body that a request stands for. Raises: InvalidInput. decode: returns its call.
     is_timed: the reply carries TEI's metadata. parallel: most messages of one stream in flight, which bounds
     the memory of their replies. least: the least that a message costs. enveloped: name of the request in a
     message that also has a target; None if the message is the request.
     """
 
     request: type[Message]
+    body_of: Callable[[Any], Any]
     decode: Decode
     encode: Encode
     is_timed: bool = True
@@ -67,8 +69,8 @@ class Method:
     enveloped: str | None = None
 
 
-async def _decode_embed(request: Any, model: str | None, context: RequestContext, api: InferenceApi) -> Call:
-    body = EmbedRequest(
+def _embed_body(request: Any) -> EmbedRequest:
+    return EmbedRequest(
         request.inputs,
         request.truncate,
         _direction(request),
@@ -76,54 +78,39 @@ async def _decode_embed(request: Any, model: str | None, context: RequestContext
         normalize=request.normalize if request.HasField("normalize") else True,
         dimensions=_dimensions(request),
     )
-    return await decode_embed(body, model, context, api)
-
-
-async def _decode_sparse(request: Any, model: str | None, context: RequestContext, api: InferenceApi) -> Call:
-    return await decode_sparse(_encode_body(request), model, context, api)
-
-
-async def _decode_all(request: Any, model: str | None, context: RequestContext, api: InferenceApi) -> Call:
-    return await decode_token_vectors(_encode_body(request), model, context, api)
 
 
 def _encode_body(request: Any) -> TeiEncodeRequest:
     return TeiEncodeRequest(request.inputs, request.truncate, _direction(request), _prompt_name(request))
 
 
-async def _decode_predict(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
-    return decode_predict(_predict_body(request, request.inputs), model, api)
+def _predict_body(request: Any) -> PredictRequest:
+    return PredictRequest(request.inputs, request.truncate, _direction(request), request.raw_scores)
 
 
-async def _decode_pair(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
+def _pair_body(request: Any) -> PredictRequest:
+    """Return the body of one or two texts. Raises: InvalidInput."""
     if not 1 <= len(request.inputs) <= 2:
         raise InvalidInput(
             f"`inputs` must have a single or two elements. Given: {len(request.inputs)}", param="inputs"
         )
-    return decode_predict(_predict_body(request, list(request.inputs)), model, api)
+    return PredictRequest(list(request.inputs), request.truncate, _direction(request), request.raw_scores)
 
 
-def _predict_body(request: Any, inputs: Any) -> PredictRequest:
-    return PredictRequest(inputs, request.truncate, _direction(request), request.raw_scores)
-
-
-async def _decode_rerank(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
-    body = TeiRerankRequest(
+def _rerank_body(request: Any) -> TeiRerankRequest:
+    return TeiRerankRequest(
         request.query, list(request.texts), request.truncate, _direction(request), request.raw_scores
     )
-    return decode_rerank(body, model, api)
 
 
-async def _decode_tokenize(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
-    body = TokenizeRequest(
+def _tokenize_body(request: Any) -> TokenizeRequest:
+    return TokenizeRequest(
         request.inputs, add_special_tokens=request.add_special_tokens, prompt_name=_prompt_name(request)
     )
-    return decode_tokenize(body, model, api)
 
 
-async def _decode_ids(request: Any, model: str | None, _: RequestContext, api: InferenceApi) -> Call:
-    ids = decode_ids(list(request.ids), "ids", api)
-    return Call(Detokenize(ids, skip_special_tokens=request.skip_special_tokens), model)
+def _ids_body(request: Any) -> DecodeRequest:
+    return DecodeRequest(list(request.ids), request.skip_special_tokens)
 
 
 def _direction(request: Any) -> Direction:
@@ -201,16 +188,19 @@ def _detokenized(_: Any, reply: Any) -> bytes:
     return pb.DecodeResponse(text=text).SerializeToString()
 
 
-EMBED = Method(pb.EmbedRequest, _decode_embed, _embedded)
-EMBED_SPARSE = Method(pb.EmbedSparseRequest, _decode_sparse, _weighted, parallel=256)
-EMBED_ALL = Method(pb.EmbedAllRequest, _decode_all, _embedded_tokens, parallel=32)
-PREDICT = Method(pb.PredictRequest, _decode_predict, _predicted)
-PREDICT_PAIR = Method(pb.PredictPairRequest, _decode_pair, _predicted)
-RERANK = Method(pb.RerankRequest, _decode_rerank, _ranked)
-TOKENIZE = Method(pb.EncodeRequest, _decode_tokenize, _tokenized, is_timed=False, parallel=64, least=FREE)
+EMBED = Method(pb.EmbedRequest, _embed_body, decode_embed, _embedded)
+EMBED_SPARSE = Method(pb.EmbedSparseRequest, _encode_body, decode_sparse, _weighted, parallel=256)
+EMBED_ALL = Method(pb.EmbedAllRequest, _encode_body, decode_token_vectors, _embedded_tokens, parallel=32)
+PREDICT = Method(pb.PredictRequest, _predict_body, decode_predict, _predicted)
+PREDICT_PAIR = Method(pb.PredictPairRequest, _pair_body, decode_predict, _predicted)
+RERANK = Method(pb.RerankRequest, _rerank_body, decode_rerank, _ranked)
+TOKENIZE = Method(
+    pb.EncodeRequest, _tokenize_body, decode_tokenize, _tokenized, is_timed=False, parallel=64, least=FREE
+)
 DECODE = Method(
     pb.DecodeRequest,
-    _decode_ids,
+    _ids_body,
+    decode_detokenize,
     _detokenized,
     is_timed=False,
     least=FREE,

@@ -22,7 +22,7 @@ from litestar.types.internal_types import PathParameterDefinition
 
 from gateway import __version__
 from gateway.api.document.complete import OPTION, operation_id, texts_of
-from gateway.api.operators.added_models import AdditionsApi
+from gateway.api.operators.additions import AdditionsApi
 from gateway.api.operators.admin import Admin
 from gateway.api.operators.docs_page import (
     DOCS_HEADERS,
@@ -30,8 +30,7 @@ from gateway.api.operators.docs_page import (
     ReferenceRenderPlugin,
     prepare_document,
 )
-from gateway.api.operators.host_models import RegistryApi
-from gateway.api.operators.instances import InstancesApi
+from gateway.api.operators.manager import HostApi
 from gateway.api.operators.probes import Readiness
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
@@ -80,8 +79,7 @@ class Services(msgspec.Struct, frozen=True):
     admin: Admin
     adding: AdditionsApi
     replicas: ReplicasApi
-    instances: InstancesApi
-    registry: RegistryApi
+    host: HostApi
     sign_ins: SignIns
     batches: BatchesApi
 

@@ -12,12 +12,12 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 
-from gateway.additions.entries import Drain
 from gateway.api.operators.access import OPERATORS
-from gateway.api.operators.added_models import AdditionsApi
+from gateway.api.operators.additions import AdditionsApi
 from gateway.api.operators.admin import CHANGED, ReloadReport
 from gateway.api.server.body import ModelName, OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.declared.additions import Drain
 from gateway.errors import InvalidInput, NotFound, Overloaded
 from gateway.serve import Gateway, Serving
 from gateway.upstreams.upstream import Upstream

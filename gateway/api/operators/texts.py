@@ -1,18 +1,21 @@
 """Texts of the operators' own API in the OpenAPI document."""
 
+from importlib.resources import files
 from typing import Any, Final
 
 import msgspec
 
-from gateway.api.operators.host_models import RegisterModel
 from gateway.api.operators.keys import KeyRequest
+from gateway.api.operators.manager import RegisterModel
 from gateway.api.operators.replicas import ReplicaBody, VerifyBody
 from gateway.api.operators.sign_in import SignInCode
-from gateway.instances.records import CreateInstance
+from gateway.declared.host import CreateInstance
 
-PROMPTS: Final = "Prompts by name, put before inputs: {query: …, document: …}."
-PEM: Final = "PEM file on the gateway's host: "
-
+# Sections of router.yaml that operators send.
+SECTIONS: Final[tuple[str, ...]] = (
+    *("CanarySettings", "MirrorSettings", "ModelSettings", "ModelUpstream", "RerankPrompt"),
+    *("UpstreamSettings", "UpstreamTls", "VectorSpaceSettings"),
+)
 TAGS: Final[dict[str, str]] = {
     "Probes": "Health and metrics for orchestrators; they need no key.",
     "Instances": "Model servers on the gateway's host, as in TEI Manager; they need the scope `admin`.",
@@ -32,7 +35,20 @@ EXAMPLES: Final[dict[type[msgspec.Struct], Any]] = {
     RegisterModel: {"model_id": "BAAI/bge-m3"},
     VerifyBody: {"upstreams": ["bge-m3"]},
 }
+
+
+def _meanings_of_settings() -> dict[str, str]:
+    """Return the meanings of keys of router.yaml, as docs/configuration.md states them."""
+    schema = msgspec.json.decode(files("gateway.config").joinpath("router.schema.json").read_bytes())
+    return {
+        f"{section}.{key}": part["description"]
+        for section in SECTIONS
+        for key, part in schema["$defs"][section]["properties"].items()
+    }
+
+
 MEANINGS: Final[dict[str, str]] = {
+    **_meanings_of_settings(),
     "expires": "Day or time, in UTC, at which the key expires. By default it does not expire.",
     "id": "Identifier of the key. By default it is generated.",
     "limits": "Limits of the key, in addition to those of its tenant: name of the limit → amount.",
@@ -63,31 +79,6 @@ MEANINGS: Final[dict[str, str]] = {
     "SignInCode.code_verifier": "Verifier of PKCE, whose digest began the sign-in.",
     "SignInCode.nonce": "Nonce that began the sign-in; the ID token has it too.",
     "SignInCode.redirect_uri": "Address that the issuer has sent the user back to.",
-    "ModelSettings.upstream": "Name of the upstream that serves the model; of `upstreams`, the main one.",
-    "ModelSettings.upstreams": "Several upstreams of one vector space that serve the model.",
-    "ModelSettings.split_by": "Place each request by itself, or keep each tenant at one upstream.",
-    "ModelSettings.canary": "Upstream on trial that serves a share of the calls.",
-    "ModelSettings.mirror": "Upstream that gets copies of a share of the calls.",
-    "ModelUpstream.name": "Name of the upstream.",
-    "ModelUpstream.weight": "Share of the calls, relative to the others of the same priority.",
-    "ModelUpstream.priority": "Upstreams of a higher number are used while none of a lower one serves.",
-    "CanarySettings.name": "Name of the upstream.",
-    "CanarySettings.share": "Share of the calls that it serves, from 0 to 1.",
-    "CanarySettings.min_cosine": "Least cosine to the vectors of the others, below which it is withdrawn.",
-    "MirrorSettings.name": "Name of the upstream.",
-    "MirrorSettings.share": "Share of the calls that are copied, from 0 to 1.",
-    "ModelSettings.truncate": "The end at which long inputs are cut, or `error` to refuse them.",
-    "ModelSettings.rerank": "Whether an embedding model also ranks, by cosine.",
-    "ModelSettings.cache": "Whether the vectors of texts are kept in the cache of the gateway.",
-    "ModelSettings.deadline_s": "Longest time of a request, in seconds.",
-    "ModelSettings.limits": "Limits of each tenant for this model: name of the limit → amount.",
-    "ModelSettings.price_per_million_tokens": "Price in the currency of router.yaml; absent: nothing.",
-    "ModelSettings.prompts": PROMPTS,
-    "RerankPrompt.prompt": "Form of a pair, with {query} and {document}.",
-    "RerankPrompt.positive": "Token whose logit says that the document answers the query.",
-    "RerankPrompt.negative": "Token whose logit says that it does not.",
-    "RerankPrompt.instruction": "The task in words, where the request has none.",
-    "RerankPrompt.special_tokens": "Whether the tokenizer puts its special tokens around the prompt.",
     "TenantPatch.limits": "Limits of the tenant: name of the limit → amount.",
     "TenantPatch.model_limits": "Limits by model, in place of the model's own.",
     "TenantPatch.models": "Models that the tenant may call. By default all.",
@@ -95,53 +86,4 @@ MEANINGS: Final[dict[str, str]] = {
     "TenantPatch.priority": "Class of requests that state none: `interactive` before `bulk`.",
     "TenantPatch.queue_tokens": "Most tokens that may wait for one model.",
     "TenantPatch.join": "Whether its texts may share an upstream request with those of other tenants.",
-    "UpstreamSettings.backend": "Kind of server, or `torch` for the built-in engine.",
-    "UpstreamSettings.model": "A hub id or path for torch; for others the served name.",
-    "UpstreamSettings.replicas": "Base URLs of equal remote servers.",
-    "UpstreamSettings.discover": "`dns`: every address behind a replica's host name is a replica.",
-    "UpstreamSettings.when_unavailable": "Requests without any replica: 503 at once, or wait.",
-    "UpstreamSettings.drained": "Those of `replicas` that get no work.",
-    "UpstreamSettings.api_key": "Key that is sent to the replicas.",
-    "UpstreamSettings.api_key_header": "Header with the bare key, in place of a bearer token.",
-    "UpstreamSettings.headers": "Further headers for the replicas.",
-    "UpstreamSettings.embeddings": "Path of the embeddings of OpenAI's API and its relatives.",
-    "UpstreamSettings.rerank": "Path of the rerank API of OpenAI's API and its relatives.",
-    "UpstreamSettings.input_type": "The server's word for each role of inputs.",
-    "UpstreamSettings.extra_body": "Fields that are added to each request.",
-    "UpstreamSettings.tls": "Certificates for the connections to the replicas.",
-    "UpstreamSettings.tokenizer": "Hub id or path of a checkpoint's small files, for exact token counts.",
-    "UpstreamSettings.token_encoding": "Vocabulary of callers' token ids; `model` for the model's own.",
-    "UpstreamSettings.add_bos_token": "Whether each text begins with the checkpoint's `bos_token`.",
-    "UpstreamSettings.add_eos_token": "Whether each text ends in the checkpoint's `eos_token`.",
-    "UpstreamSettings.policy": "Choice of the replica.",
-    "UpstreamSettings.request_inputs": "Most inputs in one upstream request.",
-    "UpstreamSettings.request_tokens": "Most tokens in one upstream request, or in one forward pass.",
-    "UpstreamSettings.request_bytes": "Most bytes of inputs in one upstream request.",
-    "UpstreamSettings.in_flight_batches": "Batches in flight to one replica. By default it is learned.",
-    "UpstreamSettings.queue_tokens": "Most tokens that may wait in front of all replicas.",
-    "UpstreamSettings.attempt_timeout_s": "Longest time of one try at one replica, in seconds.",
-    "UpstreamSettings.retry_share": "Further tries after failures, as a share of those that callers cause.",
-    "UpstreamSettings.hedge_share": "Parallel tries of late batches, as a share of those that callers cause.",
-    "UpstreamSettings.vector_space": "Comparison of the replicas' vectors.",
-    "UpstreamSettings.revision": "Commit of the checkpoint.",
-    "UpstreamSettings.dtype": "Number format of the weights. By default it is chosen by measuring.",
-    "UpstreamSettings.device": "Device of the engine, such as `cuda:0`; a list has one process for each.",
-    "UpstreamSettings.compile": "Whether PyTorch compiles the network.",
-    "UpstreamSettings.runtime": "What computes passes of one text: PyTorch, or OpenVINO where it is faster.",
-    "UpstreamSettings.task": "What the model does, in place of what its files say.",
-    "UpstreamSettings.pooling": "Pooling of token vectors, in place of what the checkpoint's files say.",
-    "UpstreamSettings.rerank_template": "Form of a pair for a reranker that is a language model.",
-    "UpstreamSettings.adapter": "Name of the checkpoint's adapter (LoRA) that is merged into the weights.",
-    "UpstreamSettings.trust_remote_code": "Whether code that the checkpoint brings along may run.",
-    "UpstreamSettings.code_revision": "Commit of that code, if it lies in another repository.",
-    "UpstreamSettings.prompts": PROMPTS,
-    "UpstreamSettings.instruction_template": "Form of a query with the instruction of a request.",
-    "UpstreamSettings.process": "Name of the engine process; upstreams of one name share it.",
-    "UpstreamSettings.preload": "Whether the model is loaded before the first request.",
-    "UpstreamSettings.when_loading": "Requests before the model is loaded: wait, or 503 at once.",
-    "UpstreamTls.ca": PEM + "the authority that signed the replicas' certificates.",
-    "UpstreamTls.certificate": PEM + "the gateway's client certificate.",
-    "UpstreamTls.private_key": PEM + "the key of the client certificate.",
-    "VectorSpaceSettings.on_mismatch": "Treatment of a replica below it: use it no more, or warn.",
-    "VectorSpaceSettings.min_cosine": "Least cosine between the reference texts of two replicas.",
 }

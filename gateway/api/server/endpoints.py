@@ -22,10 +22,9 @@ from gateway.api.server.encoding import BYTES
 from gateway.api.server.error_bodies import ErrorFormat, broken_text, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import BELOW_MODEL, NAME, Answer, RouteTable, route_options
-from gateway.api.server.request import Request
+from gateway.api.server.request import LEAST, Request
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply, is_arrow
-from gateway.api.wire.least_costs import LEAST
 from gateway.errors import InvalidInput, MalformedBody
 from gateway.quotas.limits import Cost
 
@@ -93,10 +92,10 @@ class Endpoint:
             if arrow is not None and body[:1] != b"{" and is_arrow(context.header(b"content-type")):
                 data = await arrow(body, context, api)
                 context.body.hold_decoded(decoded_bytes(data))
-            elif len(body) <= UNCOUNTED_BYTES:
-                data = self.decode(body, context)
-            else:
+            elif len(body) > UNCOUNTED_BYTES:
                 data = await self._decode_large(body, context, api.inputs_max)
+            else:
+                data = self.decode(body, context)
             # Only what was decoded stays in memory.
             del body
             reply = await self.handler(Request(data, context, api, context.model))
@@ -111,10 +110,12 @@ class Endpoint:
         """Return the reply to a line of a job. Raises: every error of a request, which is charged for it."""
         try:
             context.body.hold(len(body))
-            if len(body) <= UNCOUNTED_BYTES:
-                data = self.decode(body, context)
-            else:
-                data = await self._decode_large(body, context, api.inputs_max)
+            is_large = len(body) > UNCOUNTED_BYTES
+            data = (
+                await self._decode_large(body, context, api.inputs_max)
+                if is_large
+                else self.decode(body, context)
+            )
             check_is_json(data)
             return await self.handler(Request(data, context, api))
         except Exception as error:

@@ -93,10 +93,6 @@ def _openai_error(error: GatewayError) -> OpenAIError:
     return OpenAIError(detail, error.message)
 
 
-def _tei_error(error: GatewayError) -> TeiError:
-    return TeiError(error.message, error.facts.tei_type)
-
-
 def _vllm_error(error: GatewayError) -> VllmError:
     status = HTTPStatus(error.facts.status)
     kind = status.phrase.replace(" ", "").removesuffix("Error") + "Error"
@@ -105,7 +101,12 @@ def _vllm_error(error: GatewayError) -> VllmError:
 
 OPENAI = ErrorFormat("openai", OpenAIError, _openai_error, ("/v1/", "/openai/"))
 # TEI's errors are also those of every path that no other dialect claims.
-TEI = ErrorFormat("tei", TeiError, _tei_error, status_of=lambda facts: facts.tei_status)
+TEI = ErrorFormat(
+    "tei",
+    TeiError,
+    lambda error: TeiError(error.message, error.facts.tei_type),
+    status_of=lambda facts: facts.tei_status,
+)
 VLLM = ErrorFormat("vllm", VllmError, _vllm_error)
 
 

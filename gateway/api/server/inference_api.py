@@ -14,6 +14,7 @@ from gateway.api.server.error_bodies import as_gateway_error
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.calls import Call
 from gateway.config.schema import Config
+from gateway.declared.host import InstanceTable
 from gateway.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -24,7 +25,6 @@ from gateway.errors import (
     QuotaExceeded,
     QuotaUnavailable,
 )
-from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.media.sources import Fetched
 from gateway.quotas.headers import rate_limit_headers
@@ -131,14 +131,12 @@ class InferenceApi:
 
     async def serve(self, context: RequestContext, call: Call) -> Served:
         """Run a decoded call through the gateway's stages. Raises: GatewayError."""
-        sent = context.by_name
-        if b"x-priority" in sent and context.is_bulk():
+        tenant = context.tenant or self.authenticator.authenticate(context)
+        if context.begin_call(len(call.work.inputs), tenant):
             call = msgspec.structs.replace(call, bulk=True)
         else:
             self.interactive_calls += 1
-        tenant = context.tenant or self.authenticator.authenticate(context)
-        context.begin_call(len(call.work.inputs), yields=call.bulk or tenant.priority == "bulk")
-        cache_mode = context.cache_mode() if b"cache-control" in sent else "use"
+        cache_mode = context.cache_mode() if b"cache-control" in context.by_name else "use"
         caller = Caller(tenant, context.timeout_s(), cache_mode, context.reservation)
         served = await self.gateway.serve(call, caller, context.timeline)
         tokens, cache = served.reply.tokens, self.gateway.cache

@@ -185,9 +185,10 @@ class RouteTable:
         options = self._options.get(template)
         dialect = self._dialect_of(normalized, options)
         if options is None:
-            options = RouteOptions(for_operators=normalized.startswith(self._operators_prefixes))
+            below_operators = normalized.startswith(self._operators_prefixes)
+            options = RouteOptions(for_operators=below_operators, on_both_listeners=path in CONSOLE_PATHS)
         elif not name:
-            options = msgspec.structs.replace(options, is_probe=False)
+            options = msgspec.structs.replace(options, is_probe=False, on_both_listeners=False)
         return Target(label, dialect, routed, name or None, options)
 
     def _split(self, path: str) -> tuple[str, str]:

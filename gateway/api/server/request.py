@@ -11,7 +11,15 @@ from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.calls import Call
 from gateway.media.sources import Fetch
+from gateway.quotas.limits import Cost
 from gateway.serve import Served
+
+# The least that a request costs, which is known before its body is read.
+LEAST = Cost(requests=1, tokens=1, inputs=1)
+# Tokenizing is free of tokens.
+LEAST_WITHOUT_TOKENS = Cost(requests=1, tokens=0, inputs=1)
+# Files and jobs reach no model themselves.
+LEAST_OF_BATCHES = Cost(requests=1)
 
 Body = TypeVar("Body")
 Reply = TypeVar("Reply")

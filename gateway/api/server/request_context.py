@@ -159,10 +159,16 @@ class RequestContext:
         """Report errors in the dialect that the body belongs to."""
         self.dialect = dialect
 
-    def begin_call(self, inputs: int, *, yields: bool) -> None:
-        """Record the decoded call. yields: to interactive calls."""
+    def begin_call(self, inputs: int, tenant: Tenant) -> bool:
+        """Record the decoded call, and return whether its caller asks that it yield to interactive calls.
+
+        Raises: InvalidInput.
+        """
         self.timeline.lap("parse")
-        self.inputs, self.yields = inputs, yields
+        self.inputs = inputs
+        is_bulk = b"x-priority" in self.by_name and self.is_bulk()
+        self.yields = is_bulk or tenant.priority == "bulk"
+        return is_bulk
 
     def settle(self, tokens: int, cached_tokens: int) -> None:
         """Record the tokens of a served call that limits and usage count, and those that the cache had."""

@@ -26,6 +26,8 @@ Inputs: TypeAlias = str | list[str | Integer | list[Integer]]
 # Each token gets a vector. 65,536 are 32 texts, TEI's largest request, for a model of 2,048 tokens. How many
 # numbers the vectors have is only known from the replies; `gateway.dispatch` bounds them.
 TOKEN_VECTORS_MAX = 65_536
+# Longest instruction in UTF-8. It is a part of every text, so that a long one would multiply the tokens.
+INSTRUCTION_BYTES_MAX = 4096
 
 
 class InputField(msgspec.Struct, frozen=True):
@@ -117,10 +119,6 @@ def check_token_vectors(texts: tuple[str, ...], field: str, capabilities: Capabi
             "send fewer or shorter texts",
             param=field,
         )
-
-
-# Longest instruction in UTF-8. It is a part of every text, so that a long one would multiply the tokens.
-INSTRUCTION_BYTES_MAX = 4096
 
 
 def check_instruction(instruction: str | None, *, param: str = "instruction") -> str | None:

@@ -174,7 +174,9 @@ def _encode_call(data: TeiEncodeRequest, texts: tuple[str, ...], output: Output,
     return Call(work, model, data.truncate, side_of(data))
 
 
-def decode_rerank(data: TeiRerankRequest, name: str | None, api: InferenceApi) -> Call:
+async def decode_rerank(
+    data: TeiRerankRequest, name: str | None, _: RequestContext, api: InferenceApi
+) -> Call:
     """Decode a body of /rerank with `texts`. name: the model in the path.
 
     An empty text is scored like any other, and so is an empty query.
@@ -184,7 +186,9 @@ def decode_rerank(data: TeiRerankRequest, name: str | None, api: InferenceApi) -
     return Call(work, name or data.model, data.truncate, side_of(data))
 
 
-def decode_similarity(data: SimilarityRequest, name: str | None, api: InferenceApi) -> Call:
+async def decode_similarity(
+    data: SimilarityRequest, name: str | None, _: RequestContext, api: InferenceApi
+) -> Call:
     """Decode a body of /similarity. name: the model in the path. Raises: EmptyInput, InvalidInput."""
     if not data.inputs.source_sentence:
         raise EmptyInput("`source_sentence` is an empty string", param="inputs")
@@ -251,7 +255,9 @@ class TeiPrediction(msgspec.Struct):
     label: str
 
 
-def decode_predict(data: PredictRequest, name: str | None, api: InferenceApi) -> Call:
+async def decode_predict(
+    data: PredictRequest, name: str | None, _: RequestContext, api: InferenceApi
+) -> Call:
     """Decode a body of /predict. name: the model in the path.
 
     Pairs for a reranker are scored, because it has no labels.

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from backends.contract import Tokenize
+from backends.contract import Detokenize, Tokenize
 from backends.contract.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
 from gateway.api.server.body import Integer, ModelName
 from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.inputs import check_ids
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
@@ -41,7 +42,9 @@ class DecodeRequest(msgspec.Struct):
     model: ModelName | None = None
 
 
-def decode_tokenize(data: TokenizeRequest, name: str | None, api: InferenceApi) -> Call:
+async def decode_tokenize(
+    data: TokenizeRequest, name: str | None, _: RequestContext, api: InferenceApi
+) -> Call:
     """Decode a body of either dialect. name: the model in the path. Raises: EmptyInput, InvalidInput."""
     if data.messages is not UNSET:
         raise InvalidInput(
@@ -62,6 +65,14 @@ def decode_tokenize(data: TokenizeRequest, name: str | None, api: InferenceApi) 
         pieces=data.prompt is not UNSET,
     )
     return Call(tokenize_checked(work, field), name or data.model)
+
+
+async def decode_detokenize(
+    data: DecodeRequest, name: str | None, _: RequestContext, api: InferenceApi
+) -> Call:
+    """Decode a body of TEI's /decode. name: the model in the path. Raises: EmptyInput, InvalidInput."""
+    ids = decode_ids(data.ids, "ids", api)
+    return Call(Detokenize(ids, skip_special_tokens=data.skip_special_tokens), name or data.model)
 
 
 def tokenize_checked(work: Tokenize, field: str) -> Tokenize:

@@ -14,11 +14,10 @@ from gateway.api.server.batches_api import BatchesApi, batch_errors, owner_of
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.request import Request
+from gateway.api.server.request import LEAST_OF_BATCHES, Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.batch_objects import OPERATIONS, BatchList, BatchObject, batch_list, batch_object
-from gateway.api.wire.least_costs import LEAST_OF_BATCHES
 from gateway.batches.jobs import NewJob
 from gateway.errors import InvalidInput, ScopeForbidden, Unauthenticated
 from gateway.tenants.keyring import Tenant

@@ -23,10 +23,10 @@ from gateway.api.server.batches_api import BatchesApi, batch_errors, key_of, own
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
+from gateway.api.server.request import LEAST_OF_BATCHES
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.batch_objects import FileDeleted, FileList, FileObject, file_object
-from gateway.api.wire.least_costs import LEAST_OF_BATCHES
 from gateway.batches.files import FileUpload, NewFile
 from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.records import FileRecord

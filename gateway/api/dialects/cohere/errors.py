@@ -3,7 +3,6 @@
 import msgspec
 
 from gateway.api.server.error_bodies import ErrorFormat
-from gateway.errors import GatewayError
 
 
 class CohereError(msgspec.Struct):
@@ -19,14 +18,6 @@ class RerankError(msgspec.Struct):
     detail: str
 
 
-def _cohere_error(error: GatewayError) -> CohereError:
-    return CohereError(error.message)
-
-
-def _rerank_error(error: GatewayError) -> RerankError:
-    return RerankError(error.message, error.message)
-
-
-COHERE = ErrorFormat("cohere", CohereError, _cohere_error, ("/v2/",))
+COHERE = ErrorFormat("cohere", CohereError, lambda error: CohereError(error.message), ("/v2/",))
 # Cohere's and Jina's /v1/rerank, whose errors clients of both can read.
-RERANK = ErrorFormat("rerank", RerankError, _rerank_error)
+RERANK = ErrorFormat("rerank", RerankError, lambda error: RerankError(error.message, error.message))

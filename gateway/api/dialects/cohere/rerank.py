@@ -422,7 +422,7 @@ async def rerank(request: Request[EitherRerankRequest]) -> HttpReply:
     work = TeiRerankRequest(
         data.query, data.texts, data.truncate, data.truncation_direction, raw_scores=data.raw_scores
     )
-    call = decode_rerank(work, request.model, request.api)
+    call = await decode_rerank(work, request.model, request.context, request.api)
     served, reply = await request.serve(call, RerankReply)
     body = encode_rerank(reply, data.texts if data.return_text else None)
     return request.reply_bytes(served, body, compute_headers(request.context, reply, call))

@@ -23,10 +23,9 @@ from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import ErrorFormat, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import model_name, route_options
-from gateway.api.server.request import Request
+from gateway.api.server.request import LEAST_WITHOUT_TOKENS, Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS
 from gateway.api.wire.tokens import tokenize_checked
 from gateway.calls import Call
 from gateway.errors import EmptyInput, GatewayError, InvalidInput, ModelNotFound

@@ -23,7 +23,7 @@ from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import NO_KEY, HttpReply
 from gateway.calls import Call
-from gateway.errors import EmptyInput, GatewayError, InvalidInput, ModelNotFound
+from gateway.errors import EmptyInput, InvalidInput, ModelNotFound
 
 # The tag that Ollama adds to a name without one.
 DEFAULT_TAG = ":latest"
@@ -44,11 +44,7 @@ class OllamaError(msgspec.Struct):
     error: str
 
 
-def _ollama_error(error: GatewayError) -> OllamaError:
-    return OllamaError(error.message)
-
-
-OLLAMA = ErrorFormat("ollama", OllamaError, _ollama_error, ("/api/",))
+OLLAMA = ErrorFormat("ollama", OllamaError, lambda error: OllamaError(error.message), ("/api/",))
 endpoint = partial(inference, errors=OLLAMA, tags=["Ollama"], below_models=False)
 
 

@@ -24,7 +24,7 @@ from gateway.api.wire.arrow_http import arrow_body, arrow_vectors, facts_of, wan
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
 from gateway.api.wire.media import VectorOptions, embed_parts, have_media, parts_of_messages
 from gateway.api.wire.replies import with_dimensions
-from gateway.api.wire.vllm_replies import check_metadata, reply_packed
+from gateway.api.wire.vllm import check_metadata, reply_packed
 from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.media.sources import PictureSource, SoundSource, SourcePart

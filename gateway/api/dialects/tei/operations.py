@@ -84,18 +84,6 @@ class TeiOperation(NamedTuple):
     arrow: EncodeArrow | None = None
 
 
-async def _similarity(body: SimilarityRequest, model: str | None, _: Any, api: InferenceApi) -> Call:
-    return decode_similarity(body, model, api)
-
-
-async def _predict(body: PredictRequest, model: str | None, _: Any, api: InferenceApi) -> Call:
-    return decode_predict(body, model, api)
-
-
-async def _rerank(body: TeiRerankRequest, model: str | None, _: Any, api: InferenceApi) -> Call:
-    return decode_rerank(body, model, api)
-
-
 EMBED = TeiOperation(
     EmbedRequest,
     decode_embed,
@@ -117,17 +105,17 @@ EMBED_ALL = TeiOperation(
     lambda _, reply: json_bytes(list(reply.token_vectors or ())),
 )
 SIMILARITY = TeiOperation(
-    SimilarityRequest, _similarity, RerankReply, lambda _, reply: json_bytes(reply.scores)
+    SimilarityRequest, decode_similarity, RerankReply, lambda _, reply: json_bytes(reply.scores)
 )
 PREDICT = TeiOperation(
     PredictRequest,
-    _predict,
+    decode_predict,
     ClassifyReply | RerankReply,
     lambda body, reply: encode_predictions(reply, batch=is_batch(body.inputs)),
 )
 RERANK = TeiOperation(
     TeiRerankRequest,
-    _rerank,
+    decode_rerank,
     RerankReply,
     lambda body, reply: encode_rerank(reply, body.texts if body.return_text else None),
 )

@@ -8,14 +8,12 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from backends.contract import Detokenize, DetokenizeReply, Operation, Token, TokenizeReply
+from backends.contract import DetokenizeReply, Operation, Token, TokenizeReply
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import TEI, VLLM
-from gateway.api.server.request import Request
+from gateway.api.server.request import LEAST_WITHOUT_TOKENS, Request
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS
-from gateway.api.wire.tokens import DecodeRequest, TokenizeRequest, decode_ids, decode_tokenize
-from gateway.calls import Call
+from gateway.api.wire.tokens import DecodeRequest, TokenizeRequest, decode_detokenize, decode_tokenize
 
 
 class TokenList(msgspec.Struct):
@@ -45,7 +43,9 @@ async def tokenize(request: Request[TokenizeRequest]) -> HttpReply:
     ids.
     """
     data, api = request.body, request.api
-    served, reply = await request.serve(decode_tokenize(data, request.model, api), TokenizeReply)
+    served, reply = await request.serve(
+        await decode_tokenize(data, request.name, request.context, api), TokenizeReply
+    )
     if data.prompt is UNSET:
         return request.reply_bytes(served, msgspec.json.encode(reply.inputs))
     (tokens,) = reply.inputs
@@ -69,9 +69,8 @@ async def decode(request: Request[DecodeRequest]) -> HttpReply:
 
     Returns one text for each list of ids.
     """
-    ids = decode_ids(request.body.ids, "ids", request.api)
-    work = Detokenize(ids, skip_special_tokens=request.body.skip_special_tokens)
-    served, reply = await request.serve(Call(work, request.model), DetokenizeReply)
+    call = await decode_detokenize(request.body, request.name, request.context, request.api)
+    served, reply = await request.serve(call, DetokenizeReply)
     return request.reply_bytes(served, msgspec.json.encode(reply.texts))
 
 

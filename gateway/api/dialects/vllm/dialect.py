@@ -27,16 +27,14 @@ from gateway.api.server.dialect import Dialect
 from gateway.api.server.error_bodies import VLLM, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
-from gateway.api.server.request import Request
+from gateway.api.server.request import LEAST_WITHOUT_TOKENS, Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.conversations import Content, is_media, text_of_parts
 from gateway.api.wire.inputs import InputField, Inputs, read_inputs
-from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS
 from gateway.api.wire.media import part_of, score_parts
 from gateway.api.wire.tokens import decode_ids
-from gateway.api.wire.vllm import TextTokens, VllmOptions
-from gateway.api.wire.vllm_replies import VllmReply, reply_with
+from gateway.api.wire.vllm import TextTokens, VllmOptions, VllmReply, reply_with
 from gateway.calls import Call
 from gateway.errors import EmptyInput, InvalidInput
 from gateway.media.sources import SourcePart

@@ -37,8 +37,7 @@ from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
 from gateway.api.wire.media import VectorOptions, embed_parts, have_media, parts_of_messages
-from gateway.api.wire.vllm import VllmOptions
-from gateway.api.wire.vllm_replies import VllmReply, check_metadata, reply_packed, reply_with
+from gateway.api.wire.vllm import VllmOptions, VllmReply, check_metadata, reply_packed, reply_with
 from gateway.calls import Call
 from gateway.errors import InvalidInput, OperationUnsupported
 from gateway.media.sources import Fetch

@@ -13,12 +13,7 @@ from typing import Any
 import msgspec
 
 from backends.checkpoints.needed_files import is_path
-from gateway.config.local_files import (
-    missing_folder,
-    missing_upstream_grpc,
-    resolve_upstream_paths,
-    upstream_tls_problems,
-)
+from gateway.config.local_files import resolve_upstream_paths, upstream_file_problems
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.reader import type_problems
 from gateway.config.schema import OWN_VOCABULARY, ModelSettings, UpstreamSettings
@@ -137,13 +132,7 @@ def _validated(upstream: UpstreamSettings, path: str, sources: SecretSources) ->
         ]
     )
     resolved = resolve_upstream_paths(upstream, sources.files) if sources.files else upstream
-    _raise_problems(
-        [
-            *missing_folder(resolved, path),
-            *missing_upstream_grpc(resolved, f"{path}.replicas"),
-            *upstream_tls_problems(resolved.tls, f"{path}.tls"),
-        ]
-    )
+    _raise_problems(upstream_file_problems(resolved, path))
     return _with_secrets(resolved, path, sources)
 
 

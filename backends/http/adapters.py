@@ -1,16 +1,53 @@
-"""Requests for several kinds of output on wires that return one kind per request.
+"""Parts of every adapter over HTTP: its table of kinds of work, its connections, and kinds of output.
 
-Rule: an input's tokens are counted once, however often it is sent.
+A wire that returns one kind of output per request is asked once for each. Rule: an input's tokens are counted
+once, however often it is sent.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
 from backends.contract import Embed, Encode, EncodeReply, Output, Reply, Work
 from backends.contract.errors import ReplicaFailed, UnsupportedWork
-from backends.http.client import countdown
+from backends.contract.refusals import refused_parts
+from backends.http.client import UpstreamClient, countdown
+
+
+class Route(NamedTuple):
+    """Request and reply of one kind of work on one wire.
+
+    encode: returns the path of the work's request, or its method, and the body. decode: returns the reply.
+    """
+
+    encode: Callable[..., tuple[str, Any]]
+    decode: Callable[..., Reply]
+
+
+Routes: TypeAlias = Mapping[type, Route]
+
+
+def route_of(work: Work, routes: Routes) -> Route:
+    """Return the route of a kind of work. Raises: UnsupportedWork."""
+    if (route := routes.get(type(work))) is None:
+        raise refused_parts()
+    return route
+
+
+class HttpBackend:
+    """Connections of one server."""
+
+    def __init__(self, http: UpstreamClient) -> None:
+        self._http = http
+
+    def drop_connections(self) -> None:
+        """Close the idle connections to the server."""
+        self._http.drop_connections()
+
+    async def aclose(self) -> None:
+        """Close the connections to the server."""
+        await self._http.aclose()
 
 
 def check_outputs(work: Encode, offered: frozenset[Output]) -> None:

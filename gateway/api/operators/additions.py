@@ -6,6 +6,7 @@ listing. API keys need the scope admin.
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,6 @@ from litestar import delete, get, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from gateway.additions.entries import AdditionEntry, Edit, Listing, Part, Put, Remove
 from gateway.api.operators.admin import CHANGED, ReloadReport, problems_error, report
 from gateway.api.server.body import AsWritten
 from gateway.api.server.error_bodies import TEI, document_errors
@@ -22,6 +22,7 @@ from gateway.config import schema as config
 from gateway.config.diff import ReloadOutcome
 from gateway.config.reader import type_problems
 from gateway.config.upstream_checks import missing_upstream
+from gateway.declared.additions import AdditionInfo, Edit, Listing, Part, Put, Remove
 from gateway.errors import DeadlineExceeded, InvalidInput, NotFound
 
 ADDED = route_options(for_operators=True, needs_admin=True, name_has_slashes=True)
@@ -52,7 +53,6 @@ class AdditionsApi:
     def __init__(self, adding: AdditionsClient | None) -> None:
         self._adding = adding
 
-    @property
     def _parent(self) -> AdditionsClient:
         """Return the connection to the parent. Raises: NotFound."""
         if self._adding is None:
@@ -75,26 +75,17 @@ class AdditionsApi:
         return await self.edit(Put(part, name, settings))
 
     async def remove(self, part: Part, segment: str) -> ReloadReport:
-        """Remove an addition. segment: its name, as in the path.
-
-        Raises: GatewayError.
-        """
+        """Remove an addition. segment: its name, as in the path. Raises: GatewayError."""
         return await self.edit(Remove(part, _name(segment)))
 
     async def edit(self, edit: Edit) -> ReloadReport:
-        """Let the parent carry out an edit.
-
-        Raises: GatewayError.
-        """
-        return await report(self._parent.change(edit))
+        """Let the parent carry out an edit. Raises: GatewayError."""
+        return await report(self._parent().change(edit))
 
     async def listing(self) -> Listing:
-        """Return all additions.
-
-        Raises: NotFound, DeadlineExceeded.
-        """
+        """Return all additions. Raises: NotFound, DeadlineExceeded."""
         try:
-            return await self._parent.listing()
+            return await self._parent().listing()
         except TimeoutError as error:
             raise DeadlineExceeded("the gateway's parent process does not answer") from error
 
@@ -106,22 +97,8 @@ def _name(segment: str) -> str:
     return name
 
 
-class AdditionInfo(msgspec.Struct):
-    """An upstream or a model that operators added, with references in the place of secrets.
-
-    problem: the reason why this gateway does not serve it, or null.
-    """
-
-    name: str
-    settings: dict[str, Any]
-    problem: str | None
-
-
-def _find(entries: Iterable[AdditionEntry], segment: str) -> AdditionEntry:
-    """Return the entry with the name in the path.
-
-    Raises: NotFound.
-    """
+def _find(entries: Iterable[AdditionInfo], segment: str) -> AdditionInfo:
+    """Return the entry with the name in the path. Raises: NotFound."""
     name = model_name(segment)
     for entry in entries:
         if entry.name == name:
@@ -129,27 +106,26 @@ def _find(entries: Iterable[AdditionEntry], segment: str) -> AdditionEntry:
     raise NotFound(f"there is no addition named {name!r}; entries of router.yaml are listed only there")
 
 
-@get("/admin/upstreams", responses=FAILURES, tags=["Operators"], opt=ADDED)
+_get = partial(get, responses=FAILURES, tags=["Operators"], opt=ADDED)
+_put = partial(
+    put, return_dto=None, status_code=200, responses=CHANGED | FAILURES, tags=["Operators"], opt=ADDED
+)
+_delete = partial(delete, status_code=200, responses=CHANGED | FAILURES, tags=["Operators"], opt=ADDED)
+
+
+@_get("/admin/upstreams")
 async def list_upstreams(adding: NamedDependency[AdditionsApi]) -> list[AdditionInfo]:
     """List the upstreams that operators added."""
-    return [_info_of(entry) for entry in (await adding.listing()).upstreams]
+    return list((await adding.listing()).upstreams)
 
 
-@get("/admin/upstreams/{name:str}", responses=FAILURES, tags=["Operators"], opt=ADDED)
+@_get("/admin/upstreams/{name:str}")
 async def get_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> AdditionInfo:
     """Describe an upstream that operators added."""
-    return _info_of(_find((await adding.listing()).upstreams, name))
+    return _find((await adding.listing()).upstreams, name)
 
 
-@put(
-    "/admin/upstreams/{name:str}",
-    dto=AsWritten[config.UpstreamSettings],
-    return_dto=None,
-    status_code=200,
-    responses=CHANGED | FAILURES,
-    tags=["Operators"],
-    opt=ADDED,
-)
+@_put("/admin/upstreams/{name:str}", dto=AsWritten[config.UpstreamSettings])
 async def put_upstream(
     data: JSONBody[dict[str, Any]], adding: NamedDependency[AdditionsApi], name: FromPath[str]
 ) -> ReloadReport:
@@ -160,13 +136,7 @@ async def put_upstream(
     return await adding.put("upstreams", name, data)
 
 
-@delete(
-    "/admin/upstreams/{name:str}",
-    status_code=200,
-    responses=CHANGED | FAILURES,
-    tags=["Operators"],
-    opt=ADDED,
-)
+@_delete("/admin/upstreams/{name:str}")
 async def remove_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadReport:
     """Remove an added upstream.
 
@@ -175,27 +145,19 @@ async def remove_upstream(adding: NamedDependency[AdditionsApi], name: FromPath[
     return await adding.remove("upstreams", name)
 
 
-@get("/admin/models", responses=FAILURES, tags=["Operators"], opt=ADDED)
+@_get("/admin/models")
 async def list_added_models(adding: NamedDependency[AdditionsApi]) -> list[AdditionInfo]:
     """List the models that operators added."""
-    return [_info_of(entry) for entry in (await adding.listing()).models]
+    return list((await adding.listing()).models)
 
 
-@get("/admin/models/{name:str}", responses=FAILURES, tags=["Operators"], opt=ADDED)
+@_get("/admin/models/{name:str}")
 async def get_added_model(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> AdditionInfo:
     """Describe a model that operators added."""
-    return _info_of(_find((await adding.listing()).models, name))
+    return _find((await adding.listing()).models, name)
 
 
-@put(
-    "/admin/models/{name:str}",
-    dto=AsWritten[config.ModelSettings],
-    return_dto=None,
-    status_code=200,
-    responses=CHANGED | FAILURES,
-    tags=["Operators"],
-    opt=ADDED,
-)
+@_put("/admin/models/{name:str}", dto=AsWritten[config.ModelSettings])
 async def put_model(
     data: JSONBody[dict[str, Any]], adding: NamedDependency[AdditionsApi], name: FromPath[str]
 ) -> ReloadReport:
@@ -206,23 +168,13 @@ async def put_model(
     return await adding.put("models", name, data)
 
 
-@delete(
-    "/admin/models/{name:str}",
-    status_code=200,
-    responses=CHANGED | FAILURES,
-    tags=["Operators"],
-    opt=ADDED,
-)
+@_delete("/admin/models/{name:str}")
 async def remove_model(adding: NamedDependency[AdditionsApi], name: FromPath[str]) -> ReloadReport:
     """Remove an added model.
 
     Calls in flight finish.
     """
     return await adding.remove("models", name)
-
-
-def _info_of(entry: AdditionEntry) -> AdditionInfo:
-    return AdditionInfo(entry.name, entry.settings, entry.problem)
 
 
 HANDLERS = [

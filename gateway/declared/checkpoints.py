@@ -1,10 +1,17 @@
-"""Actions on the models of this host: list, download, check, remove. They block."""
+"""Checkpoints on this host: list, download, check, remove. All actions block.
 
+The files are in the Hub's cache, and a record of each model in a file of `state_dir`. Commands and the parent
+process of a gateway share both: a lock for each model keeps two from working on it. A bound on the disk is
+kept by removing the models that were not used for the longest time and that no upstream needs.
+"""
+
+import hashlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,11 +21,14 @@ from backends.checkpoints.needed_files import is_path
 from backends.contract.errors import ModelUnavailable
 from backends.torch.wire import SmokeLoad
 from gateway.config.schema import OWN_VOCABULARY, UpstreamSettings
-from gateway.registry.checksums import damaged_files
-from gateway.registry.records import Record, Records, State
-from gateway.registry.space import NoSpace, models_to_remove
+from gateway.declared.host import CheckpointRecord, CheckpointState
+from gateway.declared.store import StateFile
 
 POLL_S = 0.5
+ERROR_CHARACTERS_MAX = 2000
+# The cache names a blob by the SHA-256 of a large file, or by git's SHA-1 of another.
+SHA256_DIGITS, GIT_DIGITS = 64, 40
+READ_BYTES = 1024 * 1024
 # States of a model that a process works on.
 RUNNING = ("downloading", "loading")
 # States of a model that is not in the cache.
@@ -38,11 +48,11 @@ class ListedModel(msgspec.Struct, frozen=True):
     """
 
     model: str
-    state: State
+    state: CheckpointState
     stored_bytes: int = 0
     used_s: float | None = None
     configured: tuple[str, ...] = ()
-    record: Record | None = None
+    record: CheckpointRecord | None = None
     packaged_bytes: int = 0
 
 
@@ -50,8 +60,70 @@ class DamagedFiles(Exception):
     """Files of a model are not those of the Hub; the message names them."""
 
 
+class NoSpace(Exception):
+    """A download does not fit below the bound; the message has the sizes."""
+
+
 class RegistryError(Exception):
     """The action cannot be done; the message gives the cause and the way out."""
+
+
+class RegistryBusy(Exception):
+    """Another process works on the model."""
+
+
+class Records:
+    """Records in a folder, which several processes share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file: StateFile[dict[str, CheckpointRecord]] = StateFile(
+            folder, "registry.json", dict[str, CheckpointRecord]
+        )
+
+    def read(self) -> dict[str, CheckpointRecord]:
+        """Return all records by model. A damaged file counts as none: what it has can be found out again."""
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return self._file.read() or {}
+        return {}
+
+    def write(self, model: str, record: CheckpointRecord | None) -> None:
+        """Replace the record of a model, or remove it. Raises: OSError."""
+        with self._file.lock(".registry.lock", wait=True):
+            records = self.read()
+            records.pop(model, None)
+            if record is not None:
+                error = None if record.error is None else record.error[:ERROR_CHARACTERS_MAX]
+                records[model] = msgspec.structs.replace(record, error=error, at_s=time.time())
+            self._file.write(records)
+
+    def change(self, model: str, **changes: Any) -> None:
+        """Change fields of a model's record. Raises: OSError."""
+        known = self.read().get(model, CheckpointRecord("downloading"))
+        self.write(model, msgspec.structs.replace(known, **changes))
+
+    @contextmanager
+    def working_on(self, model: str) -> Iterator[None]:
+        """Keep other processes from working on a model. Raises: RegistryBusy, OSError."""
+        try:
+            lock = self._file.lock(f".registry-{model.replace('/', '--')}.lock", wait=False)
+        except BlockingIOError as error:
+            raise RegistryBusy("another process works on this model; try again later") from error
+        with lock:
+            yield
+
+    @contextmanager
+    def dividing_space(self) -> Iterator[None]:
+        """Keep other processes from reserving space on the disk. Raises: OSError."""
+        with self._file.lock(".registry-space.lock", wait=True):
+            yield
+
+    def is_worked_on(self, model: str) -> bool:
+        """Return whether a process works on a model."""
+        try:
+            with self.working_on(model):
+                return False
+        except RegistryBusy:
+            return True
 
 
 class Registry:
@@ -71,8 +143,10 @@ class Registry:
         names = sorted({*cached, *records, *self._configured})
         return [self._listed(name, cached.get(name), records.get(name)) for name in names]
 
-    def _listed(self, name: str, cached: hub.CachedModel | None, record: Record | None) -> ListedModel:
-        state: State = "available" if cached is None else "downloaded"
+    def _listed(
+        self, name: str, cached: hub.CachedModel | None, record: CheckpointRecord | None
+    ) -> ListedModel:
+        state: CheckpointState = "available" if cached is None else "downloaded"
         if record is not None and record.state in RUNNING and not self._records.is_worked_on(name):
             # Its process was killed.
             record = msgspec.structs.replace(record, state="failed", error=f"it ended while {record.state}")
@@ -91,7 +165,7 @@ class Registry:
     def add(self, model: str) -> None:
         """List a model that is not in the cache. Raises: RegistryError, OSError."""
         _require_id(model)
-        self._records.write(model, Record("available"))
+        self._records.write(model, CheckpointRecord("available"))
 
     def pull(self, model: str, revision: str | None, report: Report) -> Path:
         """Download a model as far as it is missing, and return the folder of its snapshot.
@@ -106,7 +180,7 @@ class Registry:
                 # Another download that begins now has to see the bytes that this one will need.
                 with self._records.dividing_space():
                     self._make_space(model, total)
-                    self._records.write(model, Record("downloading", total_bytes=total))
+                    self._records.write(model, CheckpointRecord("downloading", total_bytes=total))
                 with self._watched(model, total, report):
                     snapshot = locate_checkpoint(model, revision)
                 _check_files(snapshot)
@@ -117,7 +191,9 @@ class Registry:
                 self._fail(model, "the download was interrupted")
                 raise
             is_verified = known is not None and (known.state, known.commit) == ("verified", snapshot.name)
-            self._records.write(model, known if is_verified else Record("downloaded", snapshot.name))
+            self._records.write(
+                model, known if is_verified else CheckpointRecord("downloaded", snapshot.name)
+            )
             return snapshot
 
     def _size_of(self, model: str, revision: str | None) -> int | None:
@@ -125,8 +201,7 @@ class Registry:
         try:
             return downloaded_bytes(model, revision)
         except ModelUnavailable as error:
-            is_cached = any(found.repository == model for found in hub.cached_models())
-            if self._bound_bytes is not None and not is_cached:
+            if self._bound_bytes is not None and _cached(model) is None:
                 raise NoSpace(f"`registry.disk_bytes` needs the model's size: {error}") from error
             return None
 
@@ -183,11 +258,13 @@ class Registry:
         """
         _require_id(model)
         with self._records.working_on(model):
-            cached = next((found for found in hub.cached_models() if found.repository == model), None)
+            cached = _cached(model)
             if cached is None:
                 raise RegistryError(f"{model} is not in the cache; pull it first")
-            commit = self._commit_of(cached)
-            self._records.write(model, Record("loading", commit))
+            known = self._records.read().get(model)
+            is_kept = known is not None and known.commit in cached.commits
+            commit = (known.commit if known is not None and is_kept else None) or cached.commits[0]
+            self._records.write(model, CheckpointRecord("loading", commit))
             try:
                 _check_files(cached.folder / "snapshots" / commit)
                 found = load_once(model, commit)
@@ -202,7 +279,7 @@ class Registry:
                 raise RegistryError(found.error)
             self._records.write(
                 model,
-                Record(
+                CheckpointRecord(
                     "verified",
                     commit,
                     operations=found.operations,
@@ -213,19 +290,13 @@ class Registry:
             )
             return found
 
-    def _commit_of(self, cached: hub.CachedModel) -> str:
-        record = self._records.read().get(cached.repository)
-        if record is not None and record.commit in cached.commits and record.commit is not None:
-            return record.commit
-        return cached.commits[0]
-
     def remove(self, model: str) -> int:
         """Remove a model from the cache; return its bytes. Raises: RegistryError, RegistryBusy."""
         _require_id(model)
         if upstreams := self._configured.get(model):
             raise RegistryError(f"{model} is in use by {', '.join(upstreams)}; remove the upstream first")
         with self._records.working_on(model):
-            cached = next((found for found in hub.cached_models() if found.repository == model), None)
+            cached = _cached(model)
             if cached is None and model not in self._records.read():
                 raise RegistryError(f"{model} is not in the cache")
             if cached is not None:
@@ -235,7 +306,7 @@ class Registry:
 
     def _fail(self, model: str, error: str) -> None:
         commit = known.commit if (known := self._records.read().get(model)) else None
-        self._records.write(model, Record("failed", commit, error))
+        self._records.write(model, CheckpointRecord("failed", commit, error))
 
 
 def used_models(upstreams: Mapping[str, UpstreamSettings]) -> dict[str, tuple[str, ...]]:
@@ -264,18 +335,76 @@ def _require_id(model: str) -> None:
         raise RegistryError(str(error)) from error
 
 
+def _cached(model: str) -> hub.CachedModel | None:
+    return next((found for found in hub.cached_models() if found.repository == model), None)
+
+
 def _stored(folder: Path) -> int:
     """Return the bytes of a model's files on the disk, incomplete ones included."""
-    blobs = folder / "blobs"
-    sizes: Collection[int] = ()
-    if blobs.is_dir():
-        sizes = [_size(path) for path in blobs.iterdir()]
-    return sum(sizes)
+    total = 0
+    # An incomplete file may have its final name by now.
+    with suppress(FileNotFoundError):
+        for path in (folder / "blobs").iterdir():
+            with suppress(OSError):
+                total += path.stat().st_size
+    return total
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        # An incomplete file has its final name by now.
-        return 0
+def models_to_remove(
+    cached: Sequence[hub.CachedModel], used: Collection[str], needed_bytes: int, bound_bytes: int
+) -> list[hub.CachedModel]:
+    """Return the models to remove before a download, those first that were not used for the longest time.
+
+    used: models that must stay. needed_bytes: of the download. Raises: NoSpace, if that is not enough.
+    """
+    over = sum(model.stored_bytes for model in cached) + needed_bytes - bound_bytes
+    removed: list[hub.CachedModel] = []
+    for model in sorted(cached, key=lambda found: found.used_s):
+        if over <= 0:
+            break
+        if model.repository not in used:
+            removed.append(model)
+            over -= model.stored_bytes
+    if over > 0:
+        raise NoSpace(
+            f"the download has {_megabytes(needed_bytes)}, and {_megabytes(over)} too many for "
+            f"`registry.disk_bytes` of {_megabytes(bound_bytes)}; the other models are in use"
+        )
+    return removed
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def damaged_files(snapshot: Path) -> list[str]:
+    """Return the files of a snapshot whose content is not that of the Hub, or that are missing, by path.
+
+    A link that leads out of the repository's folder in the cache is none of the Hub's.
+    """
+    repository = snapshot.parent.parent.resolve()
+    # A link whose blob is gone is no file, and no folder either.
+    files = (path for path in sorted(snapshot.rglob("*")) if path.is_symlink() or path.is_file())
+    return [str(path.relative_to(snapshot)) for path in files if not _is_whole(path, repository)]
+
+
+def _is_whole(path: Path, repository: Path) -> bool:
+    if not path.is_file() or (path.is_symlink() and repository not in path.resolve().parents):
+        return False
+    name = path.resolve().name
+    # On a disk without links the cache has the files themselves, without their hashes.
+    if len(name) not in (SHA256_DIGITS, GIT_DIGITS) or not path.is_symlink():
+        return True
+    return name == digest_of(path, len(name))
+
+
+def digest_of(path: Path, digits: int) -> str:
+    """Return the hash under which the cache stores a file. digits: 64 for SHA-256, 40 for git's SHA-1."""
+    if digits == SHA256_DIGITS:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,26 +1,32 @@
-"""Checks of an instance before it is created. Reads the gateway's configuration and no network."""
+"""Checks and command lines of instances, and the file that keeps them. Uses no network.
+
+Rule: a value of a request becomes part of exactly one argument of a command, and no shell reads it. Only
+`{extra_args}`, written as an argument of its own, becomes several.
+"""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from backends.kinds import KINDS
 from backends.torch.kind import ENGINE as ENGINE_KIND
-from gateway.additions.reading import SecretSources, read_upstream
 from gateway.config.problems import ConfigError
 from gateway.config.schema import OPERATION_SEGMENTS, CommandTemplate, Config, UpstreamSettings
-from gateway.config.section_checks import OPTIONAL_PLACEHOLDERS
-from gateway.instances.records import ENGINE, CreateInstance, Record, invalid
-from gateway.instances.templates import placeholders
+from gateway.config.section_checks import EXTRA_ARGS, OPTIONAL_PLACEHOLDERS, PLACEHOLDER
+from gateway.declared.host import ENGINE, CreateInstance, InstanceRecord, invalid
+from gateway.declared.settings import SecretSources, read_upstream
+from gateway.declared.store import StateFile
 
 # A name is a segment of paths, part of a socket's file name, and the name of a model.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 NAME_ALLOWED = (
     "a name has 1 to 63 letters, digits, dots, dashes and underscores, and begins with a letter or digit"
 )
+# TEI Manager's defaults.
+DEFAULTS = {"max_batch_tokens": "16384", "max_concurrent_requests": "512"}
 PORT_MIN, PORT_MAX = 1024, 65535
 # Each is a process with a model. Far more than one host runs.
 INSTANCES_MAX = 64
@@ -32,7 +38,9 @@ NOT_FOR_ENGINES = {
 }
 
 
-def check_create(settings: CreateInstance, kind: str, config: Config, records: Collection[Record]) -> None:
+def check_create(
+    settings: CreateInstance, kind: str, config: Config, records: Collection[InstanceRecord]
+) -> None:
     """Check a request against everything but the host. kind: chosen by the request, or the default.
 
     config: the served one, with instances. Raises: Refused.
@@ -109,7 +117,7 @@ def secret_sources(config: Config) -> SecretSources:
     return SecretSources({}, Path(config.admin.files) if config.admin.files else None)
 
 
-def _check_names(settings: CreateInstance, records: Collection[Record]) -> None:
+def _check_names(settings: CreateInstance, records: Collection[InstanceRecord]) -> None:
     for name in (settings.name, settings.upstream or settings.name):
         if not NAME.fullmatch(name) or name in OPERATION_SEGMENTS | {"v1", "v2"}:
             raise invalid(f"'{name}' cannot be a name: {NAME_ALLOWED}, and is no operation such as embed")
@@ -131,7 +139,7 @@ def _check_engine(settings: CreateInstance) -> None:
 
 
 def _check_command(
-    settings: CreateInstance, kind: str, template: CommandTemplate, records: Collection[Record]
+    settings: CreateInstance, kind: str, template: CommandTemplate, records: Collection[InstanceRecord]
 ) -> None:
     places = placeholders(template.argv)
     fields = (field for field in (*OPTIONAL_PLACEHOLDERS, "extra_args") if field not in places)
@@ -149,7 +157,7 @@ def _check_command(
             _check_port(field, getattr(settings, field), records)
 
 
-def _check_port(field: str, port: int, records: Collection[Record]) -> None:
+def _check_port(field: str, port: int, records: Collection[InstanceRecord]) -> None:
     if not PORT_MIN <= port <= PORT_MAX:
         raise invalid(f"`{field}` is a port from {PORT_MIN} to {PORT_MAX}")
     for record in records:
@@ -157,7 +165,9 @@ def _check_port(field: str, port: int, records: Collection[Record]) -> None:
             raise invalid(f"Port {port} already in use by instance '{record.name}'")
 
 
-def _check_upstream(settings: CreateInstance, kind: str, config: Config, records: Collection[Record]) -> None:
+def _check_upstream(
+    settings: CreateInstance, kind: str, config: Config, records: Collection[InstanceRecord]
+) -> None:
     """Check that the upstream can be joined: it has the same kind of server, or does not exist yet."""
     name = settings.upstream or settings.name
     same = [record for record in records if record.upstream == name]
@@ -185,3 +195,72 @@ def _check_existing(settings: CreateInstance, kind: str, config: Config, existin
         raise invalid(f"upstream '{name}' cannot be joined: its servers are of another kind, or discovered")
     if existing.is_local and existing.model != settings.model_id:
         raise invalid(f"upstream '{name}' has another model")
+
+
+def placeholders(argv: Iterable[str]) -> frozenset[str]:
+    """Return the names of all placeholders in a template."""
+    return frozenset(name for argument in argv for name in PLACEHOLDER.findall(argument))
+
+
+def values_of(settings: CreateInstance, model: str, port: int) -> dict[str, str]:
+    """Return the values of placeholders that have one. model: resolved name or path of the model."""
+    given = {name: getattr(settings, name) for name in OPTIONAL_PLACEHOLDERS}
+    return {
+        **DEFAULTS,
+        **{name: str(value) for name, value in given.items() if value is not None},
+        "name": settings.name,
+        "model_id": model,
+        "port": str(port),
+    }
+
+
+def render(argv: Sequence[str], values: Mapping[str, str], extra_args: Iterable[str]) -> list[str]:
+    """Return the arguments of a command.
+
+    An argument whose placeholder has no value is left out, with the option before it.
+    """
+    rendered: list[str] = []
+    for index, argument in enumerate(argv):
+        if argument == EXTRA_ARGS:
+            rendered += extra_args
+        elif placeholders([argument]) <= values.keys():
+            rendered.append(PLACEHOLDER.sub(lambda match: values[match[1]], argument))
+        elif index and argv[index - 1].startswith("-") and not placeholders([argv[index - 1]]):
+            rendered.pop()
+    return rendered
+
+
+class StateFileError(Exception):
+    """The file cannot be used; the message gives the reason and a way out."""
+
+
+class InstanceFile(StateFile[tuple[InstanceRecord, ...]]):
+    """File of the instances, over a restart of the gateway, for one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "instances.json", tuple[InstanceRecord, ...])
+        self._lock: IO[str] | None = None
+
+    def open(self) -> tuple[InstanceRecord, ...]:
+        """Lock the file and return its records. Raises: StateFileError."""
+        try:
+            self._lock = self.lock("instances.lock", wait=False)
+        except BlockingIOError as error:
+            message = f"{self.path} is used by another gateway; give each its own `state_dir`"
+            raise StateFileError(message) from error
+        except OSError as error:
+            raise StateFileError(f"{self.folder} cannot be written: {error.strerror}") from error
+        try:
+            return self.read() or ()
+        except OSError as error:
+            self.close()
+            raise StateFileError(f"{self.path} cannot be read: {error.strerror}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.close()
+            message = f"{self.path} contains no instances: {error}; repair or remove it"
+            raise StateFileError(message) from error
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            self._lock.close()

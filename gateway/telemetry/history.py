@@ -1,10 +1,10 @@
-"""Records for status page and console: recent changes, the last calls, and the traffic of the last hour.
+"""History for status page and console: recent changes, the last calls, and the traffic of the last hour.
 
-None contains inputs, as events contain none, and all are bounded. Changes are the view of one worker, which
-judges the health of replicas itself. Each worker keeps its own calls and writes them to a file of the
-workers' folder once a second, so that any of them can list all. Traffic is sampled from the metrics, which
-cover all workers, by one of them; it keeps the points in a file, which the others read and its successor
-continues.
+None of it contains inputs, as events contain none, and all of it is bounded. Changes are the view of one
+worker, which judges the health of replicas itself. Each worker keeps its own calls and writes them to a file
+of the workers' folder once a second, so that any of them can list all. Traffic is sampled from the metrics,
+which cover all workers, by one of them; it keeps the points in a file, which the others read and its
+successor continues.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -210,26 +211,12 @@ class RecentCalls:
         return [file for file in self._folder.glob(f"{FILE_PREFIX}*.json") if file != self._file]
 
 
+# Of an event, what a recent call repeats.
+_REPEATED = attrgetter(*RecentCall.__struct_fields__[1:])
+
+
 def _recent(at_s: float, event: CallFinished) -> RecentCall:
-    return RecentCall(
-        round(at_s, 3),
-        event.request_id,
-        event.route,
-        event.status,
-        event.outcome,
-        event.duration_s,
-        event.tenant,
-        event.key_id,
-        event.model,
-        event.operation,
-        event.inputs,
-        event.tokens,
-        event.stages,
-        event.replicas,
-        event.attempts,
-        event.upstream_status,
-        event.upstream_words,
-    )
+    return RecentCall(round(at_s, 3), *_REPEATED(event))
 
 
 def _read(file: Path) -> list[RecentCall]:
@@ -352,8 +339,8 @@ def _point_between(before: _Sample, after: _Sample, totals: Totals) -> TrafficPo
     )
 
 
-class Records:
-    """Records of one worker, which include those of the others. worker: None for a single one."""
+class History:
+    """History of one worker, with the calls and the traffic of the others. worker: None for a single one."""
 
     def __init__(self, worker: int | None) -> None:
         self._worker = worker

@@ -1,23 +1,32 @@
-"""Storage of additions: shared in Redis, or in the memory of one gateway's parent process.
+"""Stores of what operators declare: Redis or memory for additions, files of `state_dir` for this host's.
 
-Rule: every change writes a new random version, and succeeds only if the version before it is still stored.
+Additions are the same for all gateways on one Redis. Every change writes a new random version, and succeeds
+only if the version before it is still stored. Instances and checkpoints are this host's: each kind has one
+file of JSON, which is replaced in one step, and locks next to it, because commands change it too.
 """
 
+import fcntl
 import logging
 import secrets
-from typing import Protocol
+from pathlib import Path
+from typing import IO, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from gateway.additions.entries import Additions
 from gateway.config.reader import with_current_keys
+from gateway.config.state_folder import make_private_folder, open_private, replace_private
+from gateway.declared.additions import Additions
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
 
 # One hash: the version, and all additions as JSON.
 ADDED = "gw:{store}:added"
-REPLACE = load_script("replace", package="gateway.additions")
+REPLACE = load_script("replace", package="gateway.declared")
+# All records of one host are far smaller.
+FILE_BYTES_MAX = 16 * 1024 * 1024
+
+_Content = TypeVar("_Content")
 
 logger = logging.getLogger("gateway")
 
@@ -122,3 +131,41 @@ def _decode(written: bytes | None) -> Additions:
     stored = msgspec.json.decode(written, type=Additions)
     upstreams = {name: with_current_keys(settings) for name, settings in stored.upstreams.items()}
     return msgspec.structs.replace(stored, upstreams=upstreams)
+
+
+class StateFile(Generic[_Content]):
+    """File of JSON in `state_dir`. kind: type of its content."""
+
+    def __init__(self, folder: Path, name: str, kind: Any) -> None:
+        self.folder = folder
+        self.path = folder / name
+        self._decoder: msgspec.json.Decoder[_Content] = msgspec.json.Decoder(kind)
+
+    def read(self) -> _Content | None:
+        """Return the content, None if there is no file.
+
+        Raises: OSError; msgspec.DecodeError or UnicodeDecodeError if the file was damaged, or is too large.
+        """
+        try:
+            with self.path.open("rb") as file:
+                return self._decoder.decode(file.read(FILE_BYTES_MAX))
+        except FileNotFoundError:
+            return None
+
+    def write(self, content: _Content) -> None:
+        """Replace the file in one step. Raises: OSError."""
+        replace_private(self.path, msgspec.json.encode(content))
+
+    def lock(self, name: str, *, wait: bool) -> IO[str]:
+        """Return a file that keeps a lock until it is closed. name: of the lock's file.
+
+        Raises: OSError; BlockingIOError if another process has the lock, and this one does not wait.
+        """
+        make_private_folder(self.folder)
+        lock = open_private(self.folder / name)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            lock.close()
+            raise
+        return lock
