@@ -36,8 +36,7 @@ from gateway.declared.instances import (
     secret_sources,
     served_by,
 )
-from gateway.processes.instance import Instance
-from gateway.processes.instance_launch import CommandLaunch, EngineLaunch, Host, Launch, is_free
+from gateway.processes.instance import CommandLaunch, EngineLaunch, Host, Instance, Launch, is_free
 
 # An engine that downloads its model may take long.
 ENGINE_STARTUP_TIMEOUT_S = 550.0

@@ -199,7 +199,7 @@ async def test_an_instance_that_exits_stays_in_its_upstream(gateway: Running, pa
     await create(gateway, name="a")
     await parent.ready("a")
     for _ in range(5):
-        parent.children["a"].watch.on_exit("ended", "signal SIGKILL")
+        parent.children["a"].instance.on_exit("ended", "signal SIGKILL")
     info = (await gateway.client.get(f"{MANAGER}/instances/a")).json()
     assert ("starting", 5, True) == (info["status"], info["restarts"], info["joined"])
     await parent.ready("a")
@@ -214,7 +214,7 @@ async def test_an_instance_runs_once_the_workers_send_it_calls(
     monkeypatch.setattr(parent.pool, "_view", msgspec.structs.replace(parent.pool._view, publish=sent.wait))
     await create(gateway, name="a")
     for _ in range(3):
-        parent.children["a"].watch.on_ready()
+        parent.children["a"].instance.on_ready()
         await asyncio.sleep(0)
     info = parent.pool.info(parent.pool.find("a"))
     assert ("starting", False) == (info.status, info.joined)
@@ -263,7 +263,7 @@ async def test_an_instance_that_never_gets_ready_fails_with_its_reason(
     await create(gateway, name="a")
     child = parent.children["a"]
     for _ in range(3):
-        child.watch.on_exit("ended", "exit status 1")
+        child.instance.on_exit("ended", "exit status 1")
     info = (await gateway.client.get(f"{MANAGER}/instances/a")).json()
     assert "failed" == info["status"]
     assert "exited 3 times" in info["reason"]

@@ -9,7 +9,7 @@ import pytest
 from gateway.config.load import parse_config
 from gateway.declared.host import HostCommand, HostResult, ModelCommand
 from gateway.declared.instances import InstanceFile
-from gateway.processes.instance_launch import Host, Watch, free_port
+from gateway.processes.instance import Host, Instance, free_port
 from gateway.processes.instance_pool import GatewayView, InstancePool
 
 CONFIG = """
@@ -29,11 +29,11 @@ models:
 
 
 class FakeChild:
-    """Process of an instance. watch: receives what happens to it."""
+    """Process of an instance. instance: receives what happens to it."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, instance: Instance) -> None:
         self.name = "fake"
-        self.watch = watch
+        self.instance = instance
         self.pid: int | None = 4711
         self.is_stopped = False
 
@@ -64,9 +64,9 @@ class FakeLaunch:
         self.port: int | None = record.settings.port or free_port()
         self.address = f"http://127.0.0.1:{self.port}"
 
-    def create(self, watch: Watch) -> FakeChild:
+    def create(self, instance: Instance) -> FakeChild:
         """Return the process."""
-        child = self.children[self._name] = FakeChild(watch)
+        child = self.children[self._name] = FakeChild(instance)
         return child
 
     async def is_healthy(self) -> bool:
@@ -100,7 +100,7 @@ class InstanceParent:
 
     async def ready(self, name: str) -> None:
         """Report that an instance's process is ready, and wait until the workers know."""
-        self.children[name].watch.on_ready()
+        self.children[name].instance.on_ready()
         async with asyncio.timeout(10):
             while self.pool.find(name).status == "starting":  # noqa: ASYNC110 - a task publishes it
                 await asyncio.sleep(0)
