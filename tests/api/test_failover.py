@@ -15,6 +15,7 @@ from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei, assert_vectors
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 INVALID = b'{"error":"Input validation error: no","error_type":"Validation"}'
@@ -92,7 +93,7 @@ async def test_rejoined_replica_gets_work_again(boot: Boots) -> None:
         server.hook = fail_with(httpx.ConnectError("refused"))
         while_down = await embed(gateway)
         server.hook = None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await gateway.client.get("/health")).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         after_rejoin = await embed(gateway)
@@ -363,7 +364,7 @@ async def test_cancelled_waiting_call_is_never_sent(boot: Boots) -> None:
 
 
 class Held:
-    """The part of a connection that a call uses."""
+    """The part of a connection that a call uses: its handle, its protocol and its limit in one."""
 
     on_lost: Callable[[], None] | None = None
     timed_out = False
@@ -451,7 +452,7 @@ async def queued(gateway: Running) -> int:
 
 async def until_queued(gateway: Running, tokens: int) -> None:
     """Let other tasks run until this many tokens wait."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while await queued(gateway) != tokens:
             pass
 

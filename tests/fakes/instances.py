@@ -11,6 +11,7 @@ from gateway.declared.host import HostCommand, HostResult, ModelCommand
 from gateway.declared.instances import InstanceFile
 from gateway.processes.instance import Host, Instance, free_port
 from gateway.processes.instance_pool import GatewayView, InstancePool
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 manager:
@@ -101,7 +102,7 @@ class InstanceParent:
     async def ready(self, name: str) -> None:
         """Report that an instance's process is ready, and wait until the workers know."""
         self.children[name].instance.on_ready()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while self.pool.find(name).status == "starting":  # noqa: ASYNC110 - a task publishes it
                 await asyncio.sleep(0)
 
