@@ -41,7 +41,7 @@ from gateway.declared.checkpoints import (
 )
 from gateway.declared.host import CheckpointRecord
 from gateway.processes.engine_process import child_environment, model_boots
-from gateway.processes.smoke_load import smoke_load
+from gateway.processes.model_requests import smoke_load
 from gateway.prompts import Role, prompt_of
 
 MODULE = "backends.torch.load.inspection"
