@@ -27,8 +27,7 @@ from gateway.declared.instances import InstanceFile, StateFileError
 from gateway.declared.store import AdditionsInMemory, AdditionsInRedis
 from gateway.events import ProcessRestarted
 from gateway.processes import messages
-from gateway.processes.config_applier import ConfigApplier
-from gateway.processes.config_source import ConfigSource, watch_file
+from gateway.processes.config_applier import ConfigApplier, ConfigSource, watch_file
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
 from gateway.processes.instance import Host
