@@ -10,6 +10,7 @@ from typing import Any
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Running
 from tests.fakes.tei import FakeTei
+from tests.waiting import PATIENCE_S
 
 OVERLOADED = 503, b'{"error": "overloaded", "error_type": "Overloaded"}'
 ENDED = {"completed", "failed", "expired", "cancelled"}
@@ -101,7 +102,7 @@ async def cancel(gateway: Running, batch: str) -> Any:
 
 async def ended(gateway: Running, batch: str) -> Any:
     """Return the state of a batch at its end."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             shown = await shown_of(gateway, batch)
             if shown["status"] in ENDED:
@@ -123,7 +124,7 @@ async def results(gateway: Running, file: str | None) -> list[Any]:
     return [json.loads(text) for text in reply.text.splitlines()]
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> None:
     """Wait until a condition, or what it returns to be awaited, is true."""
     async with asyncio.timeout(timeout_s):
         while True:

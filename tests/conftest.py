@@ -37,6 +37,7 @@ from gateway.routing.discovery import Resolver, resolve
 from gateway.telemetry.tracing import CallTraces
 from gateway.tenants.keyring import key_digest
 from tests.rooms import belongs, rooms
+from tests.waiting import PATIENCE_S
 
 # Every example of a test would otherwise fail after 200 ms, which a busy machine takes now and then.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -180,7 +181,7 @@ async def running_gateway(
         ) as client,
     ):
         if wait:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
         yield Running(client, events, application)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from gateway.config.load import parse_config
 from gateway.config.schema import Config, Key
 from gateway.errors import FACTS
 from gateway.telemetry.metrics import Metrics
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 OBSERVABILITY = ROOT / "deploy/observability"
@@ -33,7 +35,7 @@ DOCUMENTS = [
 FRAGMENT_TYPES = ("added", "changed", "fixed", "security")
 NO_FRAGMENTS = {"README.md", "template.md.jinja"}
 CELL_CHARACTERS_MAX = 120
-ARCHITECTURE_LINES_MAX = 170
+ARCHITECTURE_LINES_MAX = 190
 GLOSSARY_WORDS_MAX = 40
 LOOSE_MODULES_MAX = 11
 DECISION_WORDS_MAX = 400
@@ -57,6 +59,11 @@ def test_architecture_lists_the_rooms_of_the_tree() -> None:
     assert len(rows) == len(set(rows))
     assert (folders - {"gateway/"}) | loose == set(rows)
     assert len(loose) <= LOOSE_MODULES_MAX
+
+
+def test_the_map_of_modules_is_that_of_the_tree() -> None:
+    made = runpy.run_path(str(ROOT / "docs/module_map.py"))
+    assert made["page"]() == made["PAGE"].read_text(encoding="utf-8"), "run: make modules"
 
 
 def test_architecture_is_short() -> None:
@@ -151,7 +158,9 @@ def test_a_release_collects_the_fragments(tmp_path: Path) -> None:
     (tmp_path / "changes/clock.fixed.md").write_text("The clock is right.\n")
     (tmp_path / "changes/bell.added.md").write_text("A bell rings.\n")
     command = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "9.9.9", "--date", "today"]
-    made = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=30, text=True, check=True)
+    made = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, timeout=PATIENCE_S, text=True, check=True
+    )
 
     assert made.stdout.startswith("## 9.9.9 - today\n\n### ")
     assert re.search(r"### Added\n\n(?:- .+\n)*- A bell rings\.\n", made.stdout)

@@ -1,11 +1,13 @@
 """Options of commands that send requests to a running gateway: its address, and the operator's key."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gateway.cli.gateway_client import RequestRefused
+from gateway.cli.gateway_client import TIMEOUT_S, GatewayClient, GatewayUnavailable, RequestRefused
+from gateway.cli.output import show_line, show_problems
 from gateway.config.load import load_config
+from gateway.config.problems import ConfigError
 from gateway.config.schema import host_and_port
 
 # Addresses that mean every interface, and the loopback address that reaches them from here.
@@ -22,31 +24,24 @@ def add_config_option(
 
 def add_operator_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser of a command that has `--config` too."""
-    parser.add_argument(
-        "--url", help="URL of the gateway (default: `admin.listen` or `listen` of the configuration)"
-    )
-    parser.add_argument(
-        "--key-file",
-        type=Path,
-        metavar="FILE",
-        help="file with a key that has the scope admin (default: GATEWAY_API_KEY)",
-    )
-    parser.add_argument(
-        "--ca", type=Path, metavar="FILE", help="authority that signed its certificate, in PEM"
-    )
+    _add_address(parser, "`admin.listen` or `listen`", "a key that has the scope admin")
 
 
 def add_key_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the options of a command that sends requests as a caller, and return the parser."""
     add_config_option(parser, "the configuration, for the gateway's address")
-    parser.add_argument("--url", help="URL of the gateway (default: `listen` of the configuration)")
-    parser.add_argument(
-        "--key-file", type=Path, metavar="FILE", help="file with an API key (default: GATEWAY_API_KEY)"
-    )
-    parser.add_argument(
-        "--ca", type=Path, metavar="FILE", help="authority that signed its certificate, in PEM"
-    )
+    _add_address(parser, "`listen`", "an API key")
     return parser
+
+
+def _add_address(parser: argparse.ArgumentParser, setting: str, key: str) -> None:
+    """Add the options that find a gateway. setting: with its address. key: that the file has."""
+    text = f"URL of the gateway (default: {setting} of the configuration)"
+    parser.add_argument("--url", help=text)
+    text = f"file with {key} (default: GATEWAY_API_KEY)"
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help=text)
+    text = "authority that signed its certificate, in PEM"
+    parser.add_argument("--ca", type=Path, metavar="FILE", help=text)
 
 
 def caller_url(url: str | None, config: Path, environment: Mapping[str, str]) -> str:
@@ -78,6 +73,25 @@ def _address(path: Path, environment: Mapping[str, str], *, for_operators: bool)
         raise RequestRefused("the config has no fixed port (port 0); pass --url")
     host = ANYWHERE.get(host.strip("[]"), host.strip("[]"))
     return f"{'https' if config.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def ask_gateway(
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
+    run: Callable[[GatewayClient, str], object],
+    timeout_s: float = TIMEOUT_S,
+) -> int:
+    """Run an action with a client of the admin API and its URL; return 1 and print why if it fails."""
+    try:
+        url = gateway_url(options, environment)
+        run(GatewayClient(url, operator_key(options.key_file, environment), options.ca, timeout_s), url)
+    except ConfigError as error:
+        show_problems(options.config, error)
+        return 1
+    except (RequestRefused, GatewayUnavailable) as error:
+        show_line(str(error))
+        return 1
+    return 0
 
 
 def operator_key(path: Path | None, environment: Mapping[str, str]) -> str | None:

@@ -1,21 +1,23 @@
-"""Application of a new config in the parent, from a reload or an edit to the config that is served.
+"""Source and application of a new config in the parent, from a reload or an edit to the served config.
 
 Rule: every step that can fail comes first: reading the file, loading the engines, and storing the additions.
 Only then is the config replaced and sent to the workers. A failure has changed nothing.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
 from gateway.config.diff import ReloadOutcome, compare_configs, with_live_settings
+from gateway.config.load import load_config
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config
 from gateway.declared.additions import Additions, Edit, Put, UnknownAddition
 from gateway.declared.composition import AdditionsState
 from gateway.declared.store import StoredAdditions
-from gateway.processes.config_source import ConfigSource
 from gateway.processes.engine_pool import EnginePool, EngineProcess, load_problems
 from gateway.processes.reload_queue import ReloadJob, log_outcome
 from gateway.store.errors import StoreUnavailable
@@ -24,6 +26,8 @@ from gateway.store.errors import StoreUnavailable
 LOAD_TIMEOUT_S = 550.0
 # How often an edit is retried when other gateways change the additions first.
 EDIT_ATTEMPTS_MAX = 20
+# Time between two looks at the file.
+POLL_EVERY_S = 1.0
 LOST_RACE = ReloadOutcome(
     problems=(Problem("additions", "other writers keep changing them; try again"),), kind="unavailable"
 )
@@ -38,6 +42,39 @@ DifferingSpaces = Callable[[Config], Awaitable[tuple[Problem, ...]]]
 
 async def _no_differing_spaces(_: Config) -> tuple[Problem, ...]:
     return ()
+
+
+class ConfigSource(msgspec.Struct, frozen=True):
+    """Path of router.yaml. environment: values of its placeholders."""
+
+    path: Path
+    environment: Mapping[str, str]
+
+    async def read(self) -> Config:
+        """Load the file as `gateway check` does. Raises: ConfigError."""
+        # In a thread: a file system may be slow, and the parent has children to watch.
+        return await asyncio.to_thread(load_config, self.path, self.environment)
+
+    def fingerprint(self) -> tuple[int, int, int] | None:
+        """Return a value that differs for an edited or replaced file, or None if there is no file."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+async def watch_file(source: ConfigSource, on_change: Callable[[], None]) -> None:
+    """Call back after each change of the file; runs until cancelled."""
+    reported = previous = source.fingerprint()
+    while True:
+        await asyncio.sleep(POLL_EVERY_S)
+        current = source.fingerprint()
+        # A change counts once two polls agree, so that a file that is still being written is not read.
+        if current is not None and current == previous and current != reported:
+            reported = current
+            on_change()
+        previous = current
 
 
 class ConfigApplier:

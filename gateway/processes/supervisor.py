@@ -27,11 +27,10 @@ from gateway.declared.instances import InstanceFile, StateFileError
 from gateway.declared.store import AdditionsInMemory, AdditionsInRedis
 from gateway.events import ProcessRestarted
 from gateway.processes import messages
-from gateway.processes.config_applier import ConfigApplier
-from gateway.processes.config_source import ConfigSource, watch_file
+from gateway.processes.config_applier import ConfigApplier, ConfigSource, watch_file
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
-from gateway.processes.instance_launch import Host
+from gateway.processes.instance import Host
 from gateway.processes.instance_pool import GatewayView, InstancePool
 from gateway.processes.listeners import open_listener, reserve_port
 from gateway.processes.model_requests import ModelRequests

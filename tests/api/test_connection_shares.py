@@ -15,6 +15,7 @@ from tests.conftest import KEY
 from tests.fakes.hooks import Gate, tei_with_hook
 from tests.fakes.tei import FakeTei
 from tests.socket_gateway import SocketGateway, socket_gateway, wait_for_value
+from tests.waiting import PATIENCE_S
 
 GREEDY = "greedy-key-0123456789abcdef"
 WRONG = "wrong-key-0123456789abcdef"
@@ -67,7 +68,7 @@ async def callers_of(server: FakeTei, connections_max: int = 1000) -> AsyncItera
     """Run a gateway with a bound on connections."""
     async with (
         socket_gateway(server, CONFIG, connections_max=connections_max) as gateway,
-        asyncio.timeout(30),
+        asyncio.timeout(PATIENCE_S),
     ):
         callers = Callers(gateway)
         try:

@@ -63,6 +63,7 @@ from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.fakes.tei import score_of, vector_of
+from tests.waiting import PATIENCE_S
 
 # Longer inputs are reported as truncated.
 LONGEST = 12
@@ -309,7 +310,7 @@ async def run_history(history: dict[str, Any]) -> None:
             world.revive()
 
     prober = asyncio.create_task(keep_reviving())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         results = await asyncio.gather(*(world.call(i, work) for i, work in enumerate(history["works"])))
     prober.cancel()
     await asyncio.gather(prober, return_exceptions=True)

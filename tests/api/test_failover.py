@@ -15,6 +15,7 @@ from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei, assert_vectors
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 INVALID = b'{"error":"Input validation error: no","error_type":"Validation"}'
@@ -92,7 +93,7 @@ async def test_rejoined_replica_gets_work_again(boot: Boots) -> None:
         server.hook = fail_with(httpx.ConnectError("refused"))
         while_down = await embed(gateway)
         server.hook = None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await gateway.client.get("/health")).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         after_rejoin = await embed(gateway)
@@ -376,9 +377,6 @@ class Held:
             flow=SimpleNamespace(write_paused=False),
         )
 
-    def __init__(self) -> None:
-        self.protocol = self.limit = self
-
     def watch(self, on_lost: Callable[[], None] | None) -> None:
         self.on_lost = on_lost
 
@@ -454,7 +452,7 @@ async def queued(gateway: Running) -> int:
 
 async def until_queued(gateway: Running, tokens: int) -> None:
     """Let other tasks run until this many tokens wait."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while await queued(gateway) != tokens:
             pass
 

@@ -24,6 +24,7 @@ from tests.fakes.hooks import Gate, respond_with, tei_with_hook, until
 from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 from tests.socket_gateway import socket_gateway
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 STAGES = {"parse", "auth", "quota", "queue", "upstream", "encode"}
@@ -455,7 +456,7 @@ async def test_a_connection_goes_on_after_a_head() -> None:
         + 'upstreams: {up: {backend: tei, replicas: ["http://tei-0"]}}\nmodels: {bge: {upstream: up}}\n'
     )
     paths = (b"/", b"/info", b"/v1/models", b"/metrics", b"/api/tags", b"/none")
-    async with socket_gateway(FakeTei(), config) as gateway, asyncio.timeout(20):
+    async with socket_gateway(FakeTei(), config) as gateway, asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         for path in paths:
             request = b"HEAD %b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n\r\n"

@@ -14,8 +14,9 @@ from gateway.declared.checkpoints import ListedModel, Registry
 from gateway.processes import model_requests
 from gateway.processes.model_requests import ModelRequests
 from tests.conftest import MANAGER_PORT, Running, running_gateway
-from tests.fakes.hub import FakeHub, hub_in_use, write_cache
+from tests.fakes.hub import FakeHub, serving_hub, use_hub, write_cache
 from tests.unit.test_registry import FILES
+from tests.waiting import PATIENCE_S
 
 MANAGER = f"http://gateway:{MANAGER_PORT}"
 CONFIG = """
@@ -28,7 +29,8 @@ GATEWAY = 'upstreams: {one: {backend: tei, replicas: ["http://tei-0"]}}\nmodels:
 @pytest.fixture
 def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Serve a repository to an empty cache."""
-    with hub_in_use(monkeypatch, tmp_path / "cache", {"org/model": FILES}) as fake:
+    use_hub(monkeypatch, HF_HUB_CACHE=str(tmp_path / "cache"))
+    with serving_hub({"org/model": FILES}, monkeypatch) as fake:
         yield fake
 
 
@@ -111,7 +113,7 @@ async def test_a_long_download_goes_on_in_the_background(
     write_cache(tmp_path / "cache", "org/model", FILES)
     monkeypatch.setattr(model_requests, "WAIT_S", 0.0)
     assert 200 == (await gateway.client.post(f"{MANAGER}/models/org%2Fmodel/download")).status_code
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while await status_of(gateway) != "downloaded":  # noqa: ASYNC110 - a thread changes it
             await asyncio.sleep(0.05)
 
@@ -128,8 +130,7 @@ async def test_a_request_that_fails_in_an_unforeseen_way_frees_its_place(
         assert (503, "the request failed: ValueError") == (reply.status_code, reply.json()["error"])
 
 
-async def test_operators_alone_use_the_registry(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    del monkeypatch
+async def test_operators_alone_use_the_registry(gateway: Running) -> None:
     for path in ("/models", "/models/org%2Fmodel"):
         reply = await gateway.client.get(MANAGER + path, headers={"authorization": "Bearer nobody"})
         assert 401 == reply.status_code
@@ -167,7 +168,7 @@ async def test_the_status_does_not_wait_for_a_slow_registry(
 ) -> None:
     monkeypatch.setattr(manager, "RECENT_TIMEOUT_S", 0.01)
     released = threading.Event()
-    monkeypatch.setattr(Registry, "models", lambda _: released.wait(30) and [])
+    monkeypatch.setattr(Registry, "models", lambda _: released.wait(PATIENCE_S) and [])
     try:
         assert [] == (await gateway.client.get("/admin/status")).json()["registry"]
     finally:

@@ -19,6 +19,7 @@ from tests.api.test_grpc import AUTHORIZED, GRPC, Client, Code, grpc_gateway, li
 from tests.conftest import KEY
 from tests.fakes.hooks import Gate, until
 from tests.fakes.tei import FakeTei
+from tests.waiting import PATIENCE_S
 
 EMBED, HEALTH = "/tei.v1.Embed/Embed", "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
@@ -219,7 +220,7 @@ async def test_an_endless_header_block_ends_the_connection(size: int) -> None:
 async def test_large_messages_without_a_key_are_refused_at_their_beginning(path: str) -> None:
     large = b"\x0a\x80\x80\xc0\x0f" + b"x" * (31 * 1024 * 1024)
     async with grpc_gateway() as client:
-        calls = [client.channel.stream_stream(path)(iter([large]), timeout=20) for _ in range(4)]
+        calls = [client.channel.stream_stream(path)(iter([large]), timeout=PATIENCE_S) for _ in range(4)]
         codes = [await rpc.code() for rpc in calls]
         details = {await rpc.details() for rpc in calls}
         (connection,) = client.server.connections
@@ -592,7 +593,10 @@ async def test_large_messages_pass_in_both_directions() -> None:
         async with grpc.aio.insecure_channel(client.address, options=options) as channel:
             rank = channel.unary_unary("/tei.v1.Rerank/Rerank")
             replies = await asyncio.gather(
-                *[rank(request.SerializeToString(), metadata=AUTHORIZED, timeout=30) for _ in range(4)]
+                *[
+                    rank(request.SerializeToString(), metadata=AUTHORIZED, timeout=PATIENCE_S)
+                    for _ in range(4)
+                ]
             )
         assert 0 == client.gateway.application.in_flight.bytes
     for reply in replies:

@@ -18,6 +18,7 @@ from tests.fakes.infinity import FakeInfinity
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei, Hook, is_reference_texts
 from tests.fakes.vllm import FakeVllm
+from tests.waiting import PATIENCE_S
 
 TWO = ["a", "b"]
 KINDS = ["tei", "infinity", "vllm", "openai"]
@@ -85,7 +86,7 @@ models: {{m: {{upstream: only}}}}
 
 async def ends(gateway: Running, path: str, body: Any) -> tuple[int, str]:
     """Return the status and body of a call that ends in time."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         reply = await gateway.post(path, body)
     assert "application/json" == reply.headers["content-type"]
     return reply.status_code, reply.text

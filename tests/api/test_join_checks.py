@@ -22,6 +22,7 @@ from tests.fakes.hosted_api import FakeHostedApi
 from tests.fakes.hostile_replica import HostileReplica
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei, vector_of
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 upstreams: {{u: {{backend: {kind}, replicas: [{replicas}]{more}}}}}
@@ -83,7 +84,7 @@ async def replicas_of(gateway: Running) -> list[dict[str, Any]]:
 async def until_states(gateway: Running, *states: str) -> list[dict[str, Any]]:
     """Wait until the replicas have these states."""
     found = await replicas_of(gateway)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while [replica["state"] for replica in found] != list(states):
             await asyncio.sleep(0.01)
             found = await replicas_of(gateway)
@@ -287,7 +288,7 @@ async def test_call_that_waits_for_a_model_that_is_refused_does_not_wait_until_i
 
     more = ", when_unavailable: wait"
     async with gateway_over(boot, Odd(FakeTei(), fail), more=more, wait=False) as gateway:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             reply = await gateway.post("/v1/embeddings", {"input": "a"}, x_timeout_s="60")
         (replica,) = await until_states(gateway, "down")
 
@@ -348,7 +349,7 @@ async def test_engine_that_fails_at_one_reference_text_joins_with_a_note(boot: B
 
 async def test_calls_do_not_wait_for_an_engine_that_fails_at_all_reference_texts(boot: Boots) -> None:
     async with boot({}, ENGINE, engines={"u": PoisonedEngine(REFERENCE_TEXTS)}, wait=False) as gateway:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             reply = await gateway.post("/v1/embeddings", {"input": "a"}, x_timeout_s="60")
         (replica,) = await until_states(gateway, "down")
         (model,) = (await gateway.client.get("/admin/status")).json()["models"]

@@ -27,6 +27,7 @@ from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.window import Window
 from tests.fakes.hooks import until
 from tests.fakes.replicas import Rig, assert_vectors, reply_to, tokens_of
+from tests.waiting import PATIENCE_S
 
 NO = InvalidWork("this text is not allowed: bad")
 
@@ -315,7 +316,7 @@ async def test_answers_a_call_that_arrives_as_identical_work_ends() -> None:
     rig.replica.handler = doing
     assert_vectors(await rig.call("same"), "same")
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert_vectors(await late[0], "same")
     await rig.assert_empty()
 

@@ -21,6 +21,7 @@ from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei
 from tests.route_labels import PLAIN_PATHS, ROUTE_LABELS
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 # Every label is listed here, so that adding one is a deliberate choice.
@@ -183,7 +184,7 @@ async def test_shows_the_age_of_the_oldest_queued_input(boot: Boots) -> None:
         calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))]
         await until(lambda: gate.waiting == 1)
         calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "b"})))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not value(await scrape(gateway), "gateway_lane_oldest_seconds", upstream="embedder"):
                 pass
         families = await scrape(gateway)
@@ -277,7 +278,7 @@ async def test_shows_queued_tokens_while_they_wait(boot: Boots) -> None:
         await until(lambda: gate.waiting == 1)
         calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "def"})))
         queued = 0.0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not queued:
                 queued = value(await scrape(gateway), "gateway_lane_queued_tokens", upstream="embedder")
         gate.opened.set()

@@ -25,6 +25,7 @@ from tests.api.test_arrow import DELTAS, LONG, TEXT_TYPES, rows_of, stream, writ
 from tests.api.test_grpc import AUTHORIZED, GRPC, Client, grpc_gateway, limited
 from tests.fakes.hooks import RERANKER, SPLADE, until
 from tests.fakes.tei import FakeTei, vector_of
+from tests.waiting import PATIENCE_S
 
 Code = grpc.StatusCode
 RECORDED: list[dict[str, Any]] = [
@@ -102,7 +103,7 @@ KEPT: dict[str, tuple[str, int]] = {
 async def replies_of(client: Client, method: str, messages: list[Any]) -> tuple[Any, list[bytes]]:
     """Send messages; return the call and its replies."""
     call = client.channel.stream_stream(f"/{MULTIPLEXER}/{method}")(
-        iter([message.SerializeToString() for message in messages]), metadata=AUTHORIZED, timeout=20
+        iter([message.SerializeToString() for message in messages]), metadata=AUTHORIZED, timeout=PATIENCE_S
     )
     replies: list[bytes] = []
     with suppress(grpc.aio.AioRpcError):
@@ -243,10 +244,12 @@ async def test_a_key_reaches_its_own_models_only() -> None:
 async def test_no_method_is_open() -> None:
     async with grpc_gateway() as client:
         for path in guarded_answers():
-            assert Code.UNAUTHENTICATED == await client.channel.stream_stream(path)(timeout=20).code(), path
+            assert (
+                Code.UNAUTHENTICATED == await client.channel.stream_stream(path)(timeout=PATIENCE_S).code()
+            ), path
         check = client.channel.unary_unary("/grpc.health.v1.Health/Check")
         reply = await check(
-            health_pb2.HealthCheckRequest(service=MULTIPLEXER).SerializeToString(), timeout=20
+            health_pb2.HealthCheckRequest(service=MULTIPLEXER).SerializeToString(), timeout=PATIENCE_S
         )
     assert health_pb2.HealthCheckResponse.SERVING == health_pb2.HealthCheckResponse.FromString(reply).status
 

@@ -22,6 +22,7 @@ from tests.conftest import Boots, Running
 from tests.fakes.hooks import RERANKER, until
 from tests.fakes.replicas import HeldReplica
 from tests.fakes.tei import FakeTei, TeiError
+from tests.waiting import PATIENCE_S
 
 ONE = """
 upstreams: {only: {backend: tei, replicas: ["http://tei-0"]%s}}
@@ -343,6 +344,6 @@ async def test_requests_do_not_wait_for_a_refused_engine() -> None:
     pool.transition(engine, ReplicaEvent.FOREIGN, "another model")
 
     with pytest.raises(NoReplica, match="a different space"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await waiting
     assert ("refused", True) == (upstream.state, upstream.startup_done)

@@ -9,7 +9,7 @@ import pytest
 from backends.checkpoints.auto_map import ClassReference
 from backends.checkpoints.locations import locate_checkpoint, locate_code, locate_tokenizer
 from backends.contract.errors import ModelUnavailable
-from tests.fakes.hub import FakeHub, Files, commit_of, hub_in_use, use_hub, write_cache
+from tests.fakes.hub import FakeHub, Files, commit_of, serving_hub, use_hub, write_cache
 
 CONFIG = {"model_type": "new", "auto_map": {"AutoModel": "org/code--modeling.NewModel"}}
 OWN_CONFIG = {"model_type": "own", "auto_map": {"AutoModel": "modeling.OwnModel"}}
@@ -42,8 +42,8 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """Serve repositories at the address that the Hub's client uses."""
-    with hub_in_use(monkeypatch, cache, {"org/code": CODE}) as fake:
+    """Serve one repository of code."""
+    with serving_hub({"org/code": CODE}, monkeypatch) as fake:
         yield fake
 
 

@@ -55,6 +55,7 @@ from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER, SPLADE, Gate, respon
 from tests.fakes.tei import FakeTei, vector_of
 from tests.fakes.tei_grpc import FakeTeiGrpc, grpc_tei
 from tests.processes.tls_files import Authority
+from tests.waiting import PATIENCE_S
 
 DENSE = {"embedding": {"pooling": "cls"}}
 LONG = "w " * 20
@@ -349,7 +350,7 @@ async def test_dead_server_is_unavailable_at_once_and_found_again() -> None:
     handlers = server_of()
     gate = Gate()
     async with grpc_tei(handlers, port):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not await _joins(backend):  # noqa: ASYNC110 - grpc reconnects by itself
                 await asyncio.sleep(0.05)
         handlers.model.hook = gate  # type: ignore[assignment]

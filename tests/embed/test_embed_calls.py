@@ -24,6 +24,7 @@ from gateway.cli.embed.text_rows import Row
 from tests.embed.conftest import Command, assert_vectors
 from tests.fakes.arrow_memory import counted_memory
 from tests.fakes.embedder import Reply, arrow_of, error
+from tests.waiting import PATIENCE_S
 
 ROWS = [{"text": f"text {number}"} for number in range(6)]
 TWO = ("--batch-inputs", "2", "--concurrency", "1")
@@ -181,7 +182,7 @@ def test_the_number_of_calls_at_once_is_bounded(command: Command) -> None:
         with lock:
             inside += 1
             most = max(most, inside)
-        both.wait(20)
+        both.wait(PATIENCE_S)
         with lock:
             inside -= 1
 

@@ -24,6 +24,7 @@ from backends.torch.networks.opening import NetworkSource, OpenedNetwork, Placem
 from backends.torch.stock.construction import open_stock
 from tests.engine.checkpoints import SMALL, make_classifier, make_encoder, make_language_model
 from tests.engine.engines import TEXTS
+from tests.waiting import PATIENCE_S
 
 OFFSET = SMALL | {"pad_token_id": 1}
 CONFIGS: dict[str, Callable[..., transformers.PretrainedConfig]] = {
@@ -192,7 +193,7 @@ def test_a_load_imports_neither_transformers_nor_torchs_compiler(minilm: Path) -
         "print([name for name in ('transformers', 'torch._dynamo', 'scipy', 'sympy') if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
 
     assert done.stdout.strip() == "[]"

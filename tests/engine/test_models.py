@@ -24,6 +24,7 @@ from backends.torch.memory import held_bytes
 from backends.torch.passes.loaded_model import LoadedModel
 from backends.torch.serving.model_host import ModelHost
 from tests.engine.checkpoints import ENCODERS, make_encoder
+from tests.waiting import PATIENCE_S
 
 HELLO = Embed(("hello",))
 
@@ -159,7 +160,7 @@ class Gate:
         self, boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
     ) -> LoadedModel:
         if boot.name == self.shut:
-            assert self.open.wait(15)
+            assert self.open.wait(PATIENCE_S)
         return load_model(boot, folder, report, run_on_device)
 
 

@@ -64,23 +64,10 @@ class FakeHub:
         return 200, headers, content
 
 
-def commit_of(name: str) -> str:
-    """Return the commit of a repository."""
-    return hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
-
-
-def digest_of(content: bytes) -> str:
-    """Return the identity of a file's content, as git computes it."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
 @contextmanager
-def hub_in_use(
-    monkeypatch: pytest.MonkeyPatch, cache: Path, repositories: Mapping[str, Files]
-) -> Iterator[FakeHub]:
-    """Serve repositories at the address that the Hub's client uses, with a cache in a folder."""
-    fake = FakeHub(repositories)
-    use_hub(monkeypatch, HF_HUB_CACHE=str(cache))
+def serving_hub(repositories: Mapping[str, Files], monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Serve repositories at the address that the Hub's client uses."""
+    fake = FakeHub(dict(repositories))
     with serve_in_thread(fake) as url:
         template = url + "/{repo_id}/resolve/{revision}/{filename}"
         use_hub(monkeypatch, ENDPOINT=url, HUGGINGFACE_CO_URL_TEMPLATE=template)
@@ -91,6 +78,16 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, **settings: str | bool) -> None:
     """Change settings that the Hub's client reads from the environment when it is imported."""
     for name, value in settings.items():
         monkeypatch.setattr(constants, name, value)
+
+
+def commit_of(name: str) -> str:
+    """Return the commit of a repository."""
+    return hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
+
+
+def digest_of(content: bytes) -> str:
+    """Return the identity of a file's content, as git computes it."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def write_cache(cache: Path, name: str, files: Files) -> Path:

@@ -13,6 +13,7 @@ from tests.batches import line
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, Served
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,7 @@ def run(gateway: Served, tmp_path: Path) -> Run:
             [sys.executable, "-m", "gateway", "batch", action, "--url", gateway.url, *rest],
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=PATIENCE_S,
             check=False,
             cwd=tmp_path,
             env={**os.environ, "GATEWAY_API_KEY": key, "PYTHONPATH": str(Path(__file__).parents[2])},

@@ -22,6 +22,7 @@ from gateway.batches.store import (
 )
 from gateway.store.redis_client import RedisClient
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 RESULT = ChunkResult("attempt", Counts(3, 1, 20, 2), {"out": 10, "err": 5})
 
@@ -68,7 +69,7 @@ def short_lease(monkeypatch: pytest.MonkeyPatch) -> float:
 
 async def claimed(store: JobStore, owner: str) -> int:
     """Return the next chunk of a batch once there is one."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (chunk := await store.claim("batch_1", owner)) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return chunk
@@ -240,7 +241,7 @@ async def test_passes_on_the_chunk_of_an_owner_that_is_gone(
     assert await dead.claim("batch_1", "dead") == 0
     assert await alive.claim("batch_1", "alive") == 1
     # A live owner renews its own chunk, and gets that of the other after its lease.
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (chunk := await alive.claim("batch_1", "alive")) is None:
             await alive.renew("batch_1", [1], "alive")
             await asyncio.sleep(0.005)

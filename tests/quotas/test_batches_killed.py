@@ -133,7 +133,6 @@ def upstream() -> Iterator[tuple[FakeTei, str]]:
         yield server, url
 
 
-@pytest.mark.timeout(200)
 def test_every_line_has_one_result_under_kills(
     own_redis: RedisServer, upstream: tuple[FakeTei, str], tmp_path: Path
 ) -> None:
@@ -155,7 +154,6 @@ def test_every_line_has_one_result_under_kills(
     assert LINES <= counted <= computed <= LINES + 2 * 2 * 8
 
 
-@pytest.mark.timeout(200)
 def test_goes_on_when_redis_has_lost_its_data(
     own_redis: RedisServer, upstream: tuple[FakeTei, str], tmp_path: Path
 ) -> None:
@@ -175,7 +173,6 @@ def test_goes_on_when_redis_has_lost_its_data(
     assert listed == [batch, done]
 
 
-@pytest.mark.timeout(200)
 def test_a_full_disk_makes_a_batch_wait(
     own_redis: RedisServer, upstream: tuple[FakeTei, str], tmp_path: Path
 ) -> None:
@@ -205,7 +202,6 @@ def test_a_full_disk_makes_a_batch_wait(
         assert any(waits in text for text in gateways.running[0].log)
 
 
-@pytest.mark.timeout(100)
 def test_gateways_of_one_redis_must_share_the_folder(
     own_redis: RedisServer, upstream: tuple[FakeTei, str], tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from tests.fakes.tei import FakeTei
 from tests.quotas.conftest import Commands, Ended
 from tests.quotas.redis_server import RedisServer, opened
 from tests.quotas.test_keys_command import gateway as process
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 CONFIG = """
@@ -59,7 +60,7 @@ async def called(gateway: Running, key: str, model: str = "bge") -> int:
 
 
 async def until_called(gateway: Running, key: str, status: int, model: str = "bge") -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while await called(gateway, key, model) != status:  # noqa: ASYNC110 - each check is a request
             await asyncio.sleep(0.02)
 
@@ -509,7 +510,7 @@ async def followed(store: TenantStore) -> AsyncIterator[Keyring]:
 
 
 async def until_known(keyring: Keyring, key: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 keyring.identify(key)

@@ -11,8 +11,7 @@ from gateway.config.schema import Config
 from gateway.declared.additions import Additions, Put, Remove
 from gateway.declared.composition import AdditionsState
 from gateway.declared.store import AdditionsInMemory, StoredAdditions
-from gateway.processes.config_applier import EDIT_ATTEMPTS_MAX, ConfigApplier
-from gateway.processes.config_source import ConfigSource
+from gateway.processes.config_applier import EDIT_ATTEMPTS_MAX, ConfigApplier, ConfigSource
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.reload_queue import ReloadJob
 from gateway.processes.restarts import Restarts

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
+from tests.waiting import PATIENCE_S
 
 CUT = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n{}"
 MOVED = b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:9/\r\ncontent-length: 0\r\n\r\n"
@@ -32,7 +33,7 @@ def answering(reply: bytes | None) -> Iterator[str]:
             with connection:
                 connection.recv(65536)
                 if reply is None:
-                    ended.wait(10)
+                    ended.wait(PATIENCE_S)
                 else:
                     connection.sendall(reply)
 
@@ -41,7 +42,7 @@ def answering(reply: bytes | None) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         ended.set()
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)

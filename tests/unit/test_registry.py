@@ -28,7 +28,7 @@ from gateway.declared.checkpoints import (
     used_models,
 )
 from gateway.declared.host import CheckpointRecord
-from tests.fakes.hub import FakeHub, Files, commit_of, hub_in_use, use_hub, write_cache
+from tests.fakes.hub import FakeHub, Files, commit_of, serving_hub, use_hub, write_cache
 
 FILES: Files = {
     "config.json": b'{"model_type": "bert"}',
@@ -53,7 +53,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def fake_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Serve the repository org/model."""
-    with hub_in_use(monkeypatch, cache, {"org/model": FILES}) as fake:
+    del cache
+    with serving_hub({"org/model": FILES}, monkeypatch) as fake:
         yield fake
 
 
