@@ -231,29 +231,28 @@ def test_error_statuses_become_backend_errors(status: int, body: Any, expected: 
     assert "secret" not in error.message
 
 
-@pytest.mark.parametrize("status", [400, 404, 405, 500])
-async def test_server_without_embeddings_does_not_join(status: int) -> None:
+@pytest.mark.parametrize(
+    ("hook", "error"),
+    [
+        *((respond_with(status), ReplicaFailed) for status in (400, 404, 405, 500)),
+        (fail_with(httpx.ReadError("gone")), ConnectionLost),
+    ],
+    ids=["400", "404", "405", "500", "broken"],
+)
+async def test_server_without_embeddings_does_not_join(hook: Any, error: type[BackendError]) -> None:
     server = FakeOpenAI()
-    server.hook = respond_with(status)
-    with pytest.raises(ReplicaFailed):
+    server.hook = hook
+    with pytest.raises(error):
         await backend_of(server).describe(5.0)
 
 
-@pytest.mark.parametrize("hook", [respond_with(429)])
-async def test_busy_server_joins_without_a_width(hook: Any) -> None:
+async def test_busy_server_joins_without_a_width() -> None:
     server = FakeOpenAI()
-    server.hook = hook
+    server.hook = respond_with(429)
     capabilities = await backend_of(server).describe(5.0)
 
     assert capabilities.dimensions is None
     assert "width not learnt" in capabilities.notes[0]
-
-
-async def test_broken_probe_does_not_join() -> None:
-    server = FakeOpenAI()
-    server.hook = fail_with(httpx.ReadError("gone"))
-    with pytest.raises(ConnectionLost):
-        await backend_of(server).describe(5.0)
 
 
 def test_wire_has_no_queue_depth() -> None:
