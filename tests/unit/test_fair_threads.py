@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -127,12 +128,14 @@ async def test_a_tenant_may_hold_only_so_much_and_hinders_no_other() -> None:
     assert 1 <= refused.value.retry_after_s <= 60
 
 
-async def test_tenants_together_hold_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_threads, "CHARACTERS_MAX", 100)
-    threads = FairThreads()
-    with threads.hold("a", 60), threads.hold("b", 40), threads.hold("c", 10):
+async def test_tenants_together_hold_only_so_much() -> None:
+    threads, most = FairThreads(), fair_threads.TENANT_CHARACTERS_MAX
+    assert 4 * most == fair_threads.CHARACTERS_MAX
+    with ExitStack() as held:
+        for tenant, characters in (("a", most), ("c", most), ("d", most), ("b", most - 2), ("e", most // 3)):
+            held.enter_context(threads.hold(tenant, characters))
         with pytest.raises(Overloaded), threads.hold("b", 1):
             pass
         # Less than an equal part.
-        with threads.hold("c", 10):
+        with threads.hold("e", most // 3):
             pass

@@ -77,10 +77,7 @@ async def test_each_form_of_a_body_is_read(answer: bytes) -> None:
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n",
             "item_bytes",
         ),
-        (
-            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;" + b"x" * 200_000,
-            "valid HTTP: .* chunk",
-        ),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;" + b"x" * 200_000, "valid HTTP: .* chunk"),
         (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 50_000, "valid HTTP: .* head|item_bytes"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 40, "informational"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nshort", "broke"),
