@@ -21,7 +21,7 @@ from gateway.config.problems import ConfigError, Problem
 from gateway.config.relative_paths import resolve_upstream_paths
 from gateway.config.schema import OWN_VOCABULARY, ModelSettings, UpstreamSettings
 from gateway.config.type_checks import type_problems
-from gateway.tenants.names import name_problem
+from gateway.tenants.create_key import name_problem
 
 NAME_CHARACTERS_MAX = 512
 # A word such as Bearer may precede it.

@@ -16,8 +16,7 @@ from gateway.cli.output import show_line, show_table
 from gateway.cli.unknown_names import warn_of_idle_budgets, warn_of_unknown_models
 from gateway.config.schema import Scope
 from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
-from gateway.tenants.keyring import StoredKey
-from gateway.tenants.names import unknown_tenant_note
+from gateway.tenants.keyring import StoredKey, unknown_tenant_note
 
 
 def add_keys_options(parser: argparse.ArgumentParser) -> None:

@@ -10,10 +10,8 @@ import msgspec
 from gateway.cli.context import Context
 from gateway.cli.output import show_line
 from gateway.events import tenants_and_keys
-from gateway.tenants.losses import Stored, loss_between, tenants_end_first_key
-from gateway.tenants.settings_change import TenantChange
-from gateway.tenants.snapshot import FILE_NAME, SnapshotFile
-from gateway.tenants.store import TenantStore
+from gateway.tenants.snapshot import FILE_NAME, SnapshotFile, Stored, loss_between, tenants_end_first_key
+from gateway.tenants.store import TenantChange, TenantStore
 
 READ_MORE = 'see docs/production.md, "An emptied Redis"'
 BLANK_NOTE = f"Redis has no record of any tenant or key: it is new, or it was emptied; if so, {READ_MORE}"

@@ -18,7 +18,7 @@ from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import RegistrySettings, UpstreamSettings
 from gateway.config.state_folder import state_folder
-from gateway.processes.smoke_load import smoke_load
+from gateway.processes.engine_process import smoke_load
 from gateway.registry.models import ListedModel, Registry, RegistryError, Report, used_models
 from gateway.registry.records import Record, Records, RegistryBusy
 

@@ -14,8 +14,8 @@ from gateway.cli.lost_tenants import find_lost_tenants, show_lost_tenants, show_
 from gateway.cli.output import show_line, show_table
 from gateway.cli.unknown_names import warn_of_first_key_end, warn_of_idle_budgets, warn_of_unknown_models
 from gateway.config.schema import LimitAmount, TenantConfig, limit_problems
-from gateway.tenants.names import name_problem
-from gateway.tenants.settings_change import SettingsChange, merged
+from gateway.tenants.create_key import name_problem
+from gateway.tenants.store import SettingsChange, merged
 
 SETTINGS = ("models", "limits", "model_limits", "weight", "priority", "queue_tokens", "join")
 

@@ -7,7 +7,7 @@ from gateway.cli.context import Context
 from gateway.cli.output import show_line
 from gateway.config.money import is_budget
 from gateway.store.errors import StoreUnavailable
-from gateway.tenants.names import FIRST_KEY_NOTE, NO_PRICE_NOTE
+from gateway.tenants.keyring import FIRST_KEY_NOTE, NO_PRICE_NOTE
 
 
 def warn_of_first_key_end(context: Context, *, is_first: bool) -> None:

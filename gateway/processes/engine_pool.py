@@ -16,11 +16,15 @@ import msgspec
 
 from backends.torch import wire
 from gateway.config.schema import Config, EngineSettings, UpstreamSettings
-from gateway.processes.child import Child
-from gateway.processes.engine_probe import CHECK_EVERY_S, responds
-from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child, model_boots
-from gateway.processes.liveness import watch_liveness
-from gateway.processes.restarts import Restarts
+from gateway.processes.child import Child, Restarts, watch_liveness
+from gateway.processes.engine_process import (
+    CHECK_EVERY_S,
+    KILL_AFTER_S,
+    EngineGroup,
+    engine_child,
+    model_boots,
+    responds,
+)
 
 # The default of `process`, which logs leave out.
 DEFAULT_PROCESS = UpstreamSettings(backend="torch").process

@@ -11,9 +11,8 @@ from gateway.events import EndReason
 from gateway.instances.log_lines import LogLines
 from gateway.instances.overlay import Joined
 from gateway.instances.records import ENGINE, InstanceInfo, Record, Status, timestamp
-from gateway.processes.child import Child
+from gateway.processes.child import Child, watch_liveness
 from gateway.processes.instance_launch import Launch, Watch, is_free
-from gateway.processes.liveness import watch_liveness
 
 READY_POLL_S = 0.25
 CHECK_EVERY_S = 5.0

@@ -14,8 +14,7 @@ from gateway.events import EndReason
 from gateway.instances.records import Record
 from gateway.instances.templates import render, values_of
 from gateway.processes.child import Child, ChildSpec
-from gateway.processes.engine_probe import responds
-from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child
+from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child, responds
 
 # Time for one question whether a server is healthy.
 CHECK_TIMEOUT_S = 5.0

@@ -1,7 +1,7 @@
 """Messages between the parent and its HTTP workers, as lines of JSON.
 
-The first line that a worker receives is a `WorkerBoot`. Every later line, in either direction, is one of the
-tagged messages.
+The first line that a worker receives is a `WorkerBoot`. Every later line, in either direction, is one of
+the tagged messages.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """Requests of operators about the models of this host, as the parent process carries them out.
 
-Downloads and loads run on threads of their own, which go on when a worker restarts, and end with the gateway.
+Downloads and loads run on threads of their own, which go on when a worker restarts, and end with the
+gateway.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from threading import Thread
 
 from backends.torch import wire
 from gateway.config.schema import Config
-from gateway.processes.smoke_load import smoke_load
+from gateway.processes.engine_process import smoke_load
 from gateway.registry.models import ListedModel, Registry, RegistryError, used_models
 from gateway.registry.records import Record, Records, RegistryBusy
 from gateway.registry.requests import (

@@ -27,8 +27,8 @@ from gateway.events import ProcessRestarted
 from gateway.instances.records import Record
 from gateway.instances.state_file import StateFile, StateFileError
 from gateway.processes import messages
-from gateway.processes.config_applier import ConfigApplier
-from gateway.processes.config_source import ConfigSource, watch_file
+from gateway.processes.child import Restarts
+from gateway.processes.config_applier import ConfigApplier, ConfigSource, ReloadQueue, watch_file
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
 from gateway.processes.instance_launch import Host
@@ -36,8 +36,6 @@ from gateway.processes.instance_pool import GatewayView, InstancePool
 from gateway.processes.instance_requests import InstanceRequests
 from gateway.processes.listeners import open_listener, reserve_port
 from gateway.processes.model_requests import ModelRequests
-from gateway.processes.reload_queue import ReloadQueue
-from gateway.processes.restarts import Restarts
 from gateway.processes.worker_pool import SharedResources, WorkerCallbacks, WorkerPool
 from gateway.registry.requests import ActOnModel, AddModel, ListModels
 from gateway.store.redis_client import RedisClient

@@ -1,39 +1,196 @@
 """One HTTP worker process: reads its boot message, serves the application, and drains when it is stopped.
 
 Rule: it lives as long as the parent's pipe, and end of file on standard input stops it at once. Lines that
-arrive there are new configs, replies to its requests, and restart counts.
+arrive there are new configs, replies to its requests, and restart counts. Requests, confirmations and
+heartbeats leave on the status pipe.
 """
 
 import asyncio
 import gc
 import logging
 import os
+import select
 import shutil
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from itertools import count
 from threading import Thread
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import uvicorn
 import uvloop
 
+from gateway.additions.entries import Edit, Listing
 from gateway.api.operators.added_models import AdditionsClient
 from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build, start_tasks
+from gateway.config.diff import ReloadOutcome
+from gateway.config.problems import Problem
 from gateway.config.schema import Config, ListenerTls
-from gateway.events import Event, UpstreamJudged
+from gateway.events import Event, Observe, ProcessRestarted, UpstreamJudged
+from gateway.instances.records import Command, InstanceInfo, Result
+from gateway.processes import messages
 from gateway.processes.listeners import join_port
 from gateway.processes.messages import CanaryWithdrawn, ModelSummary, WorkerBoot, WorkerReady
-from gateway.processes.worker_link import ParentLink
+from gateway.registry.requests import ModelCommand, ModelResult
 from gateway.telemetry.access_log import log_change
 from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
+
+logger = logging.getLogger("gateway")
+
+# An engine may have to load a model before the reply.
+RELOAD_TIMEOUT_S = 600.0
+LISTING_TIMEOUT_S = 10.0
+# An instance stops within 30 s for calls in flight and 35 s for its process.
+INSTANCES_TIMEOUT_S = 120.0
+# The parent kills a worker that has been silent for several times as long.
+HEARTBEAT_EVERY_S = 1.0
+
+# Serve a new config with the engines of its upstreams and the names of its added models. The task completes
+# once all that it removed is closed.
+ServeConfig: TypeAlias = Callable[
+    [Config, Mapping[str, Mapping[str, str]], Collection[str], Collection[str] | None], "asyncio.Task[None]"
+]
+_Reply = TypeVar("_Reply", ReloadOutcome, Listing, Result, ModelResult)
+
+
+class ParentLink:
+    """Connection to the parent, used on the worker's event loop. status_fd: pipe that the parent reads."""
+
+    def __init__(self, status_fd: int) -> None:
+        self._status_fd = status_fd
+        self._serve_config: ServeConfig | None = None
+        self._observe: Observe | None = None
+        self._show_instances: Callable[[tuple[InstanceInfo, ...]], None] = lambda _: None
+        self._differing_spaces: Callable[[Config], tuple[Problem, ...]] = lambda _: ()
+        self._withdraw: Callable[[messages.CanaryWithdrawn], None] = lambda _: None
+        # Replies that requests wait for, by the request's number.
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = count()
+
+    def attach(
+        self,
+        serve_config: ServeConfig,
+        observe: Observe,
+        show_instances: Callable[[tuple[InstanceInfo, ...]], None],
+    ) -> None:
+        """Set the receivers of configs, events and instances. Must precede the first call of `receive`."""
+        self._serve_config, self._observe = serve_config, observe
+        self._show_instances = show_instances
+
+    def attach_groups(
+        self,
+        differing_spaces: Callable[[Config], tuple[Problem, ...]],
+        withdraw: Callable[[messages.CanaryWithdrawn], None],
+    ) -> None:
+        """Set the receivers of questions about vector spaces, and of withdrawn canaries."""
+        self._differing_spaces, self._withdraw = differing_spaces, withdraw
+
+    def send(self, message: messages.ToParent) -> None:
+        """Send one message to the parent."""
+        line = msgspec.json.encode(message) + b"\n"
+        while line:
+            # A signal may interrupt the write of a long line.
+            line = line[os.write(self._status_fd, line) :]
+
+    async def send_heartbeats(self) -> None:
+        """Send a heartbeat every second; runs until cancelled."""
+        poll = select.poll()
+        poll.register(self._status_fd, select.POLLOUT)
+        while True:
+            # A stopped parent reads nothing, and a write that waits for it would block the requests too.
+            if poll.poll(0):
+                self.send(messages.Heartbeat())
+            await asyncio.sleep(HEARTBEAT_EVERY_S)
+
+    async def request_reload(self) -> ReloadOutcome:
+        """Ask the parent to read the file again. Raises: TimeoutError."""
+        return await self._request(messages.ReloadRequest, RELOAD_TIMEOUT_S, ReloadOutcome)
+
+    async def request_edit(self, edit: Edit) -> ReloadOutcome:
+        """Ask the parent to add or remove an entry. Raises: TimeoutError."""
+        return await self._request(
+            lambda number: messages.ReloadRequest(number, edit), RELOAD_TIMEOUT_S, ReloadOutcome
+        )
+
+    async def request_listing(self) -> Listing:
+        """Ask the parent for the additions. Raises: TimeoutError."""
+        return await self._request(messages.ListingRequest, LISTING_TIMEOUT_S, Listing)
+
+    async def request_instances(self, command: Command) -> Result:
+        """Ask the parent to carry out a request about instances. Raises: TimeoutError."""
+        return await self._request(
+            lambda number: messages.InstanceRequest(number, command), INSTANCES_TIMEOUT_S, Result
+        )
+
+    async def request_models(self, command: ModelCommand) -> ModelResult:
+        """Ask the parent to carry out a request about models of this host. Raises: TimeoutError."""
+        return await self._request(
+            lambda number: messages.InstanceRequest(number, command), INSTANCES_TIMEOUT_S, ModelResult
+        )
+
+    def receive(self, line: bytes) -> None:
+        """Handle one line from the parent."""
+        match msgspec.json.decode(line, type=messages.ToWorker):
+            case messages.ConfigUpdate() as update:
+                self._apply(update)
+            case messages.ReloadReply(number, outcome):
+                self._resolve(number, outcome)
+            case messages.ListingReply(number, listing):
+                self._resolve(number, listing)
+            case messages.InstanceReply(number, result):
+                self._resolve(number, result)
+            case messages.InstancesUpdate(instances):
+                self._show_instances(instances)
+            case messages.SpaceRequest(number, config):
+                self.send(messages.SpaceReply(number, self._differing_spaces(config)))
+            case messages.CanaryWithdrawn() | ProcessRestarted() as news:
+                self._receive_news(news)
+
+    def _receive_news(self, news: messages.CanaryWithdrawn | ProcessRestarted) -> None:
+        """Handle what happened to another worker, or in another process."""
+        if isinstance(news, messages.CanaryWithdrawn):
+            self._withdraw(news)
+        else:
+            assert self._observe is not None
+            self._observe(news)
+
+    async def _request(
+        self, request: Callable[[int], messages.ToParent], timeout_s: float, kind: type[_Reply]
+    ) -> _Reply:
+        number = next(self._numbers)
+        waiter = self._replies[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send(request(number))
+            async with asyncio.timeout(timeout_s):
+                reply = await waiter
+        finally:
+            del self._replies[number]
+        assert isinstance(reply, kind)
+        return reply
+
+    def _resolve(self, number: int, reply: ReloadOutcome | Listing | Result | ModelResult) -> None:
+        waiter = self._replies.get(number)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(reply)
+
+    def _apply(self, update: messages.ConfigUpdate) -> None:
+        assert self._serve_config is not None
+        try:
+            drained = self._serve_config(update.config, update.engines, update.added_models, update.restored)
+        except OSError as error:
+            self.send(messages.ConfigAck(update.number, str(error)))
+            return
+        self.send(messages.ConfigAck(update.number))
+        drained.add_done_callback(lambda _: self.send(messages.ConfigDrained(update.number)))
+
 
 # Longer than any sensible client's keep-alive pool keeps an idle connection.
 KEEP_ALIVE_S = 75
@@ -42,8 +199,6 @@ READY_POLL_S = 0.05
 GC_THRESHOLD = 5_000
 ABANDON_S = 1.0
 READ_BYTES = 65536
-
-logger = logging.getLogger("gateway")
 
 
 class DrainingServer(uvicorn.Server):

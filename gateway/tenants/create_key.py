@@ -1,4 +1,4 @@
-"""Creation of API keys, for the command line and the admin API."""
+"""Creation of API keys, and rules for the names of keys and tenants."""
 
 import secrets
 import time
@@ -9,7 +9,9 @@ import msgspec
 
 from gateway.config.schema import LimitAmount
 from gateway.tenants.keyring import StoredKey, key_digest, unix_seconds
-from gateway.tenants.names import id_problem, name_problem
+
+# Names appear in headers and paths, which have size limits of their own.
+NAME_CHARACTERS_MAX = 1000
 
 
 class KeySettings(msgspec.Struct, frozen=True):
@@ -78,3 +80,23 @@ def random_key(id_: str | None = None) -> str:
 
 def _random_id() -> str:
     return secrets.token_hex(4)
+
+
+def name_problem(name: str | None) -> str | None:
+    """Return why this is no name for a key or a tenant, or None. Over HTTP it is one segment of a path."""
+    if name is None:
+        return None
+    if not name.isprintable() or name.strip() != name or name in ("", ".", ".."):
+        return "a name must not be empty, surrounded by spaces, or contain unprintable characters"
+    if len(name) > NAME_CHARACTERS_MAX:
+        return f"a name has {NAME_CHARACTERS_MAX} characters at most"
+    return "a name has no /" if "/" in name else None
+
+
+def id_problem(id_: str | None) -> str | None:
+    """Return why this is no key id, or None. The id is part of the key, and therefore of a header."""
+    if problem := name_problem(id_):
+        return problem
+    if id_ is not None and not (id_.isascii() and " " not in id_):
+        return "an id has only ASCII characters and no spaces, because it is part of the key"
+    return None

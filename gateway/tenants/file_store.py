@@ -19,8 +19,7 @@ from gateway.config import schema as config
 from gateway.config.state_folder import make_private_folder, open_private, replace_private
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.keyring import StoredKey
-from gateway.tenants.settings_change import SettingsChange, TenantChange
-from gateway.tenants.store import KeyCreation, StoreState, check_stored_limits
+from gateway.tenants.store import KeyCreation, SettingsChange, StoreState, TenantChange, check_stored_limits
 
 logger = logging.getLogger("gateway")
 

@@ -13,8 +13,7 @@ from gateway.events import Observe, StoreLost, tenants_and_keys
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.keyring import Keyring
-from gateway.tenants.losses import Stored, loss_between, tenants_end_first_key
-from gateway.tenants.snapshot import Loss, Snapshot, SnapshotFile
+from gateway.tenants.snapshot import Loss, Snapshot, SnapshotFile, Stored, loss_between, tenants_end_first_key
 from gateway.tenants.store import FIRST_KEY, StoreState, TenantStore
 
 # A revoked key is refused everywhere within a second: two polls.

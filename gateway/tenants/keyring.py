@@ -19,7 +19,6 @@ from backends.contract import Operation
 from gateway.config import schema as config
 from gateway.errors import GatewayError, QuotaUnavailable, ScopeForbidden, TenantUnknown, Unauthenticated
 from gateway.quotas.limits import Limit, is_batch_limit, parse_limit
-from gateway.tenants.names import FIRST_KEY_ENDED_NOTE, FIRST_KEY_NOTE
 
 # Tenant of the first key, which is generated or taken from GATEWAY_API_KEY if no tenant is configured.
 FIRST_TENANT = "default"
@@ -43,6 +42,22 @@ NAMED_KEYS_MAX = 5
 MARK_LENGTH = 16
 # Digests of former keys that are remembered; each is about 200 bytes.
 FORMER_KEYS_MAX = 50_000
+# For an operator who creates the first tenant in the store.
+FIRST_KEY_NOTE = (
+    "this is the first tenant in Redis: the first key is refused after the next start of a gateway; "
+    "for /admin create a key with the scope admin, or list one in `admin.keys`"
+)
+# For an operator whose file has its first tenant after a reload.
+FIRST_KEY_ENDED_NOTE = (
+    "there are tenants in router.yaml: the first key is refused from now on; "
+    "for /admin create a key with the scope admin, or list one in `admin.keys`"
+)
+
+# For an operator who gives a budget to a key or a tenant.
+NO_PRICE_NOTE = (
+    "no model here has a price, so that nothing is spent from the budget; set `currency` and "
+    "`models.<name>.price_per_million_tokens`"
+)
 
 logger = logging.getLogger("gateway")
 
@@ -434,3 +449,9 @@ def _intersection(first: Iterable[str] | None, second: Iterable[str] | None) -> 
         names = first if first is not None else second
         return None if names is None else frozenset(names)
     return frozenset(first) & frozenset(second)
+
+
+def unknown_tenant_note(tenant: str) -> str:
+    """Return the note for an operator whose key belongs to a tenant that is defined nowhere."""
+    problem = f"tenant {tenant} is in neither router.yaml nor Redis"
+    return f"{problem}: the key is refused until that tenant is defined"

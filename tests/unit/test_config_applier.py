@@ -11,11 +11,9 @@ from gateway.additions.store import AdditionsInMemory, StoredAdditions
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
-from gateway.processes.config_applier import EDIT_ATTEMPTS_MAX, ConfigApplier
-from gateway.processes.config_source import ConfigSource
+from gateway.processes.child import Restarts
+from gateway.processes.config_applier import EDIT_ATTEMPTS_MAX, ConfigApplier, ConfigSource, ReloadJob
 from gateway.processes.engine_pool import EnginePool, EngineProcess
-from gateway.processes.reload_queue import ReloadJob
-from gateway.processes.restarts import Restarts
 from gateway.store.errors import StoreUnavailable
 from tests.unit.test_addition_settings import FILE, TEI
 

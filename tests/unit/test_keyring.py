@@ -13,8 +13,15 @@ from gateway.config.schema import KEY_DIGEST
 from gateway.errors import TenantUnknown, Unauthenticated
 from gateway.quotas.limits import Limit
 from gateway.tenants.create_key import random_key
-from gateway.tenants.keyring import FIRST_TENANT, FirstKey, Keyring, StoredKey, Tenant, key_digest
-from gateway.tenants.names import FIRST_KEY_ENDED_NOTE
+from gateway.tenants.keyring import (
+    FIRST_KEY_ENDED_NOTE,
+    FIRST_TENANT,
+    FirstKey,
+    Keyring,
+    StoredKey,
+    Tenant,
+    key_digest,
+)
 
 TENANTS = {
     "acme": config.TenantConfig(

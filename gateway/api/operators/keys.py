@@ -17,8 +17,7 @@ from gateway.config import schema as config
 from gateway.config.schema import Scope
 from gateway.errors import AlreadyExists, InvalidInput, NotFound
 from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
-from gateway.tenants.keyring import StoredKey
-from gateway.tenants.names import unknown_tenant_note
+from gateway.tenants.keyring import StoredKey, unknown_tenant_note
 
 FAILURES = document_errors(TEI)
 
