@@ -28,8 +28,7 @@ from gateway.calls import CacheMode, Call, Deadline, operation_of
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
 from gateway.prepare import Preparer
-from gateway.quotas.limits import LimitStatus
-from gateway.quotas.prices import Price
+from gateway.quotas.limits import LimitStatus, Price
 from gateway.routing.routes import Route, Routes
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Keyring, Tenant

@@ -15,11 +15,8 @@ from gateway.quotas.ledger import (
     MemoryLedger,
     QuotaRequest,
     Reservation,
-    cost_text,
-    refusal,
 )
-from gateway.quotas.limit_text import LimitText
-from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, LimitStatus, Unit, period_end_us
+from gateway.quotas.limits import SECOND_US, UNITS, WINDOWS_US, Cost, Limit, LimitStatus, Unit, period_end_us
 from gateway.quotas.operations import LimitState, decode_statuses
 
 # With this many free slots in flight, and half of the limit free, requests hardly ever wait for one.
@@ -144,12 +141,8 @@ class LocalShare:
             calendars = tuple([limit for limit in request.limits if limit.period in ("day", "month")])
             key = (request.tenant, calendars, request.model, day, request.key)
             used = self._usage.get(key, NOTHING)
-            self._usage[key] = Cost(
-                used.requests + actual.requests,
-                used.tokens + actual.tokens,
-                used.inputs + actual.inputs,
-                used.images + actual.images,
-                used.budget + actual.budget,
+            self._usage[key] = msgspec.structs.replace(
+                used, **{unit: used.of(unit) + actual.of(unit) for unit in UNITS}
             )
             for limit in request.limits:
                 if limit.period in WINDOWS_US:
@@ -189,12 +182,10 @@ class LocalShare:
         if remaining is not None and request.cost.of(limit.unit) > remaining:
             # By the last known state the whole limit has no room for it either.
             left_us = period_end_us(limit.period, now_us) - now_us
-            return refusal(request, limit, left_us, [LimitStatus(limit, remaining, left_us)], now_us)
-        text = LimitText(limit, request.tenant, request.cost.currency)
-        admits = LimitText(share, request.tenant, request.cost.currency).amount
+            return request.refusal(limit, left_us, [LimitStatus(limit, remaining, left_us)], now_us)
         return QuotaExceeded(
-            f"limit {text.name}: this gateway may admit {admits} of it, and this call "
-            f"{cost_text(request, text)}; it may pass when the store is available again",
+            f"limit {request.text(limit).name}: this gateway may admit {request.text(share).amount} of it, "
+            f"and this call {request.cost_text(limit)}; it may pass when the store is available again",
             unit=limit.unit,
             calendar=False,
             retry_after_s=OUTAGE_RETRY_S,
