@@ -157,21 +157,23 @@ class Child:
 class _Output(asyncio.Protocol):
     """Reader of what a process writes. write_fd: for the process."""
 
-    def __init__(self, on_output: Callable[[bytes], None]) -> None:
+    def __init__(self, on_output: Callable[[bytes], None], write_fd: int) -> None:
         self._on_output = on_output
+        self.write_fd = write_fd
         self._ended = asyncio.Event()
         self._transport: asyncio.BaseTransport | None = None
-        self.write_fd = -1
 
     @classmethod
     async def open(cls, on_output: Callable[[bytes], None]) -> "_Output":
         """Return a reader that waits for output."""
         read_fd, write_fd = os.pipe()
-        output = cls(on_output)
-        pipe = os.fdopen(read_fd, "rb")
-        output._transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, pipe)
-        output.write_fd = write_fd
+        output = cls(on_output, write_fd)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: output, os.fdopen(read_fd, "rb"))
         return output
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Note the transport of the pipe."""
+        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         """Pass on what has arrived."""

@@ -165,10 +165,6 @@ UpdateWorkers = Callable[[Config, Sequence[EngineProcess]], Awaitable[None]]
 DifferingSpaces = Callable[[Config], Awaitable[tuple[Problem, ...]]]
 
 
-async def _no_differing_spaces(_: Config) -> tuple[Problem, ...]:
-    return ()
-
-
 class ConfigApplier:
     """The config that is served, and the only way to replace it. Runs one job at a time.
 
@@ -185,6 +181,8 @@ class ConfigApplier:
         source: ConfigSource,
         additions: AdditionsState,
         update_workers: UpdateWorkers,
+        differing_spaces: DifferingSpaces,
+        with_instances: Callable[[Config], Config],
         *,
         has_first_key: bool,
     ) -> None:
@@ -193,8 +191,8 @@ class ConfigApplier:
         self._additions = additions
         self._update_workers = update_workers
         self._has_first_key = has_first_key
-        self.with_instances: Callable[[Config], Config] = lambda config: config
-        self.differing_spaces: DifferingSpaces = _no_differing_spaces
+        self._differing_spaces = differing_spaces
+        self._with_instances = with_instances
         self.restored: frozenset[str] | None = None
         self.config = file
 
@@ -284,7 +282,7 @@ class ConfigApplier:
             if edit.part == "models":
                 await self._require_one_space(composed.config, {edit.name})
                 self.restored = frozenset({edit.name})
-        wanted_config = self.with_instances(composed.config)
+        wanted_config = self._with_instances(composed.config)
         outcome = compare_configs(self.config, wanted_config)
         needed = self._engines.engines_for(composed.config)
         started = self._engines.started_among(needed)
@@ -310,7 +308,7 @@ class ConfigApplier:
         if not groups:
             return
         asked = msgspec.structs.replace(config, models=groups)
-        if problems := await self.differing_spaces(asked):
+        if problems := await self._differing_spaces(asked):
             raise ConfigError(list(problems))
 
     def _restores(self, config: Config) -> bool:

@@ -9,14 +9,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from gateway.additions.entries import Edit, Listing
+from gateway.additions.entries import Edit
 from gateway.config.boot import AppBoot
-from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.events import ProcessRestarted
-from gateway.instances.records import Command, InstanceInfo, Result
-from gateway.registry.requests import ModelCommand, ModelResult
+from gateway.instances.records import Command, InstanceInfo
+from gateway.registry.requests import ModelCommand
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
@@ -98,24 +97,10 @@ class ReloadRequest(msgspec.Struct, frozen=True, tag="reload_request"):
     edit: Edit | None = None
 
 
-class ReloadReply(msgspec.Struct, frozen=True, tag="reload_reply"):
-    """Outcome of a worker's `ReloadRequest` with the same number."""
-
-    number: int
-    outcome: ReloadOutcome
-
-
 class ListingRequest(msgspec.Struct, frozen=True, tag="listing_request"):
     """Operator's request to list the additions."""
 
     number: int
-
-
-class ListingReply(msgspec.Struct, frozen=True, tag="listing_reply"):
-    """Additions, for a worker's `ListingRequest` with the same number."""
-
-    number: int
-    listing: Listing
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, tag="instance_request"):
@@ -125,11 +110,11 @@ class InstanceRequest(msgspec.Struct, frozen=True, tag="instance_request"):
     command: Command | ModelCommand
 
 
-class InstanceReply(msgspec.Struct, frozen=True, tag="instance_reply"):
-    """Result of a worker's `InstanceRequest` with the same number."""
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """Reply to a worker's request with the same number. result: encoded; the request implies its type."""
 
     number: int
-    result: Result | ModelResult
+    result: msgspec.Raw
 
 
 class InstancesUpdate(msgspec.Struct, frozen=True, tag="instances_update"):
@@ -165,7 +150,6 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 # Requests that the parent replies to.
 Request: TypeAlias = ReloadRequest | ListingRequest | InstanceRequest
-Reply: TypeAlias = ReloadReply | ListingReply | InstanceReply
 ToWorker: TypeAlias = (
     ConfigUpdate | Reply | InstancesUpdate | ProcessRestarted | SpaceRequest | CanaryWithdrawn
 )

@@ -19,12 +19,12 @@ from backends.torch import wire
 from gateway.additions.state import AdditionsState
 from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
 from gateway.config.boot import AppBoot
-from gateway.config.diff import ReloadOutcome
+from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.config.state_folder import state_folder
 from gateway.config.worker_share import worker_share
 from gateway.events import ProcessRestarted
-from gateway.instances.records import Record
+from gateway.instances.records import Record, Result
 from gateway.instances.state_file import StateFile, StateFileError
 from gateway.processes import messages
 from gateway.processes.child import Restarts
@@ -36,8 +36,8 @@ from gateway.processes.instance_pool import GatewayView, InstancePool
 from gateway.processes.instance_requests import InstanceRequests
 from gateway.processes.listeners import open_listener, reserve_port
 from gateway.processes.model_requests import ModelRequests
-from gateway.processes.worker_pool import SharedResources, WorkerCallbacks, WorkerPool
-from gateway.registry.requests import ActOnModel, AddModel, ListModels
+from gateway.processes.worker_pool import ConfigProgress, SharedResources, WorkerPool
+from gateway.registry.requests import ActOnModel, AddModel, ListModels, ModelResult
 from gateway.store.redis_client import RedisClient
 
 logger = logging.getLogger("gateway")
@@ -81,6 +81,8 @@ class Supervisor:
             source,
             self._additions,
             self._update_workers,
+            self._differing_spaces,
+            self._with_instances,
             has_first_key=boot.first_key_digest is not None,
         )
         self._instances: InstancePool | None = None
@@ -136,16 +138,11 @@ class Supervisor:
         address = _url_of(listener, config)
         self._workers = WorkerPool(
             shared,
-            WorkerCallbacks(
-                self._app_boot,
-                partial(self._on_workers_ready, address),
-                self._on_worker_request,
-                lambda: self._instances.infos if self._instances is not None else (),
-            ),
             restarts,
-        )
-        self._applier.differing_spaces = lambda config: self._workers.differing_spaces(
-            worker_share(config), UPDATE_TIMEOUT_S
+            self._app_boot,
+            partial(self._on_workers_ready, address),
+            self._on_worker_request,
+            lambda: self._instances.infos if self._instances is not None else (),
         )
         new_folder = partial(_private_folder, resources, "gateway-")
         self._engines = EnginePool(new_folder, environment, self._on_engine_state, restarts)
@@ -158,7 +155,6 @@ class Supervisor:
             )
             file, self._stored_instances = _open_state(resources, config, self._source.environment)
             self._instances = InstancePool(file, Host(environment, cache(new_folder)), view)
-            self._applier.with_instances = self._instances.overlay
             self._instance_requests = InstanceRequests(self._instances, view.config, view.publish)
             self._model_requests = ModelRequests(view.config, file.folder, environment)
 
@@ -228,18 +224,21 @@ class Supervisor:
 
         before: the config that requests in flight began with.
         """
-        number, problems = await self._workers.update_config(
-            self._app_boot(), self._applier.restored, UPDATE_TIMEOUT_S
-        )
-        for worker, problem in problems.items():
+        progress = self._workers.update_config(self._app_boot(), self._applier.restored)
+        for worker, problem in (await progress.problems(UPDATE_TIMEOUT_S)).items():
             logger.error("worker %d did not apply the config, and serves the old one: %s", worker, problem)
         if not unneeded and self._instances is None:
-            self._workers.ignore_drain(number)
             return
         longest_s = max((model.deadline_s for model in before.models.values()), default=0.0)
-        task = self._draining = asyncio.create_task(self._retire_engines(number, unneeded, longest_s))
+        task = self._draining = asyncio.create_task(self._retire_engines(progress, unneeded, longest_s))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+    async def _differing_spaces(self, config: Config) -> tuple[Problem, ...]:
+        return await self._workers.differing_spaces(worker_share(config), UPDATE_TIMEOUT_S)
+
+    def _with_instances(self, config: Config) -> Config:
+        return config if self._instances is None else self._instances.overlay(config)
 
     async def _publish_instances(self) -> None:
         """Serve the instances that have joined, and wait for calls to those that have left."""
@@ -247,8 +246,10 @@ class Supervisor:
         if self._draining is not None:
             await asyncio.wait({self._draining}, timeout=INSTANCE_DRAIN_S)
 
-    async def _retire_engines(self, number: int, engines: Sequence[EngineProcess], longest_s: float) -> None:
-        await self._workers.wait_until_drained(number, longest_s)
+    async def _retire_engines(
+        self, progress: ConfigProgress, engines: Sequence[EngineProcess], longest_s: float
+    ) -> None:
+        await progress.wait_until_drained(longest_s)
         await self._engines.stop(engines)
 
     def _on_workers_ready(self, address: str, report: messages.WorkerReady) -> None:
@@ -283,28 +284,24 @@ class Supervisor:
         return not upstreams[upstream].preload and not self._unusable.issuperset(upstreams)
 
     def _on_worker_request(self, worker: int, request: messages.Request) -> None:
-        number = request.number
-        if isinstance(request, messages.InstanceRequest):
-            task = asyncio.create_task(self._run_instance_request(worker, request))
-            self._retiring.add(task)
-            task.add_done_callback(self._retiring.discard)
-            return
-        if isinstance(request, messages.ListingRequest):
-            self._workers.reply(worker, messages.ListingReply(number, self._additions.listing))
-            return
-
-        def reply(outcome: ReloadOutcome) -> None:
-            self._workers.reply(worker, messages.ReloadReply(number, outcome))
-
-        self._reloads.enqueue(request.edit or "file", reply)
+        match request:
+            case messages.InstanceRequest():
+                task = asyncio.create_task(self._run_instance_request(worker, request))
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
+            case messages.ListingRequest():
+                self._workers.reply(worker, request, self._additions.listing)
+            case messages.ReloadRequest(_, edit):
+                self._reloads.enqueue(edit or "file", partial(self._workers.reply, worker, request))
 
     async def _run_instance_request(self, worker: int, request: messages.InstanceRequest) -> None:
         command = request.command
+        result: Result | ModelResult
         if isinstance(command, ListModels | AddModel | ActOnModel):
-            reply = messages.InstanceReply(request.number, await self._model_requests.run(command))
+            result = await self._model_requests.run(command)
         else:
-            reply = messages.InstanceReply(request.number, await self._instance_requests.run(command))
-        self._workers.reply(worker, reply)
+            result = await self._instance_requests.run(command)
+        self._workers.reply(worker, request, result)
 
 
 def _open_state(

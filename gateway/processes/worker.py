@@ -15,12 +15,12 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from threading import Thread
 from types import FrameType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import uvicorn
@@ -32,10 +32,9 @@ from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build, start_tasks
 from gateway.config.diff import ReloadOutcome
-from gateway.config.problems import Problem
 from gateway.config.schema import Config, ListenerTls
-from gateway.events import Event, Observe, ProcessRestarted, UpstreamJudged
-from gateway.instances.records import Command, InstanceInfo, Result
+from gateway.events import Event, ProcessRestarted, UpstreamJudged
+from gateway.instances.records import Command, Result
 from gateway.processes import messages
 from gateway.processes.listeners import join_port
 from gateway.processes.messages import CanaryWithdrawn, ModelSummary, WorkerBoot, WorkerReady
@@ -52,13 +51,15 @@ LISTING_TIMEOUT_S = 10.0
 INSTANCES_TIMEOUT_S = 120.0
 # The parent kills a worker that has been silent for several times as long.
 HEARTBEAT_EVERY_S = 1.0
+# Longer than any sensible client's keep-alive pool keeps an idle connection.
+KEEP_ALIVE_S = 75
+READY_POLL_S = 0.05
+# A request creates hundreds of objects and hardly any cycles. The default would collect on every second one.
+GC_THRESHOLD = 5_000
+ABANDON_S = 1.0
+READ_BYTES = 65536
 
-# Serve a new config with the engines of its upstreams and the names of its added models. The task completes
-# once all that it removed is closed.
-ServeConfig: TypeAlias = Callable[
-    [Config, Mapping[str, Mapping[str, str]], Collection[str], Collection[str] | None], "asyncio.Task[None]"
-]
-_Reply = TypeVar("_Reply", ReloadOutcome, Listing, Result, ModelResult)
+_Result = TypeVar("_Result", ReloadOutcome, Listing, Result, ModelResult)
 
 
 class ParentLink:
@@ -66,32 +67,14 @@ class ParentLink:
 
     def __init__(self, status_fd: int) -> None:
         self._status_fd = status_fd
-        self._serve_config: ServeConfig | None = None
-        self._observe: Observe | None = None
-        self._show_instances: Callable[[tuple[InstanceInfo, ...]], None] = lambda _: None
-        self._differing_spaces: Callable[[Config], tuple[Problem, ...]] = lambda _: ()
-        self._withdraw: Callable[[messages.CanaryWithdrawn], None] = lambda _: None
+        self._application: Application | None = None
         # Replies that requests wait for, by the request's number.
-        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._replies: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._numbers = count()
 
-    def attach(
-        self,
-        serve_config: ServeConfig,
-        observe: Observe,
-        show_instances: Callable[[tuple[InstanceInfo, ...]], None],
-    ) -> None:
-        """Set the receivers of configs, events and instances. Must precede the first call of `receive`."""
-        self._serve_config, self._observe = serve_config, observe
-        self._show_instances = show_instances
-
-    def attach_groups(
-        self,
-        differing_spaces: Callable[[Config], tuple[Problem, ...]],
-        withdraw: Callable[[messages.CanaryWithdrawn], None],
-    ) -> None:
-        """Set the receivers of questions about vector spaces, and of withdrawn canaries."""
-        self._differing_spaces, self._withdraw = differing_spaces, withdraw
+    def attach(self, application: Application) -> None:
+        """Set the receiver of what the parent sends. Must precede the first call of `receive`."""
+        self._application = application
 
     def send(self, message: messages.ToParent) -> None:
         """Send one message to the parent."""
@@ -138,67 +121,44 @@ class ParentLink:
 
     def receive(self, line: bytes) -> None:
         """Handle one line from the parent."""
+        application = self._application
+        assert application is not None
         match msgspec.json.decode(line, type=messages.ToWorker):
             case messages.ConfigUpdate() as update:
-                self._apply(update)
-            case messages.ReloadReply(number, outcome):
-                self._resolve(number, outcome)
-            case messages.ListingReply(number, listing):
-                self._resolve(number, listing)
-            case messages.InstanceReply(number, result):
-                self._resolve(number, result)
+                self._apply(application, update)
+            case messages.Reply(number, result):
+                waiter = self._replies.get(number)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(result)
             case messages.InstancesUpdate(instances):
-                self._show_instances(instances)
+                application.instances.update(instances)
             case messages.SpaceRequest(number, config):
-                self.send(messages.SpaceReply(number, self._differing_spaces(config)))
-            case messages.CanaryWithdrawn() | ProcessRestarted() as news:
-                self._receive_news(news)
-
-    def _receive_news(self, news: messages.CanaryWithdrawn | ProcessRestarted) -> None:
-        """Handle what happened to another worker, or in another process."""
-        if isinstance(news, messages.CanaryWithdrawn):
-            self._withdraw(news)
-        else:
-            assert self._observe is not None
-            self._observe(news)
+                self.send(messages.SpaceReply(number, application.groups.differing_spaces(config)))
+            case messages.CanaryWithdrawn(model, upstream, reason):
+                application.groups.withdraw(model, upstream, reason)
+            case ProcessRestarted() as restart:
+                application.observe(restart)
 
     async def _request(
-        self, request: Callable[[int], messages.ToParent], timeout_s: float, kind: type[_Reply]
-    ) -> _Reply:
+        self, request: Callable[[int], messages.Request], timeout_s: float, kind: type[_Result]
+    ) -> _Result:
         number = next(self._numbers)
         waiter = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
             self.send(request(number))
             async with asyncio.timeout(timeout_s):
-                reply = await waiter
+                return msgspec.json.decode(await waiter, type=kind)
         finally:
             del self._replies[number]
-        assert isinstance(reply, kind)
-        return reply
 
-    def _resolve(self, number: int, reply: ReloadOutcome | Listing | Result | ModelResult) -> None:
-        waiter = self._replies.get(number)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(reply)
-
-    def _apply(self, update: messages.ConfigUpdate) -> None:
-        assert self._serve_config is not None
+    def _apply(self, application: Application, update: messages.ConfigUpdate) -> None:
         try:
-            drained = self._serve_config(update.config, update.engines, update.added_models, update.restored)
+            drained = application.follow(update.config, update.engines, update.added_models, update.restored)
         except OSError as error:
             self.send(messages.ConfigAck(update.number, str(error)))
             return
         self.send(messages.ConfigAck(update.number))
         drained.add_done_callback(lambda _: self.send(messages.ConfigDrained(update.number)))
-
-
-# Longer than any sensible client's keep-alive pool keeps an idle connection.
-KEEP_ALIVE_S = 75
-READY_POLL_S = 0.05
-# A request creates hundreds of objects and hardly any cycles. The default would collect on every second one.
-GC_THRESHOLD = 5_000
-ABANDON_S = 1.0
-READ_BYTES = 65536
 
 
 class DrainingServer(uvicorn.Server):
@@ -308,14 +268,9 @@ def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Appli
     for restart in boot.restarts:
         application.observe(restart)
     application.instances.update(boot.instances)
-    link.attach(application.follow, application.observe, application.instances.update)
-    groups = application.groups
-    link.attach_groups(
-        groups.differing_spaces,
-        lambda withdrawn: groups.withdraw(withdrawn.model, withdrawn.upstream, withdrawn.reason),
-    )
+    link.attach(application)
     for withdrawn in boot.withdrawn:
-        groups.withdraw(withdrawn.model, withdrawn.upstream, withdrawn.reason)
+        application.groups.withdraw(withdrawn.model, withdrawn.upstream, withdrawn.reason)
     return application
 
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
-from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -28,67 +28,48 @@ from gateway.processes.child import (
 from gateway.processes.listeners import address_of
 from gateway.telemetry.metrics import forget_worker
 
-Waiters: TypeAlias = dict[int, "asyncio.Future[str | None]"]
 
-
-class WorkerAcks:
+class ConfigProgress:
     """Confirmations that each worker has applied an update, and has drained everything that it removed.
 
     A worker that exits delays neither, because it restarts with the current config.
     """
 
-    def __init__(self) -> None:
-        self._applying: dict[int, Waiters] = {}
-        self._draining: dict[int, Waiters] = {}
-
-    async def wait_until_applied(
-        self, number: int, workers: Iterable[int], timeout_s: float
-    ) -> dict[int, str]:
-        """Wait for these workers to apply an update, and return why some did not, by worker."""
+    def __init__(self, workers: Iterable[int]) -> None:
         loop = asyncio.get_running_loop()
-        workers = tuple(workers)
-        self._draining[number] = {worker: loop.create_future() for worker in workers}
-        waiters = self._applying[number] = {worker: loop.create_future() for worker in workers}
-        if waiters:
-            await asyncio.wait(waiters.values(), timeout=timeout_s)
-        del self._applying[number]
+        self._applied: dict[int, asyncio.Future[str | None]] = {
+            each: loop.create_future() for each in workers
+        }
+        self._drained: dict[int, asyncio.Future[None]] = {
+            each: loop.create_future() for each in self._applied
+        }
+
+    async def problems(self, timeout_s: float) -> dict[int, str]:
+        """Wait until the update is applied, and return why some workers did not, by worker."""
+        if self._applied:
+            await asyncio.wait(self._applied.values(), timeout=timeout_s)
         problems = {
             worker: waiter.result() if waiter.done() else "it does not answer"
-            for worker, waiter in waiters.items()
+            for worker, waiter in self._applied.items()
         }
         return {worker: problem for worker, problem in problems.items() if problem is not None}
 
-    async def wait_until_drained(self, number: int, timeout_s: float) -> None:
-        """Wait until no request uses anything that an update removed, for at most this time."""
-        try:
-            if waiters := self._draining[number]:
-                await asyncio.wait(waiters.values(), timeout=timeout_s)
-        finally:
-            self.ignore_drain(number)
+    async def wait_until_drained(self, timeout_s: float) -> None:
+        """Wait until no request uses anything that the update removed, for at most this time."""
+        if self._drained:
+            await asyncio.wait(self._drained.values(), timeout=timeout_s)
 
-    def ignore_drain(self, number: int) -> None:
-        """Drop the drain of an update that nothing waits for."""
-        del self._draining[number]
+    def record_applied(self, worker: int, problem: str | None = None) -> None:
+        """Record that a worker has applied the update; problem: why it has not."""
+        waiter = self._applied.get(worker)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(problem)
 
-    def record_applied(self, number: int, worker: int, problem: str | None) -> None:
-        """Record that a worker has applied an update; problem: why it has not."""
-        _resolve(self._applying, number, worker, problem)
-
-    def record_drained(self, number: int, worker: int) -> None:
-        """Record that a worker has drained everything that an update removed."""
-        _resolve(self._draining, number, worker, None)
-
-    def record_exit(self, worker: int) -> None:
-        """Stop waiting for a worker that has exited."""
-        for pending in (self._applying, self._draining):
-            for number in pending:
-                _resolve(pending, number, worker, None)
-
-
-def _resolve(pending: Mapping[int, Waiters], number: int, worker: int, problem: str | None) -> None:
-    waiter = pending.get(number, {}).get(worker)
-    if waiter is not None and not waiter.done():
-        waiter.set_result(problem)
+    def record_drained(self, worker: int) -> None:
+        """Record that a worker has drained everything that the update removed."""
+        waiter = self._drained.get(worker)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 class SharedResources(msgspec.Struct, frozen=True):
@@ -112,31 +93,34 @@ class SharedResources(msgspec.Struct, frozen=True):
         return tuple(filter(None, (self.listener, self.admin, self.manager)))
 
 
-class WorkerCallbacks(msgspec.Struct, frozen=True):
-    """The supervisor's part in the life of workers.
+class WorkerPool:
+    """All HTTP workers of one gateway. all_ready: set once each has reported that it is ready.
 
     app_boot: returns the settings that a worker starts with now. on_ready: called once, with the report of
     the last worker that became ready. on_request: called with a worker's index and its request. instances:
     returns those of this host.
     """
 
-    app_boot: Callable[[], AppBoot]
-    on_ready: Callable[[messages.WorkerReady], None]
-    on_request: Callable[[int, messages.Request], None]
-    instances: Callable[[], tuple[InstanceInfo, ...]] = tuple
-
-
-class WorkerPool:
-    """All HTTP workers of one gateway. all_ready: set once each has reported that it is ready."""
-
-    def __init__(self, resources: SharedResources, callbacks: WorkerCallbacks, restarts: Restarts) -> None:
+    def __init__(
+        self,
+        resources: SharedResources,
+        restarts: Restarts,
+        app_boot: Callable[[], AppBoot],
+        on_ready: Callable[[messages.WorkerReady], None],
+        on_request: Callable[[int, messages.Request], None],
+        instances: Callable[[], tuple[InstanceInfo, ...]],
+    ) -> None:
         self._resources = resources
-        self._callbacks = callbacks
+        self._app_boot = app_boot
+        self._on_ready = on_ready
+        self._on_request = on_request
+        self._instances = instances
         self._restarts = restarts
         self._children: list[Child] = []
         self._heartbeats: list[Heartbeats] = []
         self._ready: set[int] = set()
-        self._acks = WorkerAcks()
+        # Updates that something waits for, by number.
+        self._updates: WeakValueDictionary[int, ConfigProgress] = WeakValueDictionary()
         self._update_numbers = count()
         self._space_replies: dict[int, asyncio.Future[tuple[Problem, ...]]] = {}
         # Canaries that a worker has withdrawn since they were put back, by model.
@@ -171,14 +155,10 @@ class WorkerPool:
             del self._space_replies[number]
         return waiter.result() if waiter.done() else ()
 
-    async def update_config(
-        self, boot: AppBoot, restored: frozenset[str] | None, timeout_s: float
-    ) -> tuple[int, dict[int, str]]:
-        """Send the config of new workers to every worker and wait for the confirmations.
+    def update_config(self, boot: AppBoot, restored: frozenset[str] | None) -> ConfigProgress:
+        """Send the config of new workers to every worker, and return their confirmations.
 
         restored: models whose withdrawn canary is put back; None, all of them.
-        Returns the update's number, and why some workers did not apply it. The
-        caller passes the number to `wait_until_drained` or `ignore_drain`.
         """
         number = next(self._update_numbers)
         line = msgspec.json.encode(
@@ -188,15 +168,8 @@ class WorkerPool:
         self._withdrawn = {model: self._withdrawn[model] for model in kept}
         # A worker that is being started receives this config with its boot message.
         sent = [worker for worker, child in enumerate(self._children) if child.send(line)]
-        return number, await self._acks.wait_until_applied(number, sent, timeout_s)
-
-    async def wait_until_drained(self, number: int, timeout_s: float) -> None:
-        """Wait until no worker uses anything that an update removed."""
-        await self._acks.wait_until_drained(number, timeout_s)
-
-    def ignore_drain(self, number: int) -> None:
-        """Do not wait for workers to drain an update."""
-        self._acks.ignore_drain(number)
+        progress = self._updates[number] = ConfigProgress(sent)
+        return progress
 
     def broadcast(self, news: ProcessRestarted | messages.InstancesUpdate | messages.CanaryWithdrawn) -> None:
         """Send news to every worker that runs; one that starts receives them when it boots."""
@@ -204,8 +177,9 @@ class WorkerPool:
         for child in self._children:
             child.send(line)
 
-    def reply(self, worker: int, reply: messages.Reply) -> None:
-        """Send the reply to a worker's request."""
+    def reply(self, worker: int, request: messages.Request, result: object) -> None:
+        """Send the result of a worker's request."""
+        reply = messages.Reply(request.number, msgspec.Raw(msgspec.json.encode(result)))
         self._children[worker].send(msgspec.json.encode(reply))
 
     async def stop(self, signal_number: signal.Signals, patience_s: float) -> None:
@@ -231,7 +205,7 @@ class WorkerPool:
         listener, admin = self._resources.listener, self._resources.admin
         manager = self._resources.manager
         app = msgspec.structs.replace(
-            self._callbacks.app_boot(),
+            self._app_boot(),
             admin_port=admin.getsockname()[1] if admin else None,
             manager_port=manager.getsockname()[1] if manager else None,
             worker=None if self._resources.metrics_folder is None else worker,
@@ -245,7 +219,7 @@ class WorkerPool:
             address_of(self._resources.grpc) if self._resources.grpc else None,
             self._resources.metrics_folder,
             self._restarts.latest,
-            self._callbacks.instances(),
+            self._instances(),
             tuple(self._withdrawn.values()),
         )
         return msgspec.json.encode(boot)
@@ -257,17 +231,17 @@ class WorkerPool:
                 self._ready.add(worker)
                 if not self.all_ready.is_set() and len(self._ready) == len(self._children):
                     self.all_ready.set()
-                    self._callbacks.on_ready(report)
+                    self._on_ready(report)
             case messages.ConfigAck(number, problem):
-                self._acks.record_applied(number, worker, problem)
+                self._updates.get(number, ConfigProgress(())).record_applied(worker, problem)
             case messages.ConfigDrained(number):
-                self._acks.record_drained(number, worker)
+                self._updates.get(number, ConfigProgress(())).record_drained(worker)
             case messages.SpaceReply(number, problems):
                 self._on_space_reply(number, problems)
             case messages.CanaryWithdrawn() as withdrawn:
                 self._on_withdrawn(withdrawn)
             case messages.ReloadRequest() | messages.ListingRequest() | messages.InstanceRequest() as request:
-                self._callbacks.on_request(worker, request)
+                self._on_request(worker, request)
 
     def _on_space_reply(self, number: int, problems: tuple[Problem, ...]) -> None:
         waiter = self._space_replies.get(number)
@@ -281,7 +255,9 @@ class WorkerPool:
             self.broadcast(withdrawn)
 
     def _on_exit(self, worker: int, name: str, reason: EndReason, how: str) -> None:
-        self._acks.record_exit(worker)
+        for progress in self._updates.values():
+            progress.record_applied(worker)
+            progress.record_drained(worker)
         self._heartbeats[worker].reset()
         if self._resources.metrics_folder is not None:
             forget_worker(self._resources.metrics_folder, worker)
