@@ -157,8 +157,11 @@ class Ledger(Protocol):
     def has_ample_room(self, request: QuotaRequest) -> bool:
         """Return whether waiting for `reserve` would only cost time: it is all but certain to be admitted.
 
-        False while another reserve of the tenant waits for the store: both travel together then.
+        False while another reserve of the tenant waits for the store, with which it travels then, and where
+        there is no trip to save.
         """
+        del request
+        return False
 
     async def reserve(self, request: QuotaRequest) -> Reservation:
         """Take a cost from all limits, or from none.
@@ -285,7 +288,7 @@ def _wait_of(status: LimitStatus, cost: Cost) -> int:
     return status.reset_us - window_us + amount * window_us // limit.amount
 
 
-class MemoryLedger:
+class MemoryLedger(Ledger):
     """Quotas of one process. now_us: the wall clock in microseconds; days and months need it.
 
     is_share: the limits are parts of larger ones. A rate that is full admits a call above its amount, and
@@ -317,11 +320,6 @@ class MemoryLedger:
     def refuse_if_spent(self, tenant: str, limits: tuple[Limit, ...], least: Cost) -> None:
         """Refuse a request that cannot pass, by the last refusal. Raises: QuotaExceeded."""
         self._spent.refuse(tenant, limits, least)
-
-    def has_ample_room(self, request: QuotaRequest) -> bool:
-        """Return False: there is no trip to save."""
-        del request
-        return False
 
     async def reserve(self, request: QuotaRequest) -> Reservation:
         """Take a cost from all limits, or from none. Raises: QuotaExceeded, RequestExceedsLimit."""
@@ -368,9 +366,6 @@ class MemoryLedger:
                 self._observe(budget_alert(request.tenant, status.limit, meter.used))
         return statuses
 
-    async def flush(self) -> None:
-        """Do nothing: no other gateway shares this ledger."""
-
     async def usage(self, tenant: str, days: Sequence[str], *, by_key: bool = False) -> list[UsageRow]:
         """Return the usage that this process has settled since its start."""
         return [
@@ -383,6 +378,9 @@ class MemoryLedger:
         """Return the used share of a limit, or None if it was never used."""
         meter = self._meters.get((tenant, limit))
         return None if meter is None else 1 - meter.status(self._now()).remaining / limit.amount
+
+    async def flush(self) -> None:
+        """Do nothing: no other gateway shares this ledger."""
 
     async def maintain(self) -> None:
         """Do nothing: there is no background work."""

@@ -18,6 +18,7 @@ from gateway.events import BudgetAlert, Observe, StoreChanged
 from gateway.quotas.account import STATE_TTL_S, Account, Availability
 from gateway.quotas.ledger import (
     LEASE_US,
+    Ledger,
     QuotaRequest,
     Reservation,
     SpentLimits,
@@ -56,7 +57,7 @@ class OutagePolicy(msgspec.Struct, frozen=True):
     gateways: int = 1
 
 
-class RedisLedger:
+class RedisLedger(Ledger):
     """Quotas shared by all gateways on one store. now_us: a test's clock; None is the clock of Redis."""
 
     def __init__(
@@ -75,8 +76,6 @@ class RedisLedger:
         self._now_us = now_us
         self._gateways = policy.gateways
         self._local = LocalShare()
-        # As the store last reported it to this process.
-        self.spent_share = self._local.spent_share
         self._spent = SpentLimits(now_us or (lambda: time.monotonic_ns() // 1000))
         self._accounts: dict[str, Account] = {}
         # Open reservations that occupy a slot in flight.
@@ -179,6 +178,10 @@ class RedisLedger:
         # A script, not plain commands: a server that takes commands and refuses scripts is of no use.
         reply = await self._client.run_script(BEAT, [GATEWAYS_KEY], msgspec.msgpack.encode(argument))
         return msgspec.msgpack.decode(reply, type=int)
+
+    def spent_share(self, tenant: str, limit: Limit) -> float | None:
+        """Return the used share of a limit, as the store last reported it to this process."""
+        return self._local.spent_share(tenant, limit)
 
     async def maintain(self) -> None:
         """Send heartbeats, renew leases, and return to the store after an outage, until cancelled."""

@@ -141,8 +141,7 @@ class Keyring:
     """All keys that are valid now, by digest. now_s: the wall clock.
 
     has_store: keys are stored too. Until they have been read, an unknown key may still be valid. The same
-    holds while `store_is_away`, unless it was valid before. budgets: of tenants and keys, with their tenant.
-    clock_offset_s: how far the clock of Redis is ahead, so that a key expires on all gateways at once.
+    holds while the store is away, unless it was valid before. budgets: of tenants and keys, by their tenant.
     version: grows with each change of keys and tenants. tenant_settings: of all tenants, by name; those of
     router.yaml take precedence over stored ones.
     """
@@ -157,11 +156,12 @@ class Keyring:
         has_store: bool = False,
     ) -> None:
         self._now_s = now_s
-        self.clock_offset_s = 0.0
+        # How far the clock of Redis is ahead, so that a key expires on all gateways at once.
+        self._clock_offset_s = 0.0
         self.version = 0
         self.has_store = has_store
         self._store_unread = has_store
-        self.store_is_away = False
+        self._store_is_away = False
         self._without_tenant: Mapping[str, StoredKey] = {}
         self._owners: dict[str, tuple[str, Tenant]] = {}
         # Digests of keys that are valid no more, the latest last.
@@ -257,6 +257,14 @@ class Keyring:
         self._store_unread = True
         self._rebuild()
 
+    def follow_clock(self, offset_s: float) -> None:
+        """Let stored keys expire by the clock of the store, which is so far ahead."""
+        self._clock_offset_s = offset_s
+
+    def record_store(self, *, is_away: bool) -> None:
+        """Record if the store can be read: while it cannot, an unknown key may be in it."""
+        self._store_is_away = is_away
+
     def identify(self, api_key: str | None) -> Tenant:
         """Return the owner of a key.
 
@@ -270,9 +278,9 @@ class Keyring:
         # the found digest takes constant time.
         found, tenant = self._owners.get(digest, ("", None))
         if not hmac.compare_digest(found, digest) or tenant is None:
-            may_be_stored = self._store_unread or (self.store_is_away and digest not in self._former)
+            may_be_stored = self._store_unread or (self._store_is_away and digest not in self._former)
             raise _refusal(self._without_tenant.get(digest), may_be_stored=may_be_stored)
-        if tenant.expires_s is not None and tenant.expires_s <= self._now_s() + self.clock_offset_s:
+        if tenant.expires_s is not None and tenant.expires_s <= self._now_s() + self._clock_offset_s:
             raise Unauthenticated("this API key has expired")
         return tenant
 
@@ -288,7 +296,7 @@ class Keyring:
             # They need no tenant, and without one there are no limits: they call no models.
             scopes = tuple(scope for scope in key.scopes or () if scope in OPERATOR_SCOPES)
             return _owner(config.TenantConfig(), msgspec.structs.replace(key, scopes=scopes))
-        if self._store_unread or self.store_is_away:
+        if self._store_unread or self._store_is_away:
             raise QuotaUnavailable("the store of tenants is unavailable, and this one is not known")
         raise TenantUnknown(f"the tenant of this token, {key.tenant!r}, is not defined; ask the operator")
 
@@ -300,10 +308,10 @@ class Keyring:
         """
         owner = self._by_id.get((tenant, key_id))
         if owner is None or (mark and owner.key_mark != mark):
-            if self._store_unread or self.store_is_away:
+            if self._store_unread or self._store_is_away:
                 raise QuotaUnavailable("the key store is unavailable", retry_after_s=1)
             raise Unauthenticated("the key that created this batch, or its tenant, no longer exists")
-        if owner.expires_s is not None and owner.expires_s <= self._now_s() + self.clock_offset_s:
+        if owner.expires_s is not None and owner.expires_s <= self._now_s() + self._clock_offset_s:
             raise Unauthenticated("the key that created this batch has expired")
         return owner
 

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,7 +19,7 @@ import msgspec
 from gateway.config import schema as config
 from gateway.config.state_folder import make_private_folder, replace_private
 from gateway.tenants.keyring import StoredKey
-from gateway.tenants.store import StoreState, check_stored_limits, removal_of_key, removal_of_tenant
+from gateway.tenants.store import StoreState, check_limits, removal_of_key, removal_of_tenant
 
 logger = logging.getLogger("gateway")
 
@@ -40,7 +40,8 @@ class Stored(msgspec.Struct, frozen=True):
         A key whose id or digest the store has again is not missing, and neither is a key of a tenant that was
         removed.
         """
-        ids, digests = _names(current.keys)
+        ids = {key.id for key in current.keys}
+        digests = {key.digest for key in current.keys}
         keys = [
             key
             for key in self.keys
@@ -59,14 +60,6 @@ class Stored(msgspec.Struct, frozen=True):
     def joined(self, kept: "Stored") -> "Stored":
         """Return everything that is valid: the store's, and what is kept of what it has lost."""
         return Stored((*self.keys, *kept.keys), {**kept.tenants, **self.tenants})
-
-
-def _names(keys: Iterable[StoredKey]) -> tuple[set[str], set[str]]:
-    ids, digests = set[str](), set[str]()
-    for key in keys:
-        ids.add(key.id)
-        digests.add(key.digest)
-    return ids, digests
 
 
 def loss_between(seen: StoreState, now: StoreState) -> str:
@@ -178,21 +171,16 @@ class Snapshot(msgspec.Struct, frozen=True):
             self.version.encode(), confirmed_s - CLOCKS_DIFFER_S, "", self.stored_keys, self.stored_tenants
         )
 
-    def all_limits(self) -> Iterator[dict[str, config.LimitAmount]]:
-        """Yield the limits of every key and tenant."""
-        for key in (*self.keys, *self.kept_keys):
-            yield key.limits
-        for tenant in (*self.tenants.values(), *self.kept_tenants.values()):
-            yield tenant.limits
-            yield from tenant.model_limits.values()
-
 
 class SnapshotFile:
     """File of one gateway. url: of the store, whose snapshot a file of another store is not."""
 
     def __init__(self, path: Path, url: str) -> None:
         self._path = path
-        self.store = _address_digest(url)
+        parts = urlsplit(url)
+        # Without its password, which may change.
+        address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        self.store = hashlib.sha256(address.encode()).hexdigest()
         self._confirmed_s = 0.0
         self._logged = ""
 
@@ -201,8 +189,8 @@ class SnapshotFile:
         try:
             confirmed_s = self._path.stat().st_mtime
             content = msgspec.json.decode(self._path.read_bytes(), type=Snapshot)
-            for limits in content.all_limits():
-                check_stored_limits(limits)
+            check_limits(content.keys, content.tenants.values())
+            check_limits(content.kept_keys, content.kept_tenants.values())
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
@@ -241,10 +229,3 @@ class SnapshotFile:
         if message != self._logged:
             self._logged = message
             logger.warning("%s", message)
-
-
-def _address_digest(url: str) -> str:
-    """Return a digest of a store's address without its password, which may change."""
-    parts = urlsplit(url)
-    hosts = parts.netloc.rpartition("@")[2]
-    return hashlib.sha256(f"{parts.scheme}://{hosts}{parts.path}".encode()).hexdigest()

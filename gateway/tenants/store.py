@@ -6,7 +6,7 @@ anything has changed, and if the store was emptied or restored from an older cop
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -292,7 +292,7 @@ def _text(name: bytes) -> str:
 def _read_key(id_: str, value: bytes) -> StoredKey | None:
     try:
         key = msgspec.json.decode(value, type=StoredKey)
-        check_stored_limits(key.limits)
+        check_limits((key,), ())
     except ValueError as error:
         logger.warning("the key %r in Redis cannot be read and is not known: %s", id_, error)
         return None
@@ -307,15 +307,18 @@ def _read_tenant(name: str, value: bytes) -> config.TenantConfig:
             field: fields[field] for field in config.TenantConfig.__struct_fields__ if field in fields
         }
         tenant = msgspec.convert(supported, config.TenantConfig)
-        for limits in (tenant.limits, *tenant.model_limits.values()):
-            check_stored_limits(limits)
+        check_limits((), (tenant,))
     except ValueError as error:
         logger.warning("the tenant %r in Redis cannot be read and may use no model: %s", name, error)
         return UNREADABLE
     return tenant
 
 
-def check_stored_limits(limits: Mapping[str, config.LimitAmount]) -> None:
-    """Check the names and the amounts of limits. Raises: ValueError."""
-    for name, problem in limit_problems(limits).items():
-        raise ValueError(f"{name}: {problem}")
+def check_limits(keys: Iterable[StoredKey], tenants: Iterable[config.TenantConfig]) -> None:
+    """Check the names and the amounts of stored limits. Raises: ValueError."""
+    found = [key.limits for key in keys]
+    for tenant in tenants:
+        found += (tenant.limits, *tenant.model_limits.values())
+    for limits in found:
+        for name, problem in limit_problems(limits).items():
+            raise ValueError(f"{name}: {problem}")

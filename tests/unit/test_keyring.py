@@ -208,6 +208,6 @@ def test_keys_expire_by_the_clock_of_the_store() -> None:
     keyring.replace_stored([StoredKey("k", key_digest("secret"), "acme", expires_s=1050.0)])
     assert "acme" == keyring.identify("secret").name
 
-    keyring.clock_offset_s = 90.0
+    keyring.follow_clock(90.0)
     with pytest.raises(Unauthenticated, match="expired"):
         keyring.identify("secret")
