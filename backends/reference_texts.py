@@ -23,7 +23,7 @@ from backends.contract.errors import (
 
 # Version of the set of texts. Vectors of different editions cannot be compared.
 EDITION = "1"
-CANARIES = (
+REFERENCE_TEXTS = (
     "ok",
     "The quick brown fox jumps over the lazy dog near the river.",
     "Où est l'été? Die Größe der Straße, señor: 12,5 %!",
@@ -49,14 +49,14 @@ BUSY_PAUSE_MAX_S = 1.0
 
 
 async def embed_in_batches(
-    backend: Backend, texts: Sequence[str], batch_inputs: int | None, timeout_s: float
+    backend: Backend, texts: Sequence[str], request_inputs: int | None, timeout_s: float
 ) -> EmbedReply:
-    """Embed texts with one replica, in requests of at most batch_inputs; timeout_s applies to each request.
+    """Embed texts with one replica, in requests of at most request_inputs; timeout_s applies to each request.
 
     A batch for which the replica has no room is sent text by text. Raises: BackendError.
     """
     replies = []
-    for batch in _batches(texts, batch_inputs or REQUEST_INPUTS):
+    for batch in _batches(texts, request_inputs or REQUEST_INPUTS):
         try:
             replies.append(await _embed(backend, batch, timeout_s))
         except ReplicaOverloaded:
@@ -68,21 +68,21 @@ async def embed_in_batches(
     return EmbedReply(vectors, sum(reply.tokens for reply in replies), None)
 
 
-async def embed_canaries(
-    backend: Backend, batch_inputs: int | None, timeout_s: float
+async def embed_reference_texts(
+    backend: Backend, request_inputs: int | None, timeout_s: float
 ) -> tuple[EmbedReply, BackendError | None]:
-    """Embed the canaries; a text that fails while others do not has a row of NaN.
+    """Embed the reference texts; a text that fails while others do not has a row of NaN.
 
     Returns the reply and the error of a text that failed, if one did. Raises: BackendError, if all fail.
     """
     try:
-        return await embed_in_batches(backend, CANARIES, batch_inputs, timeout_s), None
+        return await embed_in_batches(backend, REFERENCE_TEXTS, request_inputs, timeout_s), None
     except (ReplicaFailed, ConnectionLost, InvalidWork) as error:
         failure: BackendError = error
     replies: list[EmbedReply | None] = []
-    for text in CANARIES:
+    for text in REFERENCE_TEXTS:
         try:
-            replies.append(await embed_in_batches(backend, (text,), batch_inputs, timeout_s))
+            replies.append(await embed_in_batches(backend, (text,), request_inputs, timeout_s))
         except (ReplicaFailed, ConnectionLost, InvalidWork) as error:
             failure = error
             replies.append(None)
@@ -121,7 +121,7 @@ async def _embed_when_free(backend: Backend, text: str, timeout_s: float) -> Emb
 
 def max_inputs_per_request(capabilities: Capabilities, configured: int | None) -> int | None:
     """Return the lowest of the replica's and the operator's bounds on inputs per request, or None."""
-    bounds = (capabilities.batch_inputs, capabilities.concurrent_inputs, configured)
+    bounds = (capabilities.request_inputs, capabilities.concurrent_inputs, configured)
     return min(filter(None, bounds), default=None)
 
 
@@ -157,13 +157,13 @@ def row_cosines(first: Vectors, second: Vectors) -> Vectors:
     return clipped
 
 
-def canary_digest(vectors: Vectors) -> str:
-    """Return 16 hex digits that identify the canaries' vectors (n, dim) and tolerate rounding errors.
+def reference_digest(vectors: Vectors) -> str:
+    """Return 16 hex digits that identify the reference texts' vectors (n, dim) and tolerate rounding errors.
 
-    The digest covers, for each pair of neighboring canaries, the component with the largest difference and
-    the sign of that difference. Rounding changes neither unless two components are almost equal, and another
-    model changes most of them. Differences are used because many models have one component that is the
-    largest in every text.
+    The digest covers, for each pair of neighboring reference texts, the component with the largest difference
+    and the sign of that difference. Rounding changes neither unless two components are almost equal, and
+    another model changes most of them. Differences are used because many models have one component that is
+    the largest in every text.
     """
     vectors = np.nan_to_num(vectors)
     steps = vectors - np.roll(vectors, 1, axis=0)

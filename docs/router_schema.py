@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
+from backends.contract import BackendKind
+from backends.kinds import KINDS
 from gateway.config.money import BUDGET_MAX
-from gateway.config.schema import LIMIT_NAME, Config, LimitAmount
+from gateway.config.schema import KINDS_OF_KEYS, LIMIT_NAME, Config, LimitAmount
 
 ROOT = Path(__file__).parents[1]
 SCHEMA = ROOT / "gateway/config/router.schema.json"
@@ -23,17 +25,20 @@ TABLES = ROOT / "docs/configuration.md"
 
 ROW = re.compile(r"^\| (`[\w.<>`, ]+`) \| .+ \| (.+?) \|$", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+# A reference to another place of the documents.
+REFERENCE = re.compile(r"[;.] [Ss]ee (\[[^\]]+\]\([^)]+\)|below)\.")
 LIMIT_AMOUNT = msgspec.json.schema(LimitAmount)
 PLACEHOLDER = {"$ref": "#/$defs/Placeholder"}
 
 
 def meanings() -> dict[str, str]:
-    """Return the meaning of each documented key by its path, without links."""
+    """Return the meaning of each documented key by its path, without links and references."""
     found: dict[str, str] = {}
     for keys, meaning in ROW.findall(TABLES.read_text(encoding="utf-8")):
-        text = LINK.sub(r"\1", meaning)
+        text = LINK.sub(r"\1", REFERENCE.sub(".", meaning))
         for key in re.findall(r"`([^`]+)`", keys):
-            found[key] = f"{found[key]} {text}" if key in found else text
+            known = found.get(key, "")
+            found[key] = known if text.rstrip(".") in known else f"{known} {text}".strip()
     return found
 
 
@@ -42,10 +47,8 @@ def schema_text() -> str:
     made = msgspec.json.schema(Config)
     definitions = made["$defs"]
     for definition in definitions.values():
-        # The sentences after the first one describe the fields for developers.
-        definition["description"] = (
-            " ".join(definition["description"].split(". ")[0].split()).rstrip(".") + "."
-        )
+        # The first paragraph.
+        definition["description"] = " ".join(definition["description"].split("\n\n")[0].split())
         definition.pop("title")
     # One of the two says who serves a model.
     either = [{"required": [key]} for key in ("upstream", "upstreams")]
@@ -53,6 +56,7 @@ def schema_text() -> str:
     _describe(definitions, "Config", "", meanings())
     for definition in definitions.values():
         definition["properties"] = {name: _fillable(part) for name, part in definition["properties"].items()}
+    _split_upstreams(definitions)
     definitions["Placeholder"] = {
         "description": (
             "Filled from the environment or a file: ${NAME}, ${NAME:-default}, ${file:/path} or ${url:NAME}."
@@ -67,6 +71,24 @@ def schema_text() -> str:
         "$defs": definitions,
     }
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _split_upstreams(definitions: dict[str, Any]) -> None:
+    """Let an upstream have the keys of its kind of server; all keys while its kind is not known."""
+    every = definitions["UpstreamSettings"]
+    split: dict[str, Any] = {"$ref": "#/$defs/UpstreamSettings"}
+    kinds_by_keys: dict[frozenset[str], list[BackendKind]] = {}
+    for kind in KINDS.values():
+        kinds_by_keys.setdefault(kind.keys, []).append(kind.name)
+    for own, kinds in kinds_by_keys.items():
+        keys = [key for key in every["properties"] if key in own or key not in KINDS_OF_KEYS]
+        places = {key: {"$ref": f"#/$defs/UpstreamSettings/properties/{key}"} for key in keys}
+        name = f"{kinds[0].title()}Upstream"
+        definitions[name] = {**every, "properties": places}
+        is_kind = {"properties": {"backend": {"enum": kinds}}, "required": ["backend"]}
+        split = {"if": is_kind, "then": {"$ref": f"#/$defs/{name}"}, "else": split}
+    definitions["Upstream"] = {"description": every["description"], **split}
+    definitions["Config"]["properties"]["upstreams"]["additionalProperties"] = {"$ref": "#/$defs/Upstream"}
 
 
 def values_schema_text(router_schema: str) -> str:

@@ -52,15 +52,14 @@ class Grant:
         reservation: "Reservation | asyncio.Task[Reservation]",
         ledger: Ledger,
         unpaid: "UnpaidFailures | None" = None,
+        copy: CopyPurpose | None = None,
     ) -> None:
         self.tenant = tenant
         self.prepared = prepared
         self.deadline = deadline
         self.limit_statuses: tuple[LimitStatus, ...] = ()
         self.degraded = False
-        # Another upstream can serve the call if this one cannot.
-        self.may_move = False
-        self.copy: CopyPurpose | None = None
+        self.copy = copy
         self._tokens = 0
         self._unanswered_tokens = 0
         self._uncharged_inputs = 0
@@ -69,31 +68,28 @@ class Grant:
         self._ledger = ledger
         # None while the grant is provisional.
         self._reservation: Reservation | None = None
+        # None once the ledger's answer is known.
         self._pending: asyncio.Task[Reservation] | None = None
         if isinstance(reservation, Reservation):
             self._take(reservation)
         else:
             self._pending = reservation
 
-    @property
-    def is_provisional(self) -> bool:
-        """True until the ledger's answer is known."""
-        return self._pending is not None
-
-    async def confirm(self) -> None:
-        """Wait for the ledger's answer to a provisional grant.
+    async def confirm(self) -> bool:
+        """Wait for the ledger's answer to a provisional grant; return False if it was known.
 
         Raises: QuotaExceeded, QuotaUnavailable; nothing is then reserved.
         """
         pending, self._pending = self._pending, None
         if pending is None:
-            return
+            return False
         try:
             # A caller that disconnects must not leave a reservation that nothing settles.
             self._take(await asyncio.shield(pending))
         except asyncio.CancelledError:
             self._pending = pending
             raise
+        return True
 
     def restart(self, prepared: PreparedWork) -> None:
         """Begin the call again at another upstream: only what computes its reply is charged.
@@ -143,9 +139,7 @@ class Grant:
         used = self._used(self._reservation.request.cost, error)
         self.limit_statuses = self._ledger.settle(self._reservation, used)
         if isinstance(error, GatewayError):
-            error.is_settled = True
-            if used.requests:
-                error.headers |= rate_limit_headers(self.limit_statuses)
+            error.settle(rate_limit_headers(self.limit_statuses) if used.requests else {})
 
     def _take(self, reservation: Reservation) -> None:
         self._reservation = reservation
@@ -226,55 +220,14 @@ class Admission:
     """Grants calls for which all limits of the tenant and the model have room."""
 
     def __init__(self, ledger: Ledger, observe: Observe, *, shadow: bool = False) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self.observe = observe
-        self._shadow = shadow
+        self.shadow = shadow
         self._process = secrets.token_hex(6)
         self._numbers = count()
         # Tenants with a provisional grant: one each, so that little is computed for nothing if it is refused.
         self._provisional: set[str] = set()
         self._unpaid = UnpaidFailures()
-
-    def refuse_if_spent(self, tenant: Tenant, least: Cost) -> None:
-        """Refuse a request of at least this cost if a limit of its caller is known to have no room.
-
-        Raises: QuotaExceeded, QuotaUnavailable.
-        """
-        if self._shadow:
-            return
-        try:
-            self._ledger.refuse_if_spent(tenant.name, tenant.limits, least)
-        except GatewayError:
-            self.observe(QuotaDecided(tenant.name, "refused"))
-            raise
-
-    async def charge_bad_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
-        """Charge the caller one request, without usage of a model, for a request that could not be served.
-
-        Return the limits that were charged. Raises: QuotaExceeded, QuotaUnavailable.
-        """
-        limits = [limit for limit in tenant.limits if limit.unit == "requests"]
-        return await self._charge(tenant, limits, least=Cost(), used=Cost())
-
-    async def charge_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
-        """Charge the caller one request that reaches no model, and return the limits that were charged.
-
-        Raises: QuotaExceeded, QuotaUnavailable.
-        """
-        limits = [limit for limit in tenant.limits if limit.unit == "requests"]
-        return await self._charge(tenant, limits, least=Cost(), used=Cost(), on_success="admitted")
-
-    async def charge_unfinished(self, tenant: Tenant, least: Cost, *, is_callers_fault: bool) -> None:
-        """Charge one request for a body that was not read to its end; ask only, if no caller is at fault.
-
-        Either way a caller whose limits are spent is recorded as such: the next body is refused unread.
-        least: the least that the request costs. Raises: QuotaExceeded, QuotaUnavailable.
-        """
-        await self._charge(tenant, tenant.limits, least, used=Cost() if is_callers_fault else NOTHING)
-
-    async def flush(self) -> None:
-        """Wait until the quota store has every settlement so far. Raises: QuotaUnavailable."""
-        await self._ledger.flush()
 
     async def admit(
         self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline, id_: str | None = None
@@ -288,33 +241,31 @@ class Admission:
         """
         route = prepared.route
         ask = QuotaRequest(
-            id=self._new_id() if id_ is None else id_,
+            id=self.new_id() if id_ is None else id_,
             tenant=tenant.name,
             limits=tenant.limits + route.limits,
             cost=prepared.cost,
             expires_us=round(route.deadline_s * SECOND_US) + LEASE_US,
             model=route.model,
-            shadow=self._shadow,
+            shadow=self.shadow,
             is_bound=prepared.input_tokens is None,
             key=tenant.key_id,
         )
         # The trip to the store takes a third of the gateway's time for a lone call: the replica starts
         # meanwhile.
-        if id_ is None and tenant.name not in self._provisional and self._ledger.has_ample_room(ask):
+        if id_ is None and tenant.name not in self._provisional and self.ledger.has_ample_room(ask):
             self._provisional.add(tenant.name)
             reserving = asyncio.create_task(self._reserve_after_dispatch(ask))
-            return Grant(tenant, prepared, deadline, reserving, self._ledger, self._unpaid)
-        reservation = await self._reserve(ask, "admitted")
-        return Grant(tenant, prepared, deadline, reservation, self._ledger, self._unpaid)
+            return Grant(tenant, prepared, deadline, reserving, self.ledger, self._unpaid)
+        reservation = await self.reserve(ask, "admitted")
+        return Grant(tenant, prepared, deadline, reservation, self.ledger, self._unpaid)
 
     def grant_copy(
         self, tenant: Tenant, prepared: PreparedWork, deadline: Deadline, purpose: CopyPurpose
     ) -> Grant:
         """Return the grant of a copy of a call, which charges no tenant."""
-        request = QuotaRequest(self._new_id(), tenant.name, (), prepared.cost, LEASE_US)
-        grant = Grant(tenant, prepared, deadline, Reservation(request, ()), self._ledger)
-        grant.copy = purpose
-        return grant
+        request = QuotaRequest(self.new_id(), tenant.name, (), prepared.cost, LEASE_US)
+        return Grant(tenant, prepared, deadline, Reservation(request, ()), self.ledger, copy=purpose)
 
     async def ask(self, tenant: Tenant, route: Route, least: Cost) -> int:
         """Refuse a call of at least this cost if it does not fit now; return how many tokens fit.
@@ -324,38 +275,22 @@ class Admission:
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """
         limits = _without_slots(tenant.limits + route.limits)
-        if self._shadow or not limits:
+        if self.shadow or not limits:
             return TOKENS_MAX
         request = QuotaRequest(
-            self._new_id(), tenant.name, limits, least, LEASE_US, route.model, is_lower_bound=True
+            self.new_id(), tenant.name, limits, least, LEASE_US, route.model, is_lower_bound=True
         )
         try:
-            reservation = await self._ledger.reserve(request)
+            reservation = await self.ledger.reserve(request)
         except GatewayError:
             self.observe(QuotaDecided(tenant.name, "refused"))
             raise
-        self._ledger.settle(reservation, NOTHING)
+        self.ledger.settle(reservation, NOTHING)
         statuses = reservation.limit_statuses
         room = route.price.tokens_within((status.limit, status.remaining) for status in statuses)
         return TOKENS_MAX if room is None else room + least.tokens
 
-    async def _charge(
-        self,
-        tenant: Tenant,
-        limits: Sequence[Limit],
-        least: Cost,
-        used: Cost,
-        *,
-        on_success: Decision = "bad_request",
-    ) -> tuple[LimitStatus, ...]:
-        """Reserve the least cost of a request that reaches no model, settle it, and return the limits."""
-        charged = _without_slots(limits)
-        if not charged:
-            return ()
-        ask = QuotaRequest(self._new_id(), tenant.name, charged, least, LEASE_US, shadow=self._shadow)
-        return self._ledger.settle(await self._reserve(ask, on_success), used)
-
-    def _new_id(self) -> str:
+    def new_id(self) -> str:
         """Return an id that is unique among all gateways, and cheap: a random prefix and a counter."""
         return f"{self._process}{next(self._numbers):x}"
 
@@ -364,14 +299,15 @@ class Admission:
         try:
             for _ in range(TURNS_TO_DISPATCH):
                 await asyncio.sleep(0)
-            return await self._reserve(ask, "admitted")
+            return await self.reserve(ask, "admitted")
         finally:
             self._provisional.discard(ask.tenant)
 
-    async def _reserve(self, ask: QuotaRequest, on_success: Decision) -> Reservation:
+    async def reserve(self, ask: QuotaRequest, on_success: Decision) -> Reservation:
+        """Reserve the cost of a request, and report the decision. Raises: QuotaExceeded, QuotaUnavailable."""
         decision: Decision = "refused"
         try:
-            reservation = await self._ledger.reserve(ask)
+            reservation = await self.ledger.reserve(ask)
             decision = on_success if reservation.over is None else "shadow_refused"
         finally:
             self.observe(QuotaDecided(ask.tenant, decision))
@@ -390,37 +326,59 @@ class Charges:
 
         Raises: QuotaExceeded, QuotaUnavailable.
         """
-        self._admission.refuse_if_spent(tenant, self._priced(least))
+        if self._admission.shadow:
+            return
+        try:
+            self._admission.ledger.refuse_if_spent(tenant.name, tenant.limits, self._priced(least))
+        except GatewayError:
+            self._admission.observe(QuotaDecided(tenant.name, "refused"))
+            raise
 
     async def charge_bad_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
         """Charge a request that was refused for its content, so that its decoding is not free.
 
         Return the limits that were charged. Raises: QuotaExceeded, QuotaUnavailable.
         """
-        return await self._admission.charge_bad_request(tenant)
+        return await self._charge(tenant, _of_requests(tenant), Cost(), Cost(), "bad_request")
 
     async def charge_request(self, tenant: Tenant) -> tuple[LimitStatus, ...]:
         """Charge a request that reaches no model, such as an upload; return the limits that were charged.
 
         Raises: QuotaExceeded, QuotaUnavailable.
         """
-        return await self._admission.charge_request(tenant)
+        return await self._charge(tenant, _of_requests(tenant), Cost(), Cost(), "admitted")
 
     async def charge_unfinished(self, tenant: Tenant, least: Cost, *, is_callers_fault: bool) -> None:
-        """Charge a body that was not read to its end, or only ask the ledger.
+        """Charge one request for a body that was not read to its end; ask only, if no caller is at fault.
 
-        Raises: QuotaExceeded, QuotaUnavailable.
+        Either way a caller whose limits are spent is recorded as such: the next body is refused unread.
+        least: the least that the request costs. Raises: QuotaExceeded, QuotaUnavailable.
         """
-        priced = self._priced(least)
-        await self._admission.charge_unfinished(tenant, priced, is_callers_fault=is_callers_fault)
+        used = Cost() if is_callers_fault else NOTHING
+        await self._charge(tenant, tenant.limits, self._priced(least), used, "bad_request")
 
     async def flush(self) -> None:
         """Wait until the quota store has what all calls so far have cost. Raises: QuotaUnavailable."""
-        await self._admission.flush()
+        await self._admission.ledger.flush()
+
+    async def _charge(
+        self, tenant: Tenant, limits: Sequence[Limit], least: Cost, used: Cost, on_success: Decision
+    ) -> tuple[LimitStatus, ...]:
+        """Reserve the least cost of a request that reaches no model, settle it, and return the limits."""
+        admission, charged = self._admission, _without_slots(limits)
+        if not charged:
+            return ()
+        id_ = admission.new_id()
+        ask = QuotaRequest(id_, tenant.name, charged, least, LEASE_US, shadow=admission.shadow)
+        return admission.ledger.settle(await admission.reserve(ask, on_success), used)
 
     def _priced(self, least: Cost) -> Cost:
         """Return the least cost of a request with the least money that its tokens may cost."""
         return self._least_price().cost(least.tokens, least.inputs, least.images, least.requests)
+
+
+def _of_requests(tenant: Tenant) -> list[Limit]:
+    return [limit for limit in tenant.limits if limit.unit == "requests"]
 
 
 def _without_slots(limits: Sequence[Limit]) -> tuple[Limit, ...]:

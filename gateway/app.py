@@ -25,66 +25,42 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from backends.contract import Operation
-from backends.registry import open_replica
+from backends.kinds import open_replica
 from backends.torch.serving.client import TorchBackend
 from backends.torch.stats import EngineStats, joined_stats
 from gateway.admission import Admission
-from gateway.api.dialects import (
-    cohere,
-    gemini,
-    infinity,
-    nim,
-    ollama,
-    openai,
-    openai_batches,
-    openai_files,
-    openai_models,
-    rerank,
-    sie,
-    tei,
-    tei_default,
-    tei_outputs,
-    tei_predict,
-    tei_vertex,
-    tokenize,
-    vllm,
-    vllm_pooling,
-    vllm_server,
-    voyage,
-)
+from gateway.api.dialects.manager.dialect import move_path as move_to_manager
+from gateway.api.dialects.registry import DIALECTS
 from gateway.api.operators import (
-    added_models,
+    additions,
     admin,
-    host_models,
-    instances,
     jobs,
     keys,
+    manager,
     own_usage,
     probes,
     replicas,
     sign_in,
-    start_page,
     status,
     tenants,
-    traffic,
+    texts,
     ui,
 )
-from gateway.api.operators.added_models import AdditionsApi, AdditionsClient
+from gateway.api.operators.additions import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
-from gateway.api.operators.host_models import AskAboutModels, RegistryApi
-from gateway.api.operators.instances import AskParent, InstancesApi
+from gateway.api.operators.application import Services, litestar_application
+from gateway.api.operators.manager import AskParent, HostApi
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
-from gateway.api.server.application import litestar_application
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.batches_api import BatchesApi
 from gateway.api.server.call_io import ASGIApp
-from gateway.api.server.cors import CorsPolicy
+from gateway.api.server.dialect import Dialect
 from gateway.api.server.endpoints import endpoint_at
 from gateway.api.server.in_flight import InFlight
-from gateway.api.server.inference_api import InferenceApi, reply_headers
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.line_server import GatewayLineServer
-from gateway.api.server.middleware import Middleware, ServerParts
+from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
 from gateway.batches.records import Job
@@ -95,9 +71,9 @@ from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_client
 from gateway.config.boot import AppBoot
 from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
+from gateway.declared.host import InstanceTable
 from gateway.dispatch import Dispatcher
-from gateway.events import BatchChanged, Event, Observe, SpaceChecked
-from gateway.instances.table import InstanceTable
+from gateway.events import BatchChanged, Observe, Observers, ReplicaChanged, SpaceChecked
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
@@ -108,13 +84,11 @@ from gateway.routing.routes import Routes
 from gateway.serve import Gateway, Serving
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.budget_metrics import BudgetShare
-from gateway.telemetry.load_metrics import ReplicaLoad, Sources
-from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.process import measure_lag
-from gateway.telemetry.records import Records
-from gateway.telemetry.store_metrics import StoredCounts
+from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
+from gateway.telemetry.history import History
+from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.totals import Totals
+from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FirstKey, Keyring
@@ -127,11 +101,10 @@ from gateway.upstreams.copies import Copies
 from gateway.upstreams.factory import Dependencies, OpenReplica
 from gateway.upstreams.fair_threads import FairThreads
 from gateway.upstreams.group import UpstreamGroup
-from gateway.upstreams.groups import GroupRegistry
-from gateway.upstreams.registry import UpstreamRegistry, log_failure
+from gateway.upstreams.groups import Groups
 from gateway.upstreams.upstream import Upstream
-from gateway.vector_spaces.model_space import ModelSpaceStore
-from gateway.vector_spaces.store import FingerprintStore
+from gateway.upstreams.upstreams import Upstreams, log_failure
+from gateway.vector_spaces.store import FingerprintStore, ModelSpaceStore
 
 if TYPE_CHECKING:
     # Loaded only where gRPC is served, and OpenTelemetry only where calls are traced.
@@ -150,56 +123,39 @@ logger = logging.getLogger("gateway")
 # A stopping worker waits this long for its last spans to be sent.
 LAST_SPANS_S = 2.5
 
-# A new dialect is one more line here.
-DIALECTS = (
-    openai,
-    tei,
-    tei_outputs,
-    tei_predict,
-    tokenize,
-    tei_default,
-    tei_vertex,
-    vllm,
-    vllm_pooling,
-    vllm_server,
-    infinity,
-    rerank,
-    nim,
-    voyage,
-    cohere,
-    sie,
-    ollama,
-    gemini,
-    openai_models,
-    openai_files,
-    openai_batches,
-)
 OPERATOR_MODULES = (
     probes,
     keys,
     tenants,
     admin,
-    added_models,
-    instances,
-    host_models,
+    additions,
+    manager,
     status,
-    traffic,
     replicas,
     jobs,
     own_usage,
     ui,
     sign_in,
-    start_page,
 )
-HANDLERS = [handler for module in (*DIALECTS, *OPERATOR_MODULES) for handler in module.HANDLERS]
+OPERATORS = Dialect(
+    handlers=[handler for module in OPERATOR_MODULES for handler in module.HANDLERS],
+    tags=texts.TAGS,
+    examples=texts.EXAMPLES,
+    meanings=texts.MEANINGS,
+)
+SERVED = (*DIALECTS, OPERATORS)
+HANDLERS = [handler for dialect in SERVED for handler in dialect.handlers]
+KEY_HEADERS = [dialect.key_header.name.encode() for dialect in DIALECTS if dialect.key_header is not None]
+MOVES = [dialect.move for dialect in DIALECTS if dialect.move is not None]
 ROUTES = RouteTable(HANDLERS)
 
 
 class Collaborators(msgspec.Struct, frozen=True):
     """Everything that touches the world outside. Tests replace these and nothing else.
 
-    reload: reads the file again. adding: changes the additions. instances, models: carry out requests about
-    the instances and the models of this host. None if the process cannot do it.
+    observed: types of events that `observe` takes; all if none is named. reload: reads the file again.
+    adding: changes the additions. manager: carries out requests about the instances and the models of this
+    host. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -209,8 +165,8 @@ class Collaborators(msgspec.Struct, frozen=True):
     traces: "CallTraces | None" = None
     reload: Reload | None = None
     adding: AdditionsClient | None = None
-    instances: AskParent | None = None
-    models: AskAboutModels | None = None
+    manager: AskParent | None = None
+    observed: tuple[type, ...] = ()
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -229,9 +185,9 @@ class Application(msgspec.Struct, frozen=True):
     observe: Observe
     instances: InstanceTable
     sign_on: SignOn
-    groups: GroupRegistry
-    added_models: Collection[str] = ()
-    create_grpc: "Callable[[], GrpcServer] | None" = None
+    groups: Groups
+    added_models: Collection[str]
+    create_grpc: "Callable[[], GrpcServer] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,13 +222,13 @@ class WorkerReload:
     with.
     """
 
-    registry: UpstreamRegistry
+    upstreams: Upstreams
     api: InferenceApi
     admin: Admin
     metrics: Metrics
-    records: Records
+    history: History
     in_flight: InFlight
-    groups: GroupRegistry
+    groups: Groups
 
     def follow(
         self,
@@ -286,150 +242,156 @@ class WorkerReload:
         engines, added_models: as in `AppBoot`. restored: models whose withdrawn canary is put back; None, all
         of them. Raises: OSError, with nothing changed.
         """
-        retired = self.registry.apply(config.upstreams, engines)
-        upstreams = self.registry.upstreams
+        retired = self.upstreams.apply(config.upstreams, engines)
+        upstreams = self.upstreams.by_name
         self.groups.apply(config.models, upstreams, restored)
         self.api.gateway.serving = serving_of(
             config, upstreams, self.groups.groups, added_models, self.api.instances
         )
         self.api.gateway.keyring.replace_configured(config.tenants, config.admin.keys)
         self.api.authenticator.sign_on.apply(config.sign_on)
-        self.api.inputs_max = config.limits.inputs
+        self.api.follow(config)
         self.admin.apply(config)
         for running in retired:
-            self.records.changes.forget(running.upstream.name)
+            self.history.changes.forget(running.upstream.name)
         self.metrics.watch(
             sources_of(self.api.gateway, self.in_flight, self.admin.ledger, self.admin.stored_state)
         )
-        return self.registry.retire(retired)
+        return self.upstreams.retire(retired)
 
 
 def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Application:
     """Wire everything together. Needs a running event loop; contacts nothing before the lifespan begins."""
     outside, config = collaborators or Collaborators(), boot.config
-    is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
-    metrics, records = Metrics(is_open=is_local, worker=boot.worker), Records(boot.worker)
-
-    def observe(event: Event) -> None:
-        metrics.observe(event)
-        records.observe(event)
-        outside.observe(event)
-        if isinstance(event, SpaceChecked) and event.outcome == "differs" and event.changed and stores.cache:
-            # Its replica may have computed other vectors before the check that found them.
-            stores.cache.store.distrust(event.upstream)
-        groups.observe(event)
-
+    observe = Observers()
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
-    batches = open_batches(boot, lambda job: observe(_change_of(job)))
-    registry, groups = _create_upstreams(boot, outside, stores, observe)
+    upstreams, groups = _create_upstreams(boot, outside, stores, observe)
+    is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
+    metrics, history = Metrics(is_open=is_local, worker=boot.worker), History(boot.worker)
+    _connect(observe, outside, metrics, history, stores.cache, groups)
+
     table = InstanceTable()
-    serving = serving_of(config, registry.upstreams, groups.groups, boot.added_models, table)
-    gateway = _create_gateway(boot, stores, serving, observe)
+    serving = serving_of(config, upstreams.by_name, groups.groups, boot.added_models, table)
+    admission = Admission(stores.ledger, observe, shadow=config.quotas.shadow)
+    preparer = Preparer(FairThreads(), admission.ask)
+    gateway = Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
     in_flight = InFlight(config.limits.in_flight_bytes)
     sign_on = SignOn(gateway.keyring, config.sign_on)
-    authenticator = Authenticator(gateway.keyring, config.trusted_proxies, sign_on=sign_on)
+    authenticator = Authenticator(
+        gateway.keyring, config.trusted_proxies, sign_on=sign_on, key_headers=KEY_HEADERS
+    )
+    jobs = open_batches(boot, lambda job: observe(_change_of(job)))
+    batches = BatchesApi(authenticator, jobs)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
-    api = InferenceApi(gateway, authenticator, config.limits.inputs, table, fetcher)
-    follower = _key_follower(boot, stores, api.authenticator, gateway.keyring, observe)
-    operators = Admin(config, stores.ledger, follower, api.authenticator, outside.reload)
-    metrics.watch(sources_of(gateway, in_flight, stores.ledger, operators.stored_state))
+    api = InferenceApi(gateway, authenticator, batches, table, config.limits.inputs, fetcher)
+    traces = outside.traces or _traces(config)
+
+    follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
+    admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
+    metrics.watch(sources_of(gateway, in_flight, stores.ledger, admin.stored_state))
+    watched = StatusSource(
+        gateway, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
+    )
     adding = AdditionsApi(outside.adding)
-    dependencies = {
-        "api": api,
-        "in_flight": in_flight,
-        "exporter": metrics,
-        "watched": StatusSource(
-            gateway,
-            metrics,
-            records,
-            config,
-            boot.worker or 0,
-            time.time(),
-            table,
-            operators.stored_state,
-        ),
-        "readiness": probes.Readiness(partial(_store_problem, config, stores.ledger, follower, operators)),
-        "admin": operators,
-        "adding": adding,
-        "replicas": ReplicasApi(gateway, adding),
-        "instances": InstancesApi(outside.instances),
-        "registry": RegistryApi(outside.models),
-        "sign_ins": SignIns(sign_on),
-        "batches": BatchesApi(api.authenticator, batches),
-    }
+    services = Services(
+        api=api,
+        in_flight=in_flight,
+        exporter=metrics,
+        watched=watched,
+        readiness=probes.Readiness(partial(_store_problem, config, stores.ledger, follower, admin)),
+        admin=admin,
+        adding=adding,
+        replicas=ReplicasApi(gateway, adding),
+        host=HostApi(outside.manager),
+        sign_ins=SignIns(sign_on),
+        batches=batches,
+    )
     parts = ServerParts(
-        ROUTES,
-        dependencies,
-        in_flight,
-        config.limits.body_bytes,
-        observe,
-        api.authenticator.address_of,
-        boot.admin_port,
-        None if config.cors is None else CorsPolicy(config.cors),
-        outside.traces or _traces(config),
-        boot.manager_port,
+        routes=ROUTES,
+        api=api,
+        services=services,
+        in_flight=in_flight,
+        body_bytes_max=config.limits.body_bytes,
+        observe=observe,
+        address_of=authenticator.address_of,
+        admin_port=boot.admin_port,
+        manager_port=boot.manager_port,
+        moves=MOVES,
+        move_to_manager=move_to_manager,
+        cors=None if config.cors is None else CorsPolicy(config.cors),
+        traces=traces,
+    )
+    lines = GatewayLineServer(
+        api, {path: endpoint_at(ROUTES, path) for path in BATCH_ENDPOINTS}, in_flight, observe
     )
     tasks = [
-        *_background_tasks(boot, stores, follower, metrics, records),
-        *_batch_tasks(batches, api, parts, metrics),
+        *_background_tasks(boot, stores, follower, metrics, history),
+        *_batch_tasks(jobs, lines, metrics),
         sign_on.run(),
         groups.maintain(),
     ]
     return Application(
-        Middleware(_litestar(tuple(dependencies)), parts),
-        partial(_run, Running(registry, stores, gateway.copies), tasks, parts.traces),
-        in_flight,
-        gateway,
-        WorkerReload(registry, api, operators, metrics, records, in_flight, groups).follow,
-        observe,
-        table,
-        sign_on,
-        groups,
-        boot.added_models,
-        None if config.grpc is None else partial(_create_grpc, config, parts, api),
+        asgi=Middleware(_litestar(), parts),
+        lifespan=partial(_run, upstreams, stores, gateway.copies, tasks, traces),
+        in_flight=in_flight,
+        gateway=gateway,
+        follow=WorkerReload(upstreams, api, admin, metrics, history, in_flight, groups).follow,
+        observe=observe,
+        instances=table,
+        sign_on=sign_on,
+        groups=groups,
+        added_models=boot.added_models,
+        create_grpc=None if config.grpc is None else partial(_create_grpc, config, parts),
     )
-
-
-def _create_gateway(boot: AppBoot, stores: Stores, serving: Serving, observe: Observe) -> Gateway:
-    """Return the stages of a request."""
-    admission = Admission(stores.ledger, observe, shadow=boot.config.quotas.shadow)
-    preparer = Preparer(FairThreads(), admission.ask)
-    return Gateway(_keyring(boot), serving, preparer, admission, Dispatcher(preparer, stores.cache))
 
 
 def _create_upstreams(
     boot: AppBoot, outside: Collaborators, stores: Stores, observe: Observe
-) -> tuple[UpstreamRegistry, GroupRegistry]:
+) -> tuple[Upstreams, Groups]:
     """Return the upstreams of a configuration, which contact no server yet, and the groups of its models."""
     dependencies = Dependencies(outside.open_replica, outside.resolver, observe, stores.fingerprints)
-    registry, groups = UpstreamRegistry(dependencies), GroupRegistry(observe, stores.model_spaces)
-    registry.apply(boot.config.upstreams, boot.engines)
-    groups.apply(boot.config.models, registry.upstreams)
-    return registry, groups
+    upstreams, groups = Upstreams(dependencies), Groups(observe, stores.model_spaces)
+    upstreams.apply(boot.config.upstreams, boot.engines)
+    groups.apply(boot.config.models, upstreams.by_name)
+    return upstreams, groups
 
 
-def _create_grpc(config: Config, parts: ServerParts, api: InferenceApi) -> "GrpcServer":
+def _connect(
+    observers: Observers,
+    outside: Collaborators,
+    metrics: Metrics,
+    history: History,
+    cache: ItemCache | None,
+    groups: Groups,
+) -> None:
+    """Have each part take the events that it needs."""
+    for kind, count in metrics.handlers.items():
+        observers.add(count, kind)
+    history.join(observers)
+    observers.add(outside.observe, *outside.observed)
+    if cache is not None:
+        observers.add(partial(_distrust, cache), SpaceChecked)
+    observers.add(groups.observe, ReplicaChanged, SpaceChecked)
+
+
+def _distrust(cache: ItemCache, event: SpaceChecked) -> None:
+    """Forget a replica's vectors: it may have computed other ones before the check that found them."""
+    if event.outcome == "differs" and event.changed:
+        cache.store.distrust(event.upstream)
+
+
+def _create_grpc(config: Config, parts: ServerParts) -> "GrpcServer":
     """Return the gRPC server, which shares everything with HTTP's."""
-    from gateway.api.grpc.rpc import RpcParts
     from gateway.api.grpc.server import GrpcServer
 
-    shared = RpcParts(
-        api,
-        parts.in_flight,
-        parts.observe,
-        parts.body_bytes_max,
-        reply_headers,
-        tei.describe_model,
-        parts.traces,
-    )
-    return GrpcServer(shared, config.limits, config.tls)
+    return GrpcServer(parts, config.limits, config.tls)
 
 
 @cache
-def _litestar(dependencies: tuple[str, ...]) -> ASGIApp:
+def _litestar() -> ASGIApp:
     """Return the Litestar application, which all gateways of a process share."""
     # Litestar's types of scope and messages are TypedDicts, which no plain mapping matches.
-    return cast("ASGIApp", litestar_application(HANDLERS, dependencies))
+    return cast("ASGIApp", litestar_application(SERVED))
 
 
 def serving_of(
@@ -601,11 +563,11 @@ def _open_cache(settings: CacheSettings, quota_store: str, observe: Observe) -> 
 
 
 def _background_tasks(
-    boot: AppBoot, stores: Stores, follower: KeyFollower | None, metrics: Metrics, records: Records
+    boot: AppBoot, stores: Stores, follower: KeyFollower | None, metrics: Metrics, history: History
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks, which run for as long as the application does."""
     tasks = [stores.ledger.maintain(), measure_lag(metrics.observe_lag)]
-    tasks += records.tasks(lambda: Totals(metrics.collected()))
+    tasks += history.tasks(lambda: Totals(metrics.collected()))
     if stores.cache is not None:
         tasks.append(stores.cache.store.maintain())
     if boot.worker is not None:
@@ -620,14 +582,13 @@ def _change_of(job: Job) -> BatchChanged:
 
 
 def _batch_tasks(
-    batches: Batches | None, api: InferenceApi, parts: ServerParts, metrics: Metrics
+    batches: Batches | None, lines: GatewayLineServer, metrics: Metrics
 ) -> list[Coroutine[Any, Any, None]]:
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
-    metrics.watch_batches(lambda: batches.upkeep.state)
-    endpoints = {path: endpoint_at(ROUTES, path) for path in BATCH_ENDPOINTS}
-    return [batches.run(GatewayLineServer(api, endpoints, parts.in_flight, parts.observe))]
+    metrics.watch_batches(lambda: batches.state)
+    return [batches.run(lines)]
 
 
 def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asyncio.Task[None]"]:
@@ -638,22 +599,16 @@ def start_tasks(coroutines: Iterable[Coroutine[Any, Any, None]]) -> list["asynci
     return tasks
 
 
-class Running(msgspec.Struct, frozen=True):
-    """Parts that are closed at the end, in reverse order."""
-
-    registry: UpstreamRegistry
-    stores: Stores
-    copies: Copies
-
-
 @asynccontextmanager
 async def _run(
-    running: Running,
+    upstreams: Upstreams,
+    stores: Stores,
+    copies: Copies,
     coroutines: Sequence[Coroutine[Any, Any, None]],
     traces: "CallTraces | None",
 ) -> AsyncIterator[None]:
     """Run the upstreams and the background tasks; close every connection at the end."""
-    running.registry.start()
+    upstreams.start()
     tasks = start_tasks(coroutines)
     try:
         yield
@@ -661,9 +616,9 @@ async def _run(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await running.copies.aclose()
-        await running.stores.aclose()
-        await running.registry.aclose()
+        await copies.aclose()
+        await stores.aclose()
+        await upstreams.aclose()
         if traces is not None:
             await _send_last_spans(traces)
 

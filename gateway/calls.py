@@ -1,41 +1,50 @@
 """Neutral call of the gateway, which every dialect decodes to. Knows no wire format."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
 from backends.contract import (
+    Audio,
+    BaseWork,
     Capabilities,
-    Classify,
-    Detokenize,
     Embed,
     EmbedParts,
-    Encode,
     Image,
     Operation,
+    Output,
     Part,
-    Rerank,
-    Score,
-    Tokenize,
     Truncate,
-    WorkInput,
 )
-from backends.contract import inputs_of as backend_inputs_of
-from backends.contract import operation_of as backend_operation_of
-from gateway.errors import DeadlineExceeded
+from backends.contract import Work as BackendWork
+from backends.contract.media import media_in
+from backends.contract.work import VectorScores
+from gateway.errors import DeadlineExceeded, InvalidInput
 from gateway.prompts import Role
 
 
-class Similarity(msgspec.Struct, frozen=True, tag="similarity"):
+class Similarity(BaseWork, frozen=True, tag="similarity"):
     """Cosine of one text with each of many; any embedding model serves it."""
 
     source: str
     sentences: tuple[str, ...]
     prompt_name: str | None = None
 
+    kind: ClassVar[Operation] = Operation.EMBED
 
-class ScoreParts(msgspec.Struct, frozen=True, tag="score_parts"):
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """All texts, of which each is embedded."""
+        return (self.source, *self.sentences)
+
+    def by_vectors(self, capabilities: Capabilities | None) -> VectorScores:  # noqa: ARG002
+        """Return the scores of the first text with each other: no replica scores them."""
+        places = [(0, index + 1) for index in range(len(self.sentences))]
+        return VectorScores(Embed(self.inputs, prompt_name=self.prompt_name), places)
+
+
+class ScoreParts(BaseWork, frozen=True, tag="score_parts"):
     """Score of each pair of a query and a document of which one has images; a model of images serves it.
 
     pairs: the parts of both. raw_scores: as in `Rerank`.
@@ -44,10 +53,50 @@ class ScoreParts(msgspec.Struct, frozen=True, tag="score_parts"):
     pairs: tuple[tuple[tuple[Part, ...], tuple[Part, ...]], ...]
     raw_scores: bool = False
 
+    kind: ClassVar[Operation] = Operation.RERANK_IMAGE
 
-Work: TypeAlias = (
-    Embed | Encode | EmbedParts | Rerank | Score | ScoreParts | Classify | Similarity | Tokenize | Detokenize
-)
+    @property
+    def inputs(self) -> Sequence[tuple[Part, ...]]:
+        """Document of each pair; its query is paid with it."""
+        return [document for _, document in self.pairs]
+
+    @property
+    def media(self) -> Sequence[Image | Audio]:
+        """Pictures of each query once, and of the document of each pair."""
+        return media_in([*dict.fromkeys([query for query, _ in self.pairs]), *self.inputs])
+
+    def outputs_of(self, model: Capabilities) -> frozenset[Output]:
+        """Return all outputs of the model, which decide how it scores."""
+        return model.outputs
+
+    def by_vectors(self, capabilities: Capabilities | None) -> VectorScores:
+        """Return the scores of each query with its document: of one vector for each side, or of many.
+
+        Each query and each document is embedded once. Raises: InvalidInput.
+        """
+        output = Output.DENSE
+        if capabilities is not None and Operation.EMBED not in capabilities.operations:
+            output = Output.MULTIVECTOR if Output.MULTIVECTOR in capabilities.outputs else Output.DENSE
+        if output is Output.MULTIVECTOR:
+            self._check_pages()
+        sides = [side for query, document in self.pairs for side in ((True, query), (False, document))]
+        place_of = {side: index for index, side in enumerate(dict.fromkeys(sides))}
+        return VectorScores(
+            EmbedParts(tuple([parts for _, parts in place_of]), output),
+            [(place_of[True, query], place_of[False, document]) for query, document in self.pairs],
+            [is_query for is_query, _ in place_of],
+            has_query=len({query for query, _ in self.pairs}) == 1,
+            raw=self.raw_scores,
+        )
+
+    def _check_pages(self) -> None:
+        """Check that no document is a text, which a model of pages reads as a query. Raises: InvalidInput."""
+        for index, document in enumerate(self.inputs):
+            if any(isinstance(part, str) for part in document):
+                raise InvalidInput(f"this model ranks images: document {index} has a text", param="documents")
+
+
+Work: TypeAlias = BackendWork | Similarity | ScoreParts
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -119,44 +168,3 @@ class Deadline(msgspec.Struct, frozen=True):
         if self.by_caller:
             return DeadlineExceeded(f"your x-timeout-s of {self.timeout_s:g} s passed")
         return DeadlineExceeded(f"the model's deadline of {self.timeout_s:g} s passed; send fewer inputs")
-
-
-def operation_of(work: Work) -> Operation:
-    """Return the operation that a model must offer for this work; similarity needs embedding."""
-    if isinstance(work, ScoreParts):
-        return Operation.RERANK_IMAGE
-    return Operation.EMBED if isinstance(work, Similarity) else backend_operation_of(work)
-
-
-def inputs_of(work: Work) -> Sequence[WorkInput]:
-    """Return the inputs that a call pays for; the query of a rerank is paid with each document."""
-    if isinstance(work, ScoreParts):
-        return [document for _, document in work.pairs]
-    return (work.source, *work.sentences) if isinstance(work, Similarity) else backend_inputs_of(work)
-
-
-def pictures_in(work: EmbedParts | ScoreParts) -> int:
-    """Return the number of pictures in the inputs of a call; those of a query count once."""
-    inputs = work.inputs if isinstance(work, EmbedParts) else _inputs_of_pairs(work)
-    return sum(isinstance(part, Image) for parts in inputs for part in parts)
-
-
-def _inputs_of_pairs(work: ScoreParts) -> list[tuple[Part, ...]]:
-    """Return each query once, and the document of each pair."""
-    return [*dict.fromkeys(query for query, _ in work.pairs), *(document for _, document in work.pairs)]
-
-
-def characters_of(work: Work) -> int:
-    """Return the length of all inputs together; token ids count no characters.
-
-    The query of a rerank counts with each document, as it does in the model.
-    """
-    if isinstance(work, Rerank):
-        return sum(len(work.query) + len(document) for document in work.documents)
-    return sum(map(_characters, inputs_of(work)))
-
-
-def _characters(work_input: WorkInput) -> int:
-    if isinstance(work_input, str):
-        return len(work_input)
-    return sum(len(part) for part in work_input if isinstance(part, str))

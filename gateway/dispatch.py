@@ -8,15 +8,18 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import count
+from typing import cast
 
 import msgspec
+import numpy as np
 
-from backends.contract import Detokenize, EmbedReply, EncodeReply, Reply, RerankReply, Tokenize, errors
+from backends.contract import EncodeReply, Reply, RerankReply, Vectors, errors
 from backends.contract import Work as BackendWork
+from backends.contract.vectors import max_similarity, pair_cosines
+from backends.contract.work import VectorScores
 from gateway.admission import Grant
 from gateway.cache.call_cache import CallCache, ItemCache
-from gateway.cache.entries import SplitCall, SplitPairs
-from gateway.calls import Work
+from gateway.cache.entries import SplitCall
 from gateway.errors import (
     LOADING_RETRY_S,
     EmptyInput,
@@ -29,28 +32,24 @@ from gateway.errors import (
     ReplicaTimedOut,
     UpstreamFailed,
 )
-from gateway.lane.duplicates import with_duplicates
 from gateway.lane.fair_queue import Priority
-from gateway.lane.faults import SliceFailed
+from gateway.lane.isolation import Suspicion
 from gateway.lane.lane import Lane, SliceReply
+from gateway.lane.outcomes import SliceFailed
 from gateway.lane.slices import (
     Slice,
     cut,
     cut_again,
     halves,
-    is_indivisible,
     join,
     parts_of,
-    request_bytes,
     separated,
 )
-from gateway.lane.suspects import Suspicion
 from gateway.lane.ticket import Owner
 from gateway.prepare import PreparedWork, Preparer
-from gateway.routing.refusals import REFUSED_BYTES_MIN
+from gateway.routing.replica import REFUSED_BYTES_MIN
 from gateway.telemetry.timeline import Timeline
 from gateway.upstreams.model_inputs import ModelInputs
-from gateway.upstreams.vector_scores import place_of_input, vector_scores
 
 # A replica that is full does not report when it will have room.
 OVERLOADED_RETRY_S = 2
@@ -92,72 +91,38 @@ class Dispatcher:
         inputs: ModelInputs,
         timeline: Timeline,
         cache: CallCache | None = None,
+        *,
+        may_move: bool = False,
     ) -> Reply:
-        """Return the reply to the whole call, in the caller's order. cache: of the call, None without one.
+        """Return the reply to the whole call, in the caller's order.
 
-        Raises: GatewayError.
+        cache: of the call, None without one. may_move: another upstream can serve the call if this one
+        cannot. Raises: GatewayError.
         """
-        await lane.wait_for_replica(grant.deadline.at_s)
+        prepared, capabilities = grant.prepared, inputs.capabilities()
+        if capabilities is None:
+            await lane.wait_for_replica(grant.deadline.at_s)
         timeline.lap("queue")
-        prepared = await self._preparer.refresh(inputs, grant.prepared, grant.tenant, grant.deadline)
+        if capabilities is None or capabilities is not prepared.capabilities:
+            prepared = await self._preparer.refresh(inputs, prepared, grant.tenant, grant.deadline)
         part = WorkPart(prepared.work, prepared.most_tokens(), prepared.input_tokens is not None)
         split = None if cache is None else await cache.look_up(prepared.work)
+        submission = _Submission(lane, grant, self._owner(grant, timeline, may_move=may_move), timeline)
         try:
             if cache is None or split is None:
-                reply = await self._compute(grant, lane, part, timeline)
+                reply = await submission.compute(part)
             else:
-                reply = await self._complete(grant, lane, (part, split, cache), timeline)
+                reply = await _complete(submission, (part, split, cache), timeline)
         except errors.BackendError as error:
             failure = translated(error, _place_of(error, prepared))
             failure.input_index = _index_in_call(error, prepared)
             raise failure from error
         if prepared.places is not None:
-            reply = with_duplicates(reply, prepared.places)
-            if isinstance(reply, EncodeReply):
-                _check_numbers(_numbers_of(reply))
-        return await _scored(prepared.call.work, reply) if prepared.by_cosine else reply
+            reply = reply.select(prepared.places)
+            _check_numbers(reply.numbers)
+        return reply if prepared.by_vectors is None else await _scored(prepared.by_vectors, reply)
 
-    async def _compute(self, grant: Grant, lane: Lane, part: WorkPart, timeline: Timeline) -> Reply:
-        """Return the reply of replicas to a part of a call. Raises: BackendError, GatewayError."""
-        parts = cut(part.work, part.tokens, lane.bounds(), exact=part.is_exact)
-        slices = lane.separated(parts, part.tokens)
-        owner = self._owner(grant, timeline)
-        lane.check_room(sum(piece.cost for piece in slices), owner)
-        try:
-            replies = await _Submission(lane, grant, owner, part.tokens).submit_all(slices)
-            reply = join([piece for piece, _ in replies], [own.reply for _, own in replies])
-        except errors.InvalidWork as error:
-            raise _of_whole(error, part) from error
-        timeline.lap("upstream")
-        timeline.move("upstream", "queue", max(own.queued_s for _, own in replies))
-        return reply
-
-    async def _complete(
-        self,
-        grant: Grant,
-        lane: Lane,
-        cached: tuple[WorkPart, SplitCall | SplitPairs, CallCache],
-        timeline: Timeline,
-    ) -> Reply:
-        """Return the reply to a call of which the cache has a part.
-
-        cached: the whole work, split by the cache. Raises: BackendError, GatewayError.
-        """
-        whole, split, cache = cached
-        timeline.lap("cache")
-        reply: Reply | None = None
-        if missing := split.missing:
-            tokens = [whole.tokens[index] for index in missing]
-            part = WorkPart(split.missing_work(), tokens, whole.is_exact, missing)
-            computed = await self._compute(grant, lane, part, timeline)
-            counts = _counts_of(computed, part)
-            reply = _with_counts(computed, counts)
-            cache.keep(split, reply, counts)
-        joined = split.joined(reply)
-        grant.count_cached(split.hits, split.hit_tokens, is_charged=cache.is_charged)
-        return joined
-
-    def _owner(self, grant: Grant, timeline: Timeline) -> Owner:
+    def _owner(self, grant: Grant, timeline: Timeline, *, may_move: bool) -> Owner:
         tenant = grant.tenant
         # A caller may lower the priority of its own call, and never raise it.
         priority: Priority = "bulk" if grant.prepared.call.bulk else tenant.priority
@@ -169,23 +134,71 @@ class Dispatcher:
             tenant.queue_tokens,
             tenant.join,
             timeline.trace,
-            grant.may_move,
+            may_move,
             grant.copy,
             timeline.attempts,
         )
 
 
-async def _scored(work: Work, reply: Reply) -> Reply:
+async def _complete(
+    submission: "_Submission",
+    cached: tuple[WorkPart, SplitCall, CallCache],
+    timeline: Timeline,
+) -> Reply:
+    """Return the reply to a call of which the cache has a part.
+
+    cached: the whole work, split by the cache. Raises: BackendError, GatewayError.
+    """
+    whole, split, cache = cached
+    timeline.lap("cache")
+    reply: Reply | None = None
+    if missing := split.missing:
+        tokens = [whole.tokens[index] for index in missing]
+        part = WorkPart(cast("BackendWork", split.missing_work()), tokens, whole.is_exact, missing)
+        computed = await submission.compute(part)
+        counts = _counts_of(computed, part)
+        reply = computed if counts is None else computed.with_input_tokens(counts)
+        cache.keep(split, reply, counts)
+    joined = cast("Reply", split.joined(reply))
+    submission.grant.count_cached(split.hits, split.hit_tokens, is_charged=cache.is_charged)
+    return joined
+
+
+async def _scored(plan: VectorScores, reply: Reply) -> Reply:
     """Return the scores of a reply. Many vectors of each input are compared on a thread."""
     if isinstance(reply, EncodeReply):
-        return await asyncio.to_thread(vector_scores, work, reply)
-    return vector_scores(work, reply)
+        return await asyncio.to_thread(vector_scores, plan, reply)
+    return vector_scores(plan, reply)
 
 
-def _numbers_of(reply: EncodeReply) -> int:
-    """Return the size of outputs that are larger than one vector for an input."""
-    vectors = sum(rows.size for rows in (*(reply.multivector or ()), *(reply.token_vectors or ())))
-    return vectors + sum(2 * len(terms.indices) for terms in reply.sparse or ())
+def vector_scores(plan: VectorScores, reply: Reply) -> RerankReply:
+    """Return the score of each pair. reply: to the work of the plan.
+
+    It is the cosine, or for many vectors of an input what `ScoreKind.COSINE` defines. A score counts as
+    truncated if either of its two inputs was cut.
+    """
+    pairs = plan.places
+    truncated = reply.truncated
+    if truncated is not None:
+        cut = set(truncated)
+        truncated = tuple([index for index, pair in enumerate(pairs) if cut.intersection(pair)])
+    if isinstance(reply, EncodeReply):
+        scores = _late_scores(pairs, reply.multivector or (), raw=plan.raw)
+    else:
+        vectors = reply.dense_vectors
+        assert vectors is not None
+        firsts, seconds = zip(*pairs, strict=True) if pairs else ((), ())
+        scores = pair_cosines(vectors[list(firsts)], vectors[list(seconds)])
+    return RerankReply(scores, reply.tokens, truncated)
+
+
+def _late_scores(pairs: Sequence[tuple[int, int]], vectors: Sequence[Vectors], *, raw: bool) -> Vectors:
+    """Return the scores of late interaction. vectors: of each input, (its tokens, dim)."""
+    scores = np.zeros(len(pairs), dtype=np.float32)
+    for index, (query, document) in enumerate(pairs):
+        best = max_similarity(vectors[query], [vectors[document]])[0]
+        scores[index] = best if raw else best / len(vectors[query])
+    return scores
 
 
 def _check_numbers(numbers: int) -> None:
@@ -197,19 +210,40 @@ def _check_numbers(numbers: int) -> None:
 
 
 class _Submission:
-    """Slices of one call on their way through a lane. tokens: count of each input of the call."""
+    """Slices of one call on their way through a lane."""
 
-    __slots__ = ("_grant", "_lane", "_numbers", "_owner", "_searches", "_tokens")
+    __slots__ = ("_lane", "_numbers", "_owner", "_searches", "_timeline", "_tokens", "grant")
 
-    def __init__(self, lane: Lane, grant: Grant, owner: Owner, tokens: Sequence[int]) -> None:
+    def __init__(self, lane: Lane, grant: Grant, owner: Owner, timeline: Timeline) -> None:
+        self.grant = grant
         self._lane = lane
-        self._grant = grant
         self._owner = owner
-        self._tokens = tokens
+        self._timeline = timeline
+        # Count of each input of the part that is computed.
+        self._tokens: Sequence[int] = ()
         # In the replies so far, of outputs that are larger than one vector for an input.
         self._numbers = 0
         # Made for the first of several slices that fails.
         self._searches: asyncio.Semaphore | None = None
+
+    async def compute(self, part: WorkPart) -> Reply:
+        """Return the reply of replicas to a part of a call. Raises: BackendError, GatewayError."""
+        lane, self._tokens = self._lane, part.tokens
+        slices = lane.separated(cut(part.work, part.tokens, lane.bounds(), exact=part.is_exact), part.tokens)
+        is_lone = len(slices) == 1
+        lane.check_room(slices[0].cost if is_lone else sum([piece.cost for piece in slices]), self._owner)
+        try:
+            replies = await (self._submit(slices[0]) if is_lone else self.submit_all(slices))
+            if len(replies) == 1:
+                reply, queued_s = replies[0][1].reply, replies[0][1].queued_s
+            else:
+                reply = join([piece for piece, _ in replies], [own.reply for _, own in replies])
+                queued_s = max(own.queued_s for _, own in replies)
+        except errors.InvalidWork as error:
+            raise _of_whole(error, part) from error
+        self._timeline.lap("upstream")
+        self._timeline.move("upstream", "queue", queued_s)
+        return reply
 
     async def submit_all(
         self, slices: Sequence[Slice], suspicion: Suspicion = Suspicion.NONE
@@ -218,8 +252,6 @@ class _Submission:
 
         On the first error, cancel the other slices. suspicion: of parts of a slice that failed.
         """
-        if len(slices) == 1:
-            return await self._submit(slices[0], suspicion)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._submit(piece, suspicion)) for piece in slices]
@@ -235,7 +267,7 @@ class _Submission:
 
         suspicion: of a part of a slice that failed.
         """
-        grant = self._grant
+        grant = self.grant
         try:
             reply = await self._lane.submit(
                 piece, self._owner, grant.deadline.at_s, self._count_unanswered, suspicion
@@ -245,8 +277,8 @@ class _Submission:
         except (errors.BackendError, SliceFailed) as error:
             return await self._submit_parts(piece, error, suspicion)
         grant.count(reply.reply.tokens)
-        if isinstance(reply.reply, EncodeReply):
-            self._check_size(reply.reply)
+        self._numbers += reply.reply.numbers
+        _check_numbers(self._numbers)
         return [(piece, reply)]
 
     async def _submit_parts(
@@ -258,7 +290,7 @@ class _Submission:
         """
         match error:
             case SliceFailed(error=errors.AttemptTimedOut()):
-                self._grant.count_outlasted()
+                self.grant.count_outlasted()
                 return await self._search(piece, Suspicion.HUNG, is_part=bool(suspicion))
             case SliceFailed():
                 return await self._search(piece, Suspicion.FAILED, is_part=bool(suspicion))
@@ -268,7 +300,7 @@ class _Submission:
                 is_single = piece.inputs == 1 and (bool(suspicion) or len(self._tokens) > 1)
                 raise _named(error, piece, is_single=is_single) from error
             case errors.RequestTooLarge() | errors.PermitsTaken():
-                if piece.inputs == 1 or is_indivisible(piece.work):
+                if piece.inputs == 1 or piece.work.is_indivisible:
                     raise _refusal_of(piece, error) from error
                 tokens = self._tokens[piece.start : piece.start + piece.inputs]
                 parts = cut_again(piece, tokens, self._lane.bounds())
@@ -323,15 +355,10 @@ class _Submission:
             return False
         return False
 
-    def _check_size(self, reply: EncodeReply) -> None:
-        """Count the numbers of a slice's reply. Raises: InvalidInput if those of the call are too many."""
-        self._numbers += _numbers_of(reply)
-        _check_numbers(self._numbers)
-
     def _count_unanswered(self, piece: Slice) -> None:
         # Tokenizing is free.
-        if not isinstance(piece.work, Tokenize | Detokenize):
-            self._grant.count_unanswered(piece.tokens)
+        if not piece.work.is_free:
+            self.grant.count_unanswered(piece.tokens)
 
 
 def _named(error: errors.InvalidWork, piece: Slice, *, is_single: bool) -> errors.InvalidWork:
@@ -349,14 +376,14 @@ def _named(error: errors.InvalidWork, piece: Slice, *, is_single: bool) -> error
 
 def _hides_input(piece: Slice, error: errors.InvalidWork) -> bool:
     """Return whether a refusal may be of one of several inputs of a slice, and does not say of which."""
-    if error.input_index is not None or piece.inputs == 1 or is_indivisible(piece.work):
+    if error.input_index is not None or piece.inputs == 1 or piece.work.is_indivisible:
         return False
     return FIELD.match(error.message) is None
 
 
 def _refusal_of(piece: Slice, error: errors.BackendError) -> errors.BackendError:
     """Return the error of a call whose input a replica refuses for its size, or for want of a permit."""
-    sent_bytes = request_bytes(piece.work)
+    sent_bytes = piece.work.request_bytes
     if isinstance(error, errors.PermitsTaken) or sent_bytes < REFUSED_BYTES_MIN:
         return error
     message = f"the upstream refuses its {sent_bytes} bytes, which are too many for one request"
@@ -365,17 +392,11 @@ def _refusal_of(piece: Slice, error: errors.BackendError) -> errors.BackendError
 
 def _counts_of(reply: Reply, part: WorkPart) -> tuple[int, ...] | None:
     """Return the tokens of each input: the reply's, or the gateway's own if they have the same sum."""
-    assert isinstance(reply, EmbedReply | RerankReply)
-    if isinstance(reply, EmbedReply) and reply.input_tokens is not None:
+    if reply.input_tokens is not None:
         return reply.input_tokens
     if len(part.tokens) == 1:
         return (reply.tokens,)
     return tuple(part.tokens) if part.is_exact and sum(part.tokens) == reply.tokens else None
-
-
-def _with_counts(reply: Reply, counts: tuple[int, ...] | None) -> Reply:
-    """Return a reply with the tokens of each input, if they are known and it has a place for them."""
-    return msgspec.structs.replace(reply, input_tokens=counts) if isinstance(reply, EmbedReply) else reply
 
 
 def _of_whole(error: errors.InvalidWork, part: WorkPart) -> errors.InvalidWork:
@@ -394,10 +415,10 @@ def _index_in_call(error: errors.BackendError, prepared: PreparedWork) -> int | 
 
 def _place_of(error: errors.BackendError, prepared: PreparedWork) -> str:
     """Return the input at fault as its caller counts inputs, as the beginning of a message."""
-    index, work = _index_in_call(error, prepared), prepared.call.work
+    index = _index_in_call(error, prepared)
     if index is None:
         return ""
-    return place_of_input(work, index) if prepared.by_cosine else f"input {index}: "
+    return f"input {index}: " if prepared.by_vectors is None else prepared.by_vectors.place_of(index)
 
 
 def _retry_after_s(error: errors.BackendError) -> int | None:

@@ -136,6 +136,11 @@ class GatewayError(Exception):
         """Row of the table for this kind."""
         return FACTS[self.kind]
 
+    def settle(self, headers: Mapping[str, str]) -> None:
+        """Record that the cost of the call is settled. headers: further ones of the reply."""
+        self.is_settled = True
+        self.headers.update(headers)
+
     def name_rows(self, rows: Sequence[int]) -> None:
         """Begin the message with a row of the caller's table. rows: the row of each input."""
         index = self.input_index

@@ -4,7 +4,7 @@ Rule: no inputs, no keys, no vectors in an event.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -131,10 +131,10 @@ SpaceOutcome = Literal["fits", "differs", "unchecked"]
 
 
 class SpaceChecked(msgspec.Struct, frozen=True):
-    """The canaries of a replica were compared with its upstream's fingerprint.
+    """The reference texts of a replica were compared with its upstream's fingerprint.
 
-    cosine: the smallest of all canaries; None if the replica embeds none. changed: the outcome differs from
-    the replica's last one, or is its first. reason is safe to log.
+    cosine: the smallest of all reference texts; None if the replica embeds none. changed: the outcome differs
+    from the replica's last one, or is its first. reason is safe to log.
     """
 
     upstream: str
@@ -323,3 +323,20 @@ Event: TypeAlias = (
 )
 # Called synchronously while a call is served: an exporter only counts or queues.
 Observe: TypeAlias = Callable[[Event], None]
+
+
+class Observers:
+    """Functions that take events, by the type of event. Called with an event, it hands it to each of them."""
+
+    def __init__(self) -> None:
+        self._by_type: dict[type, list[Callable[[Any], None]]] = {kind: [] for kind in get_args(Event)}
+
+    def add(self, observe: Callable[[Any], None], *types: type) -> None:
+        """Have a function take the events of some types; of all types if none is named."""
+        for kind in types or self._by_type:
+            self._by_type[kind].append(observe)
+
+    def __call__(self, event: Event) -> None:
+        """Hand an event to the functions that take its type, in the order in which they were added."""
+        for observe in self._by_type[type(event)]:
+            observe(event)

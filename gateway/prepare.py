@@ -1,6 +1,8 @@
 """Stage `prepare`: from a call to the work that replicas receive, with its prompt, tokens and cost.
 
 Runs between resolve and admit. Admission reserves the counted cost; dispatch cuts and sends the work.
+Rule: an instruction is applied as its model was trained, or the call is refused; it is never ignored. Only
+queries bring one, unless it is the whole prompt: the cards of instruct embedders leave documents as they are.
 """
 
 import asyncio
@@ -8,46 +10,37 @@ import sys
 from collections import ChainMap
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
+from typing import cast
 
 import msgspec
 
-from backends.contract import (
-    Capabilities,
-    Detokenize,
-    Embed,
-    EmbedParts,
-    Encode,
-    Operation,
-    Rerank,
-    Score,
-    Tokenize,
-)
+from backends.contract import Capabilities, Embed, Encode, Image, Lengths, Operation, Places, Rerank
 from backends.contract import Work as BackendWork
-from backends.contract.texts import INLINE_CHARACTERS_MAX, is_written_plainly, model_inputs_of
+from backends.contract.texts import INLINE_CHARACTERS_MAX
+from backends.contract.work import VectorScores
+from backends.instructions import (
+    PUBLISHED,
+    PUBLISHED_UNPOOLED,
+    WHOLE_PROMPT,
+    instruction_prompt,
+    template_in,
+)
 from gateway.calls import (
     Call,
     Deadline,
-    ScoreParts,
     Work,
     default_truncation,
-    inputs_of,
-    pictures_in,
     truncation,
 )
-from gateway.errors import InvalidInput, OperationUnsupported
-from gateway.lane.duplicates import without_duplicates
-from gateway.lane.slices import token_bounds
-from gateway.prompts import Prompts, role_prompts, with_prompt, with_prompt_lengths, with_roles
+from gateway.errors import InvalidInput, NoReplica, OperationUnsupported
+from gateway.prompts import Prompts, Role, with_prompt, with_roles
 from gateway.quotas.limits import Cost
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
 from gateway.upstreams.fair_threads import Claim, FairThreads
-from gateway.upstreams.instructions import InstructedModel, with_pair_instruction, with_query_prompt
-from gateway.upstreams.model_inputs import ModelInputs
+from gateway.upstreams.model_inputs import ModelInputs, TokenCount, count_here
 from gateway.upstreams.text_cuts import ASK_CHARACTERS, CutCall, cut_call
-from gateway.upstreams.token_counts import TokenCount, count_here
 from gateway.upstreams.token_ids import IdDecoder
-from gateway.upstreams.vector_scores import neutral_work, scores_by_cosine, sides_of_pairs
 
 # Refuses a call of at least this cost if it does not fit now; returns how many tokens fit.
 Ask = Callable[[Tenant, Route, Cost], Awaitable[int]]
@@ -67,7 +60,7 @@ class PreparedWork:
     """One call as its upstream receives it.
 
     capabilities: of the replicas when it was prepared, None if none had joined.
-    by_cosine: the work embeds inputs whose vectors give the scores that the caller asked for.
+    by_vectors: the work embeds inputs whose vectors give the scores that the caller asked for.
     input_tokens: exact tokens of each input, None if they were not counted.
     places: for each input of the call, its index among those of the work; None if the work has them all.
     cut: the inputs that were cut to the call's `text_tokens` and `query_tokens`.
@@ -76,7 +69,7 @@ class PreparedWork:
 
     __slots__ = (
         "_token_bounds",
-        "by_cosine",
+        "by_vectors",
         "call",
         "capabilities",
         "cost",
@@ -93,14 +86,15 @@ class PreparedWork:
         route: Route,
         work: BackendWork,
         capabilities: Capabilities | None,
-        *,
-        by_cosine: bool,
+        by_vectors: VectorScores | None,
     ) -> None:
         self.call = call
         self.route = route
-        self.work, self.places = without_duplicates(work)
+        self.work: BackendWork
+        self.places: Places | None
+        self.work, self.places = work.without_duplicates()
         self.capabilities = capabilities
-        self.by_cosine = by_cosine
+        self.by_vectors = by_vectors
         self.input_tokens: list[int] | None = None
         self.cost = ONE_REQUEST
         self.cut = CutCall(call)
@@ -110,7 +104,7 @@ class PreparedWork:
     def prompt(self) -> str | None:
         """Text that the replica puts before each input; None if only the replica knows it."""
         work, capabilities = self.work, self.capabilities
-        if not isinstance(work, Embed | Encode | Tokenize) or capabilities is None:
+        if not work.has_prompt or capabilities is None:
             return ""
         name = capabilities.default_prompt if work.prompt_name is None else work.prompt_name
         return capabilities.prompts.get(name) if name else ""
@@ -118,7 +112,7 @@ class PreparedWork:
     @property
     def work_inputs(self) -> int:
         """Number of inputs of the work."""
-        return len(inputs_of(self.work))
+        return len(self.work.inputs)
 
     def most_tokens(self) -> list[int]:
         """Return the tokens of each input: exact where they were counted, else an upper bound."""
@@ -126,16 +120,9 @@ class PreparedWork:
             return self.input_tokens
         if self._token_bounds is None:
             known = self.capabilities or UNKNOWN
-            most = known.max_input_tokens
-            if not isinstance(self.work, Tokenize | Detokenize):
-                most = self.work.max_tokens or most
-            self._token_bounds = token_bounds(
-                self.work,
-                most,
-                self.prompt or "",
-                pair_overhead=known.overhead_tokens,
-                media_tokens=known.media_tokens,
-            )
+            most = self.work.max_tokens or known.max_input_tokens
+            lengths = Lengths(most, self.prompt or "", known.overhead_tokens, known.media_tokens)
+            self._token_bounds = self.work.token_bounds(lengths)
         return self._token_bounds
 
 
@@ -162,15 +149,14 @@ class Preparer:
             prepared = _build(inputs, cut.call, route)
             prepared.cut = cut
         # Tokenizing is free, whatever the limits.
-        is_free = isinstance(call.work, Tokenize | Detokenize)
-        is_limited = not is_free and _tokens_allowed(tenant, route) is not None
+        is_limited = not call.work.is_free and _tokens_allowed(tenant, route) is not None
         # A score is kept with its own tokens, which no reply states.
-        is_kept = route.cache and isinstance(call.work, Rerank | Score)
+        is_kept = route.cache and call.work.operation is Operation.RERANK
         if is_limited or is_kept or inputs.always_counts:
             prepared.input_tokens = await self._count(inputs, prepared, tenant, deadline)
         tokens = sum(prepared.most_tokens()) if is_limited else 0
-        images = pictures_in(call.work) if isinstance(call.work, EmbedParts | ScoreParts) else 0
-        prepared.cost = route.price.cost(tokens, len(inputs_of(call.work)), images)
+        images = sum(isinstance(medium, Image) for medium in call.work.media)
+        prepared.cost = route.price.cost(tokens, len(call.work.inputs), images)
         return prepared
 
     async def refresh(
@@ -220,7 +206,7 @@ class Preparer:
     async def _cut(
         self, inputs: ModelInputs, tenant: Tenant, route: Route, call: Call, deadline: Deadline
     ) -> CutCall:
-        count = len(inputs_of(call.work))
+        count = len(call.work.inputs)
         room = TokenRoom(lambda tokens: self._ask(tenant, route, route.price.cost(tokens, count)), -1)
         try:
             async with asyncio.timeout_at(deadline.at_s):
@@ -243,9 +229,8 @@ class Preparer:
         is_reserved: the quota is reserved already.
         """
         work, capabilities, prompt = prepared.work, prepared.capabilities, prepared.prompt
-        if capabilities is None or prompt is None or not _is_countable(work, capabilities):
+        if capabilities is None or prompt is None or not work.is_countable(capabilities):
             return None
-        assert not isinstance(work, Tokenize | Detokenize | EmbedParts)
         most = capabilities.max_input_tokens
         if most is None or not inputs.can_count(capabilities):
             return None
@@ -257,7 +242,7 @@ class Preparer:
                     return None
                 if isinstance(work, Embed) and _is_short(work, prompt):
                     return count_here(counter, work.inputs, prompt, most)
-                tokens = TokenCount(counter, model_inputs_of(work), prompt, most)
+                tokens = TokenCount(counter, work.model_inputs, prompt, most)
                 room = self._room(prepared, tenant, is_large=tokens.characters > ASK_CHARACTERS)
                 if is_reserved:
                     room.tokens = TOKENS_MAX
@@ -267,7 +252,7 @@ class Preparer:
             raise deadline.error() from error
 
     def _room(self, prepared: PreparedWork, tenant: Tenant, *, is_large: bool) -> "TokenRoom":
-        route, inputs = prepared.route, len(inputs_of(prepared.call.work))
+        route, inputs = prepared.route, len(prepared.call.work.inputs)
         most = _tokens_allowed(tenant, route)
         return TokenRoom(
             lambda tokens: self._ask(tenant, route, route.price.cost(tokens, inputs)),
@@ -293,52 +278,38 @@ class TokenRoom:
             self.tokens = await self._ask(tokens)
 
 
-def _is_countable(work: BackendWork, capabilities: Capabilities) -> bool:
-    """Return whether the model's tokenizer alone, with its special tokens, determines the tokens."""
-    if isinstance(work, Tokenize | Detokenize | EmbedParts):
-        return False
-    if isinstance(work, Rerank | Score):
-        # Such a reranker puts each pair into a template.
-        return not (capabilities.overhead_tokens or work.instruction)
-    return is_written_plainly(work)
-
-
 def _is_short(work: Embed, prompt: str) -> bool:
     return sum(map(len, work.inputs)) + len(prompt) * len(work.inputs) <= INLINE_CHARACTERS_MAX
 
 
 def _build(inputs: ModelInputs, call: Call, route: Route) -> PreparedWork:
     capabilities = inputs.capabilities()
-    by_cosine = scores_by_cosine(call.work, capabilities)
-    if (
-        by_cosine
-        and isinstance(call.work, Rerank | ScoreParts)
-        and capabilities is not None
-        and capabilities.typed_inputs
-    ):
+    by_vectors = call.work.by_vectors(capabilities)
+    roles = None if by_vectors is None else by_vectors.roles
+    if roles is not None and capabilities is not None and capabilities.typed_inputs:
         raise OperationUnsupported(
             f"the model {route.model!r} does not rerank, and its server embeds a query and its documents in "
             "separate requests only: name a reranker"
         )
     _check_late_chunking(call.work, capabilities)
     _check_no_media_texts(call.work, capabilities)
-    work = plain = neutral_work(call.work, capabilities, by_cosine=by_cosine)
+    work = plain = cast("BackendWork", call.work if by_vectors is None else by_vectors.work)
+    known = capabilities or UNKNOWN
+    configured, prompts = ChainMap(route.prompts, inputs.prompts), known.prompts
     if call.instruction is not None:
-        work = _with_instruction(work, call, _instructed_model(inputs, route), call.instruction)
-    elif isinstance(work, Embed | Encode | Tokenize):
-        configured = ChainMap(route.prompts, inputs.prompts)
-        work = _with_prompt(work, call, configured, capabilities)
-    elif isinstance(call.work, ScoreParts) and isinstance(work, EmbedParts):
-        work = _with_prompts_of_pairs(work, call.work, ChainMap(route.prompts, inputs.prompts), capabilities)
-    elif isinstance(work, EmbedParts):
-        work = _with_prompt_of_texts(work, call, ChainMap(route.prompts, inputs.prompts), capabilities)
-    if capabilities is not None and not capabilities.pools_prompt:
-        work = _with_prompt_lengths(work, plain)
-    if not isinstance(work, Tokenize | Detokenize):
-        default = default_truncation(route.truncate, capabilities)
-        length, side = _length(call, route, capabilities), truncation(call, default, capabilities)
-        work = msgspec.structs.replace(work, truncate=side, max_tokens=length)
-    return PreparedWork(call, route, work, capabilities, by_cosine=by_cosine)
+        model = InstructedModel(
+            route.model, inputs.instruction_template, ChainMap(*configured.maps, prompts), capabilities
+        )
+        work = _with_instruction(work, call, model, roles)
+    elif roles is not None:
+        work = with_roles(work, roles, ChainMap(*configured.maps, prompts), known.default_prompt)
+    else:
+        work = with_prompt(work, call.role, configured, prompts)
+    if not known.pools_prompt:
+        work = work.with_prompt_lengths(plain)
+    default = default_truncation(route.truncate, capabilities)
+    work = work.with_lengths(truncation(call, default, capabilities), _length(call, route, capabilities))
+    return PreparedWork(call, route, work, capabilities, by_vectors)
 
 
 def _length(call: Call, route: Route, capabilities: Capabilities | None) -> int | None:
@@ -349,58 +320,9 @@ def _length(call: Call, route: Route, capabilities: Capabilities | None) -> int 
     return None if length is None or (most is not None and length >= most) else length
 
 
-def _with_prompt(
-    work: Embed | Encode | Tokenize,
-    call: Call,
-    configured: Prompts,
-    capabilities: Capabilities | None,
-) -> BackendWork:
-    """Return the work with the prompt of its role. configured: prompts of the configuration."""
-    checkpoint_prompts = capabilities.prompts if capabilities else {}
-    if isinstance(call.work, Rerank) and isinstance(work, Embed):
-        default = capabilities.default_prompt if capabilities else None
-        return with_roles(work, ChainMap(*configured.maps, checkpoint_prompts), default)
-    return with_prompt(work, call.role, configured, checkpoint_prompts)
-
-
-def _with_prompt_of_texts(
-    work: EmbedParts, call: Call, configured: Prompts, capabilities: Capabilities | None
-) -> EmbedParts:
-    """Return the work with a prompt before each input that is one text, as texts alone would have it."""
-    places = [i for i, parts in enumerate(work.inputs) if len(parts) == 1 and isinstance(parts[0], str)]
-    if not places:
-        return work
-    texts = Embed(tuple(str(work.inputs[i][0]) for i in places), prompt_name=work.prompt_name)
-    prompted = with_prompt(texts, call.role, configured, capabilities.prompts if capabilities else {})
-    inputs = list(work.inputs)
-    for place, text in zip(places, prompted.inputs, strict=True):
-        inputs[place] = (text,)
-    return msgspec.structs.replace(work, inputs=tuple(inputs), prompt_name=prompted.prompt_name)
-
-
-def _with_prompts_of_pairs(
-    work: EmbedParts, pairs: ScoreParts, configured: Prompts, capabilities: Capabilities | None
-) -> EmbedParts:
-    """Return the work with the prompt of its role before each input that is one text."""
-    default = capabilities.default_prompt if capabilities else None
-    prompts = role_prompts(ChainMap(*configured.maps, capabilities.prompts if capabilities else {}), default)
-    if prompts is None:
-        return work
-    query, document = prompts
-    inputs = tuple(
-        ((query if is_query else document) + parts[0],)
-        if len(parts) == 1 and isinstance(parts[0], str)
-        else parts
-        for is_query, parts in sides_of_pairs(pairs)
-    )
-    return msgspec.structs.replace(work, inputs=inputs, prompt_name="")
-
-
 def _check_late_chunking(work: Work, capabilities: Capabilities | None) -> None:
     """Check that the model can read its inputs as one text, if they are. Raises: InvalidInput."""
-    if not isinstance(work, Embed) or not work.late_chunking or capabilities is None:
-        return
-    if not capabilities.late_chunking:
+    if work.is_indivisible and capabilities is not None and not capabilities.late_chunking:
         pooling = capabilities.pooling or "not known"
         raise InvalidInput(
             f"this model offers no `late_chunking`, which needs mean pooling (its pooling: {pooling}) in the "
@@ -416,50 +338,96 @@ def _check_no_media_texts(work: Work, capabilities: Capabilities | None) -> None
     """
     if capabilities is None or not capabilities.operations & MEDIA_OPERATIONS:
         return
+    named: Sequence[tuple[str, Sequence[str]]] = ()
     if isinstance(work, Rerank):
-        _refuse_media_texts((work.query,), "the query")
-        _refuse_media_texts(work.documents, "document {}")
+        named = (("the query", (work.query,)), ("document {}", work.documents))
     elif isinstance(work, Embed | Encode) and work.chat is None:
-        _refuse_media_texts(work.inputs, "input {}")
+        named = (("input {}", work.inputs),)
+    for name, texts in named:
+        for index, text in enumerate(texts):
+            if text.startswith(MEDIA_TEXTS):
+                raise InvalidInput(
+                    f"{name.format(index)} is a picture or a recording in the place of a text: its letters "
+                    'would be read; send an object such as {"image": "data:…"}'
+                )
 
 
-def _refuse_media_texts(texts: Sequence[str], name: str) -> None:
-    for index, text in enumerate(texts):
-        if text.startswith(MEDIA_TEXTS):
+class InstructedModel(msgspec.Struct, frozen=True):
+    """Facts about the model of a call that brings an instruction.
+
+    name: the public name. template: of the configuration. prompts: of configuration and checkpoint, by name.
+    capabilities: None while no replica has joined.
+    """
+
+    name: str
+    template: str | None
+    prompts: Prompts
+    capabilities: Capabilities | None
+
+    def check_pairs(self) -> None:
+        """Check that scores of pairs take an instruction; a replica that has not joined checks it itself.
+
+        Raises: InvalidInput.
+        """
+        if self.capabilities is not None and not self.capabilities.takes_instruction:
             raise InvalidInput(
-                f"{name.format(index)} is a picture or a recording in the place of a text: its letters would "
-                'be read; send an object such as {"image": "data:…"}'
+                f"the model {self.name!r} takes no `instruction`: send the call without it",
+                param="instruction",
             )
 
+    def query_prompt(self, instruction: str) -> str:
+        """Return the text that puts an instruction before a query. Raises: InvalidInput, NoReplica."""
+        capabilities = self.capabilities
+        if capabilities is None:
+            raise NoReplica("no replica has reported yet how this model takes an `instruction`")
+        if capabilities.typed_inputs:
+            raise InvalidInput(
+                f"the server of the model {self.name!r} puts its own prompt before a query: send the call "
+                "without `instruction`",
+                param="instruction",
+            )
+        template = self._template(capabilities)
+        if template is None or Operation.EMBED not in capabilities.operations:
+            raise InvalidInput(
+                f"the model {self.name!r} has no known template for `instruction`: write it into the texts, "
+                "or have `instruction_template` set for its upstream",
+                param="instruction",
+            )
+        return instruction_prompt(template, instruction)
 
-def _with_prompt_lengths(work: BackendWork, plain: BackendWork) -> BackendWork:
-    if isinstance(work, Embed | Encode) and isinstance(plain, Embed | Encode):
-        return with_prompt_lengths(work, plain)
-    return work
+    def check_role(self, role: Role | None) -> None:
+        """Check that the inputs may bring an instruction: queries, or all if it is the whole prompt.
+
+        Raises: InvalidInput.
+        """
+        is_whole_prompt = self.capabilities is not None and self._template(self.capabilities) == WHOLE_PROMPT
+        if role == "document" and not is_whole_prompt:
+            raise InvalidInput("`instruction` is for queries: send documents without it", param="instruction")
+
+    def _template(self, capabilities: Capabilities) -> str | None:
+        published = PUBLISHED if capabilities.pools_prompt else PUBLISHED_UNPOOLED
+        return self.template or template_in(self.prompts.values()) or published.get(capabilities.model_id)
 
 
-def _instructed_model(inputs: ModelInputs, route: Route) -> InstructedModel:
-    capabilities = inputs.capabilities()
-    checkpoint_prompts = capabilities.prompts if capabilities else {}
-    prompts = ChainMap(route.prompts, inputs.prompts, checkpoint_prompts)
-    return InstructedModel(route.model, inputs.instruction_template, prompts, capabilities)
-
-
-def _with_instruction(work: BackendWork, call: Call, model: InstructedModel, instruction: str) -> BackendWork:
+def _with_instruction(
+    work: BackendWork, call: Call, model: InstructedModel, roles: Sequence[bool] | None
+) -> BackendWork:
     """Return the work with the instruction of its call: in its queries, or for its replica to apply.
 
-    Raises: InvalidInput, NoReplica.
+    roles: of its inputs, None if they have none. Raises: InvalidInput, NoReplica.
     """
-    match work:
-        case Rerank() | Score():
-            return with_pair_instruction(work, instruction, model)
-        case Embed() if isinstance(call.work, Rerank):
-            default = model.capabilities.default_prompt if model.capabilities else None
-            return with_roles(work, model.prompts, default, model.query_prompt(instruction))
-        case Embed() | Encode() if call.work is work:
+    instruction = call.instruction or ""
+    if work.instruction_place == "pair":
+        model.check_pairs()
+        return msgspec.structs.replace(work, instruction=instruction)
+    if work.instruction_place == "text":
+        if call.work is work:
             prompt = model.query_prompt(instruction)
             model.check_role(call.role)
-            return with_query_prompt(work, prompt)
+            return work.with_prompt(prompt)
+        if roles is not None:
+            default = model.capabilities.default_prompt if model.capabilities else None
+            return with_roles(work, roles, model.prompts, default, model.query_prompt(instruction))
     raise InvalidInput(
         "this operation takes no `instruction` with this model: embed or rerank with it", param="instruction"
     )

@@ -1,5 +1,9 @@
 """The request path: the stages of a call between decoding and encoding. Read this file first.
 
+Every model is a group of at least one upstream: a lone `Upstream` is one, and an `UpstreamGroup` chooses
+between several. A copy of a call, for a mirror or a comparison, passes the same stages with a grant that is
+free.
+
 Each stage takes the result of the stage before it, so that the types allow one order only: no route without a
 tenant, no work without a route, no grant without prepared work, nothing reaches a replica without a grant,
 and no reply leaves before the ledger has confirmed it.
@@ -7,13 +11,12 @@ and no reply leaves before the ledger has confirmed it.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
-from backends.contract import DetokenizeReply, EmbedReply, EncodeReply, Operation, Reply, TokenizeReply
+from backends.contract import Operation, Reply
 from gateway.admission import Admission, Charges, Grant
 from gateway.cache.call_cache import (
     NO_IDENTITY,
@@ -24,18 +27,23 @@ from gateway.cache.call_cache import (
     CallOrigin,
     ItemCache,
 )
-from gateway.calls import CacheMode, Call, Deadline, operation_of
+from gateway.calls import CacheMode, Call, Deadline
 from gateway.config.schema import Config
 from gateway.dispatch import Dispatcher
+from gateway.errors import GatewayError, NoReplica
+from gateway.events import CopyPurpose
 from gateway.prepare import Preparer
 from gateway.quotas.limits import LimitStatus, Price
+from gateway.routing.pool import PROBED_WITHIN_S
 from gateway.routing.routes import Route, Routes
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Keyring, Tenant
-from gateway.upstreams.copies import CopiedCall, Copies, ServedCall
-from gateway.upstreams.group import GroupView, UpstreamGroup
-from gateway.upstreams.turns import send_in_turn
+from gateway.upstreams.copies import Copies
+from gateway.upstreams.group import UpstreamGroup
 from gateway.upstreams.upstream import Upstream, identity_of, scores_identity, vectors_identity
+
+# Callers' error where every upstream that replied turned out to give other vectors.
+OTHER_VECTORS = "the last upstream of this model returned vectors of a different space, which are not used"
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -137,17 +145,15 @@ class Gateway:
             return NO_IDENTITY
         return "on" if all(upstream.settings.knows_each_input for upstream in upstreams) else SINGLE_TEXTS
 
-    def view_of(self, name: str) -> Upstream | GroupView:
-        """Return what serves a public name, as operators and callers see it. Raises: ModelNotFound."""
+    def view_of(self, name: str) -> Upstream | UpstreamGroup:
+        """Return what serves a public name. Raises: ModelNotFound."""
         serving = self.serving
         model = serving.routes.known_name(name)
-        group = serving.groups.get(model)
-        return serving.upstreams[serving.routes.upstream_of(model)] if group is None else GroupView(group)
+        return serving.groups.get(model) or serving.upstreams[serving.routes.upstream_of(model)]
 
     async def serve(self, call: Call, caller: Caller, timeline: Timeline) -> Served:
         """Resolve, prepare, admit and dispatch one call. Raises: GatewayError."""
-        tenant = caller.tenant
-        operation = operation_of(call.work)
+        tenant, operation = caller.tenant, call.work.operation
         timeline.operation = operation.value
         tenant.require_operation(operation)
         # Taken once: a reload in the middle of the call changes nothing for it.
@@ -155,107 +161,126 @@ class Gateway:
         route = serving.routes.resolve(tenant, call.model, operation)
         timeline.model = route.model
         timeline.lap("auth")
-        deadline = _deadline(route, caller)
-        if route.model in serving.groups:
-            return await self._serve_group(serving, call, caller, route, timeline)
-        with serving.upstreams[route.upstream].hold() as upstream:
-            prepared = await self._preparer.prepare(upstream.model_inputs, tenant, route, call, deadline)
-            cache = self._cache_of(caller, route, upstream)
-            async with await self._admission.admit(tenant, prepared, deadline, caller.reservation) as grant:
-                timeline.lap("quota")
-                reply = await self._dispatcher.dispatch(
-                    grant, upstream.lane_of(prepared.work), upstream.model_inputs, timeline, cache
-                )
-                if grant.is_provisional:
-                    await grant.confirm()
-                    timeline.lap("quota")
-            fingerprint = upstream.fingerprint if _has_vectors(reply) else None
-        served = self._served(grant, route, reply, fingerprint, cache)
-        return _with_usage(served, timeline)
+        group = serving.groups.get(route.model) or serving.upstreams[route.upstream]
+        return await self._pass(serving, group, route, call, caller, timeline)
 
-    async def _serve_group(
-        self, serving: Serving, call: Call, caller: Caller, route: Route, timeline: Timeline
+    async def _pass(
+        self,
+        serving: Serving,
+        group: Upstream | UpstreamGroup,
+        route: Route,
+        call: Call,
+        caller: Caller,
+        timeline: Timeline,
+        copy: CopyPurpose | None = None,
     ) -> Served:
-        """Prepare, admit and dispatch a call of a model with several upstreams. Raises: GatewayError."""
-        tenant, deadline, group = caller.tenant, _deadline(route, caller), serving.groups[route.model]
-        upstreams = {name: serving.upstreams[name] for name in group.judge.judged}
-        caches: dict[str, CallCache | None] = {}
-        with ExitStack() as holds:
-            # A reload closes none of them while the call waits or moves.
-            for upstream in upstreams.values():
-                holds.enter_context(upstream.hold())
-            names = await group.candidates(tenant.name, call, deadline)
-            route = group.narrowed(route, names[0])
-            inputs = upstreams[names[0]].model_inputs
-            prepared = await self._preparer.prepare(inputs, tenant, route, call, deadline)
-            async with await self._admission.admit(tenant, prepared, deadline, caller.reservation) as grant:
-                timeline.lap("quota")
+        """Take a call through all stages after its route. Raises: GatewayError.
 
-                async def send(name: str, *, is_last: bool) -> Reply:
-                    upstream, grant.may_move = upstreams[name], not is_last
-                    if name != names[0]:
-                        again = await self._preparer.prepare_again(
-                            upstream.model_inputs, prepared, tenant, deadline
-                        )
-                        grant.restart(again)
-                    cache = caches[name] = self._cache_of(caller, route, upstream)
-                    lane = upstream.lane_of(grant.prepared.work)
-                    return await self._dispatcher.dispatch(
-                        grant, lane, upstream.model_inputs, timeline, cache
-                    )
-
-                served_by, reply = await send_in_turn(group, names, send, deadline, self._admission.observe)
-                await grant.confirm()
-        self.copies.offer(group, ServedCall(call, served_by, reply), partial(self._send_copy, route, tenant))
-        route = msgspec.structs.replace(route, upstream=served_by)
-        fingerprint = group.space.id if _has_vectors(reply) else None
-        served = self._served(grant, route, reply, fingerprint, caches[served_by])
-        return _with_usage(served, timeline)
-
-    async def _send_copy(
-        self, route: Route, tenant: Tenant, copied: CopiedCall, upstream: str
-    ) -> Reply | None:
-        """Send a copy of a call, which no tenant pays for; return None if its upstream was removed.
-
-        Raises: GatewayError.
+        copy: why it is a copy, whose grant is free and of which no copies are made; None for a call.
         """
-        target = self.upstreams.get(upstream)
-        if target is None:
-            return None
-        route = msgspec.structs.replace(route, upstream=upstream, limits=())
-        tenant = msgspec.structs.replace(tenant, limits=())
-        deadline, call = _deadline(route, Caller(tenant)), msgspec.structs.replace(copied.call, bulk=True)
-        with target.hold():
-            prepared = await self._preparer.prepare(target.model_inputs, tenant, route, call, deadline)
-            grant = self._admission.grant_copy(tenant, prepared, deadline, copied.purpose)
-            lane = target.lane_of(prepared.work)
-            return await self._dispatcher.dispatch(grant, lane, target.model_inputs, Timeline())
-
-    def _served(
-        self, grant: Grant, route: Route, reply: Reply, fingerprint: str | None, cache: CallCache | None
-    ) -> Served:
+        tenant, deadline = caller.tenant, _deadline(route, caller)
+        # A reload closes no upstream of the model while the call waits or moves.
+        group.enter()
+        try:
+            route, names = await group.candidates(route, tenant.name, call, deadline)
+            inputs = serving.upstreams[names[0]].model_inputs
+            prepared = await self._preparer.prepare(inputs, tenant, route, call, deadline)
+            if copy is None:
+                grant = await self._admission.admit(tenant, prepared, deadline, caller.reservation)
+            else:
+                grant = self._admission.grant_copy(tenant, prepared, deadline, copy)
+            async with grant:
+                timeline.lap("quota")
+                upstream, reply, cache = await self._send(serving, group, names, grant, caller, timeline)
+                if await grant.confirm():
+                    timeline.lap("quota")
+            fingerprint = None if reply.dense_vectors is None else group.fingerprint
+        finally:
+            group.leave()
+        if copy is None and isinstance(group, UpstreamGroup):
+            self.copies.offer(group, call, upstream.name, reply, partial(self._copy, route, tenant))
+            route = msgspec.structs.replace(route, upstream=upstream.name)
         cut = grant.prepared.cut
-        if cut.indices:
-            reply = _with_cut(reply, cut.indices)
         return Served(
-            reply,
-            grant.tenant,
+            _with_cut(reply, cut.indices) if cut.indices else reply,
+            tenant,
             route,
             grant.limit_statuses,
             grant.degraded,
             fingerprint,
             is_cut=cut.is_complete,
             cache=None if cache is None else cache.use,
-            has_cache=route.cache and self.cache is not None,
+            has_cache=route.cache and self._dispatcher.cache is not None,
+            shares_tokens=timeline.attempts.shares_tokens,
         )
+
+    async def _send(
+        self,
+        serving: Serving,
+        group: Upstream | UpstreamGroup,
+        names: Sequence[str],
+        grant: Grant,
+        caller: Caller,
+        timeline: Timeline,
+    ) -> tuple[Upstream, Reply, CallCache | None]:
+        """Return the reply of the first upstream that gives one, with that upstream and its cache.
+
+        names: in the order of preference. The call moves within its deadline and the reserved quota.
+        Raises: GatewayError, of the last one tried.
+        """
+        prepared, deadline = grant.prepared, grant.deadline
+        for name in names:
+            upstream, is_last = serving.upstreams[name], name == names[-1]
+            cache = self._cache_of(caller, prepared.route, upstream) if prepared.route.cache else None
+            try:
+                if name != names[0]:
+                    grant.restart(
+                        await self._preparer.prepare_again(
+                            upstream.model_inputs, prepared, grant.tenant, deadline
+                        )
+                    )
+                reply = await self._dispatcher.dispatch(
+                    grant,
+                    upstream.lane_of(grant.prepared.work),
+                    upstream.model_inputs,
+                    timeline,
+                    cache,
+                    may_move=not is_last,
+                )
+            except GatewayError as error:
+                group.record_failure(name, error)
+                if is_last or not group.may_move(error, deadline):
+                    raise
+                continue
+            # Its vectors may have turned out to be others while it computed them.
+            if group.accepts(name):
+                return upstream, reply, cache
+        raise NoReplica(OTHER_VECTORS, retry_after_s=PROBED_WITHIN_S)
+
+    async def _copy(
+        self, route: Route, tenant: Tenant, call: Call, purpose: CopyPurpose, upstream: str
+    ) -> Reply | None:
+        """Send a copy of a call, which no tenant pays for; return None if its upstream was removed.
+
+        Raises: GatewayError.
+        """
+        serving = self.serving
+        target = serving.upstreams.get(upstream)
+        if target is None:
+            return None
+        route = msgspec.structs.replace(route, upstream=upstream, limits=())
+        caller = Caller(msgspec.structs.replace(tenant, limits=()), cache="bypass")
+        call = msgspec.structs.replace(call, bulk=True)
+        return (await self._pass(serving, target, route, call, caller, Timeline(), purpose)).reply
 
     def _cache_of(self, caller: Caller, route: Route, upstream: Upstream) -> CallCache | None:
         """Return the cache of a call, None if its model has none, or the caller bypasses it."""
-        if self.cache is None or not route.cache or caller.cache == "bypass":
+        cache = self._dispatcher.cache
+        if cache is None or caller.cache == "bypass":
             return None
         origin = CallOrigin(caller.tenant.name, route.model, upstream.name)
         is_refreshed = caller.cache == "refresh"
-        return CallCache(self.cache, origin, partial(identity_of, upstream), is_refreshed=is_refreshed)
+        return CallCache(cache, origin, partial(identity_of, upstream), is_refreshed=is_refreshed)
 
     async def decode_ids(
         self, tenant: Tenant, model: str | None, operation: Operation, ids: Sequence[Sequence[int]]
@@ -270,18 +295,9 @@ class Gateway:
         return await self._preparer.decode_ids(decoder, tenant, route, ids, deadline)
 
 
-def _has_vectors(reply: Reply) -> bool:
-    return isinstance(reply, EmbedReply) or (isinstance(reply, EncodeReply) and reply.dense is not None)
-
-
-def _with_usage(served: Served, timeline: Timeline) -> Served:
-    """Return a reply with the note that its tokens are a share, if they are."""
-    return msgspec.structs.replace(served, shares_tokens=True) if timeline.attempts.shares_tokens else served
-
-
 def _with_cut(reply: Reply, indices: tuple[int, ...]) -> Reply:
     """Return a reply that reports these inputs as cut, too."""
-    if isinstance(reply, TokenizeReply | DetokenizeReply) or reply.truncated is None:
+    if reply.is_free or reply.truncated is None:
         return reply
     truncated = tuple(sorted({*reply.truncated, *indices}))
     return msgspec.structs.replace(reply, truncated=truncated)

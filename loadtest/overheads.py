@@ -163,7 +163,7 @@ async def idle_gateways(testbed: Testbed) -> list[Finding]:
     _, store = testbed.redis()
     client, gateways, findings = RedisClient(store, timeout_s=5.0), 1000, []
     tenants = TenantStore(client)
-    # Six canaries of 1,024 numbers in float32.
+    # Six reference texts of 1,024 numbers in float32.
     await client.execute("HSET", SPACES, "upstream", bytes(6 * 1024 * 4))
 
     def heartbeat(number: int) -> Awaitable[object]:

@@ -23,7 +23,7 @@ from backends.torch.inputs.sequences import Head, InputSequence
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import load
 from backends.torch.memory import keep_freed
-from backends.torch.networks import blocks
+from backends.torch.networks import attention
 from backends.torch.networks.precision import fastest_linear
 from loadtest import checkpoints
 from loadtest.checkpoints import LARGE_SHAPES, LargeShape
@@ -92,13 +92,13 @@ def cuttings(repeats: int) -> Iterator[str]:
     """Yield a line for each way to cut attention, and each batch; ratios to the first way."""
     checkpoint = locate_checkpoint(DEFAULT_MODEL)
     head = load(checkpoint, "m", LoadOptions("bfloat16", "cpu")).head
-    chosen = blocks.fastest_cutting(torch.bfloat16)
+    chosen = attention.fastest_cutting(torch.bfloat16)
     for lengths in ([50], [250], [46] * 23, bulk_lengths()):
         sequences = sequences_of(lengths)
-        runs = {str(cutting): _with_cutting(cutting, head, sequences) for cutting in blocks.CUTTINGS}
+        runs = {str(cutting): _with_cutting(cutting, head, sequences) for cutting in attention.CUTTINGS}
         times = in_turns(runs, repeats)
         first = next(iter(times.values()))
-        for cutting in blocks.CUTTINGS:
+        for cutting in attention.CUTTINGS:
             mark = "*" if cutting == chosen else " "
             yield (
                 f"{mark} {len(lengths):2} texts, {sum(lengths):4} tokens, blocks of {cutting.block_tokens}, "
@@ -107,10 +107,10 @@ def cuttings(repeats: int) -> Iterator[str]:
 
 
 def _with_cutting(
-    cutting: blocks.Cutting, head: Head, sequences: Sequence[InputSequence]
+    cutting: attention.Cutting, head: Head, sequences: Sequence[InputSequence]
 ) -> Callable[[], object]:
     def run() -> None:
-        with patch.object(blocks, "fastest_cutting", lambda _: cutting):
+        with patch.object(attention, "fastest_cutting", lambda _: cutting):
             head.run(sequences, DENSE)
 
     return run

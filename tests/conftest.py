@@ -13,19 +13,21 @@ import httpx
 import hypothesis
 import pytest
 
-from backends.contract import ApiKind, Backend, BackendKind, ReplicaSpec
+from backends.contract import Backend, BackendKind, ReplicaSpec
 from backends.http.client import UpstreamClient
 from backends.infinity.adapter import InfinityBackend
+from backends.kinds import open_replica as open_real_replica
 from backends.openai.adapter import OpenAIBackend
+from backends.openai.kind import ApiKind
 from backends.openai.shapes import origin_of
-from backends.registry import open_replica as open_real_replica
 from backends.tei.adapter import TeiBackend
 from backends.vllm.adapter import VllmBackend
-from gateway.api.operators.added_models import AdditionsClient
+from gateway.api.operators.additions import AdditionsClient
 from gateway.api.operators.admin import Reload
-from gateway.api.operators.host_models import AskAboutModels
-from gateway.api.operators.instances import AskParent
-from gateway.app import Application, Collaborators, build
+from gateway.api.operators.manager import AskParent
+from gateway.api.server.in_flight import HeldBody, InFlight
+from gateway.api.server.request_context import RequestContext
+from gateway.app import ROUTES, Application, Collaborators, build
 from gateway.config.boot import AppBoot
 from gateway.config.load import parse_config
 from gateway.config.schema import Config
@@ -35,6 +37,7 @@ from gateway.routing.discovery import Resolver, resolve
 from gateway.telemetry.tracing import CallTraces
 from gateway.tenants.keyring import key_digest
 from tests.rooms import belongs, rooms
+from tests.waiting import PATIENCE_S
 
 # Every example of a test would otherwise fail after 200 ms, which a busy machine takes now and then.
 hypothesis.settings.register_profile("untimed", deadline=None)
@@ -132,8 +135,7 @@ async def running_gateway(
     reload: Reload | None = None,
     adding: AdditionsClient | None = None,
     engines: Mapping[str, Backend] | None = None,
-    instances: AskParent | None = None,
-    models: AskAboutModels | None = None,
+    manager: AskParent | None = None,
     tenants_file: Path | None = None,
 ) -> AsyncIterator[Running]:
     """Boot with a config whose replicas are ASGI apps.
@@ -142,7 +144,7 @@ async def running_gateway(
     is unreachable. wait: return only once `/readyz` answers 200. sockets: replicas are servers on real ports.
     resolver: resolves host names for discovery. traces: records traces of calls. reload: reads the
     configuration file again. adding: changes the added models. engines: those in this process, by upstream.
-    instances, models: carry out requests about instances and models, also at the port `MANAGER_PORT`.
+    manager: carries out requests about instances and models, also at the port `MANAGER_PORT`.
     tenants_file: in the folder of the gateway's state, None if it has none.
     """
     events: list[Event] = []
@@ -160,13 +162,13 @@ async def running_gateway(
     parsed = _parse(config, Path.cwd())
     bootstrap_digest = None if parsed.tenants else key_digest(KEY)
     collaborators = Collaborators(
-        open_replica, resolver, ledger, events.append, traces, reload, adding, instances, models
+        open_replica, resolver, ledger, events.append, traces, reload, adding, manager
     )
     boot = AppBoot(
         parsed,
         bootstrap_digest,
         engines={name: {"": name} for name in hosted},
-        manager_port=None if instances is None and models is None else MANAGER_PORT,
+        manager_port=None if manager is None else MANAGER_PORT,
         tenants_file=None if tenants_file is None else str(tenants_file),
     )
     application = build(boot, collaborators)
@@ -179,10 +181,18 @@ async def running_gateway(
         ) as client,
     ):
         if wait:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
         yield Running(client, events, application)
+
+
+async def posted(
+    booting: AbstractAsyncContextManager[Running], path: str, body: Any, **headers: str
+) -> httpx.Response:
+    """Return the reply to one POST of a gateway that runs for it only. headers: as in `Running.post`."""
+    async with booting as gateway:
+        return await gateway.post(path, body, **headers)
 
 
 def remote_backend(kind: BackendKind, spec: ReplicaSpec, transport: httpx.AsyncBaseTransport) -> Backend:
@@ -213,3 +223,10 @@ def _refuse(request: httpx.Request) -> httpx.Response:
 def boot() -> Boots:
     """Return the function that boots a gateway on fakes."""
     return running_gateway
+
+
+def request_with(name: bytes, value: str, address: str = "10.0.0.1") -> RequestContext:
+    """Return a request for /embed with one header."""
+    return RequestContext(
+        ROUTES.parse("/embed"), [(name, value.encode())], address, HeldBody(InFlight(0)), lambda _: None
+    )

@@ -19,6 +19,7 @@ from gateway.config.load import parse_config
 from gateway.events import Event
 from tests.conftest import KEY, remote_backend
 from tests.fakes.tei import FakeTei
+from tests.waiting import PATIENCE_S
 
 
 class SocketGateway:
@@ -127,7 +128,7 @@ async def socket_gateway(
 async def wait_for_value(expected: object, read: Callable[[], object]) -> None:
     """Poll until a value equals the expected one, for at most 20 seconds."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while read() != expected:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert expected == read()

@@ -19,6 +19,7 @@ from gateway.config.load import parse_config
 from gateway.config.schema import Config, Key
 from gateway.errors import FACTS
 from gateway.telemetry.metrics import Metrics
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 OBSERVABILITY = ROOT / "deploy/observability"
@@ -33,7 +34,7 @@ DOCUMENTS = [
 FRAGMENT_TYPES = ("added", "changed", "fixed", "security")
 NO_FRAGMENTS = {"README.md", "template.md.jinja"}
 CELL_CHARACTERS_MAX = 120
-ARCHITECTURE_LINES_MAX = 170
+ARCHITECTURE_LINES_MAX = 190
 GLOSSARY_WORDS_MAX = 40
 LOOSE_MODULES_MAX = 11
 DECISION_WORDS_MAX = 400
@@ -45,6 +46,8 @@ def test_architecture_lists_the_rooms_of_the_tree() -> None:
         f"{path.parent.relative_to(ROOT)}/"
         for root in ("gateway", "backends")
         for path in (ROOT / root).rglob("*.py")
+        # The room of the dialects has one folder for each, which its row says.
+        if path.parent.parent != ROOT / "gateway/api/dialects"
     }
     loose = {
         f"gateway/{path.name}"
@@ -149,7 +152,9 @@ def test_a_release_collects_the_fragments(tmp_path: Path) -> None:
     (tmp_path / "changes/clock.fixed.md").write_text("The clock is right.\n")
     (tmp_path / "changes/bell.added.md").write_text("A bell rings.\n")
     command = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "9.9.9", "--date", "today"]
-    made = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=30, text=True, check=True)
+    made = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, timeout=PATIENCE_S, text=True, check=True
+    )
 
     assert made.stdout.startswith("## 9.9.9 - today\n\n### ")
     assert re.search(r"### Added\n\n(?:- .+\n)*- A bell rings\.\n", made.stdout)

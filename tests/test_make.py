@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -15,7 +17,9 @@ def recipe(target: str, *variables: str) -> str:
     if shutil.which("make") is None:
         pytest.skip("no make on the path")
     command = ["make", "--dry-run", "--always-make", target, *variables]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    ).stdout
 
 
 def test_example_installs_only_what_it_needs() -> None:

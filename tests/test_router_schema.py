@@ -9,8 +9,10 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from gateway.config.editor_schema import editor_line, editor_schema
-from gateway.config.schema import Config
+from backends.contract import ServerKind
+from backends.kinds import KINDS
+from gateway.cli.init import editor_line, editor_schema
+from gateway.config.schema import Config, UpstreamSettings
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = [
@@ -61,7 +63,7 @@ FILE = {"upstreams": {"a": {"backend": "tei", "replicas": ["http://a"]}}, "model
     [
         ({}, []),
         ({"workers": "${WORKERS:-2}", "logs": {"access": "${LOG}"}}, []),
-        ({"upstreams": {"a": {"backend": "${KIND}", "batch_inputs": "${N}"}}}, []),
+        ({"upstreams": {"a": {"backend": "${KIND}", "request_inputs": "${N}"}}}, []),
         (
             {"upstreams": {"a": {"backend": "torch", "device": ["cpu", "cpu"], "rerank_template": "qwen3"}}},
             [],
@@ -70,7 +72,14 @@ FILE = {"upstreams": {"a": {"backend": "tei", "replicas": ["http://a"]}}, "model
         ({"workers": "two"}, ["workers"]),
         ({"listen": 9705}, ["listen"]),
         ({"listn": ""}, [""]),
-        ({"upstreams": {"a": {"backend": "pytorch"}}}, ["upstreams.a.backend"]),
+        ({"upstreams": {"a": {"backend": "pytorch", "dtype": "int8"}}}, ["upstreams.a.backend"]),
+        ({"upstreams": {"a": {"backend": "tei", "dtype": "int8"}}}, ["upstreams.a"]),
+        ({"upstreams": {"a": {"backend": "tei", "batch_inputs": 1}}}, ["upstreams.a"]),
+        ({"upstreams": {"a": {"backend": "vllm", "extra_body": {"x": 1}}}}, ["upstreams.a"]),
+        ({"upstreams": {"a": {"backend": "cohere", "extra_body": {"x": 1}, "task": "embed"}}}, []),
+        ({"upstreams": {"a": {"backend": "jina", "preload": True}}}, ["upstreams.a"]),
+        ({"upstreams": {"a": {"backend": "torch", "replicas": [], "tls": {}}}}, ["upstreams.a"]),
+        ({"upstreams": {"a": {"backend": "torch", "dtype": "bad"}}}, ["upstreams.a.dtype"]),
         ({"upstreams": {"a": {"replica": []}}}, ["upstreams.a", "upstreams.a"]),
         ({"tenants": {"acme": {"limits": {"tokens_per_fortnight": 1}}}}, ["tenants.acme.limits"]),
         ({"tenants": {"acme": {"limits": {"tokens_per_day": 0}}}}, ["tenants.acme.limits.tokens_per_day"]),
@@ -82,3 +91,19 @@ FILE = {"upstreams": {"a": {"backend": "tei", "replicas": ["http://a"]}}, "model
 )
 def test_an_editor_shows_what_the_loader_refuses(change: dict[str, Any], expected: list[str]) -> None:
     assert expected == mistakes({**FILE, **change})
+
+
+def test_an_editor_offers_the_keys_of_the_kind_of_server() -> None:
+    definitions = json.loads(editor_schema())["$defs"]
+    keys = {name: definitions[f"{name}Upstream"]["properties"].keys() for name in ("Tei", "Openai", "Torch")}
+
+    assert {"backend", "replicas", "request_inputs"} <= keys["Tei"] < keys["Openai"]
+    assert {"extra_body", "task"} == keys["Openai"] - keys["Tei"] - {"embeddings", "rerank", "input_type"}
+    assert {"backend", "dtype", "task", "request_inputs", "tokenizer"} <= keys["Torch"]
+    assert not {"replicas", "tls", "extra_body"} & keys["Torch"]
+    assert definitions["UpstreamSettings"]["properties"].keys() == keys["Openai"] | keys["Torch"]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: str(kind.name))
+def test_the_keys_of_a_kind_are_settings(kind: ServerKind) -> None:
+    assert kind.keys < set(UpstreamSettings.__struct_fields__)

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from backends.checkpoints import hub
 from backends.checkpoints.auto_map import ClassReference, missing_modules, missing_own_code
-from backends.checkpoints.model_names import is_path
-from backends.checkpoints.needed_files import has_weights, missing_weights, needed_weights
-from backends.checkpoints.network_folder import network_folder
+from backends.checkpoints.needed_files import has_weights, is_path, missing_weights, needed_weights
+from backends.checkpoints.small_files import network_folder
 from backends.checkpoints.static_models import find_static
 from backends.contract.errors import ModelUnavailable
 

@@ -1,4 +1,7 @@
-"""Names of files of weights: which of a repository are needed, and which a copy lacks. Reads no weights."""
+"""Names of files of weights: which of a repository are needed, and which a copy lacks. Reads no weights.
+
+Names of models: ids of a hub's repositories, and paths on this machine.
+"""
 
 import re
 from collections import defaultdict
@@ -7,6 +10,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
+
+
+def is_path(model: str) -> bool:
+    """Return True if a model name can only be a path on this machine."""
+    return model in (".", "..") or model.startswith(("/", "./", "../", "~"))
+
 
 # Files that transformers and sentence-transformers load; a repository may hold further precisions of them.
 WEIGHT_FILE = re.compile(

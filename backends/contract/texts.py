@@ -1,26 +1,13 @@
-"""Texts of a piece of work, and the length bounds that are valid without a tokenizer."""
+"""Bounds on the length of texts that are valid without a tokenizer."""
 
 import unicodedata
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import TypeAlias
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from backends.contract import (
-    Chat,
-    Classify,
-    Detokenize,
-    Embed,
-    Encode,
-    Rerank,
-    Score,
-    Tokenize,
-    Truncate,
-    Work,
-)
-from backends.contract.errors import UnsupportedWork
+from backends.contract.capabilities import Truncate
 
 # The most bytes of each code point, by `_most_bytes`; 0 until it is needed. Ideographs, private characters
 # and those of higher planes are known: a text of all characters must not cost seconds. Syllables of Hangul
@@ -39,9 +26,6 @@ MOST_BYTES[0xAC00:0xD7A4:28] = 6
 
 # Text that a model reads as one sequence: a text, or two texts with a separator between them.
 ModelInput: TypeAlias = str | tuple[str, str]
-# Work that is computed by the model and costs tokens.
-ModelWork: TypeAlias = Embed | Encode | Rerank | Score | Classify
-WorkT = TypeVar("WorkT", bound=ModelWork)
 
 # Tokenizing this many characters takes less time than waking a thread, and half of that on busy cores.
 INLINE_CHARACTERS_MAX = 400
@@ -117,120 +101,11 @@ def _most_bytes(character: str) -> int:
     return max(len(form.encode()) for form in forms)
 
 
-def model_inputs_of(work: ModelWork) -> Sequence[ModelInput]:
-    """Return the text or pair that the model reads for each input; a rerank pairs its query with each."""
-    match work:
-        case Rerank():
-            return [(work.query, document) for document in work.documents]
-        case Score():
-            return work.pairs
-        case Embed() | Encode() | Classify():
-            return work.inputs
-
-
-def check_no_instruction(work: Work) -> None:
-    """Check that a request for scores brings no instruction, for wires and models that take none.
-
-    Raises: UnsupportedWork.
-    """
-    if isinstance(work, Rerank | Score) and work.instruction is not None:
-        raise UnsupportedWork("this upstream's model takes no instruction")
-
-
-def check_no_max_tokens(work: Work) -> None:
-    """Check that a request does not state its own length, for wires that cut at the model's length only.
-
-    Raises: UnsupportedWork.
-    """
-    if not isinstance(work, Tokenize | Detokenize) and work.max_tokens is not None:
-        raise UnsupportedWork(
-            f"this upstream cuts inputs at its model's length only, not at {work.max_tokens} tokens; "
-            "send shorter texts"
-        )
-
-
-def group_by_query(work: Score) -> list[tuple[list[int], Rerank]]:
-    """Convert pairs to one rerank per query, each with the indices of its pairs."""
-    indices_by_query: dict[str, list[int]] = {}
-    for index, (query, _) in enumerate(work.pairs):
-        indices_by_query.setdefault(query, []).append(index)
-    return [
-        (indices, Rerank(query, tuple(work.pairs[i][1] for i in indices), work.raw_scores, work.truncate))
-        for query, indices in indices_by_query.items()
-    ]
-
-
-def check_no_late_chunking(work: Work) -> None:
-    """Check that a request for vectors asks for no late chunking, for wires that have none.
-
-    Raises: UnsupportedWork.
-    """
-    if isinstance(work, Embed) and work.late_chunking:
-        raise UnsupportedWork("this upstream's wire has no late chunking")
-
-
-def chat_of(work: Work) -> Chat | None:
-    """Return how the conversations of a piece of work are rendered, None for texts."""
-    return work.chat if isinstance(work, Embed | Encode | Classify) else None
-
-
-def is_written_plainly(work: Work) -> bool:
-    """Return whether the model reads each text as it is, with its tokenizer's own special tokens."""
-    return not isinstance(work, Embed | Encode | Classify) or (work.chat is None and work.special_tokens)
-
-
-def check_plain_texts(work: Work, server: str) -> None:
-    """Check that a request has neither conversations nor texts without special tokens.
-
-    server: name of the wire that has neither. Raises: UnsupportedWork.
-    """
-    if is_written_plainly(work):
-        return
-    assert isinstance(work, Embed | Encode | Classify)
-    if work.chat is not None:
-        raise UnsupportedWork(
-            f"`messages` needs a chat template, which vLLM and the built-in engine apply; {server} reads "
-            "texts: send `input`"
-        )
-    raise UnsupportedWork(
-        f"`add_special_tokens: false` needs vLLM or the built-in engine; {server} always adds them: "
-        "leave it out"
-    )
-
-
-def refused_parts() -> UnsupportedWork:
-    """Return the error of a wire that carries text only for a request with images or sound."""
-    return UnsupportedWork("this upstream reads text only, neither images nor sound")
-
-
-def map_texts(work: WorkT, change: Callable[[str], str]) -> WorkT:
-    """Return the work with every text changed, including both texts of a pair."""
-    return msgspec.structs.replace(work, **_map_fields(work, change))
-
-
-def _map_fields(work: ModelWork, change: Callable[[str], str]) -> dict[str, Any]:
-    match work:
-        case Rerank():
-            return {"query": change(work.query), "documents": tuple(map(change, work.documents))}
-        case Score():
-            return {"pairs": tuple(_map_input(pair, change) for pair in work.pairs)}
-        case Embed() | Encode() | Classify():
-            return {"inputs": tuple(_map_input(item, change) for item in work.inputs)}
-
-
-def _map_input(item: ModelInput, change: Callable[[str], str]) -> ModelInput:
-    return change(item) if isinstance(item, str) else (change(item[0]), change(item[1]))
-
-
-def clip_texts(work: WorkT, max_tokens: int) -> WorkT:
-    """Return the work without the text that a model of max_tokens tokens cannot read."""
-    return map_texts(work, lambda text: clip_text(text, max_tokens, work.truncate))
-
-
 def surely_fits(items: Sequence[ModelInput], max_tokens: int) -> bool:
     """Return True if every input is short enough to fit with any tokenizer."""
-    return all(sum(map(token_upper_bound, _texts(item))) <= max_tokens for item in items)
+    return all(sum(map(token_upper_bound, texts_of(item))) <= max_tokens for item in items)
 
 
-def _texts(item: ModelInput) -> tuple[str, ...]:
+def texts_of(item: ModelInput) -> tuple[str, ...]:
+    """Return the one text of an input, or both texts of a pair."""
     return (item,) if isinstance(item, str) else item

@@ -6,10 +6,11 @@ Rule: a message to a caller never contains words of an answer. They are in the e
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import wraps
 from typing import Any, TypeVar
 
 import msgspec
@@ -174,13 +175,20 @@ def words_of_error(response: UpstreamResponse) -> str:
     return " ".join(text.split())[:WORDS_CHARACTERS_MAX]
 
 
-def with_answer(error: BackendError, response: UpstreamResponse) -> BackendError:
+def with_answer(
+    translate: Callable[[UpstreamResponse], BackendError],
+) -> Callable[[UpstreamResponse], BackendError]:
     """Add the status, the words and the requested pause of a response to its error."""
-    return error.with_facts(
-        detail=words_of_error(response),
-        upstream_status=str(response.status),
-        retry_after_s=retry_after_of(response),
-    )
+
+    @wraps(translate)
+    def translated(response: UpstreamResponse) -> BackendError:
+        return translate(response).with_facts(
+            detail=words_of_error(response),
+            upstream_status=str(response.status),
+            retry_after_s=retry_after_of(response),
+        )
+
+    return translated
 
 
 def retry_after_of(response: UpstreamResponse) -> float | None:

@@ -23,9 +23,9 @@ FREE_OPERATIONS = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
 # Numbers of a description that are not known, or at least one.
 COUNTS = (
     "max_input_tokens",
-    "batch_inputs",
-    "batch_tokens",
-    "batch_bytes",
+    "request_inputs",
+    "request_tokens",
+    "request_bytes",
     "concurrent_inputs",
     "dimensions",
 )

@@ -3,21 +3,25 @@
 Rule: an implausible value raises ReplicaFailed; it never becomes a vector.
 """
 
+import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 
 from backends.contract import (
     NUMBER_MAX,
     Embed,
+    ModelWork,
+    QueueDepth,
     Rerank,
+    RerankReply,
     Score,
     TermWeights,
     Truncate,
     Vectors,
-    Work,
-    inputs_of,
 )
 from backends.contract.errors import (
     BackendError,
@@ -30,11 +34,13 @@ from backends.contract.errors import (
     UnsupportedWork,
     input_too_long,
 )
-from backends.contract.texts import ModelWork, chat_of, clip_texts, model_inputs_of, surely_fits
+from backends.contract.texts import surely_fits
+from backends.contract.vectors import shape_vectors
 from backends.http.answers import in_order, with_answer
-from backends.http.client import UpstreamResponse
-from backends.vectors import shape_vectors
+from backends.http.client import UpstreamClient, UpstreamResponse
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 # Indices of the inputs that another gateway cut; absent if it cut none.
 CUTS_HEADER = "x-truncated-inputs"
 REFUSED_CREDENTIAL = "the upstream refused the gateway's credential"
@@ -42,17 +48,9 @@ REFUSED_CREDENTIAL = "the upstream refused the gateway's credential"
 TERMS_MAX = 2**31
 
 
-def rows_of(work: Work) -> int | None:
-    """Return the vectors or scores of the reply, None if it has several values for each input."""
-    return len(inputs_of(work)) if isinstance(work, Embed | Rerank | Score) else None
-
-
+@with_answer
 def status_error(response: UpstreamResponse) -> BackendError:
     """Return the error of a status that means the same on every wire, with the facts of the answer."""
-    return with_answer(_status_error(response), response)
-
-
-def _status_error(response: UpstreamResponse) -> BackendError:
     request = f"{response.request} " if response.request else ""
     match response.status:
         case 401 | 403:
@@ -234,13 +232,13 @@ def truncated_inputs(
     """
     if work.truncate is Truncate.ERROR:
         return ()
-    is_chat = chat_of(work) is not None
-    if max_input_tokens is None or (not is_chat and clip_texts(work, max_input_tokens) != work):
+    is_chat = work.conversation is not None
+    if max_input_tokens is None or (not is_chat and work.clip_texts(max_input_tokens) != work):
         # The text was cut before it was sent, therefore a low token count proves nothing.
         return None
     # A conversation's length is only known to the server, which renders it.
     whole = 0 < tokens < max_input_tokens or (
-        prompt_known and not is_chat and surely_fits(model_inputs_of(work), max_input_tokens - prompt_tokens)
+        prompt_known and not is_chat and surely_fits(work.model_inputs, max_input_tokens - prompt_tokens)
     )
     return () if whole else None
 
@@ -256,7 +254,7 @@ def check_reported_cuts(work: ModelWork, response: UpstreamResponse) -> None:
     if work.truncate is Truncate.LEFT:
         raise UnsupportedWork("this upstream cut the right end of an input, and the left end was to be cut")
     index = re.match(r"\d{1,9}", cut)
-    if index is not None and int(index[0]) >= len(inputs_of(work)):
+    if index is not None and int(index[0]) >= len(work.inputs):
         raise ReplicaFailed("the upstream reports a cut of an input that it did not get")
     raise input_too_long(None, input_index=int(index[0]) if index else None)
 
@@ -273,3 +271,41 @@ def read_gauge(exposition: bytes, name: str) -> float | None:
     except ValueError:
         return None
     return total if samples and 0 <= total <= NUMBER_MAX else None
+
+
+async def read_queue_depth(http: UpstreamClient, gauge: str, timeout_s: float) -> QueueDepth | None:
+    """Read the number of waiting inputs from a gauge of GET /metrics. Raises: BackendError."""
+    response = await http.get("/metrics", timeout_s)
+    waiting = read_gauge(response.body, gauge) if response.status == 200 else None
+    return None if waiting is None else QueueDepth(round(waiting))
+
+
+async def score_by_query(work: Score, rerank: Callable[[Rerank], Awaitable[RerankReply]]) -> RerankReply:
+    """Score pairs with one rerank per query, sequentially, for APIs that have no pairs.
+
+    Raises: BackendError.
+    """
+    parts = work.by_query()
+    replies = [await rerank(part) for _, part in parts]
+    starts = accumulate((len(indices) for indices, _ in parts), initial=0)
+    joined = RerankReply.join(replies, list(starts)[:-1])
+    places = np.argsort([index for indices, _ in parts for index in indices])
+    return joined.select(places.tolist())
+
+
+async def run_some(
+    function: Callable[[Item], Awaitable[Result]], items: Sequence[Item], most: int
+) -> list[Result]:
+    """Call a function with each item, at most so many at a time; the first error cancels the others."""
+    free = asyncio.Semaphore(most)
+
+    async def run(item: Item) -> Result:
+        async with free:
+            return await function(item)
+
+    tasks = [asyncio.create_task(run(item)) for item in items]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

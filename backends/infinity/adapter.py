@@ -1,14 +1,17 @@
-"""Adapter of Infinity; its wire is in `infinity_wire.py`.
+"""Adapter of Infinity; its wire is in `wire.py`.
 
 Infinity reports characters instead of tokens and no maximum length, and it truncates silently. The adapter
 therefore counts tokens with the model's own tokenizer.
 """
+
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from backends.contract import (
     NUMBER_MAX,
+    BaseWork,
     Capabilities,
     Classify,
     Detokenize,
@@ -16,20 +19,18 @@ from backends.contract import (
     EmbedParts,
     EmbedReply,
     Encode,
+    ModelWork,
     Operation,
     Output,
     QueueDepth,
     ReplicaSpec,
     Reply,
-    Rerank,
-    RerankReply,
     Score,
     Tokenize,
     TokenizerSource,
     Truncate,
     Vectors,
     Work,
-    operation_of,
 )
 from backends.contract.errors import (
     AttemptTimedOut,
@@ -38,40 +39,37 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.contract.texts import (
-    ModelWork,
-    WorkT,
+from backends.contract.refusals import (
     check_no_instruction,
     check_no_late_chunking,
     check_no_max_tokens,
     check_plain_texts,
-    clip_text,
-    group_by_query,
-    map_texts,
 )
+from backends.contract.texts import clip_text
+from backends.contract.vectors import shape_vectors
+from backends.http.adapters import HttpBackend, check_outputs
 from backends.http.client import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.http.media import check_media
 from backends.http.offers import OfferHistory
 from backends.http.openai_wire import (
+    Base64Switch,
     UnequalWidths,
-    as_numbers,
     choose_model,
     decode_embeddings,
-    may_refuse_base64,
 )
-from backends.http.outputs import check_outputs
 from backends.http.replies import (
     check_dimensions,
     order_labels,
-    rows_of,
+    score_by_query,
 )
 from backends.infinity.wire import (
+    Body,
     InfinityServedModel,
+    InfinityWork,
     check_parts,
     decode,
     decode_models,
     decode_predictions,
-    decode_scores,
     encode,
     failure,
     parts_body,
@@ -79,7 +77,8 @@ from backends.infinity.wire import (
 )
 from backends.tokens.counting import TokenCounter, apply_prompt, open_token_counter
 from backends.tokens.tokenizer import TokenCount
-from backends.vectors import shape_vectors
+
+WorkT = TypeVar("WorkT", bound=BaseWork)
 
 # Infinity refuses longer texts. A model of 8,192 tokens reads far less.
 CHARACTERS_MAX = 122_880
@@ -105,7 +104,7 @@ def capabilities(model: InfinityServedModel, counter: TokenCounter, profile: Inf
         model_id=model.id,
         operations=_operations(model, profile),
         max_input_tokens=counter.rules.max_tokens,
-        batch_inputs=model.stats.batch_size,
+        request_inputs=model.stats.batch_size,
         dimensions=profile.width,
         prompts=counter.rules.prompts,
         default_prompt=counter.rules.default_prompt,
@@ -138,7 +137,7 @@ def normalize_texts(work: WorkT, max_tokens: int) -> WorkT:
         clipped = clip_text(text.strip(), max_tokens, work.truncate)
         return clipped if work.truncate is Truncate.ERROR else clipped[:CHARACTERS_MAX]
 
-    return map_texts(work, normalize)
+    return work.map_texts(normalize)
 
 
 def check_supported(work: ModelWork, offered: Capabilities) -> None:
@@ -150,24 +149,21 @@ def check_supported(work: ModelWork, offered: Capabilities) -> None:
     check_no_max_tokens(work)
     check_no_late_chunking(work)
     check_plain_texts(work, "Infinity")
-    if operation_of(work) not in offered.operations:
+    if work.operation not in offered.operations:
         raise UnsupportedWork("this upstream's model does not do that")
     match work:
-        case Embed(normalize=False):
-            raise UnsupportedWork("this upstream always normalizes its vectors")
+        case Embed():
+            if not work.normalize:
+                raise UnsupportedWork("this upstream always normalizes its vectors")
+            check_dimensions(work, offered.dimensions)
         case Encode():
             check_outputs(work, offered.outputs)
             if work.outputs != {Output.MULTIVECTOR}:
                 raise UnsupportedWork("this upstream gives one kind of output")
-        case Classify():
-            _check_classify(work)
-
-
-def _check_classify(work: Classify) -> None:
-    if work.raw_scores:
-        raise UnsupportedWork("this upstream gives no raw scores of labels")
-    if not all(isinstance(item, str) for item in work.inputs):
-        raise UnsupportedWork("this upstream's wire classifies single texts, not pairs")
+        case Classify(raw_scores=True):
+            raise UnsupportedWork("this upstream gives no raw scores of labels")
+        case Classify(single_texts=None):
+            raise UnsupportedWork("this upstream's wire classifies single texts, not pairs")
 
 
 def check_truncation(work: ModelWork, count: TokenCount) -> None:
@@ -195,18 +191,17 @@ def profile_vectors(response: UpstreamResponse) -> InfinityProfile:
     return InfinityProfile(int(vectors.shape[1]))
 
 
-class InfinityBackend:
+class InfinityBackend(HttpBackend):
     """Client of one model of one Infinity server."""
 
     def __init__(self, http: UpstreamClient, model: str | None, tokenizer: TokenizerSource | None) -> None:
-        self._http = http
+        super().__init__(http)
         self._configured_model = model
         self._tokenizer = tokenizer
         self._counter: TokenCounter | None = None
         self._model: str | None = None
         self._capabilities: Capabilities | None = None
-        # False once the server has refused base64 and given numbers.
-        self._base64 = True
+        self._base64 = Base64Switch()
         self._offers = OfferHistory()
 
     async def describe(self, timeout_s: float) -> Capabilities:
@@ -271,12 +266,16 @@ class InfinityBackend:
         ready = normalize_texts(prompted, self._counter.rules.max_tokens)
         count = await self._counter.count(ready, remaining_s())
         check_truncation(ready, count)
-        if isinstance(ready, Embed):
-            check_dimensions(ready, self._capabilities.dimensions)
+        model, labels = self._model, self._capabilities.labels
+
+        async def send(part: InfinityWork) -> Any:
+            return decode(part, await self._post(part, model, remaining_s()), count, labels)
+
         if isinstance(ready, Score):
-            return await self._score(ready, self._model, count, remaining_s())
-        response = await self._post(ready, self._model, remaining_s())
-        return decode(ready, response, count, self._capabilities.labels)
+            scores = await score_by_query(ready, send)
+            return msgspec.structs.replace(scores, tokens=count.tokens, truncated=count.truncated)
+        reply: Reply = await send(ready)
+        return reply
 
     async def _embed_parts(
         self, work: EmbedParts, model: str, offered: Capabilities, timeout_s: float
@@ -298,32 +297,18 @@ class InfinityBackend:
         stacked = np.stack([vectors[i] for i in range(len(work.inputs))])
         return EmbedReply(shape_vectors(stacked, dimensions=work.dimensions, normalize=True), tokens, None)
 
-    async def _score(self, work: Score, model: str, count: TokenCount, timeout_s: float) -> RerankReply:
-        """Score pairs with one rerank per query, sequentially, because the API has no pairs."""
-        remaining_s = countdown(timeout_s)
-        scores = np.empty(len(work.pairs), np.float32)
-        for indices, part in group_by_query(work):
-            response = await self._post(part, model, remaining_s())
-            scores[indices] = decode_scores(response, len(indices))
-        return RerankReply(scores, count.tokens, count.truncated)
-
-    async def _post(
-        self, work: Embed | Encode | Rerank | Classify, model: str, timeout_s: float
-    ) -> UpstreamResponse:
+    async def _post(self, work: InfinityWork, model: str, timeout_s: float) -> UpstreamResponse:
         path, body = encode(work, model)
-        is_base64 = isinstance(work, Embed) and self._base64
-        if isinstance(work, Embed) and not is_base64:
-            body = as_numbers(body)
-        known = self._capabilities if isinstance(work, Embed) and self._model == model else None
+        is_dense = work.operation is Operation.EMBED
+        known = self._capabilities if is_dense and self._model == model else None
         width = known.dimensions if known is not None else None
-        remaining_s, rows = countdown(timeout_s), rows_of(work)
-        encoded = msgspec.json.encode(body)
-        response = await self._http.post(path, encoded, remaining_s(), rows=rows, width=width)
-        if is_base64 and may_refuse_base64(response):
-            encoded = msgspec.json.encode(as_numbers(body))
-            second = await self._http.post(path, encoded, remaining_s(), rows=rows, width=width)
-            if second.status == 200:
-                response, self._base64 = second, False
+        remaining_s = countdown(timeout_s)
+
+        async def post(fields: Body) -> UpstreamResponse:
+            encoded = msgspec.json.encode(fields)
+            return await self._http.post(path, encoded, remaining_s(), rows=work.reply_rows, width=width)
+
+        response = await (self._base64.send(body, post) if is_dense else post(body))
         if response.status != 200:
             raise failure(response)
         return response
@@ -336,10 +321,6 @@ class InfinityBackend:
         models = await self._models(timeout_s)
         waiting = [model.stats.queue_absolute for model in models if model.id == self._model]
         return QueueDepth(waiting[0]) if waiting and 0 <= waiting[0] <= NUMBER_MAX else None
-
-    async def aclose(self) -> None:
-        """Close the connections to the server."""
-        await self._http.aclose()
 
 
 def open_replica(spec: ReplicaSpec) -> InfinityBackend:

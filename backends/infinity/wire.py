@@ -6,7 +6,7 @@ Rule: never send null, and never `dimensions`, because Infinity truncates withou
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -32,11 +32,11 @@ from backends.contract.errors import (
     ReplicaFailed,
     UnsupportedWork,
 )
+from backends.http.adapters import Route, Routes
 from backends.http.answers import decode_json, in_order, translate_decode_errors, with_answer
 from backends.http.client import UpstreamResponse
 from backends.http.media import check_dense, check_no_template, data_uri
-from backends.http.openai_envelope import error_of
-from backends.http.openai_wire import decode_embeddings
+from backends.http.openai_wire import decode_embeddings, error_of
 from backends.http.replies import (
     fit_vectors,
     label_scores,
@@ -46,7 +46,10 @@ from backends.http.replies import (
 )
 from backends.tokens.tokenizer import TokenCount
 
-Body = dict[str, Any]
+Body: TypeAlias = dict[str, Any]
+Labels: TypeAlias = tuple[str, ...]
+# Work of one request; pairs with several queries and inputs with media need more.
+InfinityWork: TypeAlias = Embed | Encode | Rerank | Classify
 MODALITIES: dict[type, str] = {str: "text", Image: "image", Audio: "audio"}
 
 
@@ -122,21 +125,6 @@ def decode_models(response: UpstreamResponse) -> list[InfinityServedModel]:
         raise ReplicaFailed("GET /models is not Infinity's").with_facts(detail=error.detail) from error
 
 
-def encode(work: Embed | Encode | Rerank | Classify, model: str) -> tuple[str, Body]:
-    """Return path and body of one piece of work."""
-    name: Body = {"model": model}
-    match work:
-        case Embed():
-            return "/embeddings", name | {"input": work.inputs, "encoding_format": "base64"}
-        case Encode():
-            return "/embeddings", name | {"input": work.inputs, "encoding_format": "float"}
-        case Rerank():
-            documents: Body = {"query": work.query, "documents": work.documents}
-            return "/rerank", name | documents | {"raw_scores": work.raw_scores}
-        case Classify():
-            return "/classify", name | {"input": work.inputs}
-
-
 def check_parts(work: EmbedParts) -> None:
     """Check that Infinity would embed the inputs as requested. Raises: InvalidWork, UnsupportedWork."""
     check_dense(work)
@@ -165,38 +153,67 @@ def parts_body(parts: Sequence[Part], modality: str, model: str) -> Body:
     return {"model": model, "input": inputs, "modality": modality, "encoding_format": "base64"}
 
 
-def decode(
-    work: Embed | Encode | Rerank | Classify,
-    response: UpstreamResponse,
-    count: TokenCount,
-    labels: tuple[str, ...] = (),
-) -> Reply:
+def _encode_embed(work: Embed) -> tuple[str, Body]:
+    return "/embeddings", {"input": work.inputs, "encoding_format": "base64"}
+
+
+def _decode_embed(work: Embed, response: UpstreamResponse, count: TokenCount, _: Labels) -> EmbedReply:
+    vectors, _tokens = decode_embeddings(response.body, len(work.inputs))
+    return EmbedReply(fit_vectors(vectors, work), count.tokens, count.truncated)
+
+
+def _encode_multivector(work: Encode) -> tuple[str, Body]:
+    return "/embeddings", {"input": work.inputs, "encoding_format": "float"}
+
+
+def _decode_multivector(
+    work: Encode, response: UpstreamResponse, count: TokenCount, _: Labels
+) -> EncodeReply:
+    matrices = decode_matrices(response, len(work.inputs))
+    return EncodeReply(count.tokens, multivector=matrices, truncated=count.truncated)
+
+
+def _encode_rerank(work: Rerank) -> tuple[str, Body]:
+    return "/rerank", {"query": work.query, "documents": work.documents, "raw_scores": work.raw_scores}
+
+
+def _decode_rerank(work: Rerank, response: UpstreamResponse, count: TokenCount, _: Labels) -> RerankReply:
+    ranks = decode_json(response.body, InfinityRanks).results
+    scores = order_scores([(rank.index, rank.relevance_score) for rank in ranks], len(work.documents))
+    return RerankReply(scores, count.tokens, count.truncated)
+
+
+def _encode_classify(work: Classify) -> tuple[str, Body]:
+    return "/classify", {"input": work.inputs}
+
+
+def _decode_classify(
+    work: Classify, response: UpstreamResponse, count: TokenCount, labels: Labels
+) -> ClassifyReply:
+    scores = label_scores(decode_predictions(response), labels, len(work.inputs))
+    return ClassifyReply(labels, scores, count.tokens, count.truncated)
+
+
+ROUTES: Routes = {
+    Embed: Route(_encode_embed, _decode_embed),
+    Encode: Route(_encode_multivector, _decode_multivector),
+    Rerank: Route(_encode_rerank, _decode_rerank),
+    Classify: Route(_encode_classify, _decode_classify),
+}
+
+
+def encode(work: InfinityWork, model: str) -> tuple[str, Body]:
+    """Return path and body of one piece of work."""
+    path, body = ROUTES[type(work)].encode(work)
+    return path, {"model": model} | body
+
+
+def decode(work: InfinityWork, response: UpstreamResponse, count: TokenCount, labels: Labels = ()) -> Reply:
     """Decode the reply in a response of status 200. labels: those of a classifier.
 
     Raises: ReplicaFailed if the response does not belong to this work.
     """
-    match work:
-        case Embed():
-            vectors, _ = decode_embeddings(response.body, len(work.inputs))
-            return EmbedReply(fit_vectors(vectors, work), count.tokens, count.truncated)
-        case Encode():
-            matrices = decode_matrices(response, len(work.inputs))
-            return EncodeReply(count.tokens, multivector=matrices, truncated=count.truncated)
-        case Rerank():
-            return RerankReply(decode_scores(response, len(work.documents)), count.tokens, count.truncated)
-        case Classify():
-            predictions = decode_predictions(response)
-            scores = label_scores(predictions, labels, len(work.inputs))
-            return ClassifyReply(labels, scores, count.tokens, count.truncated)
-
-
-def decode_scores(response: UpstreamResponse, expected: int) -> Vectors:
-    """Decode the scores in document order, (expected,) float32.
-
-    Raises: ReplicaFailed.
-    """
-    ranks = decode_json(response.body, InfinityRanks).results
-    return order_scores([(rank.index, rank.relevance_score) for rank in ranks], expected)
+    return ROUTES[type(work)].decode(work, response, count, labels)
 
 
 def decode_matrices(response: UpstreamResponse, expected: int) -> tuple[Vectors, ...]:
@@ -224,18 +241,15 @@ UNREADABLE = re.compile(r"'infinity_emb\.primitives\.(?:Image|Audio)Corruption'>
 REASON_MAX = 200
 
 
+@with_answer
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
-    return with_answer(_failure(response), response)
-
-
-def _failure(response: UpstreamResponse) -> BackendError:
     match response.status:
         case 422:
             # The adapter has limited the inputs; too many of them is a conflict between the two
             # configurations.
             return ReplicaFailed(
-                "the upstream refused the request's shape; `batch_inputs` may be more than it takes"
+                "the upstream refused the request's shape; `request_inputs` may be more than it takes"
             )
         case 400 if error_of(response).message.startswith("ModelNotDeployedError"):
             return ReplicaFailed("the upstream now serves a different kind of model")

@@ -1,10 +1,12 @@
 """Adapter of any server of OpenAI's embeddings API, and of the hosted APIs that resemble it.
 
-Requests and replies are in `openai_api.py`, and the detection of what a model does in `openai_probe.py`.
+Requests and replies are in `api.py`, and the detection of what a model does in `probe.py`.
 """
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import msgspec
-import numpy as np
 
 from backends.contract import (
     Capabilities,
@@ -19,7 +21,6 @@ from backends.contract import (
     Rerank,
     RerankReply,
     Score,
-    ScoreKind,
     Tokenize,
     Truncate,
     Work,
@@ -29,20 +30,19 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.contract.texts import (
+from backends.contract.refusals import (
     check_no_instruction,
     check_no_max_tokens,
     check_plain_texts,
-    group_by_query,
     refused_parts,
 )
+from backends.http.adapters import HttpBackend
 from backends.http.client import IDLE_S, SHORT_IDLE_S, UpstreamClient, countdown, open_client
 from backends.http.offers import check_numbers
-from backends.http.replies import check_reported_cuts
-from backends.openai.api import OpenAIApi, OpenAIProfile, decode, failure, without_base64
+from backends.http.replies import check_reported_cuts, score_by_query
+from backends.openai.api import OpenAIApi, OpenAIProfile, decode, decode_rerank, failure, without_base64
 from backends.openai.media import embed_media
 from backends.openai.probe import ModelProbe
-from backends.openai.rerank_wire import decode_rerank
 from backends.openai.shapes import DEFAULT_TYPE, ApiShape, Treatments, origin_of
 from backends.tokens.counting import TokenCounter, apply_prompt, open_token_counter
 from backends.tokens.tokenizer import TokenCount
@@ -56,7 +56,7 @@ def capabilities(profile: OpenAIProfile, counter: TokenCounter | None, shape: Ap
         model_id=profile.model or "unnamed",
         operations=_operations(profile, has_tokenizer=counter is not None),
         max_input_tokens=profile.max_tokens,
-        batch_inputs=shape.embed_inputs if profile.embeds else shape.rerank_inputs,
+        request_inputs=shape.embed_inputs if profile.embeds else shape.rerank_inputs,
         dimensions=profile.width,
         # With types, the server applies the prompts of the checkpoint itself.
         prompts=dict.fromkeys(types, "") if shape.input_type else (rules.prompts if rules else {}),
@@ -85,24 +85,32 @@ def typed_work(work: Work, shape: ApiShape) -> Work:
 
     Raises: InvalidWork.
     """
-    if not isinstance(work, Embed | EmbedParts | Tokenize) or not work.prompt_name:
+    if not work.prompt_name:
         return work
     if work.prompt_name not in shape.input_type or work.prompt_name == DEFAULT_TYPE:
         names = ", ".join(sorted(set(shape.input_type) - {DEFAULT_TYPE})) or "none"
         raise InvalidWork(f"there is no prompt {work.prompt_name!r}; known here: {names}")
-    return msgspec.structs.replace(work, prompt_name="") if isinstance(work, Tokenize) else work
+    return msgspec.structs.replace(work, prompt_name="") if work.is_free else work
 
 
-class OpenAIBackend:
+class OpenAIBackend(HttpBackend):
     """Client of one server or hosted API. http: a client of the origin of the spec's address."""
 
     def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
-        self._http = http
+        super().__init__(http)
         self._api = OpenAIApi(http, spec)
         self._probe = ModelProbe(self._api, spec)
         self._tokenizer = spec.tokenizer
         self._profile: OpenAIProfile | None = None
         self._counter: TokenCounter | None = None
+        self._handlers: dict[type, Callable[[Any, OpenAIProfile, float], Awaitable[Reply]]] = {
+            Embed: self._embed,
+            EmbedParts: self._embed_parts,
+            Rerank: self._rerank,
+            Score: self._score,
+            Tokenize: self._run_tokenizer,
+            Detokenize: self._run_tokenizer,
+        }
 
     async def describe(self, timeout_s: float) -> Capabilities:
         """Query the model list, embed a short text, and score pairs if the server may rerank.
@@ -130,20 +138,15 @@ class OpenAIBackend:
         check_no_max_tokens(work)
         check_plain_texts(work, "OpenAI's API")
         prompted = self._prompted(work)
-        if isinstance(prompted, EmbedParts):
-            return await self._embed_parts(prompted, profile, remaining_s())
-        match prompted:
-            case Tokenize() | Detokenize() if self._counter is not None:
-                return await self._counter.run(prompted, remaining_s())
-            case Embed() if profile.embeds:
-                return await self._embed(prompted, profile, remaining_s())
-            case Rerank() if profile.scores is not None:
-                return await self._rerank(prompted, profile, profile.scores, remaining_s())
-            case Score() if profile.scores is not None:
-                return await self._score(prompted, profile, profile.scores, remaining_s())
-        if profile.embeds and profile.scores is None:
-            raise UnsupportedWork("this upstream's wire embeds only")
-        raise UnsupportedWork("this upstream's model does not do that")
+        if isinstance(prompted, EmbedParts) and not profile.images:
+            raise refused_parts()
+        handler = self._handlers.get(type(prompted))
+        is_offered = prompted.operation in _operations(profile, has_tokenizer=self._counter is not None)
+        if handler is None or not (is_offered or isinstance(prompted, EmbedParts)):
+            if profile.embeds and profile.scores is None:
+                raise UnsupportedWork("this upstream's wire embeds only")
+            raise UnsupportedWork("this upstream's model does not do that")
+        return await handler(prompted, profile, remaining_s())
 
     def _prompted(self, work: Work) -> Work:
         if self._api.shape.input_type:
@@ -166,37 +169,28 @@ class OpenAIBackend:
         return decode(work, response, profile, count, typed=self._api.shape.typed_reply)
 
     async def _embed_parts(self, work: EmbedParts, profile: OpenAIProfile, timeout_s: float) -> EmbedReply:
-        if not profile.images:
-            raise refused_parts()
         return await embed_media(self._api, work, profile, timeout_s)
 
-    async def _rerank(
-        self, work: Rerank, profile: OpenAIProfile, scale: ScoreKind, timeout_s: float
-    ) -> RerankReply:
+    async def _rerank(self, work: Rerank, profile: OpenAIProfile, timeout_s: float) -> RerankReply:
         remaining_s = countdown(timeout_s)
         count = await self._count(work, self._api.shape.rerank_truncation, remaining_s())
         response = await self._api.rerank(work, profile, remaining_s())
         if response.status != 200:
             raise failure(response)
         check_reported_cuts(work, response)
-        return decode_rerank(work, response, scale, count, profile.max_tokens)
+        assert profile.scores is not None
+        return decode_rerank(work, response, profile.scores, count, profile.max_tokens)
 
-    async def _score(
-        self, work: Score, profile: OpenAIProfile, scale: ScoreKind, timeout_s: float
-    ) -> RerankReply:
-        """Score pairs with one rerank per query, sequentially, because the API has no pairs."""
-        remaining_s = countdown(timeout_s)
+    async def _score(self, work: Score, profile: OpenAIProfile, timeout_s: float) -> RerankReply:
         check_no_instruction(work)
-        scores = np.empty(len(work.pairs), np.float32)
-        tokens, truncated = 0, list[int]()
-        is_known = True
-        for indices, part in group_by_query(work):
-            reply = await self._rerank(part, profile, scale, remaining_s())
-            scores[indices] = reply.scores
-            tokens += reply.tokens
-            is_known = is_known and reply.truncated is not None
-            truncated += [indices[index] for index in reply.truncated or ()]
-        return RerankReply(scores, tokens, tuple(sorted(truncated)) if is_known else None)
+        remaining_s = countdown(timeout_s)
+        return await score_by_query(work, lambda part: self._rerank(part, profile, remaining_s()))
+
+    async def _run_tokenizer(
+        self, work: Tokenize | Detokenize, _profile: OpenAIProfile, timeout_s: float
+    ) -> Reply:
+        assert self._counter is not None
+        return await self._counter.run(work, timeout_s)
 
     async def _count(
         self, work: Embed | Rerank, treatments: Treatments, timeout_s: float
@@ -217,14 +211,6 @@ class OpenAIBackend:
                 "this upstream's API cuts long inputs, and its model has no `tokenizer` to find them"
             )
         return count
-
-    def drop_connections(self) -> None:
-        """Close the idle connections to the server."""
-        self._http.drop_connections()
-
-    async def aclose(self) -> None:
-        """Close the connections to the server."""
-        await self._http.aclose()
 
 
 def open_replica(spec: ReplicaSpec) -> OpenAIBackend:

@@ -1,7 +1,7 @@
 """Requests and replies of OpenAI's embeddings API and its relatives: pure functions, then the I/O.
 
-Source: OpenAI OpenAPI document 2.3.0, and the differences of llama.cpp, Ollama and others. `api_shapes.py`
-has those of Cohere, Jina and Voyage, and `rerank_wire.py` the rerank API that all but OpenAI have.
+Source: OpenAI OpenAPI document 2.3.0, and the differences of llama.cpp, Ollama and others. `shapes.py`
+has those of Cohere, Jina and Voyage.
 Rule: only fields that every such server knows are sent. The vectors are truncated to `dimensions` and
 normalized here, in the way that OpenAI's own models define.
 """
@@ -10,22 +10,34 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, ScoreKind, Work
+from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankReply, ScoreKind, Vectors, Work
 from backends.contract.errors import BackendError, ReplicaFailed, UnsupportedWork, input_too_long
-from backends.contract.texts import check_no_instruction, check_no_late_chunking
-from backends.http.answers import with_answer
+from backends.contract.refusals import check_no_instruction, check_no_late_chunking
+from backends.contract.vectors import sigmoid
+from backends.http.answers import decode_json, with_answer
 from backends.http.client import UpstreamClient, UpstreamResponse
-from backends.http.openai_envelope import context_length_in, error_of, refused_input
-from backends.http.openai_wire import TOO_LONG, decode_embeddings, decode_typed_embeddings, may_refuse_base64
+from backends.http.openai_wire import (
+    TOO_LONG,
+    ApiMeta,
+    TokenCounts,
+    context_length_in,
+    decode_embeddings,
+    decode_typed_embeddings,
+    error_of,
+    may_refuse_base64,
+    refused_input,
+)
 from backends.http.replies import (
     check_dimensions,
     check_tokens,
     fit_vectors,
-    rows_of,
+    order_scores,
     status_error,
     truncated_inputs,
 )
+from backends.openai.kind import ApiSettings
 from backends.openai.shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fields, path_of, shape_of
 from backends.tokens.tokenizer import TokenCount
 
@@ -124,12 +136,92 @@ def decode(
     return EmbedReply(fit_vectors(vectors, work), tokens, cut)
 
 
+# --- rerank API of Cohere, Jina and Voyage. Every score is requested, because a call may be cut into several
+# requests: no request has `top_n` or `top_k`.
+
+# Several pairs, because one pair is not enough to determine the scale of the scores.
+RERANK_PROBE = Rerank("how many people live in Berlin", ("Berlin has many people", "x", "a recipe for soup"))
+# A cosine or a sigmoid of rounded numbers may be slightly above 1.
+SCORE_MAX = 1.01
+
+
+class UpstreamScore(msgspec.Struct, frozen=True):
+    """Score of one document."""
+
+    relevance_score: float
+    index: int | None = None
+
+
+class UpstreamScores(msgspec.Struct, frozen=True):
+    """Body of a rerank: Cohere's and Jina's `results`, or Voyage's `data`."""
+
+    results: list[UpstreamScore] | None = None
+    data: list[UpstreamScore] | None = None
+    usage: TokenCounts | None = None
+    meta: ApiMeta | None = None
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of all pairs; None if they are not reported. Cohere's search units are no tokens."""
+        counted = self.usage.tokens if self.usage else None
+        return counted if counted is not None or self.meta is None else self.meta.token_count
+
+
+def decode_scores(response: UpstreamResponse, expected: int) -> tuple[Vectors, int | None]:
+    """Decode the scores in document order, (expected,) float32, and the tokens, or None if not reported.
+
+    Raises: ReplicaFailed, if the body does not contain `expected` scores.
+    """
+    reply = decode_json(response.body, UpstreamScores)
+    path, entries = ("data", reply.data) if reply.results is None else ("results", reply.results)
+    if entries is None:
+        raise ReplicaFailed("the upstream's answer to a rerank has neither `results` nor `data`")
+    ranks = [(entry.index, entry.relevance_score) for entry in entries]
+    return order_scores(ranks, expected, path), reply.tokens
+
+
+def scale_of(scores: Vectors) -> ScoreKind:
+    """Return the scale of the scores of `RERANK_PROBE`, (3,) float32: only a logit can be outside −1 to 1."""
+    if np.abs(scores).max() > SCORE_MAX:
+        return ScoreKind.LOGIT
+    return ScoreKind.COSINE if scores.min() < 0 else ScoreKind.SIGMOID
+
+
+def decode_rerank(
+    work: Rerank,
+    response: UpstreamResponse,
+    scale: ScoreKind,
+    count: TokenCount | None,
+    max_tokens: int | None = None,
+) -> RerankReply:
+    """Decode the reply in a response of status 200.
+
+    scale: of the server's scores; logits are converted to 0 to 1 unless the work requests raw scores. count:
+    from the model's tokenizer, if available here. max_tokens: longest input of the model, if known.
+
+    Raises: ReplicaFailed if the response does not belong to this work.
+    """
+    scores, tokens = decode_scores(response, len(work.documents))
+    if scale is not ScoreKind.LOGIT and np.abs(scores).max() > SCORE_MAX:
+        raise ReplicaFailed("the upstream's scores have another scale than when it joined")
+    logits = None
+    if scale is ScoreKind.LOGIT and not work.raw_scores:
+        scores, logits = sigmoid(scores), scores
+    if count is not None:
+        return RerankReply(scores, count.tokens, count.truncated, logits)
+    if tokens is None:
+        raise ReplicaFailed("the upstream reported no usage")
+    # A model that embeds the query and the document reads twice the length.
+    check_tokens(tokens, len(work.documents), max_tokens and 2 * max_tokens)
+    return RerankReply(scores, tokens, truncated_inputs(work, tokens, None), logits)
+
+
+# --- errors, and the I/O
+
+
+@with_answer
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
-    return with_answer(_failure(response), response)
-
-
-def _failure(response: UpstreamResponse) -> BackendError:
     error = error_of(response)
     message = error.message.lower()
     match response.status:
@@ -144,11 +236,17 @@ def _failure(response: UpstreamResponse) -> BackendError:
     return status_error(response)
 
 
+def settings_of(spec: ReplicaSpec) -> ApiSettings:
+    """Return the settings of an upstream, by default those of OpenAI's own API."""
+    return spec.settings if isinstance(spec.settings, ApiSettings) else ApiSettings()
+
+
 class OpenAIApi:
     """Requests and replies of one server in the shape of its API. spec: with the configured base URL."""
 
     def __init__(self, http: UpstreamClient, spec: ReplicaSpec) -> None:
-        address, settings = spec.address, spec.api
+        address, self.settings = spec.address, settings_of(spec)
+        settings = self.settings
         self._http = http
         self._extra = settings.extra_body
         self.shape = shape = shape_of(settings, spec.model)
@@ -192,4 +290,4 @@ class OpenAIApi:
         self, path: str, body: Body, work: Work, timeout_s: float, width: int | None = None
     ) -> UpstreamResponse:
         encoded = msgspec.json.encode(body)
-        return await self._http.post(path, encoded, timeout_s, rows=rows_of(work), width=width)
+        return await self._http.post(path, encoded, timeout_s, rows=work.reply_rows, width=width)

@@ -4,7 +4,6 @@ Source: Jina's OpenAPI document 2026.04.02, Cohere's API reference (v2, embed), 
 (multimodal embeddings).
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,12 +11,13 @@ import numpy as np
 
 from backends.contract import Audio, EmbedParts, EmbedReply, Image, Part, Vectors
 from backends.contract.errors import InvalidWork, UnsupportedWork
+from backends.contract.vectors import shape_vectors
 from backends.http.client import countdown
 from backends.http.media import base64_of, check_dense, check_no_template, data_uri, probe_image
 from backends.http.openai_wire import decode_embeddings, decode_typed_embeddings
+from backends.http.replies import run_some
 from backends.openai.api import Body, OpenAIApi, OpenAIProfile, failure
 from backends.openai.shapes import DEFAULT_TYPE, ApiShape
-from backends.vectors import shape_vectors
 
 # Of one call to one replica: Cohere's older models take one image a request.
 REQUESTS_IN_FLIGHT = 8
@@ -98,23 +98,16 @@ async def embed_media(
     """Embed texts and images, some requests at a time. Raises: BackendError."""
     remaining_s = countdown(timeout_s)
     decode_body: Any = decode_typed_embeddings if api.shape.typed_reply else decode_embeddings
-    free = asyncio.Semaphore(REQUESTS_IN_FLIGHT)
 
     async def embed(request: MediaRequest) -> tuple[Vectors, int]:
-        async with free:
-            response = await api.send(request.fields, profile, len(request.places), remaining_s())
+        response = await api.send(request.fields, profile, len(request.places), remaining_s())
         if response.status != 200:
             raise failure(response)
         vectors, tokens = decode_body(response.body, len(request.places))
         return vectors, max(tokens or 0, len(request.places))
 
     requests = media_requests(work, api.shape)
-    tasks = [asyncio.create_task(embed(request)) for request in requests]
-    try:
-        found = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+    found = await run_some(embed, requests, REQUESTS_IN_FLIGHT)
     places = np.concatenate([request.places for request in requests])
     vectors = np.concatenate([rows for rows, _ in found])[np.argsort(places)]
     shaped = shape_vectors(vectors, dimensions=work.dimensions, normalize=True)

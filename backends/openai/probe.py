@@ -17,11 +17,17 @@ from backends.contract.errors import (
 from backends.http.client import UpstreamResponse, countdown
 from backends.http.openai_wire import choose_model, decode_embeddings, decode_models, decode_typed_embeddings
 from backends.http.replies import status_error
-from backends.openai.api import OpenAIApi, OpenAIProfile, failure, without_base64
+from backends.openai.api import (
+    RERANK_PROBE,
+    OpenAIApi,
+    OpenAIProfile,
+    decode_scores,
+    failure,
+    scale_of,
+    without_base64,
+)
 from backends.openai.media import PROBE as IMAGE_PROBE
 from backends.openai.media import media_requests
-from backends.openai.rerank_wire import PROBE as RERANK_PROBE
-from backends.openai.rerank_wire import decode_scores, scale_of
 from backends.tokens.counting import TokenCounter
 
 PROBE = Embed(("a",))
@@ -43,10 +49,10 @@ class ModelProbe:
         self.known: OpenAIProfile | None = None
         self._api = api
         self._configured_model = spec.model
-        self._task = spec.api.task
+        self._task = api.settings.task
         # The model whose server broke the connection at a picture, in a tuple because it may have no name.
         self._breaks_on_images: tuple[str | None] | None = None
-        self._may_rerank = api.shape.rerank is not None and spec.api.task != "embed"
+        self._may_rerank = api.shape.rerank is not None and api.settings.task != "embed"
 
     async def profile(self, counter: TokenCounter | None, timeout_s: float) -> OpenAIProfile:
         """Determine the model and what it does. counter: of the model's tokenizer, if it is here.

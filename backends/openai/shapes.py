@@ -10,7 +10,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from backends.contract import ApiKind, ApiSettings, Truncate
+from backends.contract import Truncate
+from backends.openai.kind import ApiKind, ApiSettings
 
 # Key of `input_type` for inputs whose role is not known.
 DEFAULT_TYPE = "default"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.checkpoints.json_files import read_json_object
+from backends.checkpoints.small_files import read_json_object
 from backends.contract.errors import ModelUnavailable
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.native_forms import native_form

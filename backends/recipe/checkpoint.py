@@ -14,19 +14,25 @@ from msgspec.structs import replace
 from backends.contract import Output
 from backends.contract.errors import ModelUnavailable
 from backends.instructions import PUBLISHED_UNPOOLED
-from backends.recipe import module_order
 from backends.recipe.chat_template import read_chat_template
-from backends.recipe.cut_rules import norms_before_cut
-from backends.recipe.dual_encoders import dual_encoder, dual_width, require_processor, text_padding
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.kinds import recognize
 from backends.recipe.late import read_late_interaction
 from backends.recipe.lengths import longest_input, within_network
-from backends.recipe.module_settings import refuse_settings
+from backends.recipe.media_encoders import (
+    dual_encoder,
+    dual_width,
+    query_form,
+    require_processor,
+    text_padding,
+)
+from backends.recipe.modules import layer_weights, projections, refuse_settings, token_projections
 from backends.recipe.native_forms import native_form
+from backends.recipe.notes import norms_before_cut
 from backends.recipe.options import TaskSettings
-from backends.recipe.page_encoders import query_form
 from backends.recipe.recipe import (
+    COLBERT_FILE,
+    LEXICAL_FILE,
     InputRules,
     ModelKind,
     PoolingMode,
@@ -54,9 +60,6 @@ CONFIGURED_POOLINGS: dict[str, PoolingMode] = {
 }
 # In the order in which sentence-transformers' encode_document looks them up.
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-# Files of BGE-M3's weights, next to its dense model.
-LEXICAL_FILE = "sparse_linear.pt"
-COLBERT_FILE = "colbert_linear.pt"
 # Main output of each kind of model.
 MAIN_OUTPUTS: dict[ModelKind, Output] = {
     "dense": Output.DENSE,
@@ -92,7 +95,7 @@ def read_recipe(checkpoint: Path, settings: TaskSettings) -> Recipe:
         kind=kind,
         model_type=str(files.config.get("model_type", "")),
         max_tokens=longest_input(files),
-        projections=module_order.projections(files),
+        projections=projections(files),
         prompts=_with_document_role(_prompts(files)),
         default_prompt=files.sentence_config.get("default_prompt_name"),
         chat=read_chat_template(files),
@@ -136,8 +139,8 @@ def _complete_dense(common: Recipe, files: CheckpointFiles, settings: TaskSettin
         width_max=_amount(files, "truncate_dim"),
         norm_before_cut=norms_before_cut(files, settings),
         include_prompt=bool(pooling.get("include_prompt", True)) and settings.model not in PUBLISHED_UNPOOLED,
-        token_projections=module_order.token_projections(files),
-        layer_weights=module_order.layer_weights(files),
+        token_projections=token_projections(files),
+        layer_weights=layer_weights(files),
         lexical=files.has(LEXICAL_FILE),
         colbert=files.has(COLBERT_FILE),
     )

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from backends.contract.errors import ModelUnavailable
-from backends.recipe.dual_encoders import dual_encoder
 from backends.recipe.files import CheckpointFiles
-from backends.recipe.module_order import check_order
+from backends.recipe.media_encoders import dual_encoder, page_encoder
+from backends.recipe.modules import check_order
 from backends.recipe.native_forms import native_form
 from backends.recipe.options import TaskSettings
-from backends.recipe.page_encoders import page_encoder
 from backends.recipe.recipe import ModelKind
-from backends.recipe.rerank_families import REFUSED, published_family
+from backends.recipe.rerank_template import REFUSED, published_family
 
 Condition: TypeAlias = Callable[[CheckpointFiles, TaskSettings], bool]
 
@@ -36,10 +35,6 @@ def _is_reranker(_: CheckpointFiles, settings: TaskSettings) -> bool:
         or settings.rerank_template is not None
         or published_family(settings.model) is not None
     )
-
-
-def _is_cross_encoder(files: CheckpointFiles) -> bool:
-    return bool(files.sentence_config.get("model_type") == "CrossEncoder")
 
 
 def _is_encoder(files: CheckpointFiles, settings: TaskSettings) -> bool:
@@ -108,7 +103,8 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
             f"{files.checkpoint} is a language model whose files do not state its purpose; set `task: embed` "
             "and `pooling`, usually `last_token`, if it embeds, or `rerank_template` if it reranks"
         )
-    if kind == "dense" and _is_cross_encoder(files) and settings.task != "embed" and settings.pooling is None:
+    is_cross_encoder = files.sentence_config.get("model_type") == "CrossEncoder"
+    if kind == "dense" and is_cross_encoder and settings.task != "embed" and settings.pooling is None:
         raise ModelUnavailable(
             f"{files.checkpoint} is a CrossEncoder without a classifier or `LogitScore`, which the built-in "
             "engine does not have; serve it with Infinity behind this gateway"
@@ -163,13 +159,10 @@ def _require_pooling(files: CheckpointFiles, kind: ModelKind, settings: TaskSett
         )
 
 
-def _reads_media(files: CheckpointFiles) -> bool:
-    return dual_encoder(files) is not None or page_encoder(files) is not None
-
-
 def _refuse_architecture(files: CheckpointFiles) -> None:
     media = MEDIA_KEYS & files.config.keys()
-    if media and "auto_map" not in files.config and not _reads_media(files):
+    reads_media = dual_encoder(files) is not None or page_encoder(files) is not None
+    if media and "auto_map" not in files.config and not reads_media:
         raise ModelUnavailable(
             f"{files.checkpoint} reads images or sound as well as text ({', '.join(sorted(media))} in "
             "config.json), which the built-in engine does not serve"

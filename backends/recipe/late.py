@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from backends.recipe.files import CheckpointFiles, Json
-from backends.recipe.module_order import is_scaled
+from backends.recipe.modules import is_scaled
 from backends.recipe.recipe import LateInteraction, QueryExpansion
 
 # Length to which the original and PyLate expand queries when their files do not state one.

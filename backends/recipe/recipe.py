@@ -15,6 +15,9 @@ import msgspec
 ModelKind: TypeAlias = Literal[
     "dense", "sparse", "multivector", "classifier", "language", "static", "dual", "pages"
 ]
+# Files of BGE-M3's weights, next to its dense model.
+LEXICAL_FILE = "sparse_linear.pt"
+COLBERT_FILE = "colbert_linear.pt"
 ProjectionKind: TypeAlias = Literal["Dense", "LayerNorm", "Normalize"]
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 

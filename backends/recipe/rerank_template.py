@@ -2,44 +2,49 @@
 
 Pure. A prompt consists of pieces that are tokenized separately, because some models were trained that way: a
 byte-level tokenizer joins "?" and a line break to one token within a piece, and not across two.
+
+Published rerankers: their templates by family, the ids that name them, and those that cannot be served.
+
+Pure. docs/backends.md shows the same families to users.
 """
 
 import re
+from pathlib import PurePath
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from backends.contract.errors import ModelUnavailable
-from backends.recipe.options import RerankPrompt
+from backends.recipe.options import RerankFamily, RerankPrompt
 
-Slot: TypeAlias = Literal["instruction", "query", "document"]
-# Splits a text into literals, at even places, and slots, at odd places.
-SLOTS = re.compile(r"\{(instruction|query|document)\}")
+Placeholder: TypeAlias = Literal["instruction", "query", "document"]
+# Splits a text into literals, at even places, and placeholders, at odd places.
+PLACEHOLDERS = re.compile(r"\{(instruction|query|document)\}")
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Text that is tokenized on its own. parts: literals at even places, slots at odd places."""
+    """Text that is tokenized on its own. parts: literals at even places, placeholders at odd places."""
 
     parts: tuple[str, ...]
 
     @property
     def literals(self) -> tuple[str, ...]:
-        """Texts around the slots."""
+        """Texts around the placeholders."""
         return self.parts[::2]
 
     @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the slots, in order."""
+    def placeholders(self) -> tuple[str, ...]:
+        """Names of the placeholders, in order."""
         return self.parts[1::2]
 
     def fill(self, values: dict[str, str]) -> str:
-        """Return the text with a value in each slot."""
+        """Return the text with a value in each placeholder."""
         return "".join(values[part] if i % 2 else part for i, part in enumerate(self.parts))
 
-    def span(self, slot: Slot, values: dict[str, str]) -> tuple[int, int]:
-        """Return the first character of a slot's value in the filled text, and the one after its last."""
-        start = len(Piece(self.parts[: 1 + 2 * self.slots.index(slot)]).fill(values))
-        return start, start + len(values[slot])
+    def span(self, placeholder: Placeholder, values: dict[str, str]) -> tuple[int, int]:
+        """Return the first character of a value in the filled text, and the one after its last."""
+        start = len(Piece(self.parts[: 1 + 2 * self.placeholders.index(placeholder)]).fill(values))
+        return start, start + len(values[placeholder])
 
 
 Prompt: TypeAlias = tuple[Piece, ...]
@@ -64,27 +69,31 @@ class RerankTemplate(msgspec.Struct, frozen=True):
 
 
 def prompt_of(*texts: str, instruction: str = "") -> Prompt:
-    """Parse the pieces of a prompt, with a literal instruction in its slot."""
+    """Parse the pieces of a prompt, with a literal instruction in its placeholder."""
     return tuple(_bound(piece, instruction) for piece in open_prompt_of(*texts))
 
 
 def open_prompt_of(*texts: str) -> Prompt:
-    """Parse the pieces of a prompt, with a slot for the call's instruction."""
-    return tuple(Piece(tuple(SLOTS.split(text))) for text in texts)
+    """Parse the pieces of a prompt, with a placeholder for the call's instruction."""
+    return tuple(Piece(tuple(PLACEHOLDERS.split(text))) for text in texts)
 
 
 def written_template(written: RerankPrompt) -> RerankTemplate:
     """Return the template that an operator wrote.
 
-    Raises: ModelUnavailable if a slot is missing or appears twice.
+    Raises: ModelUnavailable if a placeholder is missing or appears twice.
     """
-    slots = SLOTS.findall(written.prompt)
-    if slots.count("query") != 1 or slots.count("document") != 1 or slots.count("instruction") > 1:
+    placeholders = PLACEHOLDERS.findall(written.prompt)
+    if (
+        placeholders.count("query") != 1
+        or placeholders.count("document") != 1
+        or placeholders.count("instruction") > 1
+    ):
         raise ModelUnavailable(
             "the prompt of `rerank_template` must contain {query} and {document} once, and {instruction} at "
             "most once"
         )
-    if ("instruction" in slots) is not (written.instruction is not None):
+    if ("instruction" in placeholders) is not (written.instruction is not None):
         raise ModelUnavailable(
             "the prompt of `rerank_template` must contain {instruction} if `instruction` is set, and only "
             "then"
@@ -98,8 +107,8 @@ def written_template(written: RerankPrompt) -> RerankTemplate:
     )
 
 
-def split_at(rendered: str, marks: dict[str, Slot]) -> Prompt:
-    """Return a rendered prompt as one piece with slots at the marks; () unless each mark appears once."""
+def split_at(rendered: str, marks: dict[str, Placeholder]) -> Prompt:
+    """Return a rendered prompt as one piece with placeholders at marks; () unless each mark appears once."""
     if any(rendered.count(mark) != 1 for mark in marks):
         return ()
     parts = re.split(f"({'|'.join(map(re.escape, marks))})", rendered)
@@ -109,9 +118,80 @@ def split_at(rendered: str, marks: dict[str, Slot]) -> Prompt:
 def _bound(piece: Piece, instruction: str) -> Piece:
     """Return the piece with the instruction as a part of its literals."""
     parts = [piece.parts[0]]
-    for slot, literal in zip(piece.slots, piece.literals[1:], strict=True):
-        if slot == "instruction":
+    for placeholder, literal in zip(piece.placeholders, piece.literals[1:], strict=True):
+        if placeholder == "instruction":
             parts[-1] += instruction + literal
         else:
-            parts += [slot, literal]
+            parts += [placeholder, literal]
     return Piece(tuple(parts))
+
+
+# Source: the model card of Qwen/Qwen3-Reranker-0.6B, "Transformers Usage".
+_QWEN3 = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+    'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+_QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+# Source: class MxbaiRerankV2 of the package mxbai-rerank, which tokenizes each of these on its own.
+_MXBAI_BEFORE = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n"
+)
+_MXBAI_QUERY = "query: {query}"
+_MXBAI_TASK = (
+    "You are a search relevance expert who evaluates how well documents match search queries. For each "
+    "query-document pair, carefully analyze the semantic relationship between them, then provide your binary "
+    "relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:"
+)
+_MXBAI_AFTER = ("\n", "document: {document}", "\n", _MXBAI_TASK, "<|im_end|>\n<|im_start|>assistant\n")
+# Source: class BaseLLMReranker of FlagEmbedding 1.3, which tokenizes each of these on its own after the BOS.
+_BGE = ("A: {query}", "\n", "B: {document}", "\n", "{instruction}")
+_BGE_INSTRUCTION = (
+    "Given a query A and a passage B, determine whether the passage contains an answer to the query by "
+    "providing a prediction of either 'Yes' or 'No'."
+)
+# Source: the model card of nvidia/llama-nemotron-rerank-1b-v2.
+_NEMOTRON = "question:{query} \n \n passage:{document}"
+
+FAMILIES: dict[RerankFamily, RerankTemplate] = {
+    "qwen3": RerankTemplate(
+        prompt_of(_QWEN3, instruction=_QWEN3_INSTRUCTION), open_prompt_of(_QWEN3), "yes", "no"
+    ),
+    "mxbai-v2": RerankTemplate(
+        prompt_of(_MXBAI_BEFORE, _MXBAI_QUERY, *_MXBAI_AFTER),
+        open_prompt_of(_MXBAI_BEFORE, "instruction: {instruction}\n" + _MXBAI_QUERY, *_MXBAI_AFTER),
+        "1",
+        "0",
+    ),
+    "bge-gemma": RerankTemplate(
+        prompt_of(*_BGE, instruction=_BGE_INSTRUCTION), open_prompt_of(*_BGE), "Yes", special_tokens=True
+    ),
+    "nemotron": RerankTemplate(prompt_of(_NEMOTRON), special_tokens=True),
+    "pair": RerankTemplate(),
+}
+PUBLISHED: dict[str, RerankFamily] = {
+    **{f"Qwen/Qwen3-Reranker-{size}": "qwen3" for size in ("0.6B", "4B", "8B")},
+    **{f"tomaarsen/Qwen3-Reranker-{size}-seq-cls": "qwen3" for size in ("0.6B", "4B", "8B")},
+    "mixedbread-ai/mxbai-rerank-base-v2": "mxbai-v2",
+    "mixedbread-ai/mxbai-rerank-large-v2": "mxbai-v2",
+    "BAAI/bge-reranker-v2-gemma": "bge-gemma",
+    "nvidia/llama-nemotron-rerank-1b-v2": "nemotron",
+    "nvidia/llama-3.2-nv-rerankqa-1b-v2": "nemotron",
+}
+# Architectures whose own code does more than score one pair. `trust_remote_code` does not change that.
+REFUSED: dict[str, str] = {
+    "JinaForRanking": "it scores all documents of a query in one pass, and a call is served in several",
+    "JinaVLForRanking": "it reads images as well as text",
+    "LayerWiseMiniCPMForCausalLM": "it has a scoring head in each of its upper layers",
+    "CostWiseGemmaForCausalLM": "it drops tokens between its layers and has a scoring head in several",
+}
+
+
+def published_family(model: str) -> RerankFamily | None:
+    """Return the family of a hub id, or of a folder named as a published checkpoint; None if not known."""
+    if not PurePath(model).is_absolute():
+        return PUBLISHED.get(model)
+    folder = PurePath(model).name
+    return next((family for name, family in PUBLISHED.items() if name.endswith(f"/{folder}")), None)

@@ -5,29 +5,26 @@ of older releases if they differ (Validation was 413 up to 1.8.3).
 Rule: never send null, because TEI refuses it for most fields.
 """
 
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import msgspec
 
 from backends.contract import (
-    GRPC_SCHEMES,
-    Backend,
     Capabilities,
     Classify,
     ClassifyReply,
     Detokenize,
     DetokenizeReply,
     Embed,
-    EmbedParts,
     EmbedReply,
     Encode,
     EncodeReply,
+    ModelWork,
     Operation,
     Output,
     QueueDepth,
-    ReplicaSpec,
     Reply,
     Rerank,
     RerankReply,
@@ -38,8 +35,6 @@ from backends.contract import (
     Truncate,
     Vectors,
     Work,
-    inputs_of,
-    operation_of,
 )
 from backends.contract.errors import (
     BackendError,
@@ -50,29 +45,34 @@ from backends.contract.errors import (
     UnsupportedWork,
     input_too_long,
 )
-from backends.contract.texts import (
-    SPECIAL_TOKENS,
-    ModelWork,
+from backends.contract.refusals import (
     check_no_instruction,
     check_no_late_chunking,
     check_no_max_tokens,
     check_plain_texts,
-    clip_texts,
-    refused_parts,
-    token_upper_bound,
+)
+from backends.contract.texts import SPECIAL_TOKENS, surely_fits, token_upper_bound
+from backends.http.adapters import (
+    HttpBackend,
+    Route,
+    Routes,
+    check_outputs,
+    route_of,
+    run_outputs,
+    single_output,
 )
 from backends.http.answers import decode_json, translate_decode_errors, with_answer, words_of_error
-from backends.http.client import UpstreamClient, UpstreamResponse, countdown, open_client
+from backends.http.client import UpstreamClient, UpstreamResponse, countdown
 from backends.http.offers import OfferHistory
-from backends.http.openai_envelope import (
+from backends.http.openai_wire import (
     REFUSAL_TYPES,
     REFUSED_INPUT,
     context_length_in,
+    decode_embeddings,
     error_of,
+    is_without_vectors,
     refused_input,
 )
-from backends.http.openai_wire import decode_embeddings, is_without_vectors
-from backends.http.outputs import check_outputs, merge_replies, single_output, split_outputs
 from backends.http.replies import (
     check_tokens,
     check_vectors,
@@ -80,8 +80,7 @@ from backends.http.replies import (
     float32,
     label_scores,
     order_scores,
-    read_gauge,
-    rows_of,
+    read_queue_depth,
     score_matrix,
     status_error,
     term_weights,
@@ -90,7 +89,7 @@ from backends.http.replies import (
 )
 
 # TEI's --payload-limit is 2,000,000 by default, and no route reports it. The margin is for the other fields.
-BATCH_BYTES = 1_990_000
+REQUEST_BYTES = 1_990_000
 EMBEDDINGS = "/v1/embeddings"
 
 Body = dict[str, Any]
@@ -190,8 +189,8 @@ def capabilities(info: TeiInfo) -> Capabilities:
         model_id=info.model_id,
         operations=operations,
         max_input_tokens=info.max_input_length,
-        batch_inputs=info.max_client_batch_size,
-        batch_bytes=BATCH_BYTES,
+        request_inputs=info.max_client_batch_size,
+        request_bytes=REQUEST_BYTES,
         concurrent_inputs=info.max_concurrent_requests,
         pooling=_pooling(embedding),
         dtype=info.model_dtype,
@@ -220,95 +219,153 @@ def check_supported(work: Work, info: TeiInfo) -> None:
     operations, outputs = operations_and_outputs(info.model_type)
     if isinstance(work, Encode):
         check_outputs(work, outputs)
-    if operation_of(work) not in operations:
-        raise UnsupportedWork(f"this upstream's model does not {operation_of(work)}")
+    if work.operation not in operations:
+        raise UnsupportedWork(f"this upstream's model does not {work.operation}")
+
+
+# --- requests: path and body of each kind of work
 
 
 def encode(work: Work, info: TeiInfo, *, base64: bool = True) -> tuple[str, Body]:
     """Return path and body of one piece of work; an Encode requests one kind of output.
 
-    base64: the server has the OpenAI route, and base64 there.
+    base64: the server has the OpenAI route, and base64 there. Raises: UnsupportedWork.
     """
-    match work:
-        case Tokenize():
-            body: Body = {"inputs": work.inputs, "add_special_tokens": work.add_special_tokens}
-            return "/tokenize", body | _prompt(work.prompt_name)
-        case Detokenize():
-            return "/decode", {"ids": work.inputs, "skip_special_tokens": work.skip_special_tokens}
-        case EmbedParts():
-            raise refused_parts()
-    return _encode_model_work(clip_texts(work, info.max_input_length), info, base64=base64)
+    route = route_of(work, ROUTES)
+    ready: Any = work if work.is_free else work.clip_texts(info.max_input_length)
+    if isinstance(ready, Embed) and base64 and _takes_openai_route(ready, info):
+        return EMBEDDINGS, {"input": ready.inputs, "encoding_format": "base64"} | _size(ready)
+    return route.encode(ready)
 
 
-def _encode_model_work(work: ModelWork, info: TeiInfo, *, base64: bool) -> tuple[str, Body]:
-    cut = _truncation(work.truncate)
-    match work:
-        case Embed():
-            return _encode_embed(work, info, base64=base64)
-        case Encode():
-            path = "/embed_sparse" if single_output(work) is Output.SPARSE else "/embed_all"
-            return path, {"inputs": work.inputs} | cut | _prompt(work.prompt_name)
-        case Rerank():
-            body: Body = {"query": work.query, "texts": work.documents, "raw_scores": work.raw_scores}
-            return "/rerank", body | cut
-        case Score():
-            return "/predict", {"inputs": work.pairs, "raw_scores": work.raw_scores} | cut
-        case Classify():
-            # TEI reads a list of two texts as one pair; only a list of lists is a batch.
-            inputs = [(item,) if isinstance(item, str) else item for item in work.inputs]
-            return "/predict", {"inputs": inputs, "raw_scores": work.raw_scores} | cut
+def _encode_embed(work: Embed) -> tuple[str, Body]:
+    body = {"inputs": work.inputs, "normalize": work.normalize} | _cut(work) | _prompt(work)
+    return "/embed", body | _size(work)
 
 
-def _encode_embed(work: Embed, info: TeiInfo, *, base64: bool) -> tuple[str, Body]:
-    size: Body = {} if work.dimensions is None else {"dimensions": work.dimensions}
-    # The OpenAI route offers base64, but it always normalizes, and its truncation is fixed at server start.
-    if base64 and work.normalize and not work.prompt_name and _is_cut_alike(work, info):
-        return EMBEDDINGS, {"input": work.inputs, "encoding_format": "base64"} | size
-    body = {"inputs": work.inputs, "normalize": work.normalize} | _truncation(work.truncate)
-    return "/embed", body | _prompt(work.prompt_name) | size
+def _encode_output(work: Encode) -> tuple[str, Body]:
+    path = "/embed_sparse" if single_output(work) is Output.SPARSE else "/embed_all"
+    return path, {"inputs": work.inputs} | _cut(work) | _prompt(work)
 
 
-def _is_cut_alike(work: Embed, info: TeiInfo) -> bool:
-    """Return True if a server cuts inputs at both routes as the request asks for, or has nothing to cut."""
-    if info.auto_truncate and work.truncate is Truncate.RIGHT:
+def _encode_rerank(work: Rerank) -> tuple[str, Body]:
+    body: Body = {"query": work.query, "texts": work.documents, "raw_scores": work.raw_scores}
+    return "/rerank", body | _cut(work)
+
+
+def _encode_score(work: Score) -> tuple[str, Body]:
+    return "/predict", {"inputs": work.pairs, "raw_scores": work.raw_scores} | _cut(work)
+
+
+def _encode_classify(work: Classify) -> tuple[str, Body]:
+    # TEI reads a list of two texts as one pair; only a list of lists is a batch.
+    inputs = [(item,) if isinstance(item, str) else item for item in work.inputs]
+    return "/predict", {"inputs": inputs, "raw_scores": work.raw_scores} | _cut(work)
+
+
+def _encode_tokenize(work: Tokenize) -> tuple[str, Body]:
+    body: Body = {"inputs": work.inputs, "add_special_tokens": work.add_special_tokens}
+    return "/tokenize", body | _prompt(work)
+
+
+def _encode_detokenize(work: Detokenize) -> tuple[str, Body]:
+    return "/decode", {"ids": work.inputs, "skip_special_tokens": work.skip_special_tokens}
+
+
+def _takes_openai_route(work: Embed, info: TeiInfo) -> bool:
+    """Return whether the OpenAI route, which offers base64, computes what is asked for.
+
+    It always normalizes, and its truncation is fixed at server start.
+    """
+    if not work.normalize or work.prompt_name:
+        return False
+    if work.truncate is (Truncate.RIGHT if info.auto_truncate else Truncate.ERROR):
         return True
-    if not info.auto_truncate and work.truncate is Truncate.ERROR:
-        return True
-    most = info.max_input_length - info.prompt_tokens
-    return all(token_upper_bound(text) <= most for text in work.inputs)
+    # Neither route has something to cut.
+    return surely_fits(work.inputs, info.max_input_length - info.prompt_tokens)
 
 
-def _truncation(truncate: Truncate) -> Body:
-    if truncate is Truncate.ERROR:
+def _cut(work: ModelWork) -> Body:
+    if work.truncate is Truncate.ERROR:
         return {"truncate": False}
     # Capitalized, because releases before 1.3 accept no other spelling.
-    return {"truncate": True, "truncation_direction": truncate.value.capitalize()}
+    return {"truncate": True, "truncation_direction": work.truncate.value.capitalize()}
 
 
-def _prompt(name: str | None) -> Body:
-    return {"prompt_name": name} if name else {}
+def _prompt(work: Embed | Encode | Tokenize) -> Body:
+    return {"prompt_name": work.prompt_name} if work.prompt_name else {}
+
+
+def _size(work: Embed) -> Body:
+    return {} if work.dimensions is None else {"dimensions": work.dimensions}
+
+
+# --- replies
 
 
 def decode(work: Work, path: str, response: UpstreamResponse, info: TeiInfo) -> Reply:
-    """Decode the reply in a response of status 200.
+    """Decode the reply in a response of status 200. path: of its request.
 
     Raises: ReplicaFailed if the response does not belong to this work.
     """
     with translate_decode_errors():
-        match work:
-            case Tokenize():
-                lists = decode_json(response.body, list[list[Token]])
-                _check_count(lists, work.inputs)
-                return TokenizeReply(tuple(tuple(tokens) for tokens in lists))
-            case Detokenize():
-                texts = decode_json(response.body, list[str])
-                _check_count(texts, work.inputs)
-                return DetokenizeReply(tuple(texts))
-            case Embed():
-                return _decode_embed(work, path, response, info)
-            case EmbedParts():
-                raise refused_parts()
-        return _decode_native(work, response, info)
+        decode_reply = _decode_openai if path == EMBEDDINGS else route_of(work, ROUTES).decode
+        return decode_reply(cast("Any", work), response, info)
+
+
+def _decode_openai(work: Embed, response: UpstreamResponse, info: TeiInfo) -> EmbedReply:
+    vectors, tokens = decode_embeddings(response.body, len(work.inputs))
+    if tokens is None:
+        raise ReplicaFailed("the upstream reported no usage")
+    check_tokens(tokens, len(work.inputs), info.max_input_length)
+    return EmbedReply(apply_dimensions(vectors, work), tokens, truncated(work, tokens, info))
+
+
+def _decode_embed(work: Embed, response: UpstreamResponse, info: TeiInfo) -> EmbedReply:
+    vectors = float32(decode_json(response.body, list[list[float]]))
+    check_vectors(vectors, len(work.inputs))
+    return EmbedReply(apply_dimensions(vectors, work), *_counted(work, response, info))
+
+
+def _decode_output(work: Encode, response: UpstreamResponse, info: TeiInfo) -> EncodeReply:
+    tokens, cut = _counted(work, response, info)
+    if single_output(work) is Output.TOKENS:
+        lists = decode_json(response.body, list[list[list[float]]])
+        matrices = token_matrices(lists, len(work.inputs), info.max_input_length)
+        return EncodeReply(tokens, token_vectors=matrices, truncated=cut)
+    weights = decode_json(response.body, list[list[TeiTermWeight]])
+    _check_count(weights, work.inputs)
+    terms = tuple(term_weights((item.index, item.value) for item in row) for row in weights)
+    return EncodeReply(tokens, sparse=terms, truncated=cut)
+
+
+def _decode_rerank(work: Rerank, response: UpstreamResponse, info: TeiInfo) -> RerankReply:
+    counted = _counted(work, response, info)
+    ranks = decode_json(response.body, list[TeiRankItem])
+    scores = order_scores([(rank.index, rank.score) for rank in ranks], len(work.documents), "")
+    return RerankReply(scores, *counted)
+
+
+def _decode_score(work: Score, response: UpstreamResponse, info: TeiInfo) -> RerankReply:
+    counted = _counted(work, response, info)
+    return RerankReply(pair_scores(_predictions(response), len(work.pairs)), *counted)
+
+
+def _decode_classify(work: Classify, response: UpstreamResponse, info: TeiInfo) -> ClassifyReply:
+    counted, labels = _counted(work, response, info), labels_of(info.model_type)
+    return ClassifyReply(labels, label_scores(_predictions(response), labels, len(work.inputs)), *counted)
+
+
+def _decode_tokenize(work: Tokenize, response: UpstreamResponse, _info: TeiInfo) -> TokenizeReply:
+    lists = decode_json(response.body, list[list[Token]])
+    _check_count(lists, work.inputs)
+    return TokenizeReply(tuple(map(tuple, lists)))
+
+
+def _decode_detokenize(work: Detokenize, response: UpstreamResponse, _info: TeiInfo) -> DetokenizeReply:
+    texts = decode_json(response.body, list[str])
+    _check_count(texts, work.inputs)
+    return DetokenizeReply(tuple(texts))
 
 
 def _check_count(entries: Sequence[object], inputs: Sequence[object]) -> None:
@@ -316,69 +373,47 @@ def _check_count(entries: Sequence[object], inputs: Sequence[object]) -> None:
         raise ReplicaFailed(f"asked for {len(inputs)} inputs, got {len(entries)}")
 
 
-def _decode_embed(work: Embed, path: str, response: UpstreamResponse, info: TeiInfo) -> EmbedReply:
-    vectors, tokens = _vectors(path, response, len(work.inputs))
-    check_tokens(tokens, len(work.inputs), info.max_input_length)
-    cut = truncated(work, tokens, info)
-    return EmbedReply(apply_dimensions(vectors, work), tokens, cut)
-
-
-def _decode_native(
-    work: Encode | Rerank | Score | Classify, response: UpstreamResponse, info: TeiInfo
-) -> Reply:
-    expected = len(inputs_of(work))
-    tokens = _header_tokens(response, expected)
-    check_tokens(tokens, expected, info.max_input_length)
-    cut = truncated(work, tokens, info)
-    match work:
-        case Rerank():
-            ranks = decode_json(response.body, list[TeiRankItem])
-            scores = order_scores([(rank.index, rank.score) for rank in ranks], expected, "")
-            return RerankReply(scores, tokens, cut)
-        case Score():
-            return RerankReply(_pair_scores(response, expected), tokens, cut)
-        case Classify():
-            labels = labels_of(info.model_type)
-            return ClassifyReply(labels, label_scores(_predictions(response), labels, expected), tokens, cut)
-        case Encode():
-            return _decode_encode(work, response, info, EncodeReply(tokens, truncated=cut))
-
-
 def _predictions(response: UpstreamResponse) -> list[list[tuple[str, float]]]:
     lists = decode_json(response.body, list[list[TeiLabelScore]])
     return [[(item.label, item.score) for item in row] for row in lists]
 
 
-def _pair_scores(response: UpstreamResponse, expected: int) -> Vectors:
-    """Return one score per pair; a reranker has exactly one label, of any name."""
-    rows = [[score for _, score in row] for row in _predictions(response)]
+def pair_scores(predictions: Sequence[Sequence[tuple[str, float]]], expected: int) -> Vectors:
+    """Return one score per pair; a reranker has exactly one label, of any name. Raises: ReplicaFailed."""
+    rows = [[score for _, score in row] for row in predictions]
     return score_matrix(rows, expected, 1)[:, 0].copy()
 
 
-def _decode_encode(
-    work: Encode, response: UpstreamResponse, info: TeiInfo, empty: EncodeReply
-) -> EncodeReply:
-    if single_output(work) is Output.TOKENS:
-        lists = decode_json(response.body, list[list[list[float]]])
-        matrices = token_matrices(lists, len(work.inputs), info.max_input_length)
-        return msgspec.structs.replace(empty, token_vectors=matrices)
-    weights = decode_json(response.body, list[list[TeiTermWeight]])
-    _check_count(weights, work.inputs)
-    terms = tuple(term_weights((item.index, item.value) for item in row) for row in weights)
-    return msgspec.structs.replace(empty, sparse=terms)
+def _counted(
+    work: ModelWork, response: UpstreamResponse, info: TeiInfo
+) -> tuple[int, tuple[int, ...] | None]:
+    """Return the tokens that a native route reports, and the truncated inputs. Raises: ReplicaFailed."""
+    inputs = len(work.inputs)
+    tokens = _header_tokens(response, inputs)
+    check_tokens(tokens, inputs, info.max_input_length)
+    return tokens, truncated(work, tokens, info)
+
+
+ROUTES: Routes = {
+    Embed: Route(_encode_embed, _decode_embed),
+    Encode: Route(_encode_output, _decode_output),
+    Rerank: Route(_encode_rerank, _decode_rerank),
+    Score: Route(_encode_score, _decode_score),
+    Classify: Route(_encode_classify, _decode_classify),
+    Tokenize: Route(_encode_tokenize, _decode_tokenize),
+    Detokenize: Route(_encode_detokenize, _decode_detokenize),
+}
+
+
+# --- what replies show of a server
 
 
 def truncated(work: ModelWork, tokens: int, info: TeiInfo) -> tuple[int, ...] | None:
     """Return () if certainly no input was cut, otherwise None."""
     # Only the server knows the text of a named prompt.
-    prompt_known = not isinstance(work, Embed | Encode) or not work.prompt_name
+    prompt_known = not work.prompt_name
     most, prompt_tokens = info.max_input_length, info.prompt_tokens
     return truncated_inputs(work, tokens, most, prompt_known=prompt_known, prompt_tokens=prompt_tokens)
-
-
-def of_unknown_prompt(info: TeiInfo) -> TeiInfo:
-    """Return the description of a server whose default prompt is not known: it may have any length."""
-    return msgspec.structs.replace(info, prompt_tokens=info.max_input_length)
 
 
 def with_counts(info: TeiInfo, work: Work, tokens: int) -> TeiInfo:
@@ -387,11 +422,11 @@ def with_counts(info: TeiInfo, work: Work, tokens: int) -> TeiInfo:
     Each input has at least the tokens of the prompt. More tokens than the bytes of the inputs and the prompt
     known so far show that the server has another prompt now.
     """
-    if not isinstance(work, Embed | Encode) or work.prompt_name or tokens <= 0:
+    if not work.has_prompt or work.prompt_name or tokens <= 0:
         return info
     inputs, known = len(work.inputs), info.prompt_tokens
     most = max(0, tokens // inputs - SPECIAL_TOKENS)
-    if most == known or (most > known and tokens <= _most_tokens(work.inputs, known)):
+    if most == known or (most > known and tokens <= _most_tokens(cast("Sequence[str]", work.inputs), known)):
         return info
     return msgspec.structs.replace(info, prompt_tokens=most)
 
@@ -399,17 +434,6 @@ def with_counts(info: TeiInfo, work: Work, tokens: int) -> TeiInfo:
 def _most_tokens(texts: Sequence[str], prompt_tokens: int) -> int:
     """Return the most tokens that texts with a prompt before each have."""
     return len(texts) * prompt_tokens + sum(map(token_upper_bound, texts))
-
-
-def _vectors(path: str, response: UpstreamResponse, expected: int) -> tuple[Vectors, int]:
-    if path == "/embed":
-        vectors = float32(decode_json(response.body, list[list[float]]))
-        check_vectors(vectors, expected)
-        return vectors, _header_tokens(response, expected)
-    vectors, tokens = decode_embeddings(response.body, expected)
-    if tokens is None:
-        raise ReplicaFailed("the upstream reported no usage")
-    return vectors, tokens
 
 
 def apply_dimensions(vectors: Vectors, work: Embed) -> Vectors:
@@ -434,12 +458,9 @@ def refuses_base64(response: UpstreamResponse) -> bool:
     return response.status in {400, 415, 422} and ("base64" in words or "encoding_format" in words)
 
 
+@with_answer
 def failure(response: UpstreamResponse) -> BackendError:
     """Convert a response whose status is not 200 to an error."""
-    return with_answer(_failure(response), response)
-
-
-def _failure(response: UpstreamResponse) -> BackendError:
     try:
         body = msgspec.json.decode(response.body, type=TeiErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -462,19 +483,61 @@ def _failure(response: UpstreamResponse) -> BackendError:
     return status_error(response)
 
 
-class TeiBackend:
-    """Client of one TEI server."""
+class TeiServer:
+    """One TEI server over either wire. description: as the server reports it, None before it has joined."""
+
+    def __init__(self) -> None:
+        self._offers = OfferHistory()
+        self._description: TeiInfo | None = None
+        # The description with what replies show.
+        self._info: TeiInfo | None = None
+
+    def _join(self, description: TeiInfo, found: Capabilities) -> bool:
+        """Accept a description, and return whether it is a new one. Raises: ReplicaFailed."""
+        self._offers.accept(found)
+        if description == self._description:
+            return False
+        # The default prompt of a server may have any length, until replies show it.
+        self._description = description
+        self._info = msgspec.structs.replace(description, prompt_tokens=description.max_input_length)
+        return True
+
+    async def run(self, work: Work, timeout_s: float) -> Reply:
+        """Execute one piece of work, in one request per kind of output.
+
+        Raises: BackendError.
+        """
+        if self._info is None:
+            raise ReplicaUnavailable("the replica has not joined")
+        check_supported(work, self._info)
+        return await run_outputs(work, self._request, timeout_s)
+
+    async def _request(self, work: Work, timeout_s: float) -> Reply:
+        info = self._info
+        assert info is not None
+        decode_with = await self._exchange(work, info, timeout_s)
+        reply = decode_with(info)
+        learned = with_counts(info, work, reply.tokens)
+        if learned is not info:
+            self._info = learned
+            reply = decode_with(learned)
+        return reply
+
+    async def _exchange(self, work: Work, info: TeiInfo, timeout_s: float) -> Callable[[TeiInfo], Reply]:
+        """Send one piece of work and return the decoder of its reply. Raises: BackendError."""
+        raise NotImplementedError
+
+
+class TeiBackend(TeiServer, HttpBackend):
+    """Client of one TEI server over HTTP."""
 
     def __init__(self, http: UpstreamClient) -> None:
-        self._http = http
-        # As the server describes itself, and with what its replies show.
-        self._described: TeiInfo | None = None
-        self._info: TeiInfo | None = None
+        TeiServer.__init__(self)
+        HttpBackend.__init__(self, http)
         # Of its vectors, which /info does not report; None before the first reply.
         self._width: int | None = None
         # False once the server has refused base64 and given numbers.
         self._base64 = True
-        self._offers = OfferHistory()
 
     async def describe(self, timeout_s: float) -> Capabilities:
         """Query GET /info.
@@ -489,70 +552,36 @@ class TeiBackend:
         except ReplicaFailed as error:
             raise ReplicaFailed("GET /info is not TEI's").with_facts(detail=error.detail) from error
         found = capabilities(described)
-        self._offers.accept(found)
-        if described != self._described:
-            self._described, self._info, self._width = described, of_unknown_prompt(described), None
+        if self._join(described, found):
+            self._width = None
         return found
 
-    async def run(self, work: Work, timeout_s: float) -> Reply:
-        """Execute one piece of work, in one request per kind of output.
-
-        Raises: BackendError.
-        """
-        if self._info is None:
-            raise ReplicaUnavailable("the replica has not joined")
-        check_supported(work, self._info)
-        if not isinstance(work, Encode):
-            return await self._request(work, self._info, timeout_s)
-        remaining_s = countdown(timeout_s)
-        parts = split_outputs(work)
-        return merge_replies([await self._request(part, self._info, remaining_s()) for part in parts])
-
-    async def _request(self, work: Work, info: TeiInfo, timeout_s: float) -> Reply:
+    async def _exchange(self, work: Work, info: TeiInfo, timeout_s: float) -> Callable[[TeiInfo], Reply]:
         path, body = encode(work, info, base64=self._base64)
         remaining_s = countdown(timeout_s)
         response = await self._send(work, path, body, remaining_s())
-        if isinstance(work, Embed) and path == EMBEDDINGS and refuses_base64(response):
+        if path == EMBEDDINGS and refuses_base64(response):
             path, body = encode(work, info, base64=False)
             response = await self._send(work, path, body, remaining_s())
             self._base64 = response.status != 200
         if response.status != 200:
             raise failure(response)
+        return partial(self._decode, work, path, body, response)
+
+    def _decode(self, work: Work, path: str, body: Body, response: UpstreamResponse, info: TeiInfo) -> Reply:
         reply = decode(work, path, response, info)
-        learned = with_counts(info, work, reply.tokens)
-        if learned is not info:
-            self._info = learned
-            reply = decode(work, path, response, learned)
-        if isinstance(work, Embed) and isinstance(reply, EmbedReply) and work.dimensions is None:
-            self._width = reply.vectors.shape[1]
+        if "dimensions" not in body and reply.dense_vectors is not None:
+            self._width = reply.dense_vectors.shape[1]
         return reply
 
     async def _send(self, work: Work, path: str, body: Body, timeout_s: float) -> UpstreamResponse:
-        width = self._width if isinstance(work, Embed) else None
+        width = self._width if work.operation is Operation.EMBED else None
         encoded = msgspec.json.encode(body)
-        return await self._http.post(path, encoded, timeout_s, rows=rows_of(work), width=width)
+        return await self._http.post(path, encoded, timeout_s, rows=work.reply_rows, width=width)
 
     async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
         """Read te_queue_size, the number of waiting inputs, from GET /metrics.
 
         Raises: BackendError.
         """
-        response = await self._http.get("/metrics", timeout_s)
-        waiting = read_gauge(response.body, "te_queue_size") if response.status == 200 else None
-        return None if waiting is None else QueueDepth(round(waiting))
-
-    def drop_connections(self) -> None:
-        """Close the idle connections to the server."""
-        self._http.drop_connections()
-
-    async def aclose(self) -> None:
-        """Close the connections to the server."""
-        await self._http.aclose()
-
-
-def open_replica(spec: ReplicaSpec) -> Backend:
-    """Return a client of the TEI server at the spec's base URL, over HTTP or over gRPC."""
-    if spec.address.startswith(GRPC_SCHEMES):
-        # Imported here, because it needs the packages of an extra.
-        return cast("Backend", import_module("backends.tei.grpc_adapter").open_replica(spec))
-    return TeiBackend(open_client(spec))
+        return await read_queue_depth(self._http, "te_queue_size", timeout_s)

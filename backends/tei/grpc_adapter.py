@@ -1,17 +1,16 @@
-"""Adapter of Text Embeddings Inference (TEI) over gRPC; its wire is in `tei_grpc_wire.py`.
+"""Adapter of Text Embeddings Inference (TEI) over gRPC; its wire is in `grpc_wire.py`.
 
 For servers of the package `tei.v1`: TEI's `-grpc` builds, the instances of a TEI Manager, other gateways.
 """
 
 from collections.abc import Callable
+from functools import partial
 
-from backends.contract import Capabilities, Encode, ReplicaSpec, Reply, TokenizerSource, Work
+from backends.contract import Capabilities, ReplicaSpec, Reply, TokenizerSource, Work
 from backends.contract.errors import ReplicaUnavailable
 from backends.http.client import countdown
-from backends.http.offers import OfferHistory
-from backends.http.outputs import merge_replies, split_outputs
 from backends.http.replies import order_labels
-from backends.tei.adapter import TeiInfo, check_supported, of_unknown_prompt, with_counts
+from backends.tei.adapter import TeiInfo, TeiServer
 from backends.tei.grpc_channel import GrpcClient, RpcFailed, RpcStatus
 from backends.tei.grpc_wire import (
     HEALTH,
@@ -43,18 +42,15 @@ PROBE_BYTES_MAX = 8 * 1024 * 1024
 NO_HEALTH = frozenset({"UNIMPLEMENTED", "NOT_FOUND", "UNAUTHENTICATED", "PERMISSION_DENIED"})
 
 
-class TeiGrpcBackend:
+class TeiGrpcBackend(TeiServer):
     """Client of one TEI server over gRPC. tokenizer: of the checkpoint, whose files name its labels."""
 
     def __init__(self, client: GrpcClient, tokenizer: TokenizerSource | None = None) -> None:
+        super().__init__()
         self._client = client
         self._tokenizer = tokenizer
-        self._info: TeiInfo | None = None
-        # The description that `_info` was made of, without what replies show.
-        self._source: TeiInfo | None = None
         # The reply to Info, and the description made of it and of the probes.
         self._described: tuple[bytes, TeiInfo] | None = None
-        self._offers = OfferHistory()
 
     async def describe(self, timeout_s: float) -> Capabilities:
         """Query Info, the health of the model's service, and once the facts that Info does not report.
@@ -70,11 +66,8 @@ class TeiGrpcBackend:
                 self._described = answer, await self._probe(described, remaining_s)
         except RpcFailed as error:
             raise failure(error.status) from error
-        info = self._described[1]
-        found = capabilities_of(info)
-        self._offers.accept(found)
-        if self._info is None or self._source is not info:
-            self._source, self._info = info, of_unknown_prompt(info)
+        found = capabilities_of(self._described[1])
+        self._join(self._described[1], found)
         return found
 
     async def _check_health(self, service: str, timeout_s: float) -> None:
@@ -121,21 +114,7 @@ class TeiGrpcBackend:
         counter = await open_token_counter(self._tokenizer, remaining_s())
         return order_labels([predictions], counter.labels)
 
-    async def run(self, work: Work, timeout_s: float) -> Reply:
-        """Execute one piece of work, in one RPC per kind of output.
-
-        Raises: BackendError.
-        """
-        if self._info is None:
-            raise ReplicaUnavailable("the replica has not joined")
-        check_supported(work, self._info)
-        if not isinstance(work, Encode):
-            return await self._request(work, self._info, timeout_s)
-        remaining_s = countdown(timeout_s)
-        parts = split_outputs(work)
-        return merge_replies([await self._request(part, self._info, remaining_s()) for part in parts])
-
-    async def _request(self, work: Work, info: TeiInfo, timeout_s: float) -> Reply:
+    async def _exchange(self, work: Work, info: TeiInfo, timeout_s: float) -> Callable[[TeiInfo], Reply]:
         exchange = encode(work, info)
         method, messages, bytes_max = exchange.method, exchange.messages, exchange.bytes_max
         try:
@@ -148,12 +127,7 @@ class TeiGrpcBackend:
                 # The model may have been exchanged for another of the same name.
                 self._described = None
             raise failure(error.status) from error
-        reply = decode(work, exchange, replies, info)
-        learned = with_counts(info, work, reply.tokens)
-        if learned is not info:
-            self._info = learned
-            reply = decode(work, exchange, replies, learned)
-        return reply
+        return partial(decode, work, exchange, replies)
 
     async def aclose(self) -> None:
         """Close the connection to the server."""

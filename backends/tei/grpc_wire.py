@@ -22,23 +22,21 @@ from backends.contract import (
     Detokenize,
     DetokenizeReply,
     Embed,
-    EmbedParts,
     EmbedReply,
     Encode,
     EncodeReply,
+    ModelWork,
     Output,
     Reply,
     Rerank,
     RerankReply,
     Score,
-    TermWeights,
     Token,
     Tokenize,
     TokenizeReply,
     Truncate,
     Vectors,
     Work,
-    inputs_of,
 )
 from backends.contract.errors import (
     BackendError,
@@ -50,18 +48,15 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     RequestTooLarge,
 )
-from backends.contract.texts import ModelWork, clip_texts, refused_parts
+from backends.http.adapters import Route, Routes, route_of, single_output
 from backends.http.answers import UNREADABLE
 from backends.http.client import COUNTED_BYTES, REPLY_LISTS_MAX, ROW_LISTS_MAX, ROW_VALUES_MAX
-from backends.http.outputs import single_output
 from backends.http.replies import (
     REFUSED_CREDENTIAL,
     check_tokens,
     check_vectors,
     label_scores,
     order_scores,
-    rows_of,
-    score_matrix,
     term_weights,
 )
 from backends.tei.adapter import (
@@ -69,6 +64,7 @@ from backends.tei.adapter import (
     apply_dimensions,
     capabilities,
     labels_of,
+    pair_scores,
     truncated,
 )
 from backends.tei.grpc_channel import MESSAGE_BYTES_MAX, RpcStatus
@@ -76,7 +72,7 @@ from backends.tei.protobuf_vectors import read_matrix, read_vector
 from backends.tei_protos import tei_pb2 as pb
 
 # TEI reads messages of at most 4 MiB. The margin is for the other fields.
-BATCH_BYTES = 4_000_000
+REQUEST_BYTES = 4_000_000
 NUMBER_BYTES = 4
 INFO = "/tei.v1.Info/Info"
 HEALTH = "/grpc.health.v1.Health/Check"
@@ -84,7 +80,9 @@ SPARSE = "/tei.v1.Embed/EmbedSparse"
 PREDICT = "/tei.v1.Predict/Predict"
 PREFIX = "Input validation error: "
 
-Predictions: TypeAlias = list[list[tuple[str, float]]]
+Options: TypeAlias = dict[str, Any]
+# Method, and a message for each text; a rerank is one message.
+Messages: TypeAlias = tuple[str, Sequence[Message]]
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -108,10 +106,12 @@ def encode(work: Work, info: TeiInfo) -> Exchange:
     Raises: InvalidWork, if a number does not fit into its field.
     """
     try:
-        method, messages = _messages(work, info)
+        rpc = route_of(work, RPCS)
+        ready: Any = work if work.is_free else work.clip_texts(info.max_input_length)
+        method, messages = rpc.encode(ready)
     except ValueError as error:
         raise InvalidWork("a number does not fit into 32 bits") from error
-    rows = rows_of(work)
+    rows = work.reply_rows
     return Exchange(
         method if len(messages) == 1 else f"{method}Stream",
         [message.SerializeToString() for message in messages],
@@ -120,63 +120,51 @@ def encode(work: Work, info: TeiInfo) -> Exchange:
     )
 
 
-def _messages(work: Work, info: TeiInfo) -> tuple[str, Sequence[Message]]:
-    match work:
-        case Tokenize():
-            options: dict[str, Any] = {
-                "add_special_tokens": work.add_special_tokens,
-                "prompt_name": work.prompt_name or None,
-            }
-            return "/tei.v1.Tokenize/Tokenize", [pb.EncodeRequest(inputs=t, **options) for t in work.inputs]
-        case Detokenize():
-            skip = work.skip_special_tokens
-            messages = [pb.DecodeRequest(ids=ids, skip_special_tokens=skip) for ids in work.inputs]
-            return "/tei.v1.Tokenize/Decode", messages
-        case EmbedParts():
-            raise refused_parts()
-    return _model_messages(clip_texts(work, info.max_input_length))
+def _embed_messages(work: Embed) -> Messages:
+    options = _model_options(work) | {"dimensions": work.dimensions, "normalize": work.normalize}
+    return "/tei.v1.Embed/Embed", [pb.EmbedRequest(inputs=text, **options) for text in work.inputs]
 
 
-def _model_messages(work: ModelWork) -> tuple[str, Sequence[Message]]:
-    cut = _truncation(work.truncate)
-    match work:
-        case Embed():
-            options = cut | {
-                "normalize": work.normalize,
-                "prompt_name": work.prompt_name or None,
-                "dimensions": work.dimensions,
-            }
-            return "/tei.v1.Embed/Embed", [pb.EmbedRequest(inputs=text, **options) for text in work.inputs]
-        case Encode():
-            return _encode_messages(work, cut | {"prompt_name": work.prompt_name or None})
-        case Rerank():
-            scored = cut | {"raw_scores": work.raw_scores}
-            return "/tei.v1.Rerank/Rerank", [
-                pb.RerankRequest(query=work.query, texts=work.documents, **scored)
-            ]
-        case Score():
-            return _predict_messages(work.pairs, cut | {"raw_scores": work.raw_scores})
-        case Classify():
-            return _predict_messages(work.inputs, cut | {"raw_scores": work.raw_scores})
-
-
-def _encode_messages(work: Encode, options: dict[str, Any]) -> tuple[str, Sequence[Message]]:
+def _encode_messages(work: Encode) -> Messages:
+    options = _model_options(work)
     if single_output(work) is Output.SPARSE:
         return SPARSE, [pb.EmbedSparseRequest(inputs=text, **options) for text in work.inputs]
     return "/tei.v1.Embed/EmbedAll", [pb.EmbedAllRequest(inputs=text, **options) for text in work.inputs]
 
 
-def _predict_messages(
-    inputs: Sequence[str | tuple[str, str]], options: dict[str, Any]
-) -> tuple[str, Sequence[Message]]:
-    texts = [item for item in inputs if isinstance(item, str)]
-    if len(texts) == len(inputs):
+def _rerank_messages(work: Rerank) -> Messages:
+    options = _truncation(work.truncate) | {"raw_scores": work.raw_scores}
+    return "/tei.v1.Rerank/Rerank", [pb.RerankRequest(query=work.query, texts=work.documents, **options)]
+
+
+def _tokenize_messages(work: Tokenize) -> Messages:
+    options: Options = {
+        "add_special_tokens": work.add_special_tokens,
+        "prompt_name": work.prompt_name or None,
+    }
+    return "/tei.v1.Tokenize/Tokenize", [pb.EncodeRequest(inputs=text, **options) for text in work.inputs]
+
+
+def _detokenize_messages(work: Detokenize) -> Messages:
+    skip = work.skip_special_tokens
+    messages = [pb.DecodeRequest(ids=ids, skip_special_tokens=skip) for ids in work.inputs]
+    return "/tei.v1.Tokenize/Decode", messages
+
+
+def _model_options(work: Embed | Encode) -> Options:
+    return _truncation(work.truncate) | {"prompt_name": work.prompt_name or None}
+
+
+def _predict_messages(work: Score | Classify) -> Messages:
+    options = _truncation(work.truncate) | {"raw_scores": work.raw_scores}
+    texts = [item for item in work.inputs if isinstance(item, str)]
+    if len(texts) == len(work.inputs):
         return PREDICT, [pb.PredictRequest(inputs=text, **options) for text in texts]
-    pairs = [(item,) if isinstance(item, str) else item for item in inputs]
+    pairs = [(item,) if isinstance(item, str) else item for item in work.inputs]
     return f"{PREDICT}Pair", [pb.PredictPairRequest(inputs=pair, **options) for pair in pairs]
 
 
-def _truncation(truncate: Truncate) -> dict[str, Any]:
+def _truncation(truncate: Truncate) -> Options:
     is_left = truncate is Truncate.LEFT
     direction = pb.TRUNCATION_DIRECTION_LEFT if is_left else pb.TRUNCATION_DIRECTION_RIGHT
     return {"truncate": truncate is not Truncate.ERROR, "truncation_direction": direction}
@@ -200,24 +188,10 @@ def decode(work: Work, exchange: Exchange, replies: Sequence[bytes], info: TeiIn
     Raises: ReplicaFailed if they do not belong to this work.
     """
     with translate_message_errors():
-        match work:
-            case Embed():
-                return _decode_embed(work, replies, info)
-            case Encode() if single_output(work) is Output.TOKENS:
-                return _decode_token_vectors(work, replies, info)
-        _check_fields(replies, exchange.fields_max)
-        match work:
-            case Tokenize():
-                return TokenizeReply(tuple(map(_tokens, replies)))
-            case Detokenize():
-                return DetokenizeReply(tuple(pb.DecodeResponse.FromString(reply).text for reply in replies))
-            case Encode():
-                return _decode_sparse(work, replies, info)
-            case Rerank():
-                return _decode_rerank(work, replies[0], info)
-            case EmbedParts():
-                raise refused_parts()
-        return _decode_predictions(work, replies, info)
+        is_packed = isinstance(work, Encode) and single_output(work) is Output.TOKENS
+        if not is_packed and not isinstance(work, Embed):
+            _check_fields(replies, exchange.fields_max)
+        return route_of(work, RPCS).decode(work, replies, info)
 
 
 def _check_fields(replies: Sequence[bytes], fields_max: int) -> None:
@@ -239,9 +213,15 @@ def _decode_embed(work: Embed, replies: Sequence[bytes], info: TeiInfo) -> Embed
     vectors = np.stack(rows).astype(np.float32, copy=False)
     check_vectors(vectors, len(work.inputs))
     counts = _counts(messages)
-    tokens = _sum(counts, info)
-    cut = _truncated(work, counts, info)
-    return EmbedReply(apply_dimensions(vectors, work), tokens, cut, counts or None)
+    return EmbedReply(apply_dimensions(vectors, work), *_counted(work, counts, info), counts or None)
+
+
+def _decode_encode(work: Encode, replies: Sequence[bytes], info: TeiInfo) -> EncodeReply:
+    if single_output(work) is Output.TOKENS:
+        return _decode_token_vectors(work, replies, info)
+    messages = [pb.EmbedSparseResponse.FromString(reply) for reply in replies]
+    terms = [term_weights((entry.index, entry.value) for entry in m.sparse_embeddings) for m in messages]
+    return msgspec.structs.replace(_encode_reply(work, messages, info), sparse=tuple(terms))
 
 
 def _decode_token_vectors(work: Encode, replies: Sequence[bytes], info: TeiInfo) -> EncodeReply:
@@ -261,25 +241,15 @@ def _decode_token_vectors(work: Encode, replies: Sequence[bytes], info: TeiInfo)
     return msgspec.structs.replace(_encode_reply(work, messages, info), token_vectors=tuple(matrices))
 
 
-def _decode_sparse(work: Encode, replies: Sequence[bytes], info: TeiInfo) -> EncodeReply:
-    messages = [pb.EmbedSparseResponse.FromString(reply) for reply in replies]
-    terms = tuple(_terms(message) for message in messages)
-    return msgspec.structs.replace(_encode_reply(work, messages, info), sparse=terms)
-
-
-def _terms(message: pb.EmbedSparseResponse) -> TermWeights:
-    return term_weights((entry.index, entry.value) for entry in message.sparse_embeddings)
-
-
 def _encode_reply(work: Encode, messages: Sequence[Any], info: TeiInfo) -> EncodeReply:
     """Return the reply without its outputs."""
     counts = _counts(messages)
-    tokens = _sum(counts, info)
-    return EncodeReply(tokens, truncated=_truncated(work, counts, info), input_tokens=counts or None)
+    tokens, cut = _counted(work, counts, info)
+    return EncodeReply(tokens, truncated=cut, input_tokens=counts or None)
 
 
-def _decode_rerank(work: Rerank, reply: bytes, info: TeiInfo) -> RerankReply:
-    message = pb.RerankResponse.FromString(reply)
+def _decode_rerank(work: Rerank, replies: Sequence[bytes], info: TeiInfo) -> RerankReply:
+    message = pb.RerankResponse.FromString(replies[0])
     expected = len(work.documents)
     scores = order_scores([(rank.index, rank.score) for rank in message.ranks], expected)
     tokens = message.metadata.compute_tokens
@@ -288,17 +258,25 @@ def _decode_rerank(work: Rerank, reply: bytes, info: TeiInfo) -> RerankReply:
     return RerankReply(scores, tokens, truncated(work, tokens, info))
 
 
-def _decode_predictions(work: Score | Classify, replies: Sequence[bytes], info: TeiInfo) -> Reply:
+def _decode_score(work: Score, replies: Sequence[bytes], info: TeiInfo) -> RerankReply:
     messages = [pb.PredictResponse.FromString(reply) for reply in replies]
-    predictions = [predictions_of(message) for message in messages]
-    counts, expected = _counts(messages), len(inputs_of(work))
-    tokens, cut = _sum(counts, info), _truncated(work, counts, info)
-    if isinstance(work, Score):
-        # A reranker has exactly one label, of any name.
-        rows = [[score for _, score in row] for row in predictions]
-        return RerankReply(score_matrix(rows, expected, 1)[:, 0].copy(), tokens, cut)
+    scores = pair_scores(list(map(predictions_of, messages)), len(work.pairs))
+    return RerankReply(scores, *_counted(work, _counts(messages), info))
+
+
+def _decode_classify(work: Classify, replies: Sequence[bytes], info: TeiInfo) -> ClassifyReply:
+    messages = [pb.PredictResponse.FromString(reply) for reply in replies]
     labels = labels_of(info.model_type)
-    return ClassifyReply(labels, label_scores(predictions, labels, expected), tokens, cut)
+    scores = label_scores(list(map(predictions_of, messages)), labels, len(work.inputs))
+    return ClassifyReply(labels, scores, *_counted(work, _counts(messages), info))
+
+
+def _decode_tokenize(_work: Tokenize, replies: Sequence[bytes], _info: TeiInfo) -> TokenizeReply:
+    return TokenizeReply(tuple(map(_tokens, replies)))
+
+
+def _decode_detokenize(_work: Detokenize, replies: Sequence[bytes], _info: TeiInfo) -> DetokenizeReply:
+    return DetokenizeReply(tuple([pb.DecodeResponse.FromString(reply).text for reply in replies]))
 
 
 def predictions_of(message: pb.PredictResponse) -> list[tuple[str, float]]:
@@ -325,19 +303,29 @@ def _counts(messages: Sequence[Any]) -> tuple[int, ...]:
     return counts if all(counts) else ()
 
 
-def _sum(counts: Sequence[int], info: TeiInfo) -> int:
-    """Return the tokens of all messages, 0 if they are not known. Raises: ReplicaFailed."""
+def _counted(work: ModelWork, counts: Sequence[int], info: TeiInfo) -> tuple[int, tuple[int, ...] | None]:
+    """Return the tokens of all messages, 0 if they are not known, and the truncated inputs.
+
+    The second is () if certainly no input was cut, otherwise None; an input of full length may have been.
+    Raises: ReplicaFailed.
+    """
     for count in counts:
         check_tokens(count, 1, info.max_input_length)
-    return sum(counts)
-
-
-def _truncated(work: ModelWork, counts: Sequence[int], info: TeiInfo) -> tuple[int, ...] | None:
-    """Return () if certainly no input was cut, otherwise None; an input of full length may have been."""
-    is_sent_whole = clip_texts(work, info.max_input_length) == work
+    is_sent_whole = work.clip_texts(info.max_input_length) == work
     if counts and is_sent_whole and max(counts) < info.max_input_length:
-        return ()
-    return truncated(work, sum(counts), info)
+        return sum(counts), ()
+    return sum(counts), truncated(work, sum(counts), info)
+
+
+RPCS: Routes = {
+    Embed: Route(_embed_messages, _decode_embed),
+    Encode: Route(_encode_messages, _decode_encode),
+    Rerank: Route(_rerank_messages, _decode_rerank),
+    Score: Route(_predict_messages, _decode_score),
+    Classify: Route(_predict_messages, _decode_classify),
+    Tokenize: Route(_tokenize_messages, _decode_tokenize),
+    Detokenize: Route(_detokenize_messages, _decode_detokenize),
+}
 
 
 # --- descriptions
@@ -397,7 +385,7 @@ def tei_info(described: pb.InfoResponse, model_type: dict[str, Any]) -> TeiInfo:
 
 def capabilities_of(info: TeiInfo) -> Capabilities:
     """Convert a description to capabilities."""
-    return msgspec.structs.replace(capabilities(info), batch_bytes=BATCH_BYTES)
+    return msgspec.structs.replace(capabilities(info), request_bytes=REQUEST_BYTES)
 
 
 # --- errors

@@ -17,16 +17,15 @@ from backends.checkpoints.locations import locate_tokenizer
 from backends.contract import (
     Detokenize,
     DetokenizeReply,
-    Embed,
     EmbedParts,
-    Encode,
+    ModelInput,
+    ModelWork,
     Tokenize,
     TokenizeReply,
     TokenizerSource,
     Work,
 )
 from backends.contract.errors import AttemptTimedOut, InvalidWork
-from backends.contract.texts import ModelInput, ModelWork, model_inputs_of
 from backends.recipe.checkpoint import read_input_rules
 from backends.recipe.recipe import InputRules
 from backends.tokens.tokenizer import TextTokenizer, TokenCount, open_tokenizer
@@ -73,7 +72,7 @@ class TokenCounter:
 
     async def _count(self, work: ModelWork) -> TokenCount:
         tokens, truncated = 0, list[int]()
-        for start, items in _chunks(model_inputs_of(work)):
+        for start, items in _chunks(work.model_inputs):
             measure = partial(self._tokenizer.measure, items, work.truncate, start)
             count = await _in_thread(COUNTING, measure)
             tokens += count.tokens
@@ -150,7 +149,7 @@ def apply_prompt(work: Work, rules: InputRules | None) -> Work:
 
     Raises: InvalidWork, if there is no prompt of the requested name.
     """
-    if not isinstance(work, Embed | Encode | EmbedParts | Tokenize):
+    if not work.has_prompt:
         return work
     prompts = rules.prompts if rules else {}
     name = work.prompt_name
@@ -161,18 +160,7 @@ def apply_prompt(work: Work, rules: InputRules | None) -> Work:
     if name not in prompts:
         names = ", ".join(sorted(prompts)) or "none"
         raise InvalidWork(f"there is no prompt {name!r}; known here: {names}")
-    if isinstance(work, EmbedParts):
-        return _with_prompt_of_texts(work, prompts[name])
-    inputs = tuple(prompts[name] + text for text in work.inputs)
-    return msgspec.structs.replace(work, inputs=inputs, prompt_name=None)
-
-
-def _with_prompt_of_texts(work: EmbedParts, prompt: str) -> EmbedParts:
-    """Return the work with a prompt before each input that is one text; others have none."""
-    if work.chat is not None:
+    if isinstance(work, EmbedParts) and work.chat is not None:
         return work
-    inputs = tuple(
-        (prompt + parts[0],) if len(parts) == 1 and isinstance(parts[0], str) else parts
-        for parts in work.inputs
-    )
-    return msgspec.structs.replace(work, inputs=inputs, prompt_name=None)
+    prompted = work.with_prompts([prompts[name]] * len(work.inputs))
+    return msgspec.structs.replace(prompted, prompt_name=None)

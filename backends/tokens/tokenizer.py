@@ -17,25 +17,35 @@ from weakref import WeakValueDictionary
 import msgspec
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-from backends.checkpoints.json_files import read_json_object
-from backends.checkpoints.network_settings import processor_arguments, read_network_settings
+from backends.checkpoints.small_files import processor_arguments, read_json_object, read_network_settings
 from backends.checkpoints.static_models import StaticModel, find_static
-from backends.contract import Token, TokenizerSettings, Truncate
+from backends.contract import ModelInput, Token, TokenizerSettings, Truncate
 from backends.contract.errors import InvalidWork, ModelUnavailable, input_too_long
 from backends.contract.texts import (
     CHARACTERS_PER_TOKEN,
     DETOKENIZE_IDS_MAX,
     TOKEN_ID_LIMIT,
     TOKENIZE_BYTES_MAX,
-    ModelInput,
     clip_text,
 )
-from backends.tokens.clip_json import CLIP_CLASS, CLIP_MERGES, CLIP_VOCABULARY, clip_json
-from backends.tokens.token_types import find_type_ids, written_with
-from backends.tokens.tokenizer_config import rules_of
-from backends.tokens.tokenizer_json import EditedTokenizer, apply_rules
-from backends.tokens.tokenizer_rules import TokenizerFiles, TokenizerRules, TypeIds
-from backends.tokens.wordpiece_json import VOCABULARY_FILE, wordpiece_json
+from backends.tokens.tokenizer_config import (
+    TokenizerFiles,
+    TokenizerRules,
+    TypeIds,
+    find_type_ids,
+    rules_of,
+    written_with,
+)
+from backends.tokens.tokenizer_json import (
+    CLIP_CLASS,
+    CLIP_MERGES,
+    CLIP_VOCABULARY,
+    VOCABULARY_FILE,
+    EditedTokenizer,
+    apply_rules,
+    clip_json,
+    wordpiece_json,
+)
 
 AS_FILES_SAY = TokenizerSettings()
 TOKENIZER_FILE = "tokenizer.json"
@@ -211,9 +221,8 @@ class TextTokenizer:
         self.max_tokens = max_tokens
         self.traits = traits
         self._tokenizer = tokenizer
-        self._truncating = {
-            side: _truncating_copy(tokenizer, max_tokens, side) for side in (Truncate.LEFT, Truncate.RIGHT)
-        }
+        # A copy takes as long as reading the file: it is made for the first text that is too long.
+        self._truncating: dict[Truncate, Tokenizer] = {}
 
     @property
     def vocabulary_size(self) -> int:
@@ -320,6 +329,15 @@ class TextTokenizer:
             _register_marker(tokenizer, marker)
         return TextTokenizer(tokenizer, max_tokens, self.traits)
 
+    def _truncating_at(self, side: Truncate) -> Tokenizer:
+        """Return the tokenizer that cuts texts. Two threads may each make one, which are equal."""
+        found = self._truncating.get(side)
+        if found is None:
+            found = _copy(self._tokenizer)
+            found.enable_truncation(self.max_tokens, strategy="longest_first", direction=side.value)
+            self._truncating[side] = found
+        return found
+
     def _encode(
         self, items: Sequence[ModelInput], truncate: Truncate, most: int | None, *, special: bool
     ) -> TokenSequences:
@@ -332,7 +350,7 @@ class TextTokenizer:
             long_items = [clipped[i] for i in too_long]
             shorten = partial(_shortened, self._tokenizer, side=truncate, special=special)
             truncated = (
-                self._truncating[truncate].encode_batch_fast(long_items)
+                self._truncating_at(truncate).encode_batch_fast(long_items)
                 if most is None and special
                 else [shorten(item, most=most or self.max_tokens) for item in long_items]
             )
@@ -602,12 +620,6 @@ def _register_marker(tokenizer: Tokenizer, marker: str) -> None:
 def _copy(tokenizer: Tokenizer) -> Tokenizer:
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.encode_special_tokens = tokenizer.encode_special_tokens
-    return copy
-
-
-def _truncating_copy(tokenizer: Tokenizer, max_tokens: int, side: Truncate) -> Tokenizer:
-    copy = _copy(tokenizer)
-    copy.enable_truncation(max_tokens, strategy="longest_first", direction=side.value)
     return copy
 
 

@@ -1,6 +1,7 @@
-"""Edits of a tokenizer.json, so that it tokenizes as the rest of the checkpoint's files say.
+"""A tokenizer.json that tokenizes as the rest of the checkpoint's files say: edited, or made of older files.
 
-Pure: bytes and rules in, bytes and notes out. The vocabulary stays undecoded where no rule needs it.
+Pure: bytes and rules in, bytes and notes out. The vocabulary stays undecoded where no rule needs it. Sources:
+BertTokenizer and CLIPTokenizer of transformers, whose parts and defaults this follows.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from backends.contract.errors import ModelUnavailable
-from backends.tokens.tokenizer_rules import EndRule, TokenizerRules
+from backends.tokens.tokenizer_config import EndRule, TokenizerFiles, TokenizerRules
 
 Json = dict[str, Any]
 
@@ -266,3 +267,135 @@ def _template_token(token: str, id_: int | None) -> Json:
     if id_ is None:
         raise ModelUnavailable(f"the token {token} of tokenizer_config.json is not in the vocabulary")
     return {"id": token, "ids": [id_], "tokens": [token]}
+
+
+VOCABULARY_FILE = "vocab.txt"
+# Classes whose tokenizer has the parts of BERT's.
+BERT_CLASSES = frozenset(
+    ("BertTokenizer", "ConvBertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
+)
+BERT_TOKENS = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+
+
+def wordpiece_json(vocabulary: bytes, files: TokenizerFiles) -> bytes:
+    """Return the tokenizer.json of a checkpoint of BERT's kind that has only a vocab.txt.
+
+    vocabulary: content of that file. Raises: ModelUnavailable, if the tokenizer is of another kind.
+    """
+    if files.class_name not in BERT_CLASSES or files.config.get("do_basic_tokenize") is False:
+        raise ModelUnavailable(f"no readable tokenizer.json, and {VOCABULARY_FILE} is not plainly BERT's")
+    # Other characters than a line feed end no line: they can be tokens.
+    lines = vocabulary.decode("utf-8", "replace").replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return msgspec.json.encode(_document(files, {token: id_ for id_, token in enumerate(lines)}))
+
+
+def _document(files: TokenizerFiles, vocabulary: dict[str, int]) -> dict[str, Any]:
+    tokens = {key: files.token(key, default) or default for key, default in BERT_TOKENS.items()}
+    start, end = tokens["cls_token"], tokens["sep_token"]
+    missing = [token for token in (start, end, tokens["unk_token"]) if token not in vocabulary]
+    if missing:
+        raise ModelUnavailable(f"{VOCABULARY_FILE} has no token {', '.join(missing)}")
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = sorted((vocabulary[token], token) for token in set(tokens.values()) if token in vocabulary)
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": id_, "content": token, **special} for id_, token in added],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": True,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [_special(start, 0), _sequence("A", 0), _special(end, 0)],
+            "pair": [
+                *(_special(start, 0), _sequence("A", 0), _special(end, 0)),
+                *(_sequence("B", 1), _special(end, 1)),
+            ],
+            "special_tokens": {
+                token: {"id": token, "ids": [vocabulary[token]], "tokens": [token]} for token in (start, end)
+            },
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": tokens["unk_token"],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocabulary,
+        },
+    }
+
+
+def _special(token: str, type_id: int) -> dict[str, Any]:
+    return {"SpecialToken": {"id": token, "type_id": type_id}}
+
+
+def _sequence(name: str, type_id: int) -> dict[str, Any]:
+    return {"Sequence": {"id": name, "type_id": type_id}}
+
+
+CLIP_VOCABULARY, CLIP_MERGES = "vocab.json", "merges.txt"
+CLIP_CLASS = "CLIPTokenizer"
+START, END = "<|startoftext|>", "<|endoftext|>"
+WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+
+
+def clip_json(vocabulary: bytes, merges: bytes, files: TokenizerFiles) -> bytes:
+    """Return the tokenizer.json of a CLIP that has only a vocabulary and its merges.
+
+    vocabulary, merges: content of those files. Raises: ModelUnavailable, if they are not CLIP's.
+    """
+    try:
+        ids = msgspec.json.decode(vocabulary, type=dict[str, int])
+    except msgspec.DecodeError as error:
+        raise ModelUnavailable(f"{CLIP_VOCABULARY} is not a vocabulary: {error}") from error
+    start, end = files.token("bos_token", START) or START, files.token("eos_token", END) or END
+    missing = [token for token in (start, end) if token not in ids]
+    if missing:
+        raise ModelUnavailable(f"{CLIP_VOCABULARY} has no token {', '.join(missing)}")
+    lines = merges.decode("utf-8", "replace").split("\n")
+    pairs = [line.split() for line in lines if line.strip() and not line.startswith("#version")]
+    return msgspec.json.encode(_clip_document(ids, pairs, start, end))
+
+
+def _clip_document(ids: dict[str, int], pairs: list[list[str]], start: str, end: str) -> dict[str, Any]:
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    lowered = [
+        {"type": "NFC"},
+        {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+        {"type": "Lowercase"},
+    ]
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Removed", "invert": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": ids[token], "content": token, **special} for token in (start, end)],
+        "normalizer": {"type": "Sequence", "normalizers": lowered},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytes_]},
+        "post_processor": {
+            "type": "RobertaProcessing",
+            "sep": [end, ids[end]],
+            "cls": [start, ids[start]],
+            "trim_offsets": False,
+            "add_prefix_space": False,
+        },
+        "decoder": bytes_,
+        "model": {
+            "type": "BPE",
+            "unk_token": end,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "</w>",
+            "vocab": ids,
+            "merges": pairs,
+        },
+    }

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import Classify, Embed, EmbedParts, Encode, Rerank, Score, Work, inputs_of
+from backends.contract import Operation, Work
 from backends.tracing import EnginePhases
 
+# Operations that TEI counts as predictions.
+PREDICTS = frozenset({Operation.RERANK, Operation.CLASSIFY})
 # As in TEI: 35 bounds from 15 µs on, each 1.5 times its predecessor.
 DURATION_BOUNDS_S = tuple(1.5e-5 * 1.5**step for step in range(35))
 LENGTH_BOUNDS = tuple(float(2**step) for step in range(17))
@@ -121,7 +123,7 @@ class Recorder:
         """Count work that has arrived."""
         self._counters["te_request_count"][_method(work)] += 1
         if (kind := _kind(work)) is not None:
-            self._counters[f"te_{kind}_count"][""] += len(inputs_of(work))
+            self._counters[f"te_{kind}_count"][""] += len(work.inputs)
 
     def finished(self, work: Work, stopwatch: Stopwatch) -> None:
         """Count work that has succeeded."""
@@ -129,7 +131,7 @@ class Recorder:
         kind, phases = _kind(work), stopwatch.phases
         if kind is None or phases is None:
             return
-        inputs = len(inputs_of(work))
+        inputs = len(work.inputs)
         self._counters[f"te_{kind}_success"][""] += inputs
         for length in stopwatch.lengths:
             self._add("te_request_input_length", length)
@@ -160,13 +162,11 @@ class Recorder:
 
 
 def _method(work: Work) -> str:
-    return "single" if len(inputs_of(work)) == 1 else "batch"
+    return "single" if len(work.inputs) == 1 else "batch"
 
 
 def _kind(work: Work) -> str | None:
-    if isinstance(work, Embed | EmbedParts | Encode):
-        return "embed"
-    return "predict" if isinstance(work, Rerank | Score | Classify) else None
+    return None if work.is_free else "predict" if work.kind in PREDICTS else "embed"
 
 
 decoder = msgspec.msgpack.Decoder(EngineStats)

@@ -94,7 +94,7 @@ class Inspection(msgspec.Struct, frozen=True):
 
     checkpoint: folder of its files. refusal: why it does not load; fields that could not be read are None.
     packed: True if batches are computed without padding, None if only a load can show it.
-    template: a reranker's prompt with its slots. notes: guesses, and settings that may be missing.
+    template: a reranker's prompt with its placeholders. notes: guesses, and settings that may be missing.
     """
 
     model: str

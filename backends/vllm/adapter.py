@@ -1,12 +1,13 @@
 """Adapter of vLLM's pooling server: pure encode and decode functions, then the I/O.
 
-The wire is in `vllm_wire.py`, and the detection of a server's features in `vllm_probe.py`.
+The wire is in `wire.py`, and the detection of a server's features in `probe.py`.
 Rule: request raw vectors if the server offers them, and truncate and normalize them here. The switch for
 normalization has had three names, and most models refuse `dimensions`.
 """
 
-import asyncio
 from contextlib import suppress
+from functools import partial
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,6 +24,8 @@ from backends.contract import (
     EmbedReply,
     Encode,
     EncodeReply,
+    ModelWork,
+    Operation,
     Output,
     QueueDepth,
     ReplicaSpec,
@@ -37,7 +40,6 @@ from backends.contract import (
     Truncate,
     Vectors,
     Work,
-    inputs_of,
 )
 from backends.contract.errors import (
     AttemptTimedOut,
@@ -48,38 +50,30 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from backends.contract.texts import (
-    ModelWork,
-    chat_of,
-    check_no_instruction,
-    check_no_late_chunking,
-    clip_texts,
-)
+from backends.contract.refusals import check_no_instruction, check_no_late_chunking
+from backends.contract.vectors import shape_vectors, sigmoid
+from backends.http.adapters import HttpBackend, Route, Routes, check_outputs, run_outputs, single_output
 from backends.http.answers import decode_json
 from backends.http.client import SHORT_IDLE_S, UpstreamClient, UpstreamResponse, countdown, open_client
 from backends.http.media import check_media
 from backends.http.offers import OfferHistory
 from backends.http.openai_wire import (
-    as_numbers,
+    Base64Switch,
     choose_model,
     decode_embeddings,
     decode_models,
-    may_refuse_base64,
 )
-from backends.http.outputs import check_outputs, merge_replies, single_output, split_outputs
 from backends.http.replies import (
     check_dimensions,
     check_reported_cuts,
     check_tokens,
     fit_vectors,
-    read_gauge,
-    rows_of,
+    read_queue_depth,
+    run_some,
     term_weights,
     truncated_inputs,
 )
 from backends.tokens.counting import TokenCounter, apply_prompt, open_token_counter
-from backends.vectors import shape_vectors, sigmoid
-from backends.vllm.inputs import explain_refusal, input_fields, parts_body
 from backends.vllm.probe import VllmProfile, capabilities, labels_of, media_operations, probe_features
 from backends.vllm.wire import (
     BASE64,
@@ -96,7 +90,10 @@ from backends.vllm.wire import (
     decode_scores,
     decode_token_vectors,
     decode_tokenize,
+    explain_refusal,
     failure,
+    input_fields,
+    parts_body,
     restore_status,
     tokenize_body,
     tokens_of,
@@ -106,6 +103,7 @@ from backends.vllm.wire import (
 CLASSIFIES_BARE_TEXTS = (0, 12)
 # Requests with one input each that a piece of work sends at once.
 PARTS_IN_FLIGHT = 8
+Labels: TypeAlias = tuple[str, ...]
 
 
 def encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
@@ -118,9 +116,9 @@ def encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
     can_truncate = work.truncate is Truncate.RIGHT
     if work.max_tokens is not None and work.truncate is Truncate.LEFT:
         raise UnsupportedWork("this upstream cuts the right end of an input only")
-    if can_truncate and chat_of(work) is None:
-        work = clip_texts(work, profile.max_tokens)
-    path, body = _encode(work, profile)
+    if can_truncate and work.conversation is None:
+        work = work.clip_texts(profile.max_tokens)
+    path, body = ROUTES[type(work)].encode(work, profile)
     cut: Body = {"truncate_prompt_tokens": _length_of(work, profile)} if can_truncate else {}
     return path, {"model": profile.model} | body | cut
 
@@ -130,22 +128,7 @@ def _length_of(work: ModelWork, profile: VllmProfile) -> int:
     return min(work.max_tokens or profile.max_tokens, profile.max_tokens)
 
 
-def _encode(work: ModelWork, profile: VllmProfile) -> tuple[str, Body]:
-    match work:
-        case Embed():
-            return EMBEDDINGS, _embed_body(work, profile)
-        case Encode():
-            return _encode_outputs(work, profile)
-        case Rerank():
-            return SCORE, _pairs_body((work.query,), work.documents, work, profile)
-        case Score():
-            queries, documents = zip(*work.pairs, strict=True)
-            return SCORE, _pairs_body(queries, documents, work, profile)
-        case Classify():
-            return CLASSIFY, _classify_body(work, profile)
-
-
-def _embed_body(work: Embed, profile: VllmProfile) -> Body:
+def _encode_embed(work: Embed, profile: VllmProfile) -> tuple[str, Body]:
     check_no_late_chunking(work)
     check_dimensions(work, profile.width)
     if profile.width is None:
@@ -153,7 +136,7 @@ def _embed_body(work: Embed, profile: VllmProfile) -> Body:
     if not work.normalize and profile.raw_vectors is None:
         raise UnsupportedWork("this upstream always normalizes its vectors")
     switch: Body = {profile.raw_vectors: False} if profile.raw_vectors else {}
-    return input_fields(work) | BASE64 | switch
+    return EMBEDDINGS, input_fields(work) | BASE64 | switch
 
 
 def _encode_outputs(work: Encode, profile: VllmProfile) -> tuple[str, Body]:
@@ -164,10 +147,19 @@ def _encode_outputs(work: Encode, profile: VllmProfile) -> tuple[str, Body]:
     return POOLING, input_fields(work) | {"task": "token_embed"} | raw
 
 
-def _pairs_body(
+def _encode_rerank(work: Rerank, profile: VllmProfile) -> tuple[str, Body]:
+    return _encode_pairs((work.query,), work.documents, work, profile)
+
+
+def _encode_score(work: Score, profile: VllmProfile) -> tuple[str, Body]:
+    queries, documents = zip(*work.pairs, strict=True)
+    return _encode_pairs(queries, documents, work, profile)
+
+
+def _encode_pairs(
     queries: tuple[str, ...], documents: tuple[str, ...], work: Rerank | Score, profile: VllmProfile
-) -> Body:
-    """Return the body of /v1/score with the two field names that every release knows."""
+) -> tuple[str, Body]:
+    """Return a request to /v1/score with the two field names that every release knows."""
     if profile.scores is None:
         raise UnsupportedWork("this upstream gives no scores")
     if work.raw_scores and profile.scores == "sigmoid":
@@ -178,19 +170,19 @@ def _pairs_body(
     # vLLM scores an empty second text as a single text, without the second separator.
     second_texts = tuple(text or " " for text in documents)
     first_texts = queries[0] if len(queries) == 1 else queries
-    return {"text_1": first_texts, "text_2": second_texts, "use_activation": False} | instruction
+    return SCORE, {"text_1": first_texts, "text_2": second_texts, "use_activation": False} | instruction
 
 
-def _classify_body(work: Classify, profile: VllmProfile) -> Body:
+def _encode_classify(work: Classify, profile: VllmProfile) -> tuple[str, Body]:
     if not profile.classes:
         raise UnsupportedWork("this upstream's model is no classifier")
-    if not all(isinstance(item, str) for item in work.inputs):
+    if work.single_texts is None:
         raise UnsupportedWork("this upstream's wire classifies single texts, not pairs")
     if work.raw_scores and not profile.raw_classes:
         raise UnsupportedWork("this upstream gives no raw scores")
     if not (work.special_tokens or work.chat) and profile.release < CLASSIFIES_BARE_TEXTS:
         raise UnsupportedWork("this vLLM release ignores `add_special_tokens` at /classify: leave it out")
-    return input_fields(work) | {"use_activation": not work.raw_scores}
+    return CLASSIFY, input_fields(work) | {"use_activation": not work.raw_scores}
 
 
 def decode(
@@ -200,25 +192,32 @@ def decode(
 
     Raises: ReplicaFailed if the response does not belong to this work.
     """
-    expected = len(inputs_of(work))
-    match work:
-        case Embed():
-            vectors, tokens = decode_embeddings(response.body, expected)
-            return EmbedReply(fit_vectors(vectors, work), *_check_usage(tokens, work, profile))
-        case Encode():
-            return _decode_encode(work, response, profile)
-        case Rerank() | Score():
-            scores, tokens = decode_scores(response, expected)
-            logits = None
-            if not work.raw_scores and profile.scores != "sigmoid":
-                scores, logits = sigmoid(scores), scores
-            return RerankReply(scores, *_check_usage(tokens, work, profile), logits)
-        case Classify():
-            scores, tokens = decode_classes(response, expected, profile.classes)
-            return ClassifyReply(labels, scores, *_check_usage(tokens, work, profile))
+    return ROUTES[type(work)].decode(work, response, profile, labels)
 
 
-def _decode_encode(work: Encode, response: UpstreamResponse, profile: VllmProfile) -> EncodeReply:
+def _decode_embed(work: Embed, response: UpstreamResponse, profile: VllmProfile, _: Labels) -> EmbedReply:
+    vectors, tokens = decode_embeddings(response.body, len(work.inputs))
+    return EmbedReply(fit_vectors(vectors, work), *_check_usage(tokens, work, profile))
+
+
+def _decode_pairs(
+    work: Rerank | Score, response: UpstreamResponse, profile: VllmProfile, _: Labels
+) -> RerankReply:
+    scores, tokens = decode_scores(response, len(work.inputs))
+    logits = None
+    if not work.raw_scores and profile.scores != "sigmoid":
+        scores, logits = sigmoid(scores), scores
+    return RerankReply(scores, *_check_usage(tokens, work, profile), logits)
+
+
+def _decode_classify(
+    work: Classify, response: UpstreamResponse, profile: VllmProfile, labels: Labels
+) -> ClassifyReply:
+    scores, tokens = decode_classes(response, len(work.inputs), profile.classes)
+    return ClassifyReply(labels, scores, *_check_usage(tokens, work, profile))
+
+
+def _decode_outputs(work: Encode, response: UpstreamResponse, profile: VllmProfile, _: Labels) -> EncodeReply:
     expected, output = len(work.inputs), single_output(work)
     if output is Output.SPARSE:
         weights, reported = decode_embeddings(response.body, expected)
@@ -248,30 +247,38 @@ def _check_usage(
         raise ReplicaFailed("the upstream reported no usage")
     # A server with chunked processing reads a whole input of any length, unless it was asked to cut it.
     most = None if work.truncate is Truncate.ERROR else _length_of(work, profile)
-    check_tokens(tokens, len(inputs_of(work)), most)
+    check_tokens(tokens, len(work.inputs), most)
     can_truncate = work.truncate is Truncate.RIGHT
     return tokens, truncated_inputs(work, tokens, _length_of(work, profile)) if can_truncate else ()
+
+
+ROUTES: Routes = {
+    Embed: Route(_encode_embed, _decode_embed),
+    Encode: Route(_encode_outputs, _decode_outputs),
+    Rerank: Route(_encode_rerank, _decode_pairs),
+    Score: Route(_encode_score, _decode_pairs),
+    Classify: Route(_encode_classify, _decode_classify),
+}
 
 
 def error_for(work: ModelWork, error: BackendError) -> BackendError:
     """Convert "too long" to UnsupportedWork if the left end should be cut, which other servers can do."""
     if work.truncate is Truncate.LEFT and isinstance(error, InvalidWork):
         return UnsupportedWork(f"{error.message}, and this upstream cuts the right end only")
-    return explain_refusal(error, chat_of(work))
+    return explain_refusal(error, work.conversation)
 
 
-class VllmBackend:
+class VllmBackend(HttpBackend):
     """Client of one vLLM server."""
 
     def __init__(
         self, http: UpstreamClient, model: str | None = None, tokenizer: TokenizerSource | None = None
     ) -> None:
-        self._http = http
+        super().__init__(http)
         self._configured_model = model
         self._tokenizer = tokenizer
         self._profile: VllmProfile | None = None
-        # False once the server has refused base64 and given numbers.
-        self._base64 = True
+        self._base64 = Base64Switch()
         self._offers = OfferHistory()
         self._counter: TokenCounter | None = None
 
@@ -339,30 +346,23 @@ class VllmBackend:
             raise ReplicaUnavailable("the replica has not joined")
         remaining_s = countdown(timeout_s)
         prompted = apply_prompt(work, self._counter.rules if self._counter else None)
-        match prompted:
-            case Tokenize() | Detokenize():
-                return await self._run_tokenizer(prompted, self._profile, remaining_s())
-            case EmbedParts():
-                return await self._embed_parts(prompted, self._profile, remaining_s())
-            case Encode():
-                check_outputs(prompted, self._profile.outputs)
-                parts = split_outputs(prompted)
-                return merge_replies(
-                    [await self._request(part, self._profile, remaining_s()) for part in parts]
-                )
-        return await self._request(prompted, self._profile, remaining_s())
+        if isinstance(prompted, Tokenize | Detokenize):
+            return await self._run_tokenizer(prompted, self._profile, remaining_s())
+        if isinstance(prompted, EmbedParts):
+            return await self._embed_parts(prompted, self._profile, remaining_s())
+        if isinstance(prompted, Encode):
+            check_outputs(prompted, self._profile.outputs)
+        return await run_outputs(prompted, partial(self._request, self._profile), remaining_s())
 
-    async def _request(self, work: ModelWork, profile: VllmProfile, timeout_s: float) -> Reply:
+    async def _request(self, profile: VllmProfile, work: ModelWork, timeout_s: float) -> Reply:
         path, body = encode(work, profile)
-        remaining_s, rows = countdown(timeout_s), rows_of(work)
-        is_base64 = isinstance(work, Embed) and self._base64
-        if isinstance(work, Embed) and not is_base64:
-            body = as_numbers(body)
-        response = await self._post(path, body, remaining_s(), rows)
-        if is_base64 and may_refuse_base64(response):
-            second = await self._post(path, as_numbers(body), remaining_s(), rows)
-            if second.status == 200:
-                response, self._base64 = second, False
+        remaining_s, rows = countdown(timeout_s), work.reply_rows
+
+        async def post(fields: Body) -> UpstreamResponse:
+            return await self._post(path, fields, remaining_s(), rows)
+
+        is_dense = work.operation is Operation.EMBED
+        response = await (self._base64.send(body, post) if is_dense else post(body))
         if response.status != 200:
             raise error_for(work, failure(response))
         check_reported_cuts(work, response)
@@ -380,11 +380,9 @@ class VllmBackend:
             raise UnsupportedWork("`dimensions` does not apply to multivector output; leave it out")
         path = EMBEDDINGS if is_dense else POOLING
         bodies = [parts_body(work, parts, profile.raw_vectors) for parts in work.inputs]
-        free = asyncio.Semaphore(PARTS_IN_FLIGHT)
 
         async def embed(body: Body) -> tuple[Vectors, int]:
-            async with free:
-                response = await self._post(path, body | {"model": profile.model}, timeout_s, 1)
+            response = await self._post(path, body | {"model": profile.model}, timeout_s, 1)
             if response.status != 200:
                 raise explain_refusal(failure(response), work.chat or Chat())
             if is_dense:
@@ -393,12 +391,7 @@ class VllmBackend:
             (rows,), tokens = decode_token_vectors(response, 1, None)
             return rows, tokens or len(rows)
 
-        tasks = [asyncio.create_task(embed(body)) for body in bodies]
-        try:
-            found = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        found = await run_some(embed, bodies, PARTS_IN_FLIGHT)
         counted = sum(tokens for _, tokens in found)
         if not is_dense:
             return EncodeReply(counted, multivector=tuple(rows for rows, _ in found), truncated=None)
@@ -413,54 +406,31 @@ class VllmBackend:
             return await self._counter.run(work, timeout_s)
         if profile.specials is None:
             raise UnsupportedWork("this upstream shows no tokens")
-        if isinstance(work, Tokenize):
-            return await self._tokenize(work, profile, profile.specials, timeout_s)
-        return await self._detokenize(work, profile, timeout_s)
-
-    async def _detokenize(self, work: Detokenize, profile: VllmProfile, timeout_s: float) -> DetokenizeReply:
+        # The routes accept one input per request. Sequential requests do not delay other work.
         remaining_s = countdown(timeout_s)
+        if isinstance(work, Tokenize):
+            specials = profile.specials if work.add_special_tokens else (0, 0)
+            bodies = [tokenize_body(text, special=work.add_special_tokens) for text in work.inputs]
+            replies = [await self._ask(TOKENIZE, body, profile, remaining_s()) for body in bodies]
+            return TokenizeReply(tuple([tokens_of(decode_tokenize(reply), specials) for reply in replies]))
         # The wire has no switch for special tokens. Their ids are known from the probe and are removed here.
         skipped = profile.special_ids if work.skip_special_tokens else frozenset[int]()
-        texts = []
-        for ids in work.inputs:
-            body = {"model": profile.model, "tokens": [id_ for id_ in ids if id_ not in skipped]}
-            response = await self._post(DETOKENIZE, body, remaining_s())
-            if response.status != 200:
-                raise failure(response)
-            texts.append(decode_detokenize(response))
-        return DetokenizeReply(tuple(texts))
+        bodies = [{"tokens": [id_ for id_ in ids if id_ not in skipped]} for ids in work.inputs]
+        replies = [await self._ask(DETOKENIZE, body, profile, remaining_s()) for body in bodies]
+        return DetokenizeReply(tuple(map(decode_detokenize, replies)))
 
-    async def _tokenize(
-        self, work: Tokenize, profile: VllmProfile, specials: tuple[int, int], timeout_s: float
-    ) -> TokenizeReply:
-        remaining_s = countdown(timeout_s)
-        added_specials = specials if work.add_special_tokens else (0, 0)
-        inputs = []
-        # The route accepts one text per request. Sequential requests do not delay other work.
-        for text in work.inputs:
-            body = tokenize_body(text, special=work.add_special_tokens) | {"model": profile.model}
-            response = await self._post(TOKENIZE, body, remaining_s())
-            if response.status != 200:
-                raise failure(response)
-            inputs.append(tokens_of(decode_tokenize(response), added_specials))
-        return TokenizeReply(tuple(inputs))
+    async def _ask(self, path: str, body: Body, profile: VllmProfile, timeout_s: float) -> UpstreamResponse:
+        response = await self._post(path, body | {"model": profile.model}, timeout_s)
+        if response.status != 200:
+            raise failure(response)
+        return response
 
     async def queue_depth(self, timeout_s: float) -> QueueDepth | None:
         """Read the waiting requests from GET /metrics; the engine handles each input as one request.
 
         Raises: BackendError.
         """
-        response = await self._http.get("/metrics", timeout_s)
-        waiting = read_gauge(response.body, "vllm:num_requests_waiting") if response.status == 200 else None
-        return None if waiting is None else QueueDepth(round(waiting))
-
-    def drop_connections(self) -> None:
-        """Close the idle connections to the server."""
-        self._http.drop_connections()
-
-    async def aclose(self) -> None:
-        """Close the connections to the server."""
-        await self._http.aclose()
+        return await read_queue_depth(self._http, "vllm:num_requests_waiting", timeout_s)
 
 
 def open_replica(spec: ReplicaSpec) -> VllmBackend:

@@ -13,11 +13,11 @@ import numpy as np
 
 from backends.contract import Audio, Capabilities, Image, Operation, Output, Vectors
 from backends.contract.errors import ConnectionLost, ReplicaFailed
+from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamResponse
 from backends.http.media import content_of, probe_image, probe_recording
 from backends.http.openai_wire import UnequalWidths, decode_embeddings
 from backends.recipe.recipe import InputRules
-from backends.vectors import sigmoid
 from backends.vllm.wire import (
     BASE64,
     CLASSIFY,

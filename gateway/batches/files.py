@@ -10,22 +10,22 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
-from gateway.batches.objects import Objects, ObjectsUnavailable, Upload
+from gateway.batches.objects import Objects, ObjectsUnavailable, Upload, create_record, read_record
 from gateway.batches.records import FILE_DATA, FILE_RECORD, JOB_FINAL, FileRecord, FinalRecord, Owner, new_id
 from gateway.batches.store import (
+    BoundExceeded,
     ByteBounds,
     JobStore,
+    Kind,
     Page,
     Row,
     RowBounds,
-    StorageFull,
-    TooManyRows,
     file_of,
     file_row,
     find,
 )
 from gateway.config.schema import BatchesSettings
-from gateway.errors import BodyTooLarge, FileStorageFull, InvalidInput, NotFound
+from gateway.errors import BodyTooLarge, FileStorageFull, GatewayError, InvalidInput, NotFound, Overloaded
 
 # Bytes of an upload of unknown length are reserved in steps.
 STEP_BYTES = 16 * 1024 * 1024
@@ -79,7 +79,7 @@ class FileUpload:
             expires_s=expires_s,
             is_ready=True,
         )
-        await self._files.objects.create(FILE_RECORD.format(ready.id), msgspec.json.encode(ready))
+        await create_record(self._files.objects, FILE_RECORD.format(ready.id), ready)
         # Its tenant may have uploaded other files meanwhile.
         await self._files.reserve(ready)
         return ready
@@ -143,15 +143,38 @@ class Files:
 
         Raises: FileStorageFull, JobStoreUnavailable.
         """
-        most = self.settings.files_per_tenant
+        counts = RowBounds(shown=self.settings.files_per_tenant, active=0)
         try:
-            await self.store.put(file_row(record), self.bounds, RowBounds(shown=most, active=0))
-        except StorageFull as error:
-            raise storage_full(self.bounds, error) from error
-        except TooManyRows as error:
-            raise FileStorageFull(
-                f"you have {most} files, the most that a tenant may (`batches.files_per_tenant`); delete some"
-            ) from error
+            await self.store.put(file_row(record), self.bounds, counts)
+        except BoundExceeded as error:
+            raise self.refusal(error, "file") from error
+
+    def refusal(self, error: BoundExceeded, kind: Kind) -> GatewayError:
+        """Return the error of a file or a job for which there is no room."""
+        settings = self.settings
+        match error.bound, kind:
+            case "total", _:
+                message = "the files of all tenants take all of the gateway's storage; try again later"
+            case "tenant", _:
+                message = (
+                    f"your files and batches take all of the {settings.tenant_bytes} bytes that a tenant may "
+                    "store; delete files"
+                )
+            case "active", _:
+                most = settings.jobs_per_tenant
+                return Overloaded(f"you have {most} unfinished batches; wait for one, or cancel one")
+            case _, "file":
+                message = (
+                    f"you have {settings.files_per_tenant} files, the most that a tenant may "
+                    "(`batches.files_per_tenant`); delete some"
+                )
+            case _:
+                message = (
+                    f"you have {settings.kept_jobs_per_tenant} batches, ended ones included, the most that a "
+                    "tenant may (`batches.kept_jobs_per_tenant`); an ended batch is removed "
+                    f"{settings.keep_s:.0f} s after its end"
+                )
+        return FileStorageFull(message)
 
     async def get(self, tenant: str, id_: str, owner: Owner | None = None) -> FileRecord:
         """Return a file of a tenant. Raises: NotFound, JobStoreUnavailable."""
@@ -208,15 +231,5 @@ class Files:
         """Return the objects of a file, in their order."""
         if record.job is None or record.part is None:
             return [FILE_DATA.format(record.id)]
-        found = await self.objects.read(JOB_FINAL.format(record.job))
-        return [] if found is None else msgspec.json.decode(found, type=FinalRecord).parts[record.part]
-
-
-def storage_full(bounds: ByteBounds, error: StorageFull) -> FileStorageFull:
-    """Return the error of what does not fit into the storage."""
-    if error.of_tenant:
-        return FileStorageFull(
-            f"your files and batches take all of the {bounds.tenant} bytes that a tenant may store; "
-            "delete files"
-        )
-    return FileStorageFull("the files of all tenants take all of the gateway's storage; try again later")
+        final = await read_record(self.objects, JOB_FINAL.format(record.job), FinalRecord)
+        return [] if final is None else final.parts[record.part]

@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import reduce
-from typing import TypeVar
 
 import msgspec
 
-from gateway.batches.files import Files, storage_full
+from gateway.batches.files import Files
 from gateway.batches.lines import CheckModel, LineChecker, LineRules
+from gateway.batches.objects import create_record, read_record
 from gateway.batches.records import (
     CHUNK_MARK,
     CHUNK_MARKS,
@@ -52,11 +52,10 @@ from gateway.batches.records import (
 from gateway.batches.store import (
     ROWS_AT_ONCE,
     VALIDATION,
+    BoundExceeded,
     Page,
     Row,
     RowBounds,
-    StorageFull,
-    TooManyRows,
     chunk_row,
     chunk_row_id,
     file_row,
@@ -64,7 +63,7 @@ from gateway.batches.store import (
     job_of,
     job_row,
 )
-from gateway.errors import FileStorageFull, GatewayError, InvalidInput, NotFound, Overloaded
+from gateway.errors import InvalidInput, NotFound
 
 WINDOW_S = 24 * 3600
 # Jobs whose counts are remembered.
@@ -76,7 +75,6 @@ UNREADABLE = LineProblem("internal_error", "the gateway failed to read the input
 NO_INPUT = LineProblem("input_file_missing", "the input file has been removed", "input_file_id")
 
 OnChange = Callable[[Job], None]
-Record = TypeVar("Record")
 
 
 class NewJob(msgspec.Struct, frozen=True):
@@ -112,7 +110,7 @@ class Jobs:
         self.bounds = files.bounds
         self.now_s = now_s
         self.changed = asyncio.Event()
-        self._files = files
+        self.files = files
         self._on_change = on_change
         # Counts of jobs, with the number of their finished chunks then.
         self._counts: dict[str, tuple[int, Counts]] = {}
@@ -124,13 +122,13 @@ class Jobs:
 
         Raises: NotFound, InvalidInput, Overloaded, FileStorageFull.
         """
-        record = await self._files.get(new.tenant, new.input_file, new.owner)
+        record = await self.files.get(new.tenant, new.input_file, new.owner)
         if record.purpose != "batch":
             raise InvalidInput(
                 f"{new.input_file} was uploaded for {record.purpose!r}, not for `batch`",
                 param="input_file_id",
             )
-        now_s, keep_s = self.now_s(), self._files.settings.keep_s
+        now_s, keep_s = self.now_s(), self.files.settings.keep_s
         job = Job(
             new_id("batch_"),
             new.tenant,
@@ -145,42 +143,27 @@ class Jobs:
         )
         try:
             await self._add(job)
-        except (StorageFull, TooManyRows) as error:
-            raise self._refusal(error) from error
+        except BoundExceeded as error:
+            raise self.files.refusal(error, "batch") from error
         self._report(job)
         return job
 
     async def _add(self, job: Job) -> None:
-        """Store a new job, if its tenant has room for it. Raises: StorageFull, TooManyRows."""
-        settings, row = self._files.settings, job_row(job)
+        """Store a new job, if its tenant has room for it. Raises: BoundExceeded."""
+        settings, row = self.files.settings, job_row(job)
         counts = RowBounds(settings.kept_jobs_per_tenant, settings.jobs_per_tenant)
         # What is refused writes nothing.
         await self.store.check(row, self.bounds, counts)
-        await self._create(JOB_CREATED.format(job.id), job)
+        await create_record(self.objects, JOB_CREATED.format(job.id), job)
         # First: upkeep would queue a job again that the queue does not know.
         await self.store.enqueue(job.id, [VALIDATION])
         try:
             await self.store.put(row, self.bounds, counts)
-        except (StorageFull, TooManyRows):
+        except BoundExceeded:
             # Others have taken the room meanwhile.
             await self.store.drop(job.id)
             await self.objects.remove([JOB_CREATED.format(job.id)])
             raise
-
-    def _refusal(self, error: StorageFull | TooManyRows) -> GatewayError:
-        """Return the error of a job for which there is no room."""
-        settings = self._files.settings
-        if isinstance(error, StorageFull):
-            return storage_full(self.bounds, error)
-        if error.of_active:
-            return Overloaded(
-                f"you have {settings.jobs_per_tenant} unfinished batches; wait for one, or cancel one"
-            )
-        return FileStorageFull(
-            f"you have {settings.kept_jobs_per_tenant} batches, ended ones included, the most that a tenant "
-            "may (`batches.kept_jobs_per_tenant`); an ended batch is removed "
-            f"{settings.keep_s:.0f} s after its end"
-        )
 
     async def get(self, tenant: str | None, id_: str, owner: Owner | None = None) -> JobState:
         """Return the state of a job. tenant: None for any. Raises: NotFound."""
@@ -206,18 +189,16 @@ class Jobs:
     async def _state_of(self, job: Job) -> JobState:
         if job.is_over:
             return JobState(job)
-        reason = None
+        queue, reason = await self.store.queue_of(job.id), None
         if job.status in {"validating", "in_progress"}:
-            reason = await self.store.wait_of(job.id)
-            if reason is None and await self.store.is_idle(job.id):
-                reason = NO_PLACE
-        return JobState(await self._with_counts(job), reason)
+            reason = await self.store.wait_of(job.id) or (NO_PLACE if queue.is_idle else None)
+        return JobState(await self._with_counts(job, queue.finished), reason)
 
-    async def _with_counts(self, job: Job) -> Job:
+    async def _with_counts(self, job: Job, done: int) -> Job:
+        """Return a job with its counts, which are read again only after a chunk has been finished."""
         if not job.total:
             return job
         # A list may have a hundred jobs of thousands of chunks each.
-        done = await self.store.finished(job.id)
         known, counts = self._counts.pop(job.id, (0, Counts()))
         if known != done:
             results = (await self.store.progress(job.id)).values()
@@ -237,7 +218,7 @@ class Jobs:
             raise InvalidInput(f"the batch is {job.status}: it cannot be cancelled", param="batch_id")
         if job.cancelling_s is None:
             moment = Moment(self.now_s())
-            await self._create(JOB_CANCELLATION.format(id_), moment)
+            await create_record(self.objects, JOB_CANCELLATION.format(id_), moment)
             job = await self.put_latest(job.cancelled_at(moment))
             self._report(job)
         return job
@@ -281,8 +262,8 @@ class Jobs:
         )
         try:
             await self.store.put(job_row(reserved), self.bounds)
-        except StorageFull as error:
-            message = storage_full(self.bounds, error).message
+        except BoundExceeded as error:
+            message = self.files.refusal(error, "batch").message
             return Plan(self.now_s(), problems=(LineProblem("storage_full", message),))
         return plan
 
@@ -293,7 +274,7 @@ class Jobs:
 
     async def _follow(self, job: Job, plan: Plan) -> None:
         """Create a plan, unless there is one, and follow it."""
-        if not await self._create(JOB_PLAN.format(job.id), plan):
+        if not await create_record(self.objects, JOB_PLAN.format(job.id), plan):
             plan = await self.plan_of(job.id) or plan
         job = (await self._latest(job)).planned(plan)
         if job.is_over:
@@ -312,7 +293,7 @@ class Jobs:
         """End a job whose chunks all have results."""
         if job.in_progress_s is None or job.id in self._ending:
             return False
-        if await self.store.finished(job.id) < job.chunks or job.id in self._ending:
+        if (await self.store.queue_of(job.id)).finished < job.chunks or job.id in self._ending:
             return False
         self._ending.add(job.id)
         try:
@@ -343,13 +324,13 @@ class Jobs:
 
     async def end(self, final: FinalRecord) -> None:
         """Record the end of a job, and add its files of results."""
-        is_first = await self._create(JOB_FINAL.format(final.job.id), final)
+        is_first = await create_record(self.objects, JOB_FINAL.format(final.job.id), final)
         if not is_first:
             final = await self.final_of(final.job.id) or final
         for part in PARTS:
             if final.sizes.get(part):
                 record = self._result_file(final, part)
-                await self._create(FILE_RECORD.format(record.id), record)
+                await create_record(self.objects, FILE_RECORD.format(record.id), record)
                 await self.store.put(file_row(record))
         await self.store.put(job_row(final.job))
         await self.drop_chunks(final.job)
@@ -411,36 +392,28 @@ class Jobs:
         final = await self.final_of(id_)
         if final is not None:
             return final.job
-        created = await self._read(JOB_CREATED.format(id_), Job)
+        created = await read_record(self.objects, JOB_CREATED.format(id_), Job)
         return None if created is None else await self._latest(created)
 
     async def plan_of(self, id_: str) -> Plan | None:
         """Return the plan of a job, None before its validation."""
-        return await self._read(JOB_PLAN.format(id_), Plan)
+        return await read_record(self.objects, JOB_PLAN.format(id_), Plan)
 
     async def final_of(self, id_: str) -> FinalRecord | None:
         """Return the end of a job, None before it."""
-        return await self._read(JOB_FINAL.format(id_), FinalRecord)
+        return await read_record(self.objects, JOB_FINAL.format(id_), FinalRecord)
 
     async def result_of(self, id_: str, number: int) -> ChunkResult | None:
         """Return the stored result of a chunk, None if it has none."""
-        return await self._read(CHUNK_MARK.format(id_, number), ChunkResult)
+        return await read_record(self.objects, CHUNK_MARK.format(id_, number), ChunkResult)
 
     async def _latest(self, job: Job) -> Job:
         """Return a job that has not ended with the marks of its plan and its cancellation."""
         plan = await self.plan_of(job.id)
         if plan is not None:
             job = job.planned(plan)
-        moment = await self._read(JOB_CANCELLATION.format(job.id), Moment)
+        moment = await read_record(self.objects, JOB_CANCELLATION.format(job.id), Moment)
         return job if moment is None or job.is_over else job.cancelled_at(moment)
-
-    async def _create(self, name: str, record: msgspec.Struct) -> bool:
-        """Create a record; return False if another writer was first."""
-        return await self.objects.create(name, msgspec.json.encode(record))
-
-    async def _read(self, name: str, kind: type[Record]) -> Record | None:
-        data = await self.objects.read(name)
-        return None if data is None else msgspec.json.decode(data, type=kind)
 
     def _report(self, job: Job) -> None:
         """Report a status that a job has reached."""

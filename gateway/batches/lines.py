@@ -1,7 +1,7 @@
 """Lines of a job: validation of the input and its division into chunks, and results in OpenAI's format. Pure.
 
-The input arrives in blocks of any size. Only the unfinished last line of a block is kept, and sixteen bytes
-for each line, by which repeated ids are found. Blank lines are no requests: many files end with one. A valid
+The input arrives in blocks of any size. Only the unfinished last line of a block is kept, and 24 bytes for
+each line, by which repeated ids are found. Blank lines are no requests: many files end with one. A valid
 line is read again from its chunk when it runs, as a call of the gateway's own request path (`LineServer`),
 and ends with one result. Everything is decoded once for what is needed then, and never re-encoded.
 """
@@ -9,7 +9,7 @@ and ends with one result. Everything is decoded once for what is needed then, an
 import hashlib
 import re
 import secrets
-from bisect import bisect_right
+from array import array
 from collections.abc import Callable
 from typing import Annotated, Protocol
 
@@ -97,7 +97,9 @@ class LineChecker:
         self._decoder = msgspec.json.Decoder(InputLine)
         self._models: dict[str | None, LineProblem | None] = {}
         self._problems: list[LineProblem] = []
+        # Of the id of each request, and its line.
         self._digests = bytearray()
+        self._numbers = array("Q")
         self._chunks: list[Chunk] = []
         self._first = 0
         self._start = 0
@@ -107,9 +109,6 @@ class LineChecker:
         # Lines of the file so far, for messages, and those of them that are requests.
         self._number = 0
         self._lines = 0
-        # Requests before each run of blank lines, and the blank lines until its end.
-        self._gaps: list[int] = []
-        self._blanks: list[int] = []
         self._is_begun = False
         self._is_foreign = False
         self._unexecuted_bytes = 0
@@ -122,8 +121,7 @@ class LineChecker:
     @property
     def _has_too_many_lines(self) -> bool:
         # Reading blank lines costs time, too.
-        blanks = self._blanks[-1] if self._blanks else 0
-        return max(self._lines, blanks) > self._rules.lines_max
+        return max(self._lines, self._number - self._lines) > self._rules.lines_max
 
     def feed(self, block: bytes) -> None:
         """Check the lines that end in the next block."""
@@ -154,15 +152,14 @@ class LineChecker:
             self._take(self._rest, 0)
         self._close_chunk()
         if self._has_too_many_lines:
-            self._add("too_many_lines", f"the file has more than {self._rules.lines_max} lines", None, None)
+            message = f"the file has more than {self._rules.lines_max} lines"
+            self._problems.append(LineProblem("too_many_lines", message))
         if not self._lines and not self._problems:
-            self._add("empty_file", "the file has no lines", None, None)
+            self._problems.append(LineProblem("empty_file", "the file has no lines"))
         self._find_repeated_ids()
         if self._problems:
-            return Plan(
-                now_s,
-                problems=tuple(sorted(self._problems, key=lambda problem: problem.line or 0)[:PROBLEMS_MAX]),
-            )
+            ordered = sorted(self._problems, key=lambda problem: problem.line or 0)
+            return Plan(now_s, problems=tuple(ordered[:PROBLEMS_MAX]))
         model = next(iter(self._models)) if len(self._models) == 1 else None
         chunks = tuple(self._chunks)
         return Plan(now_s, self._lines, chunks, model, unexecuted_bytes=self._unexecuted_bytes)
@@ -171,7 +168,7 @@ class LineChecker:
         self._is_begun = True
         for mark, problem in FOREIGN:
             if head.startswith(mark):
-                self._add("invalid_file", f"the file {problem}", None, 1)
+                self._add("invalid_file", f"the file {problem}", line=1)
                 # Everything else would be a consequence of that.
                 self._is_foreign = True
                 return
@@ -183,6 +180,7 @@ class LineChecker:
         if not self._skips_line and not line.strip():
             self._skip_blank(size)
             return
+        self._extend_chunk(size)
         self._lines += 1
         if self._skips_line:
             self._skips_line = False
@@ -192,17 +190,24 @@ class LineChecker:
             self._too_long(self._number)
         else:
             self._check(line)
-        self._extend_chunk(size)
 
     def _check(self, line: bytes) -> None:
         parsed = self._parsed(line)
         if parsed is None:
-            self._digests += self._number.to_bytes(DIGEST_BYTES)
+            self._note_id(None, self._number)
             return
-        digest = hashlib.blake2b(parsed.custom_id.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES)
-        self._digests += digest.digest()
+        self._note_id(parsed.custom_id, self._number)
         self._unexecuted_bytes += unexecuted_bytes(parsed.custom_id)
         self._check_fields(parsed)
+
+    def _note_id(self, custom_id: str | None, number: int) -> None:
+        """Note the id of a request, or that it has none: then it repeats no other."""
+        if custom_id is None:
+            self._digests += number.to_bytes(DIGEST_BYTES)
+        else:
+            text = custom_id.encode("utf-8", "surrogatepass")
+            self._digests += hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
+        self._numbers.append(number)
 
     def _parsed(self, line: bytes) -> InputLine | None:
         """Return the line, or None after a problem was added."""
@@ -216,47 +221,40 @@ class LineChecker:
         except msgspec.ValidationError as error:
             reason, _, place = str(error).partition(" - at `$")
             field = place.strip("`.") or None
-            self._add("invalid_request", reason[:MESSAGE_CHARACTERS_MAX], field, self._number)
+            self._add("invalid_request", reason[:MESSAGE_CHARACTERS_MAX], field)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-            message = f"the line is not valid JSON: {reason}"[:MESSAGE_CHARACTERS_MAX]
-            self._add("invalid_json_line", message, None, self._number)
+            self._add("invalid_json_line", f"the line is not valid JSON: {reason}"[:MESSAGE_CHARACTERS_MAX])
         except RecursionError:
             self._too_deep()
         return None
 
     def _too_deep(self) -> None:
         message = f"the line has more than {NESTING_MAX} arrays and objects inside each other"
-        self._add("invalid_json_line", message, None, self._number)
+        self._add("invalid_json_line", message)
 
     def _check_fields(self, line: InputLine) -> None:
-        number = self._number
         if not line.custom_id or len(line.custom_id) > CUSTOM_ID_CHARACTERS_MAX:
             message = f"`custom_id` must have 1 to {CUSTOM_ID_CHARACTERS_MAX} characters"
-            self._add("invalid_custom_id", message, "custom_id", number)
+            self._add("invalid_custom_id", message, "custom_id")
         if line.method != "POST":
-            self._add("invalid_method", "`method` must be POST", "method", number)
+            self._add("invalid_method", "`method` must be POST", "method")
         if line.url != self._rules.endpoint:
             message = f"`url` must be {self._rules.endpoint}, the `endpoint` of the batch"
-            self._add("mismatched_endpoint", message, "url", number)
+            self._add("mismatched_endpoint", message, "url")
         model = line.body.model
         if model not in self._models and len(self._models) < PROBLEMS_MAX:
             self._models[model] = self._check_model(model)
         problem = self._models.get(model)
         if problem is not None:
-            self._problems.append(msgspec.structs.replace(problem, param="body.model", line=number))
+            self._problems.append(msgspec.structs.replace(problem, param="body.model", line=self._number))
 
     def _too_long(self, number: int) -> None:
-        self._digests += number.to_bytes(DIGEST_BYTES)
-        message = f"the line is longer than {self._rules.line_bytes} bytes"
-        self._add("line_too_long", message, None, number)
+        self._note_id(None, number)
+        self._add("line_too_long", f"the line is longer than {self._rules.line_bytes} bytes", line=number)
 
     def _skip_blank(self, size: int) -> None:
         """Pass over a blank line: a chunk may have some in its middle, and begins with none."""
-        if not self._gaps or self._gaps[-1] != self._lines:
-            self._gaps.append(self._lines)
-            self._blanks.append(self._blanks[-1] if self._blanks else 0)
-        self._blanks[-1] += 1
         if self._offset - self._start + size > self._rules.chunk_bytes:
             self._close_chunk()
         self._offset += size
@@ -264,12 +262,10 @@ class LineChecker:
             self._start = self._offset
 
     def _extend_chunk(self, size: int) -> None:
-        lines = self._lines - 1 - self._first
-        length = self._offset - self._start
+        """Add a request to the chunk, or to the next one if it is too large for this one."""
+        lines, length = self._lines - self._first, self._offset - self._start
         if lines and (lines >= self._rules.chunk_lines or length + size > self._rules.chunk_bytes):
-            self._lines -= 1
             self._close_chunk()
-            self._lines += 1
         self._offset += size
 
     def _close_chunk(self) -> None:
@@ -278,22 +274,18 @@ class LineChecker:
             self._chunks.append(Chunk(self._first, lines, self._start, self._offset - self._start))
         self._first, self._start = self._lines, self._offset
 
-    def _line_of(self, request: int) -> int:
-        """Return the line of a request, which is counted from 0."""
-        gap = bisect_right(self._gaps, request)
-        return request + 1 + (self._blanks[gap - 1] if gap else 0)
-
     def _find_repeated_ids(self) -> None:
         halves = np.frombuffer(bytes(self._digests), np.uint64).reshape(-1, 2)
         order = np.lexsort((np.arange(len(halves)), halves[:, 1], halves[:, 0]))
         ordered = halves[order]
         same = np.flatnonzero((ordered[1:] == ordered[:-1]).all(axis=1))
         for index in same[:PROBLEMS_MAX].tolist():
-            first, second = self._line_of(int(order[index])), self._line_of(int(order[index + 1]))
+            first, second = self._numbers[order[index]], self._numbers[order[index + 1]]
             self._add("duplicate_custom_id", f"line {first} has the same `custom_id`", "custom_id", second)
 
-    def _add(self, code: str, message: str, param: str | None, line: int | None) -> None:
-        self._problems.append(LineProblem(code, message, param, line))
+    def _add(self, code: str, message: str, param: str | None = None, line: int | None = None) -> None:
+        """Add a problem of a line, which is the current one if no other is named."""
+        self._problems.append(LineProblem(code, message, param, line or self._number))
 
 
 def _nesting(line: bytes) -> int:
@@ -429,9 +421,10 @@ def result_of(custom_id: str, reply: LineReply) -> LineResult:
     return LineResult(part, _text(custom_id, response, None), reply.tokens, reply.cached_tokens)
 
 
-def unexecuted(custom_id: str, code: str) -> LineResult:
-    """Return the result of a line that was never run."""
-    return LineResult("err", _text(custom_id, None, _Error(code, MESSAGES[code])), is_executed=False)
+def without_reply(custom_id: str, code: str) -> LineResult:
+    """Return the result of a line that was never run, or that the gateway cannot run."""
+    text = _text(custom_id, None, _Error(code, MESSAGES[code]))
+    return LineResult("err", text, is_executed=code == FAILED)
 
 
 def unexecuted_bytes(custom_id: str) -> int:
@@ -439,13 +432,8 @@ def unexecuted_bytes(custom_id: str) -> int:
     return UNEXECUTED_BYTES + len(_encode(custom_id))
 
 
-def failed(custom_id: str) -> LineResult:
-    """Return the result of a line that the gateway cannot run."""
-    return LineResult("err", _text(custom_id, None, _Error(FAILED, MESSAGES[FAILED])))
-
-
 def _text(custom_id: str, response: _Response | None, error: _Error | None) -> bytes:
     return _encode(_ResultLine(f"batch_req_{secrets.token_hex(12)}", custom_id, response, error)) + b"\n"
 
 
-UNEXECUTED_BYTES = max(len(unexecuted("", code).text) for code in MESSAGES)
+UNEXECUTED_BYTES = max(len(without_reply("", code).text) for code in MESSAGES)

@@ -19,6 +19,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+import msgspec
+
 BLOCK_BYTES = 256 * 1024
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Unfinished objects, on the same file system.
@@ -235,6 +237,17 @@ class FolderObjects:
 
     def _new_path(self) -> Path:
         return self._unfinished / secrets.token_hex(12)
+
+
+async def create_record(objects: Objects, name: str, record: msgspec.Struct) -> bool:
+    """Create an object from a record; return False if another writer was first."""
+    return await objects.create(name, msgspec.json.encode(record))
+
+
+async def read_record(objects: Objects, name: str, kind: type[Result]) -> Result | None:
+    """Return the record of an object, None if there is no such object."""
+    data = await objects.read(name)
+    return None if data is None else msgspec.json.decode(data, type=kind)
 
 
 def make_private_folders(folder: Path) -> None:

@@ -14,14 +14,14 @@ import msgspec
 from gateway.batches.records import ChunkResult
 from gateway.batches.store import (
     LEASE_S,
+    BoundExceeded,
     ByteBounds,
     JobStoreUnavailable,
     Kind,
     Page,
+    QueueState,
     Row,
     RowBounds,
-    StorageFull,
-    TooManyRows,
 )
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
@@ -40,7 +40,7 @@ PUT = load_script("put", package="gateway.batches")
 CREATE = load_script("create", package="gateway.batches")
 CLAIM = load_script("claim", package="gateway.batches")
 RENEW = load_script("renew", package="gateway.batches")
-IDLE = load_script("idle", package="gateway.batches")
+QUEUE = load_script("queue", package="gateway.batches")
 # Ids of one command.
 AT_ONCE = 500
 # Rows of one command: a row may have a hundred kilobytes.
@@ -94,10 +94,8 @@ class RedisJobStore:
         lists = _listed(row.kind, None), _listed(row.kind, row.tenant)
         keys = [ROWS, BYTES, ACTIVE, UNFINISHED, *lists, f"{ACTIVE}:{row.tenant}"]
         exceeded = await self._script(PUT, keys, argument)
-        if exceeded in {"active", "shown"}:
-            raise TooManyRows(of_active=exceeded == "active")
         if exceeded:
-            raise StorageFull(of_tenant=exceeded == "tenant")
+            raise BoundExceeded(exceeded)
 
     async def get(self, id_: str) -> Row | None:
         """Return a row."""
@@ -217,22 +215,11 @@ class RedisJobStore:
         found = _pairs(await self._command("HGETALL", _progress(job)))
         return {int(chunk): msgspec.msgpack.decode(result, type=ChunkResult) for chunk, result in found}
 
-    async def finished(self, job: str) -> int:
-        """Return the number of finished chunks."""
-        return int(await self._command("HLEN", _progress(job)))
-
-    async def is_queued(self, job: str) -> bool:
-        """Return whether the queue knows the job."""
-        return bool(await self._command("EXISTS", _stream(job)))
-
-    async def has_chunks(self, job: str) -> bool:
-        """Return whether the stream of the job has an entry."""
-        return bool(await self._command("XLEN", _stream(job)))
-
-    async def is_idle(self, job: str) -> bool:
-        """Return whether all chunks wait for an owner."""
+    async def queue_of(self, job: str) -> QueueState:
+        """Return the state of a job's queue."""
         argument = {"group": GROUP, "lease": round(LEASE_S * 1000)}
-        return bool(await self._script(IDLE, [_stream(job)], argument))
+        found = await self._script(QUEUE, [_stream(job), _progress(job)], argument)
+        return msgspec.convert(found, QueueState)
 
     async def drop(self, job: str) -> None:
         """Remove a job's stream and results."""

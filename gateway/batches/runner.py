@@ -1,7 +1,7 @@
 """Runner of one process: claims chunks of all jobs in turn and runs their lines.
 
 `Runner` looks at the jobs that have not ended once a second, and when one has changed. It claims a chunk for
-the tenant that has the fewest slots, renews the leases of those that it owns, and gives back what cannot go
+the tenant that has the fewest places, renews the leases of those that it owns, and gives back what cannot go
 on. `RunningJob` is what this process knows of a job: why its lines wait and until when, how often each chunk
 was tried, how large its results are. `ChunkRun` is one try at a chunk: it reads the chunk's lines, runs those
 that have no result in the journal, appends each result to it at once, and stores all of them in the end; the
@@ -14,34 +14,35 @@ journal.
 
 import asyncio
 import errno
+import itertools
 import logging
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from gateway.batches.files import storage_full
 from gateway.batches.jobs import Jobs
 from gateway.batches.journal import Journal, open_journal, remove_journals
 from gateway.batches.lines import (
     CANCELLED,
     EXPIRED,
+    FAILED,
     LineRequest,
     LineResult,
     LineRules,
     LineServer,
     RunLine,
     count_inputs,
-    failed,
     result_of,
     split_chunk,
-    unexecuted,
+    without_reply,
 )
-from gateway.batches.objects import FULL, ObjectLost, ObjectsUnavailable
+from gateway.batches.objects import FULL, ObjectLost, ObjectsUnavailable, create_record
 from gateway.batches.records import (
     CHUNK_MARK,
     CHUNK_RESULTS,
@@ -50,18 +51,17 @@ from gateway.batches.records import (
     Chunk,
     ChunkResult,
     Job,
-    LineProblem,
     Part,
     Plan,
 )
-from gateway.batches.shares import LinePermits, Permit, Slot, Slots
+from gateway.batches.shares import ChunkPlace, ChunkPlaces, LinePermits, Permit
 from gateway.batches.store import (
     LEASE_S,
     RENEW_S,
     VALIDATION,
+    BoundExceeded,
     ByteBounds,
     JobStoreUnavailable,
-    StorageFull,
     chunk_row,
     job_of,
 )
@@ -101,6 +101,16 @@ class Postponed(Exception):
         self.after_s = after_s
 
 
+def backoff_s(failures: int, most_s: float) -> float:
+    """Return the time until the next try after so many failures in a row."""
+    return min(most_s, PAUSE_MIN_S * 2.0 ** min(failures, 10))
+
+
+def spread() -> float:
+    """Return a factor that keeps the tries of several gateways apart."""
+    return random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+
+
 @dataclass(slots=True)
 class Tries:
     """Attempts of this process at one chunk.
@@ -129,8 +139,7 @@ class Tries:
     @property
     def pause_s(self) -> float:
         """Time until the next try. The queue can hold a chunk back for a lease."""
-        pause_s: float = min(LEASE_S, PAUSE_MIN_S * 2 ** min(self.fruitless + self.failures, 10))
-        return pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads the tries
+        return backoff_s(self.fruitless + self.failures, LEASE_S) * spread()
 
 
 @dataclass(slots=True)
@@ -213,7 +222,7 @@ class RunningJob:
         if self.blocked_s > 0:
             return
         # What lines that run have reserved, but do not use, comes back soon.
-        wait_s = min(PAUSE_MAX_S, PAUSE_MIN_S * 2 ** min(self._refusals, 10), max(retry_after_s, 0.1))
+        wait_s = min(backoff_s(self._refusals, PAUSE_MAX_S), max(retry_after_s, 0.1))
         self._refusals += 1
         self._blocked_until_s = asyncio.get_running_loop().time() + wait_s
         self.explain(reason, wait_s)
@@ -234,13 +243,13 @@ class RunningJob:
         wait, self._wait = self._wait, None
         return wait
 
-    def estimate(self, body: bytes) -> int:
+    def estimate(self, inputs: int) -> int:
         """Return how many bytes the result of a line may have."""
-        return round(count_inputs(body) * self._item_bytes)
+        return round(inputs * self._item_bytes)
 
-    def learn(self, body: bytes, result_bytes: int) -> None:
+    def learn(self, inputs: int, result_bytes: int) -> None:
         """Note the size of a result."""
-        self._item_bytes = max(result_bytes / count_inputs(body), ITEM_BYTES_DECAY * self._item_bytes)
+        self._item_bytes = max(result_bytes / inputs, ITEM_BYTES_DECAY * self._item_bytes)
 
 
 class Runner:
@@ -260,7 +269,7 @@ class Runner:
         self._store = jobs.store
         self._owner = secrets.token_hex(8)
         self._running: dict[str, RunningJob] = {}
-        self._slots = Slots()
+        self._places = ChunkPlaces()
         self._tasks: set[asyncio.Task[None]] = set()
         self._open_bytes = 0
 
@@ -285,13 +294,13 @@ class Runner:
             self.permits.stop(id_)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=STOP_S)
+        cut = [(id_, number) for id_, running in self._running.items() for number in running.open_chunks]
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for running in self._running.values():
-            for number in running.open_chunks:
-                with suppress(JobStoreUnavailable):
-                    await self._store.release(running.job.id, number, self._owner)
+        for id_, number in cut:
+            with suppress(JobStoreUnavailable):
+                await self._store.release(id_, number, self._owner)
 
     async def _renew_forever(self) -> None:
         while True:
@@ -312,7 +321,7 @@ class Runner:
             await self._store_waits(list(self._running.values()))
             while await self._begin_next():
                 pass
-            self._slots.ask_back(asyncio.get_running_loop().time())
+            self._places.ask_back(asyncio.get_running_loop().time())
         except (JobStoreUnavailable, ObjectsUnavailable) as error:
             logger.warning("batches wait: %s", error)
             await asyncio.sleep(FAILURE_PAUSE_S)
@@ -343,20 +352,20 @@ class Runner:
         for running in self._by_need():
             job = running.job
             is_stopped = running.stopped_as is not None
-            if not self._slots.may_take(job.tenant, is_brief=is_stopped or job.in_progress_s is None):
+            if not self._places.may_take(job.tenant, is_brief=is_stopped or job.in_progress_s is None):
                 continue
             number = await self._store.claim(job.id, self._owner)
             if number is None or number in running.open_chunks:
                 continue
             is_brief = is_stopped or number == VALIDATION
-            if not self._slots.may_take(job.tenant, is_brief=is_brief):
+            if not self._places.may_take(job.tenant, is_brief=is_brief):
                 # The row of the job is older than its queue.
                 await self._store.release(job.id, number, self._owner)
                 continue
             running.begin(number)
             now_s = asyncio.get_running_loop().time()
-            slot = self._slots.take(job.tenant, now_s, is_brief=is_brief)
-            task = asyncio.create_task(self._run(running, number, slot))
+            place = self._places.take(job.tenant, now_s, is_brief=is_brief)
+            task = asyncio.create_task(self._run(running, number, place))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             task.add_done_callback(lambda _: self.jobs.changed.set())
@@ -373,7 +382,7 @@ class Runner:
             for running in self._running.values()
             if running.blocked_s <= 0 or running.stopped_as is not None
         ]
-        needs = {tenant: self._slots.need(tenant) for tenant in {running.job.tenant for running in ready}}
+        needs = {tenant: self._places.need(tenant) for tenant in {running.job.tenant for running in ready}}
         return sorted(
             ready,
             key=lambda running: (
@@ -384,17 +393,17 @@ class Runner:
             ),
         )
 
-    async def _run(self, running: RunningJob, number: int, slot: Slot) -> None:
+    async def _run(self, running: RunningJob, number: int, place: ChunkPlace) -> None:
         """Run one chunk, or the validation of the input, and give back what has not ended."""
         try:
-            after_s = await self._try(running, number, slot)
+            after_s = await self._try(running, number, place)
             if after_s is None:
                 del running.tries[number]
             else:
                 await self._give_back(running, number, after_s)
         finally:
             running.end(number)
-            self._slots.give_back(slot)
+            self._places.give_back(place)
 
     async def _give_back(self, running: RunningJob, number: int, after_s: float) -> None:
         with suppress(JobStoreUnavailable):
@@ -406,14 +415,14 @@ class Runner:
         # As soon as it may begin again.
         asyncio.get_running_loop().call_later(max(after_s, running.blocked_s, 0.0), self.jobs.changed.set)
 
-    async def _try(self, running: RunningJob, number: int, slot: Slot) -> float | None:
+    async def _try(self, running: RunningJob, number: int, place: ChunkPlace) -> float | None:
         """Return None after the work, or the time until another try."""
         tries = running.tries[number]
         try:
             if number == VALIDATION:
                 await self._validate(running.job, gives_up=tries.failures >= FAILURES_MAX)
             else:
-                await self._run_chunk(running, number, slot)
+                await self._run_chunk(running, number, place)
         except Postponed as postponed:
             return postponed.after_s
         except JobStoreUnavailable as error:
@@ -438,13 +447,9 @@ class Runner:
             await self.jobs.fail(job)
             return
         rules = LineRules(job.endpoint, self._settings.lines, self._settings.line_bytes)
+        await self.jobs.validate(job, rules, partial(self.server.check_model, job))
 
-        def check_model(model: str | None) -> LineProblem | None:
-            return self.server.check_model(job, model)
-
-        await self.jobs.validate(job, rules, check_model)
-
-    async def _run_chunk(self, running: RunningJob, number: int, slot: Slot) -> None:
+    async def _run_chunk(self, running: RunningJob, number: int, place: ChunkPlace) -> None:
         job = running.job
         result = await self.jobs.result_of(job.id, number)
         if result is not None:
@@ -460,7 +465,7 @@ class Runner:
             return
         self._open_bytes += chunk.length
         try:
-            await ChunkRun(self, running, number, slot, chunk).run()
+            await ChunkRun(self, running, number, place, chunk).run()
         finally:
             self._open_bytes -= chunk.length
 
@@ -484,12 +489,12 @@ class ResultBytes:
         self._used += size
 
     async def reserve(self) -> None:
-        """Reserve room for the result of one more line. Raises: StorageFull."""
+        """Reserve room for the result of one more line. Raises: BoundExceeded."""
         async with self._reserving:
             while self._used >= self._reserved:
                 try:
                     await self.put(self._used + RESERVE_BYTES, self._jobs.bounds)
-                except StorageFull:
+                except BoundExceeded:
                     await self.put(self._used + 1, self._jobs.bounds)
 
     async def count(self) -> None:
@@ -498,7 +503,7 @@ class ResultBytes:
             await self.put(self._used)
 
     async def put(self, size: int, bounds: ByteBounds | None = None) -> None:
-        """Replace what is counted. Raises: StorageFull."""
+        """Replace what is counted. Raises: BoundExceeded."""
         await self._jobs.store.put(chunk_row(self._job, self._number, size), bounds)
         self._reserved = size
 
@@ -506,11 +511,13 @@ class ResultBytes:
 class ChunkRun:
     """One try at one chunk."""
 
-    def __init__(self, runner: Runner, running: RunningJob, number: int, slot: Slot, chunk: Chunk) -> None:
+    def __init__(
+        self, runner: Runner, running: RunningJob, number: int, place: ChunkPlace, chunk: Chunk
+    ) -> None:
         self._runner = runner
         self._running = running
         self._number = number
-        self._slot = slot
+        self._place = place
         self._chunk = chunk
         self._jobs = runner.jobs
         self._tries = running.tries[number]
@@ -573,7 +580,7 @@ class ChunkRun:
             return Postponed()
         if not is_fruitless:
             self._tries.end(is_fruitless=False)
-        if self._slot.gives_way or self._running.blocked_s > 0:
+        if self._place.gives_way or self._running.blocked_s > 0:
             return Postponed()
         return self._postponed(self._failure) if is_fruitless else Postponed(self._tries.pause_s)
 
@@ -589,11 +596,11 @@ class ChunkRun:
 
         Lines that run are finished first: they are paid for. Those of a stopped job need no permit.
         """
-        job, body = self._job, bytes(line.body)
-        permits = self._runner.permits
+        job, permits, inputs = self._job, self._runner.permits, 0
         permitted: AbstractAsyncContextManager[Permit | None] = nullcontext()
         if self._running.stopped_as is None:
-            permitted = permits.one(job.tenant, job.id, self._running.estimate(body))
+            inputs = count_inputs(bytes(line.body))
+            permitted = permits.one(job.tenant, job.id, self._running.estimate(inputs))
         async with permitted as permit:
             if self._runner.is_stopping:
                 return
@@ -602,8 +609,8 @@ class ChunkRun:
                 result = await self._try(index, line)
             if result is None:
                 return
-            if result.is_executed and body:
-                self._running.learn(body, len(result.text))
+            if result.is_executed and inputs and line.body:
+                self._running.learn(inputs, len(result.text))
             size.add(len(result.text))
             if permit is not None:
                 permits.resize(permit, len(result.text))
@@ -613,19 +620,17 @@ class ChunkRun:
     def _without_running(self, line: RunLine) -> LineResult | None:
         """Return the result of a line that may not begin any more, or cannot."""
         code = self._running.stop_code(self._jobs.now_s())
-        if code is not None:
-            return unexecuted(line.custom_id, code)
-        if not line.body or self._tries.failures >= FAILURES_MAX:
-            return failed(line.custom_id)
-        return None
+        if code is None and (not line.body or self._tries.failures >= FAILURES_MAX):
+            code = FAILED
+        return None if code is None else without_reply(line.custom_id, code)
 
     async def _may_begin(self, size: ResultBytes) -> bool:
-        if self._running.blocked_s > 0 or self._slot.gives_way:
+        if self._running.blocked_s > 0 or self._place.gives_way:
             return False
         try:
             await size.reserve()
-        except StorageFull as error:
-            self._running.block(storage_full(self._jobs.bounds, error).message)
+        except BoundExceeded as error:
+            self._running.block(self._jobs.files.refusal(error, "batch").message)
             return False
         return True
 
@@ -661,8 +666,7 @@ class ChunkRun:
 
         Raises: Postponed if the process stops, OSError for a failure that does not pass.
         """
-        pause_s = PAUSE_MIN_S
-        while True:
+        for failures in itertools.count():
             try:
                 await store()
                 return
@@ -674,9 +678,9 @@ class ChunkRun:
                 reason = str(error.strerror)
             if self._runner.is_stopping:
                 raise Postponed
+            pause_s = backoff_s(failures, STORE_PAUSE_MAX_S)
             self._running.explain(f"results cannot be stored: {reason}", pause_s)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the tries
-            pause_s = min(STORE_PAUSE_MAX_S, 2 * pause_s)
+            await asyncio.sleep(pause_s * spread())
 
     async def _store_result(self, journal: Journal, size: ResultBytes) -> None:
         """Store the results of all lines; those of another attempt count if it was first."""
@@ -699,5 +703,5 @@ class ChunkRun:
             await asyncio.to_thread(journal.compose, part, path)
             await jobs.objects.add(CHUNK_RESULTS.format(job.id, number, attempt, part), path)
         own = ChunkResult(attempt, journal.counts(), sizes)
-        await jobs.objects.create(CHUNK_MARK.format(job.id, number), msgspec.json.encode(own))
+        await create_record(jobs.objects, CHUNK_MARK.format(job.id, number), own)
         return await jobs.result_of(job.id, number) or own

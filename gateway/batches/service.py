@@ -1,6 +1,6 @@
 """Files and jobs of one process: their composition, the background work, and upkeep.
 
-`Upkeep` looks at all jobs every few seconds; several gateways may take every step at once. At its start, and
+Upkeep looks at all jobs every few seconds; several gateways may take every step at once. At its start, and
 when the store has lost data (a number in it that rises went back), it adds rows that are missing, from the
 objects. It ends jobs that are done, queues chunks that the queue has lost, and removes what has expired.
 Files and jobs are served once the rows were built the first time. A gateway whose objects are not those of
@@ -19,7 +19,7 @@ import msgspec
 from gateway.batches.files import Files
 from gateway.batches.jobs import Jobs, OnChange
 from gateway.batches.lines import LineServer
-from gateway.batches.objects import FolderObjects, Objects, ObjectsUnavailable, remove_older
+from gateway.batches.objects import FolderObjects, Objects, ObjectsUnavailable, read_record, remove_older
 from gateway.batches.records import (
     FILE_RECORD,
     FILES,
@@ -35,9 +35,11 @@ from gateway.batches.redis_store import RedisJobStore
 from gateway.batches.runner import Runner
 from gateway.batches.sqlite_store import SqliteJobStore
 from gateway.batches.store import (
+    ROWS_AT_ONCE,
     JobStore,
     JobStoreUnavailable,
     Page,
+    QueueState,
     all_rows,
     file_of,
     file_row,
@@ -56,7 +58,6 @@ LOOK_EVERY_S = 3.0
 SWEEP_EVERY_S = 600.0
 # An upload that has not grown for so long belongs to a gateway that was killed.
 UNFINISHED_S = 6 * 3600.0
-ROWS_AT_ONCE = 200
 # Longer than any job runs.
 JOURNALS_KEEP_S = 2 * 24 * 3600.0
 # Looks at a job before its missing chunks are put into the queue again.
@@ -71,19 +72,19 @@ class OtherObjects(Exception):
     """The gateways of one Redis use different folders or buckets."""
 
 
-class Upkeep:
-    """Upkeep by one process. folder: of the journals.
+class Batches:
+    """Files and jobs of one process, as the API uses them, with their background work.
 
-    problem: why files and jobs cannot be served, None if they can. ready: set once they could be.
+    problem: why they cannot be served, None if they can. ready: set once they could be. state: number of
+    active jobs, and bytes of all files, as they were last seen. folder: of the journals.
     """
 
     def __init__(self, files: Files, jobs: Jobs, folder: Path) -> None:
+        self.files = files
+        self.jobs = jobs
         self.problem: str | None = STARTING
         self.ready = asyncio.Event()
-        # Number of active jobs, and bytes of all files, as they were last seen.
         self.state = 0, 0
-        self._files = files
-        self._jobs = jobs
         self._objects = files.objects
         self._store = files.store
         self._folder = folder
@@ -93,11 +94,21 @@ class Upkeep:
         # Number of a job's finished chunks, and of the looks since it has risen.
         self._stalled: dict[str, tuple[int, int]] = {}
 
-    async def run(self) -> None:
-        """Take steps until cancelled."""
+    async def run(self, server: LineServer) -> None:
+        """Run jobs, and look after what they leave, until cancelled."""
+        upkeep = asyncio.create_task(self._look_forever())
+        try:
+            await self.ready.wait()
+            await Runner(self.files.settings, self.jobs, server, self._folder).run()
+        finally:
+            upkeep.cancel()
+            await asyncio.gather(upkeep, return_exceptions=True)
+            await self._store.aclose()
+
+    async def _look_forever(self) -> None:
         while True:
             try:
-                await self.step()
+                await self._look()
                 self.problem = None
                 self.ready.set()
             except OtherObjects:
@@ -113,7 +124,7 @@ class Upkeep:
                 logger.exception("the upkeep of batches failed")
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def step(self) -> None:
+    async def _look(self) -> None:
         """Look once. Raises: OtherObjects, JobStoreUnavailable, ObjectsUnavailable."""
         beat = await self._store.beat()
         if not self._is_built or beat <= self._beat:
@@ -138,12 +149,12 @@ class Upkeep:
         for name in await self._objects.names(FILES):
             id_, _, kind = name.removeprefix(FILES).partition(".")
             if kind == "json" and await self._store.get(id_) is None:
-                found = await self._objects.read(FILE_RECORD.format(id_))
-                if found is not None:
-                    await self._store.put(file_row(msgspec.json.decode(found, type=FileRecord)))
+                record = await read_record(self._objects, FILE_RECORD.format(id_), FileRecord)
+                if record is not None:
+                    await self._store.put(file_row(record))
         # Only the folders: the objects of all jobs may be millions.
         for id_ in await self._objects.folders(JOBS):
-            if await self._store.get(id_) is None and (job := await self._jobs.rebuild(id_)) is not None:
+            if await self._store.get(id_) is None and (job := await self.jobs.rebuild(id_)) is not None:
                 await self._store.put(job_row(job))
                 logger.info("batch %s was read again from its files: %s", id_, job.status)
 
@@ -152,46 +163,44 @@ class Upkeep:
         active = [job_of(row) for row in await self._store.active()]
         self.state = len(active), await self._store.used_bytes()
         for job in active:
-            if await self._jobs.end_if_done(job):
+            if await self.jobs.end_if_done(job):
                 continue
-            if not await self._store.is_queued(job.id) or await self._is_stalled(job):
+            queue = await self._store.queue_of(job.id)
+            if not queue.is_known or self._is_stalled(job.id, queue):
                 await self._requeue(job)
         current = {job.id for job in active}
         self._stalled = {id_: seen for id_, seen in self._stalled.items() if id_ in current}
 
-    async def _is_stalled(self, job: Job) -> bool:
+    def _is_stalled(self, job: str, queue: QueueState) -> bool:
         """Return whether a job makes no progress although its queue is empty."""
-        done = await self._store.finished(job.id)
-        seen, times = self._stalled.get(job.id, (-1, 0))
-        times = times + 1 if seen == done else 0
-        self._stalled[job.id] = done, times
-        if times < PATIENCE or await self._store.has_chunks(job.id):
-            return False
-        self._stalled[job.id] = done, 0
-        return True
+        seen, looks = self._stalled.get(job, (-1, 0))
+        looks = looks + 1 if seen == queue.finished else 0
+        is_stalled = looks >= PATIENCE and not queue.open
+        self._stalled[job] = queue.finished, 0 if is_stalled else looks
+        return is_stalled
 
     async def _requeue(self, job: Job) -> None:
-        latest = await self._jobs.rebuild(job.id)
+        latest = await self.jobs.rebuild(job.id)
         if latest is None:
             logger.error("batch %s cannot go on: its files are gone", job.id)
-            await self._jobs.forget(job)
+            await self.jobs.forget(job)
         elif latest.is_over:
             # Its gateway was stopped before it had followed the end, or the row was replaced by an older one.
-            await self._jobs.end(FinalRecord(latest))
+            await self.jobs.end(FinalRecord(latest))
         else:
-            await self._jobs.requeue(await self._jobs.put_latest(latest))
+            await self.jobs.requeue(await self.jobs.put_latest(latest))
 
     async def _sweep(self) -> None:
         """Remove what has expired. Rows are removed only after all of them have been read."""
-        now_s, store = self._jobs.now_s(), self._store
+        now_s, store = self.jobs.now_s(), self._store
         inputs = {job_of(row).input_file for row in await store.active()}
         files = all_rows(store, Page("file", None, ROWS_AT_ONCE))
         for record in [file async for row in files if (file := file_of(row)).expires_s <= now_s]:
             if record.id not in inputs:
-                await self._files.discard(record)
+                await self.files.discard(record)
         for id_ in await store.unfinished(round((now_s - UNFINISHED_S) * 1000)):
             await store.remove(id_)
-        before_s = now_s - self._files.settings.keep_s
+        before_s = now_s - self.files.settings.keep_s
         jobs = all_rows(store, Page("batch", None, ROWS_AT_ONCE))
         for job in [job async for row in jobs if ((job := job_of(row)).ended_s or inf) <= before_s]:
             await self._remove_job(job)
@@ -205,31 +214,7 @@ class Upkeep:
         created = JOB_CREATED.format(job.id)
         await self._objects.remove([name for name in found if name != created])
         await self._objects.remove([created])
-        await self._jobs.forget(job)
-
-
-class Batches:
-    """Files and jobs of one process, as the API uses them, with their background work.
-
-    folder: of the journals.
-    """
-
-    def __init__(self, files: Files, jobs: Jobs, folder: Path) -> None:
-        self.files = files
-        self.jobs = jobs
-        self.upkeep = Upkeep(files, jobs, folder)
-        self._folder = folder
-
-    async def run(self, server: LineServer) -> None:
-        """Run jobs, and look after what they leave, until cancelled."""
-        upkeep = asyncio.create_task(self.upkeep.run())
-        try:
-            await self.upkeep.ready.wait()
-            await Runner(self.files.settings, self.jobs, server, self._folder).run()
-        finally:
-            upkeep.cancel()
-            await asyncio.gather(upkeep, return_exceptions=True)
-            await self.files.store.aclose()
+        await self.jobs.forget(job)
 
 
 def open_batches(boot: AppBoot, on_change: OnChange) -> Batches | None:

@@ -1,9 +1,9 @@
-"""Shares of tenants in what one process runs of jobs: slots for chunks, and permits for their lines. Pure.
+"""Shares of tenants in what one process runs of jobs: places for chunks, and permits for their lines. Pure.
 
-Rule: no tenant keeps another one out. A tenant has at most a quarter of the slots. While all are taken, a
+Rule: no tenant keeps another one out. A tenant has at most a quarter of the places. While all are taken, a
 tenant that has none takes one more, and the tenant that has the most gives one back; tenants with one each
-take turns. Validations and chunks of stopped jobs have slots of their own, because they end by themselves and
-other chunks might not.
+take turns. Validations and chunks of stopped jobs have places of their own, because they end by themselves
+and other chunks might not.
 
 Permits are many while the gateway is idle, and one next to interactive calls, because every line on the event
 loop delays the steps of an interactive call by its own. They bound the bytes of results in memory too. The
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 # Chunks of which a process runs lines: more would only wait for permits, and each is in memory.
 CHUNKS_MAX = 16
 CHUNKS_PER_TENANT = CHUNKS_MAX // 4
-# With those that tenants without a slot have taken until others give theirs back.
+# With those that tenants without a place have taken until others give theirs back.
 CHUNKS_LIMIT = 2 * CHUNKS_MAX
 # Of validations and chunks of stopped jobs: one of each tenant.
 BRIEF_MAX = 4
@@ -58,10 +58,10 @@ class Turns:
 
 
 @dataclass(eq=False, slots=True)
-class Slot:
-    """A slot that is taken. since_s: on a clock that never goes back. is_brief: its work ends by itself.
+class ChunkPlace:
+    """A place that is taken. since_s: on a clock that never goes back. is_brief: its work ends by itself.
 
-    gives_way: another tenant needs it; set by `Slots`.
+    gives_way: another tenant needs it; set by `ChunkPlaces`.
     """
 
     tenant: str
@@ -71,25 +71,25 @@ class Slot:
 
 
 @dataclass(slots=True)
-class Slots:
-    """Slots that are taken."""
+class ChunkPlaces:
+    """Places that are taken."""
 
-    taken: set[Slot] = field(default_factory=set)
+    taken: set[ChunkPlace] = field(default_factory=set)
     _turns: Turns = field(default_factory=Turns)
 
-    def take(self, tenant: str, now_s: float, *, is_brief: bool) -> Slot:
-        """Take a slot."""
-        slot = Slot(tenant, now_s, is_brief)
-        self.taken.add(slot)
+    def take(self, tenant: str, now_s: float, *, is_brief: bool) -> ChunkPlace:
+        """Take a place."""
+        place = ChunkPlace(tenant, now_s, is_brief)
+        self.taken.add(place)
         self._turns.note(tenant, now_s)
-        return slot
+        return place
 
-    def give_back(self, slot: Slot) -> None:
-        """Free a slot."""
-        self.taken.discard(slot)
+    def give_back(self, place: ChunkPlace) -> None:
+        """Free a place."""
+        self.taken.discard(place)
 
     def may_take(self, tenant: str, *, is_brief: bool) -> bool:
-        """Return whether a slot is free for a tenant."""
+        """Return whether a place is free for a tenant."""
         of_tenant = self._of_tenant(is_brief=is_brief)
         if is_brief:
             return not of_tenant[tenant] and of_tenant.total() < BRIEF_MAX
@@ -97,30 +97,30 @@ class Slots:
         return of_tenant[tenant] < CHUNKS_PER_TENANT and of_tenant.total() < most
 
     def need(self, tenant: str) -> tuple[int, float]:
-        """Return what sorts the tenant first that has the fewest slots, and took its last one longest ago."""
+        """Return what sorts the tenant first with the fewest places, which took its last one longest ago."""
         return self._of_tenant(is_brief=False)[tenant], self._turns.last(tenant)
 
-    def ask_back(self, now_s: float) -> list[Slot]:
-        """Let the slots give way that are too many, and return them."""
-        chunks = [slot for slot in self.taken if not slot.is_brief]
+    def ask_back(self, now_s: float) -> list[ChunkPlace]:
+        """Let the places give way that are too many, and return them."""
+        chunks = [place for place in self.taken if not place.is_brief]
         have = self._of_tenant(is_brief=False)
-        found: list[Slot] = []
+        found: list[ChunkPlace] = []
         for _ in range(len(chunks) - CHUNKS_MAX):
-            slot = max(
-                (slot for slot in chunks if have[slot.tenant] > 1 or now_s - slot.since_s >= TURN_S),
-                key=lambda slot: (have[slot.tenant], now_s - slot.since_s),
+            place = max(
+                (place for place in chunks if have[place.tenant] > 1 or now_s - place.since_s >= TURN_S),
+                key=lambda place: (have[place.tenant], now_s - place.since_s),
                 default=None,
             )
-            if slot is None:
+            if place is None:
                 break
-            chunks.remove(slot)
-            have[slot.tenant] -= 1
-            slot.gives_way = True
-            found.append(slot)
+            chunks.remove(place)
+            have[place.tenant] -= 1
+            place.gives_way = True
+            found.append(place)
         return found
 
     def _of_tenant(self, *, is_brief: bool) -> Counter[str]:
-        return Counter(slot.tenant for slot in self.taken if slot.is_brief is is_brief)
+        return Counter(place.tenant for place in self.taken if place.is_brief is is_brief)
 
 
 @dataclass(slots=True)

@@ -18,13 +18,13 @@ import msgspec
 from gateway.batches.records import ChunkResult
 from gateway.batches.store import (
     LEASE_S,
+    BoundExceeded,
     ByteBounds,
     JobStoreUnavailable,
     Page,
+    QueueState,
     Row,
     RowBounds,
-    StorageFull,
-    TooManyRows,
 )
 from gateway.config.state_folder import make_private, make_private_folder
 
@@ -64,6 +64,10 @@ HOLD = "UPDATE chunks SET until_s = ? WHERE job = ? AND number = ? AND owner = ?
 FINISH = """
 INSERT INTO chunks (job, number, result, is_done) VALUES (?, ?, ?, 1)
 ON CONFLICT (job, number) DO UPDATE SET result = excluded.result, is_done = 1
+"""
+QUEUE = """
+SELECT count(*) > 0, count(*) FILTER (WHERE NOT is_done), count(result) FILTER (WHERE is_done),
+    coalesce(max(until_s) FILTER (WHERE NOT is_done) < ?, 0) FROM chunks WHERE job = ?
 """
 Result = TypeVar("Result")
 
@@ -180,24 +184,11 @@ class SqliteJobStore:
         found = await self._run(lambda database: database.execute(command, (job,)).fetchall())
         return {int(number): msgspec.msgpack.decode(result, type=ChunkResult) for number, result in found}
 
-    async def finished(self, job: str) -> int:
-        """Return the number of finished chunks."""
-        command = "SELECT count(*) FROM chunks WHERE job = ? AND is_done AND result IS NOT NULL"
-        return await self._number(command, job)
-
-    async def is_queued(self, job: str) -> bool:
-        """Return whether the queue knows the job."""
-        return bool(await self._number("SELECT EXISTS (SELECT 1 FROM chunks WHERE job = ?)", job))
-
-    async def has_chunks(self, job: str) -> bool:
-        """Return whether a chunk of the job is not finished."""
-        command = "SELECT EXISTS (SELECT 1 FROM chunks WHERE job = ? AND NOT is_done)"
-        return bool(await self._number(command, job))
-
-    async def is_idle(self, job: str) -> bool:
-        """Return whether all chunks wait for an owner."""
-        command = "SELECT count(*) > 0 AND max(until_s) < ? FROM chunks WHERE job = ? AND NOT is_done"
-        return bool(await self._number(command, self._now_s(), job))
+    async def queue_of(self, job: str) -> QueueState:
+        """Return the state of a job's queue."""
+        values = self._now_s(), job
+        found = await self._run(lambda database: database.execute(QUEUE, values).fetchone())
+        return msgspec.convert(found, QueueState, strict=False)
 
     async def drop(self, job: str) -> None:
         """Remove a job's chunks."""
@@ -302,23 +293,23 @@ class SqliteJobStore:
 def _check(
     database: sqlite3.Connection, row: Row, bounds: ByteBounds | None, counts: RowBounds | None
 ) -> None:
-    """Check that a row fits. Raises: StorageFull, TooManyRows."""
+    """Check that a row fits. Raises: BoundExceeded."""
     if counts is not None and not _number(
         database, "SELECT count(*) FROM rows WHERE id = ? AND is_shown", row.id
     ):
         active = "SELECT count(*) FROM rows WHERE is_active AND tenant = ?"
         if row.is_active and _number(database, active, row.tenant) >= counts.active:
-            raise TooManyRows(of_active=True)
+            raise BoundExceeded("active")
         shown = "SELECT count(*) FROM rows WHERE tenant = ? AND kind = ? AND is_shown"
         if _number(database, shown, row.tenant, row.kind) >= counts.shown:
-            raise TooManyRows(of_active=False)
+            raise BoundExceeded("shown")
     if bounds is None:
         return
     more = row.bytes - _number(database, f"{BYTES} WHERE id = ?", row.id)
     if more > 0 and _number(database, f"{BYTES} WHERE tenant = ?", row.tenant) + more > bounds.tenant:
-        raise StorageFull(of_tenant=True)
+        raise BoundExceeded("tenant")
     if more > 0 and _number(database, BYTES) + more > bounds.total:
-        raise StorageFull(of_tenant=False)
+        raise BoundExceeded("total")
 
 
 def _number(database: sqlite3.Connection, command: str, *values: object) -> int:

@@ -14,6 +14,7 @@ import msgspec
 from gateway.batches.records import ChunkResult, FileRecord, Job
 
 Kind = Literal["file", "batch"]
+Bound = Literal["tenant", "total", "active", "shown"]
 Record = TypeVar("Record")
 # Number in the queue that stands for the validation of a job's input.
 VALIDATION = -1
@@ -38,20 +39,12 @@ class JobStoreUnavailable(Exception):
     """The store cannot be reached now. The message is safe to log."""
 
 
-class StorageFull(Exception):
-    """A bound on the bytes of files and jobs would be exceeded. of_tenant: by those of one tenant."""
+class BoundExceeded(Exception):
+    """A bound on bytes, of a tenant or in total, or on active or shown rows of a tenant would be exceeded."""
 
-    def __init__(self, *, of_tenant: bool) -> None:
-        super().__init__()
-        self.of_tenant = of_tenant
-
-
-class TooManyRows(Exception):
-    """A bound on the rows of a tenant would be exceeded. of_active: on those that are active."""
-
-    def __init__(self, *, of_active: bool) -> None:
-        super().__init__()
-        self.of_active = of_active
+    def __init__(self, bound: Bound) -> None:
+        super().__init__(bound)
+        self.bound = bound
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -104,13 +97,25 @@ class Page(msgspec.Struct, frozen=True):
     data_bytes: int = PAGE_BYTES
 
 
+class QueueState(msgspec.Struct, frozen=True, array_like=True):
+    """Queue of a job. open: chunks that are not finished. finished: chunks that have a result.
+
+    is_known: the queue knows the job. is_idle: chunks are open, and no owner has one of them.
+    """
+
+    is_known: bool
+    open: int
+    finished: int
+    is_idle: bool
+
+
 class JobStore(Protocol):
     """Rows, chunks and reasons in one store. Every method raises JobStoreUnavailable."""
 
     async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
         """Add or replace a row. bounds: checked if the row takes more bytes. counts: if it is not shown yet.
 
-        Raises: StorageFull, TooManyRows.
+        Raises: BoundExceeded.
         """
 
     async def check(self, row: Row, bounds: ByteBounds, counts: RowBounds) -> None:
@@ -161,17 +166,8 @@ class JobStore(Protocol):
     async def progress(self, job: str) -> dict[int, ChunkResult]:
         """Return the results of finished chunks."""
 
-    async def finished(self, job: str) -> int:
-        """Return the number of finished chunks."""
-
-    async def is_queued(self, job: str) -> bool:
-        """Return whether the queue knows the job."""
-
-    async def has_chunks(self, job: str) -> bool:
-        """Return whether a chunk of the job is in the queue, or in the hands of an owner."""
-
-    async def is_idle(self, job: str) -> bool:
-        """Return whether chunks of the job are in the queue, and no owner has one of them."""
+    async def queue_of(self, job: str) -> QueueState:
+        """Return the state of a job's queue."""
 
     async def drop(self, job: str) -> None:
         """Remove a job's chunks and their results."""

@@ -10,9 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from backends.contract import Embed, Reply, Rerank, Score, Work
-from gateway.cache.entries import Entry, SplitCall, SplitPairs, decode_entry, encode_entry
-from gateway.cache.keys import SHARED, entry_keys, is_cacheable
+from backends.contract import Operation, Reply, Work
+from gateway.cache.entries import SHARED, Entry, SplitCall, decode_entry, encode_entry, entry_keys
 from gateway.events import CacheLookedUp, Observe
 from gateway.vector_spaces.identity import VectorsIdentity
 
@@ -77,7 +76,7 @@ class ItemCache:
             self._unidentified.discard(model)
         elif model not in self._unidentified:
             self._unidentified.add(model)
-            if isinstance(work, Rerank | Score):
+            if work.operation is Operation.RERANK:
                 logger.warning("model %s: its scores are not cached (%s)", model, NO_SCORES_IDENTITY)
             else:
                 logger.warning("model %s: its vectors are not cached (%s)", model, NO_IDENTITY)
@@ -118,16 +117,15 @@ class CallCache:
         self._work: Work | None = None
         self._owner = cache.owner(origin.tenant)
 
-    async def look_up(self, work: Work) -> SplitCall | SplitPairs | None:
+    async def look_up(self, work: Work) -> SplitCall | None:
         """Return the work split into found and missing inputs, None if it cannot be cached."""
         identity, store = self._identity(work), self._cache.store
         self._epoch = store.epoch_of(self._origin.upstream)
         self._cache.report(self._origin.model, work, is_identified=identity is not None)
         if identity is None or self._epoch is None:
             return None
-        if not is_cacheable(work, identity.dimensions, is_cut_plainly=not identity.norm_before_cut):
+        if not work.is_cacheable(identity.dimensions, is_cut_plainly=not identity.norm_before_cut):
             return None
-        assert isinstance(work, Embed | Rerank | Score)
         self._found, self._work = identity, work
         self._keys = entry_keys(work, self._owner, identity.digest, self._epoch)
         entries: list[Entry | None] = [None] * len(self._keys)
@@ -139,16 +137,12 @@ class CallCache:
         # An epoch may have begun during the lookup.
         if not self._is_current():
             return None
-        split = (
-            SplitCall(work, entries, identity.dimensions)
-            if isinstance(work, Embed)
-            else SplitPairs(work, entries)
-        )
+        split = SplitCall(work, entries, identity.dimensions)
         self.use = CacheUse(split.hits, len(split.missing), split.hit_tokens)
         self._cache.observe(CacheLookedUp(self._origin.model, split.hits, len(split.missing)))
         return split
 
-    def keep(self, split: SplitCall | SplitPairs, reply: Reply, tokens: Sequence[int] | None) -> None:
+    def keep(self, split: SplitCall, reply: Reply, tokens: Sequence[int] | None) -> None:
         """Store the outputs of the missing inputs. reply: to them. tokens: of each, None if unknown."""
         if self._is_current():
             entries = split.new_entries(reply, tokens)

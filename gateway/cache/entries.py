@@ -1,19 +1,27 @@
-"""Entries of the cache, and the split of a call into found and missing inputs. Pure.
+"""Keys and entries of the cache, and the split of a call into found and missing inputs. Pure.
 
+A key is everything that a vector or a score depends on, under one SHA-256. It covers the whole work but its
+dimensions, which are cut from the full vector afterwards. A new field of a work is part of the key without a
+change here.
 Invariant: the joined reply has one output per input of the call, in the caller's order, and each is that of
 the entry under the input's own key, or the replica's reply to that input.
 """
 
+import hashlib
 import struct
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from backends.contract import Embed, EmbedReply, Reply, Rerank, RerankReply, Score, Vectors
+from backends.contract import BaseReply, BaseWork, Vectors
 from backends.contract.errors import ReplicaFailed
-from backends.vectors import shape_vectors
 
+# A change of the entries or of the keys needs a new edition.
+KEY_EDITION = b"gateway cache 1"
+# Owner of all entries of a cache whose tenants share them.
+SHARED = "shared"
+LENGTH = struct.Struct("<q")
 # Edition of the encoding, the entry's flags, two reserved bytes, and its tokens.
 HEAD = struct.Struct("<BBxxI")
 EDITION = 1
@@ -21,6 +29,27 @@ FLAGS: dict[bool | None, int] = {False: 0, True: 1, None: 2}
 CUT_OF_FLAG = {flag: is_cut for is_cut, flag in FLAGS.items()}
 BYTES_PER_NUMBER = 4
 TOKENS_MAX = 2**32 - 1
+
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+
+
+def entry_keys(work: BaseWork, owner: str, identity: bytes, epoch: int) -> list[bytes]:
+    """Return the key of each input of a cacheable work.
+
+    owner: of the entries, as `ItemCache.owner` names it. identity: of the outputs that the
+    upstream computes. epoch: number of times that the upstream's entries became invalid.
+    """
+    # The encoding of the options names the kind of work.
+    options = _ENCODER.encode(work.uncut().options())
+    shared = hashlib.sha256(KEY_EDITION)
+    for part in (owner.encode(), identity, LENGTH.pack(epoch), options):
+        shared.update(LENGTH.pack(len(part)) + part)
+    keys = []
+    for content in work.item_keys():
+        own = shared.copy()
+        own.update(content)
+        keys.append(own.digest())
+    return keys
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -50,12 +79,14 @@ def decode_entry(stored: bytes, dimensions: int) -> Entry | None:
     return Entry(stored[HEAD.size :], tokens, CUT_OF_FLAG[flag])
 
 
-class Split:
-    """Inputs of one call that were looked up. entries: of each input, None where there is none."""
+class SplitCall:
+    """Inputs of one call that were looked up. entries: of each, None where there is none. width: of each."""
 
-    def __init__(self, entries: Sequence[Entry | None]) -> None:
+    def __init__(self, work: BaseWork, entries: Sequence[Entry | None], width: int) -> None:
         self.entries = entries
         self.missing = [index for index, entry in enumerate(entries) if entry is None]
+        self._work = work
+        self._width = width
 
     @property
     def hits(self) -> int:
@@ -67,16 +98,19 @@ class Split:
         """Tokens of the inputs that were found."""
         return sum(entry.tokens for entry in self.entries if entry is not None)
 
-    def _entries_of(
-        self, rows: Vectors, tokens: Sequence[int] | None, reply: EmbedReply | RerankReply
-    ) -> list[tuple[int, Entry]]:
+    def missing_work(self) -> BaseWork:
+        """Return the work of the missing inputs, which asks for full vectors."""
+        return self._work.uncut().select(self.missing)
+
+    def new_entries(self, reply: BaseReply, tokens: Sequence[int] | None) -> list[tuple[int, Entry]]:
         """Return the entries of the missing inputs, by input; none unless the tokens of each are known.
 
-        rows: the numbers of each.
+        reply: to `missing_work`. tokens: of each.
         """
-        if tokens is None or sum(tokens) != reply.tokens or not 0 <= max(tokens) <= TOKENS_MAX:
+        rows = self._rows_of(reply)
+        if rows is None or not np.isfinite(rows).all():
             return []
-        if not np.isfinite(rows).all():
+        if tokens is None or sum(tokens) != reply.tokens or not 0 <= max(tokens) <= TOKENS_MAX:
             return []
         cut = None if reply.truncated is None else set(reply.truncated)
         return [
@@ -84,7 +118,30 @@ class Split:
             for place, (index, row, count) in enumerate(zip(self.missing, rows, tokens, strict=True))
         ]
 
-    def _truncated(self, reply: EmbedReply | RerankReply | None) -> tuple[int, ...] | None:
+    def joined(self, reply: BaseReply | None) -> BaseReply:
+        """Return the reply to the whole call. reply: to `missing_work`, None if nothing is missing.
+
+        Raises: ReplicaFailed if it has not one row as wide as those of the entries for each missing input.
+        """
+        rows = np.empty((len(self.entries), self._width), np.float32)
+        for index, entry in enumerate(self.entries):
+            if entry is not None:
+                rows[index] = np.frombuffer(entry.numbers, "<f4")
+        tokens = self.hit_tokens
+        if reply is not None:
+            computed = self._rows_of(reply)
+            if computed is None:
+                raise ReplicaFailed(self._work.row_fault)
+            rows[self.missing] = computed
+            tokens += reply.tokens
+        return self._work.reply_of_rows(rows, tokens, self._truncated(reply), self._input_tokens(reply))
+
+    def _rows_of(self, reply: BaseReply) -> Vectors | None:
+        """Return the numbers of the missing inputs, None if they are not those of entries."""
+        rows = self._work.rows_of(reply)
+        return rows if rows is not None and rows.shape == (len(self.missing), self._width) else None
+
+    def _truncated(self, reply: BaseReply | None) -> tuple[int, ...] | None:
         if any(entry is not None and entry.is_cut is None for entry in self.entries):
             return None
         cut = [index for index, entry in enumerate(self.entries) if entry is not None and entry.is_cut]
@@ -94,99 +151,8 @@ class Split:
             cut += [self.missing[place] for place in reply.truncated]
         return tuple(sorted(cut))
 
-
-class SplitPairs(Split):
-    """Call for the scores of pairs. Each entry has two numbers: the score, and the one to sort it by."""
-
-    def __init__(self, work: Rerank | Score, entries: Sequence[Entry | None]) -> None:
-        super().__init__(entries)
-        self._work = work
-
-    def missing_work(self) -> Rerank | Score:
-        """Return the work of the missing pairs."""
-        work = self._work
-        if isinstance(work, Score):
-            return msgspec.structs.replace(work, pairs=tuple([work.pairs[index] for index in self.missing]))
-        documents = tuple([work.documents[index] for index in self.missing])
-        return msgspec.structs.replace(work, documents=documents)
-
-    def new_entries(self, reply: Reply, tokens: Sequence[int] | None) -> list[tuple[int, Entry]]:
-        """Return the entries of the missing pairs, by pair. reply: to `missing_work`. tokens: of each."""
-        if not isinstance(reply, RerankReply) or reply.scores.shape != (len(self.missing),):
-            return []
-        return self._entries_of(np.stack([reply.scores, reply.order], axis=1), tokens, reply)
-
-    def joined(self, reply: Reply | None) -> RerankReply:
-        """Return the reply to the whole call. reply: to `missing_work`, None if nothing is missing.
-
-        Raises: ReplicaFailed if it does not have one score for each pair.
-        """
-        scores, order = np.empty((2, len(self.entries)), np.float32)
-        for index, entry in enumerate(self.entries):
-            if entry is not None:
-                scores[index], order[index] = np.frombuffer(entry.numbers, "<f4")
-        tokens = self.hit_tokens
-        if reply is None:
-            return RerankReply(scores, tokens, self._truncated(None), order)
-        if not isinstance(reply, RerankReply) or reply.scores.shape != (len(self.missing),):
-            raise ReplicaFailed("the reply has not one score for each pair")
-        scores[self.missing], order[self.missing] = reply.scores, reply.order
-        return RerankReply(scores, tokens + reply.tokens, self._truncated(reply), order)
-
-
-class SplitCall(Split):
-    """Call for the vectors of texts. dimensions: of the model's full vectors."""
-
-    def __init__(self, work: Embed, entries: Sequence[Entry | None], dimensions: int) -> None:
-        super().__init__(entries)
-        self._work = work
-        self._dimensions = dimensions
-
-    def missing_work(self) -> Embed:
-        """Return the work of the missing inputs, which asks for full vectors."""
-        work, missing = self._work, self.missing
-        lengths = work.prompt_characters
-        return msgspec.structs.replace(
-            work,
-            inputs=tuple([work.inputs[index] for index in missing]),
-            prompt_characters=tuple([lengths[index] for index in missing]) if lengths else (),
-            dimensions=None,
-        )
-
-    def new_entries(self, reply: Reply, tokens: Sequence[int] | None) -> list[tuple[int, Entry]]:
-        """Return the entries of the missing texts, by input. reply: to `missing_work`. tokens: of each."""
-        if not isinstance(reply, EmbedReply) or reply.vectors.shape != (len(self.missing), self._dimensions):
-            return []
-        return self._entries_of(reply.vectors, tokens, reply)
-
-    def joined(self, reply: Reply | None) -> EmbedReply:
-        """Return the reply to the whole call. reply: to `missing_work`, None if nothing is missing.
-
-        Raises: ReplicaFailed if its vectors are not as wide as those of the entries.
-        """
-        assert reply is None or isinstance(reply, EmbedReply)
-        vectors = np.empty((len(self.entries), self._dimensions), np.float32)
-        for index, entry in enumerate(self.entries):
-            if entry is not None:
-                vectors[index] = np.frombuffer(entry.numbers, "<f4")
-        if reply is not None:
-            if reply.vectors.shape != (len(self.missing), self._dimensions):
-                raise ReplicaFailed("the replicas of this model give vectors of different widths")
-            vectors[self.missing] = reply.vectors
-        tokens = self.hit_tokens + (0 if reply is None else reply.tokens)
-        return EmbedReply(self._cut(vectors), tokens, self._truncated(reply), self._input_tokens(reply))
-
-    def _cut(self, vectors: Vectors) -> Vectors:
-        work = self._work
-        if work.dimensions is None or work.dimensions == self._dimensions:
-            return vectors
-        return shape_vectors(vectors, dimensions=work.dimensions, normalize=work.normalize)
-
-    def _input_tokens(self, reply: EmbedReply | None) -> tuple[int, ...] | None:
-        computed: Sequence[int] = ()
-        if reply is not None:
-            if reply.input_tokens is None:
-                return None
-            computed = reply.input_tokens
-        counts = iter(computed)
+    def _input_tokens(self, reply: BaseReply | None) -> tuple[int, ...] | None:
+        if reply is not None and reply.input_tokens is None:
+            return None
+        counts = iter(reply.input_tokens or () if reply is not None else ())
         return tuple([next(counts) if entry is None else entry.tokens for entry in self.entries])

@@ -1,17 +1,17 @@
 -- Store entries with a time to live, as long as all live entries together stay within a bound, and those of their
 -- owner within a share of it.
--- KEYS: bytes written by time slot (hash), the same of the owner, and one key per entry.
--- ARGV[1], msgpack: ttl and slot (ms), bytes (the bound), share (an owner may hold so many times what stays free; 0:
+-- KEYS: bytes written by part of the time to live (hash), the same of the owner, and one key per entry.
+-- ARGV[1], msgpack: ttl and part (ms), bytes (the bound), share (an owner may hold so many times what stays free; 0:
 --   all), overhead (bytes of an entry besides key and value), values.
--- An entry that is alive was written at most a ttl ago. The bytes written in the slots since then are therefore
+-- An entry that is alive was written at most a ttl ago. The bytes written in the parts since then are therefore
 -- an upper bound of the bytes of all live entries.
 -- Returns msgpack: entries stored, and the upper bound of live bytes.
 local argument = cmsgpack.unpack(ARGV[1])
 local time = redis.call('TIME')
-local slot = math.floor((time[1] * 1000 + math.floor(time[2] / 1000)) / argument.slot)
-local oldest = slot - math.ceil(argument.ttl / argument.slot)
+local part = math.floor((time[1] * 1000 + math.floor(time[2] / 1000)) / argument.part)
+local oldest = part - math.ceil(argument.ttl / argument.part)
 
--- Return the bytes of the live slots, and remove the others.
+-- Return the bytes of the live parts, and remove the others.
 local function live_bytes(key)
   local live, past, written = 0, {}, redis.call('HGETALL', key)
   for at = 1, #written, 2 do
@@ -38,8 +38,8 @@ for index, value in ipairs(argument.values) do
 end
 if size > 0 then
   for index = 1, 2 do
-    redis.call('HINCRBY', KEYS[index], slot, size)
-    redis.call('PEXPIRE', KEYS[index], argument.ttl + 2 * argument.slot)
+    redis.call('HINCRBY', KEYS[index], part, size)
+    redis.call('PEXPIRE', KEYS[index], argument.ttl + 2 * argument.part)
   end
 end
 return cmsgpack.pack({stored, live + size})

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.cache.keys import SHARED
+from gateway.cache.entries import SHARED
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
@@ -24,8 +24,8 @@ EPOCHS = f"{PREFIX}epochs"
 PUT = load_script("put", package="gateway.cache")
 # Of Redis for one key with a time to live, in addition to key and value.
 ENTRY_OVERHEAD = 150
-# Finer slots free bytes sooner after their entries have expired.
-SLOTS = 8
+# Finer parts of a time to live free bytes sooner after their entries have expired.
+TTL_PARTS = 8
 # An owner may hold this many times what stays free: three quarters of the bound, if it is alone.
 SHARE = 3
 # Keys of one MGET, and entries of one script call: Redis runs one command at a time.
@@ -184,10 +184,10 @@ class RedisStore:
         await self._clients.writer.aclose()
 
     async def _write(self, entries: Sequence[tuple[bytes, bytes]], owner: str, size: int) -> None:
-        ttl_ms = max(SLOTS, round(self._bounds.ttl_s * 1000))
+        ttl_ms = max(TTL_PARTS, round(self._bounds.ttl_s * 1000))
         argument = {
             "ttl": ttl_ms,
-            "slot": -(-ttl_ms // SLOTS),
+            "part": -(-ttl_ms // TTL_PARTS),
             "bytes": self._bounds.bytes,
             "share": 0 if owner == SHARED else SHARE,
             "overhead": ENTRY_OVERHEAD,

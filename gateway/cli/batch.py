@@ -1,25 +1,39 @@
-"""`gateway batch submit | list | status | fetch | cancel`: batches of a running gateway, over its API."""
+"""`gateway batch submit | list | status | fetch | cancel`: batches of a running gateway, over its API.
+
+Files with results get their names when they are complete, and nothing else is written: `fetch` neither
+follows nor replaces links, and replaces files only with --force.
+"""
 
 import argparse
+import os
 import re
+import sys
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import IO, Annotated, Literal, TypeAlias, get_args
+from urllib.parse import quote
 
 import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
 
-from gateway.cli.batch_results import BYTES_MAX, Target, check_targets, fetch_file
-from gateway.cli.batch_state import Batch, BatchPage, describe, progress_bar, show_batch, show_batches
-from gateway.cli.check import show_problems
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
 from gateway.cli.operator_options import add_key_options, caller_url, operator_key
-from gateway.cli.output import show_line
+from gateway.cli.output import NONE, show_line, show_problems, show_table, span
 from gateway.cli.printable import printable
 from gateway.config.problems import ConfigError
 
 Endpoint = Literal["/v1/embeddings", "/v2/rerank", "/score"]
+# Of one file, if no other bound is given: what a gateway keeps of one tenant, if no other is configured.
+BYTES_MAX = 10 * 1024 * 1024 * 1024
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+PROBLEMS_SHOWN = 20
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 TIMEOUT_S = 60.0
 POLL_S = 1.0
 # A gateway that restarts is back by then.
@@ -30,10 +44,79 @@ LIST_MAX = 100
 ID = re.compile(r"batch_[A-Za-z0-9_-]{1,200}")
 
 
+class Counts(msgspec.Struct):
+    """Lines of a batch. unexecuted: of those that failed, the ones that were never run."""
+
+    total: Count
+    completed: Count
+    failed: Count
+    unexecuted: Count = 0
+
+    @property
+    def failed_runs(self) -> int:
+        """Number of lines that were run and failed."""
+        return max(0, self.failed - self.unexecuted)
+
+
+class LineProblem(msgspec.Struct):
+    """Reason why a batch failed."""
+
+    message: str
+    line: Count | None = None
+
+
+class LineProblems(msgspec.Struct):
+    """Reasons why a batch failed."""
+
+    data: list[LineProblem]
+
+
+class Batch(msgspec.Struct):
+    """A batch, as far as it is shown. wait_reason: why its lines wait."""
+
+    id: str
+    status: str
+    request_counts: Counts
+    created_at: Count = 0
+    model: str | None = None
+    errors: LineProblems | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    wait_reason: str | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether no state follows."""
+        return self.status in ENDED
+
+
+class BatchPage(msgspec.Struct):
+    """Batches, newest first."""
+
+    data: list[Batch]
+    has_more: bool
+
+
 class File(msgspec.Struct):
     """A file that was uploaded."""
 
     id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """File that is written. replaces: also if there is one of that name."""
+
+    path: Path
+    replaces: bool
+
+    def check(self) -> None:
+        """Check that the file may be written now. Raises: RequestRefused."""
+        path = self.path
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise RequestRefused(f"{path} is a link or no file, and is not replaced")
+        if path.exists() and not self.replaces:
+            raise RequestRefused(f"{path} exists: choose another name, or replace it with --force")
 
 
 def add_batch_options(parser: argparse.ArgumentParser) -> None:
@@ -177,7 +260,10 @@ def _fetch(client: GatewayClient, options: argparse.Namespace) -> int:
     id_: str = options.batch
     to, errors = options.to or Path(f"{id_}.jsonl"), options.errors or Path(f"{id_}.errors.jsonl")
     targets = Target(to, options.force), Target(errors, options.force)
-    check_targets(*targets)
+    if to.absolute() == errors.absolute():
+        raise RequestRefused(f"{to}: results and failed lines need a file each")
+    for target in targets:
+        target.check()
     found = _state(client, id_)
     if not found.has_ended:
         show_line(f"{id_} is {found.status}; its results can be fetched when it has ended")
@@ -190,15 +276,14 @@ def _fetch(client: GatewayClient, options: argparse.Namespace) -> int:
 
 
 def _fetch_file(client: GatewayClient, file_id: str, target: Target, bytes_max: int) -> None:
-    with progress_bar() as progress:
+    path = f"/v1/files/{quote(file_id, safe='')}/content"
+    with progress_bar() as progress, _unfinished(target) as file:
         task = progress.add_task("fetching", total=None)
-        fetch_file(
-            client,
-            file_id,
-            target,
-            bytes_max,
-            lambda done, size: progress.update(task, completed=done, total=size),
-        )
+
+        def show(done: int, size: int) -> None:
+            progress.update(task, completed=done, total=size)
+
+        client.download(path, file, show, bytes_max)
 
 
 def _path(batch_id: str) -> str:
@@ -215,3 +300,81 @@ def _batch_id(text: str) -> str:
     if not ID.fullmatch(text):
         raise argparse.ArgumentTypeError("an id is `batch_` with letters, digits, `_` and `-` behind it")
     return text
+
+
+@contextmanager
+def _unfinished(target: Target) -> Iterator[IO[bytes]]:
+    """Open a new file that becomes the target if the block succeeds, and is deleted if not."""
+    path = target.path
+    part = path.with_name(f"{path.name}.part")
+    try:
+        # Follows no link either.
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except FileExistsError as error:
+        raise RequestRefused(
+            f"{part} exists: another command writes it, or one was killed; delete it in that case"
+        ) from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        target.check()
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def show_batch(batch: Batch) -> None:
+    """Print the state of a batch, with its problems on standard error."""
+    counts = batch.request_counts
+    unexecuted = f", {counts.unexecuted} not run" if counts.unexecuted else ""
+    print(
+        f"{batch.id} is {batch.status}: {counts.completed} of {counts.total} lines completed, "
+        f"{counts.failed_runs} failed{unexecuted}"
+    )
+    if batch.wait_reason is not None:
+        show_line(f"it waits: {batch.wait_reason}")
+    for problem in (batch.errors.data if batch.errors else [])[:PROBLEMS_SHOWN]:
+        place = "" if problem.line is None else f"line {problem.line}: "
+        show_line(f"{place}{problem.message}")
+
+
+def show_batches(page: BatchPage) -> None:
+    """Print a table of batches."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("batch", "status", "lines", "failed", "not run", "model", "created", "waits for"):
+        table.add_column(column, justify="right" if column in {"lines", "failed", "not run"} else "left")
+    for batch in page.data:
+        counts = batch.request_counts
+        done = f"{counts.completed + counts.failed_runs} of {counts.total}" if counts.total else NONE
+        failed, unexecuted = (
+            (str(counts.failed_runs), str(counts.unexecuted)) if counts.total else (NONE, NONE)
+        )
+        age = f"{span(time.time() - batch.created_at)} ago"
+        table.add_row(
+            batch.id,
+            batch.status,
+            done,
+            failed,
+            unexecuted,
+            batch.model or NONE,
+            age,
+            # Cut on a terminal; `gateway batch status` shows the whole reason.
+            Text(printable(batch.wait_reason or NONE), no_wrap=True, overflow="ellipsis"),
+        )
+    show_table(table)
+    if page.has_more:
+        show_line("there are older ones: pass a higher --limit")
+
+
+def describe(batch: Batch) -> str:
+    """Return the text next to the progress bar of a batch."""
+    reason = "" if batch.wait_reason is None else f", waits: {batch.wait_reason}"
+    return printable(f"{batch.status}{reason}")
+
+
+def progress_bar() -> Progress:
+    """Return a progress bar on standard error, which is drawn on terminals only."""
+    description = TextColumn("{task.description}", markup=False)
+    columns = description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())

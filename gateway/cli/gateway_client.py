@@ -1,23 +1,24 @@
 """HTTP client of a running gateway, for commands that query it.
 
-It follows no redirect, so that a key goes only to the address that was given.
+It follows no redirect, so that a key goes only to the address that was given, and uses no proxy of the
+environment. It loads httpx when a command calls, because every command imports its errors.
 """
 
-import http.client
-import os
-import secrets
 import ssl
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, BinaryIO, TypeVar
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
+if TYPE_CHECKING:
+    import httpx
+
 TIMEOUT_S = 3.0
 SUCCESSES = (200, 201, 204)
 REPLY_BYTES_MAX = 16 * 1024 * 1024
-BLOCK_BYTES = 256 * 1024
 MESSAGE_CHARACTERS_MAX = 300
 
 Body = TypeVar("Body")
@@ -35,22 +36,36 @@ class GatewayClient:
     """Client that reconnects after any failure.
 
     url: scheme, host and port. key: sent with each request. ca: authority of the gateway's certificate.
-    timeout_s: of each request.
+    timeout_s: of each step of a request.
     Raises: RequestRefused if the URL or the file of `ca` cannot be used.
     """
 
     def __init__(
         self, url: str, key: str | None, ca: Path | None = None, timeout_s: float = TIMEOUT_S
     ) -> None:
-        parts = urlsplit(url)
+        import httpx
+
         # Without a name and a password, which a URL may contain.
         shown = url.rpartition("@")[2]
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        parts, base = urlsplit(""), None
+        with suppress(ValueError, httpx.InvalidURL):
+            parts = urlsplit(url)
+            if parts.scheme in ("http", "https") and parts.hostname:
+                base = httpx.URL(scheme=parts.scheme, host=parts.hostname, port=parts.port)
+        if base is None:
             raise RequestRefused(f"{shown} is not an address such as http://127.0.0.1:8080")
-        self._connection = _connection(parts.scheme, parts.hostname, _port(parts.netloc, shown), ca)
-        self._connection.timeout = timeout_s
         self._address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            if base.scheme == "https":
+                context = ssl.create_default_context(cafile=ca)
+        except OSError as error:
+            raise RequestRefused(f"{ca} cannot be used: {error.strerror or error}") from error
+        self._has_key = bool(key)
+        headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
+        self._client = httpx.Client(
+            base_url=base, headers=headers, timeout=timeout_s, verify=context, trust_env=False
+        )
 
     def get(self, path: str, kind: type[Body]) -> Body:
         """Return the JSON reply as a struct. Raises: GatewayUnavailable, RequestRefused."""
@@ -69,13 +84,11 @@ class GatewayClient:
         kind: type[Body],
     ) -> Body:
         """Send a form whose last field is a file, in blocks. Raises: GatewayUnavailable, RequestRefused."""
-        boundary = secrets.token_hex(16)
-        form = _Form(boundary, fields, file, on_progress)
-        headers = {
-            "content-type": f"multipart/form-data; boundary={boundary}",
-            "content-length": str(form.size),
-        }
-        return self._decode(self._checked("POST", path, form.blocks(), headers), kind)
+        name = Path(file.name).name.encode(errors="replace").decode()
+        with self._reply(
+            "POST", path, data=fields, files={"file": (name, _Upload(file, on_progress))}
+        ) as reply:
+            return self._decode(self._checked(reply), kind)
 
     def download(
         self, path: str, file: IO[bytes], on_progress: Callable[[int, int], object], bytes_max: int
@@ -84,57 +97,65 @@ class GatewayClient:
 
         Raises: GatewayUnavailable, RequestRefused.
         """
-        try:
-            self._connection.request("GET", path, headers=self._headers)
-            response = self._connection.getresponse()
-            if response.status != 200:
-                self._check(response.status, response.read(REPLY_BYTES_MAX))
-            size, done = response.length or 0, 0
+        with self._reply("GET", path) as reply:
+            if reply.status_code != 200:
+                self._checked(reply)
+            size, done = int(reply.headers.get("content-length", "0")), 0
             self._check_size(size, bytes_max)
-            while block := response.read(BLOCK_BYTES):
+            for block in reply.iter_raw():
                 done += len(block)
                 self._check_size(done, bytes_max)
                 file.write(block)
                 on_progress(done, size)
-        except http.client.HTTPException as error:
-            self.close()
-            raise GatewayUnavailable(f"the gateway at {self._address} ended its reply early") from error
-        if done < size:
-            self.close()
-            raise GatewayUnavailable(f"the gateway at {self._address} ended its reply early")
 
     def send(self, method: str, path: str, content: object = None) -> bytes:
         """Return the body of a reply that reports success. Raises: GatewayUnavailable, RequestRefused."""
         body = None if content is None else msgspec.json.encode(content)
         headers = {} if body is None else {"content-type": "application/json"}
-        return self._checked(method, path, body, headers)
+        with self._reply(method, path, content=body, headers=headers) as reply:
+            return self._checked(reply)
 
-    def _checked(
-        self, method: str, path: str, sent: bytes | Iterator[bytes] | None, headers: Mapping[str, str]
-    ) -> bytes:
-        """Return the body of a reply that reports success. Raises: GatewayUnavailable, RequestRefused."""
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    @contextmanager
+    def _reply(self, method: str, path: str, **sent: Any) -> "Iterator[httpx.Response]":
+        """Send a request and yield its reply, whose body is not read yet. Raises: GatewayUnavailable."""
+        import httpx
+
+        is_answered = False
         try:
-            status, body = self._request(method, path, sent, headers)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            with self._client.stream(method, path, **sent) as reply:
+                is_answered = True
+                yield reply
+        except httpx.HTTPError as error:
+            if is_answered and isinstance(error, httpx.RemoteProtocolError):
+                raise GatewayUnavailable(f"the gateway at {self._address} ended its reply early") from error
+            cause: BaseException | None = error
+            while cause is not None and not getattr(cause, "strerror", None):
+                cause = cause.__context__
+            reason = getattr(cause, "strerror", None) or str(error) or type(error).__name__
             raise GatewayUnavailable(f"the gateway at {self._address} does not answer: {reason}") from error
-        self._check(status, body)
-        return body
 
-    def _check(self, status: int, body: bytes) -> None:
-        """Check the status of a reply. Raises: GatewayUnavailable, RequestRefused."""
-        if status in SUCCESSES:
-            return
-        words = f"the gateway at {self._address} returned {status}: {_error_message(body)}"
-        if status >= 500:
+    def _checked(self, reply: "httpx.Response") -> bytes:
+        """Return the body of a reply that reports success. Raises: GatewayUnavailable, RequestRefused."""
+        body = bytearray()
+        for block in reply.iter_raw():
+            body += block
+            if len(body) > REPLY_BYTES_MAX:
+                break
+        if reply.status_code in SUCCESSES:
+            return bytes(body)
+        words = f"the gateway at {self._address} returned {reply.status_code}: {_error_message(body)}"
+        if reply.status_code >= 500:
             raise GatewayUnavailable(words)
-        raise RequestRefused(f"{words}{self._hint(status)}")
+        if reply.status_code == 401 and not self._has_key:
+            words += "; set the key in GATEWAY_API_KEY, or pass a file with --key-file"
+        raise RequestRefused(words)
 
     def _check_size(self, size: int, bytes_max: int) -> None:
-        """Close the connection if a reply has too many bytes. Raises: RequestRefused."""
         if size > bytes_max:
-            self.close()
             raise RequestRefused(f"a file of the gateway at {self._address} has more than {bytes_max} bytes")
 
     def _decode(self, body: bytes, kind: type[Body]) -> Body:
@@ -143,75 +164,28 @@ class GatewayClient:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RequestRefused(f"the server at {self._address} is not a gateway of this release") from error
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
 
-    def _hint(self, status: int) -> str:
-        """Explain where the key comes from, if none was sent."""
-        if status != 401 or self._headers:
-            return ""
-        return "; set the key in GATEWAY_API_KEY, or pass a file with --key-file"
+class _Upload:
+    """File that reports how many of its bytes were read."""
 
-    def _request(
-        self, method: str, path: str, sent: bytes | Iterator[bytes] | None, headers: Mapping[str, str]
-    ) -> tuple[int, bytes]:
-        self._connection.request(method, path, sent, {**self._headers, **headers})
-        response = self._connection.getresponse()
-        body = response.read(REPLY_BYTES_MAX)
-        if not response.isclosed():
-            self.close()
-        return response.status, body
-
-
-class _Form:
-    """Form whose last field is a file, which is read while it is sent. on_progress: gets the bytes so far."""
-
-    def __init__(
-        self, boundary: str, fields: Mapping[str, str], file: BinaryIO, on_progress: Callable[[int], object]
-    ) -> None:
-        head = "".join(
-            f'--{boundary}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-            for name, value in fields.items()
-        )
-        # Percent signs for what would end the name, as browsers write them.
-        name = Path(file.name).name.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
-        file_head = f'content-disposition: form-data; name="file"; filename="{name}"'
-        self._head = f"{head}--{boundary}\r\n{file_head}\r\n\r\n".encode(errors="replace")
-        self._end = f"\r\n--{boundary}--\r\n".encode()
+    def __init__(self, file: BinaryIO, on_progress: Callable[[int], object]) -> None:
         self._file = file
         self._on_progress = on_progress
-        self.size = len(self._head) + os.fstat(file.fileno()).st_size + len(self._end)
+        self._sent = 0
 
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the form."""
-        yield self._head
-        sent = 0
-        while block := self._file.read(BLOCK_BYTES):
-            yield block
-            sent += len(block)
-            self._on_progress(sent)
-        yield self._end
+    def fileno(self) -> int:
+        """Return the descriptor, from which httpx takes the size."""
+        return self._file.fileno()
 
-
-def _connection(scheme: str, host: str, port: int | None, ca: Path | None) -> http.client.HTTPConnection:
-    if scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-    try:
-        context = ssl.create_default_context(cafile=ca)
-    except OSError as error:
-        raise RequestRefused(f"{ca} cannot be used: {error.strerror or error}") from error
-    return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes."""
+        block = self._file.read(size)
+        self._sent += len(block)
+        self._on_progress(self._sent)
+        return block
 
 
-def _port(netloc: str, shown: str) -> int | None:
-    try:
-        return urlsplit(f"//{netloc}").port
-    except ValueError as error:
-        raise RequestRefused(f"{shown} is not an address such as http://127.0.0.1:8080") from error
-
-
-def _error_message(body: bytes) -> str:
+def _error_message(body: bytes | bytearray) -> str:
     try:
         fields = msgspec.json.decode(body, type=Mapping[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -7,10 +7,10 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gateway.cli.check import show_problems
 from gateway.cli.named_models import (
     ServerKey,
     UnusableModel,
@@ -18,13 +18,15 @@ from gateway.cli.named_models import (
     sections_of,
     server_key,
 )
-from gateway.cli.output import show_line, write_document
-from gateway.config.editor_schema import NAME, editor_line, editor_schema
+from gateway.cli.output import show_line, show_problems, write_document
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.config.yaml_parser import format_yaml
 
+# The JSON Schema of router.yaml for editors, in the package and next to a file.
+SCHEMA_NAME = "router.schema.json"
+SCHEMA = files("gateway.config") / SCHEMA_NAME
 LISTEN, STORE = "127.0.0.1:8080", "memory"
 HEADING = """\
 # Configuration of the embedding gateway. `gateway check` reports its mistakes, `gateway serve` starts it, and
@@ -51,6 +53,16 @@ TENANTS = """\
 """
 
 Ask = Callable[[str], str]
+
+
+def editor_schema() -> str:
+    """Return the text of the JSON Schema of router.yaml."""
+    return SCHEMA.read_text(encoding="utf-8")
+
+
+def editor_line(place: str = SCHEMA_NAME) -> str:
+    """Return the comment by which editors find the schema. place: its path from the folder of the file."""
+    return f"# yaml-language-server: $schema={place}\n"
 
 
 def add_init_options(parser: argparse.ArgumentParser) -> None:
@@ -171,11 +183,12 @@ def _write(path: Path, text: str) -> None:
     # Fails if another program has written the file meanwhile.
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
-    with suppress(FileExistsError), path.with_name(NAME).open("x", encoding="utf-8") as schema:
+    with suppress(FileExistsError), path.with_name(SCHEMA_NAME).open("x", encoding="utf-8") as schema:
         schema.write(editor_schema())
 
 
 def _show_result(path: Path, config: Config) -> None:
     option = "" if path == Path("router.yaml") else f" -c {path}"
-    print(f"wrote {path} with {', '.join(config.models)}; its schema for editors is {path.with_name(NAME)}")
+    schema = path.with_name(SCHEMA_NAME)
+    print(f"wrote {path} with {', '.join(config.models)}; its schema for editors is {schema}")
     print(f"start it: gateway serve{option}")

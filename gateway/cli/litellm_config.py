@@ -4,18 +4,24 @@ Whatever cannot be carried over is reported with the reason: nothing is left out
 the result: they become references to variables of the environment.
 """
 
+import argparse
 import hashlib
 import math
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from decimal import Decimal
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec.yaml
+from rich.markup import escape
 
-from gateway.cli.litellm_deployments import Deployments
-from gateway.cli.litellm_providers import NotServed, upstream_of
+from backends.contract import ServerKind
+from backends.kinds import KINDS
+from backends.openai.kind import OPENAI
+from gateway.cli.output import CleanConsole, write_document
 from gateway.config.money import TOKENS_OF_PRICE, token_price
 
 HEADING = "# Written by `gateway import litellm`; docs/configuration.md describes all keys.\n"
@@ -73,15 +79,22 @@ MASTER_KEY_WARNING = (
     "admin.keys has the SHA-256 of LiteLLM's master key, from which a chosen key can be "
     "guessed: keep the file private, and use a random key"
 )
+AZURE, AZURE_VERSION = "azure", "2024-10-21"
+# A part of a whole, as LiteLLM allows for weights, becomes a whole number.
+WEIGHT_SCALE = 100
 # As many hexadecimal digits as make 80 bits, and letters of which they have more with near certainty.
 RANDOM_LENGTH, RANDOM_LETTERS = 20, 8
 
-
 Found = TypeVar("Found")
+Params: TypeAlias = Mapping[str, Any]
 
 
 class Unreadable(Exception):
     """A file that is no configuration of LiteLLM, or has nothing for this gateway. For a person."""
+
+
+class NotServed(Exception):
+    """A provider whose API no backend speaks, or an entry without an address."""
 
 
 class Imported(NamedTuple):
@@ -118,6 +131,55 @@ class References:
         return self.to(value, "") if is_reference(value) else literal(value)
 
 
+class Deployments:
+    """Deployments of one name as upstreams of one model. upstream: name of the first one. served: the model.
+
+    Equal deployments are the replicas of one upstream. Others become upstreams of their own, with their
+    weights and orders, if they serve the same model: the gateway compares their vectors before it uses them
+    together.
+    """
+
+    def __init__(self, upstream: str, served: str) -> None:
+        self._first = upstream
+        self._served = _base_name(served)
+        # By upstream: its settings, and the weight and the order of its deployments, None if absent.
+        self._settings: dict[str, dict[str, Any]] = {}
+        self._parts: dict[str, tuple[float | None, int | None]] = {}
+
+    def add(
+        self, served: str, settings: dict[str, Any], params: Mapping[str, Any], taken: Collection[str]
+    ) -> str:
+        """Add a deployment and return its upstream. taken: names of all upstreams. Raises: NotServed."""
+        if _base_name(served) != self._served:
+            raise NotServed("another entry of this name has another model")
+        part = _number(params.get("weight")), _whole(params.get("order"))
+        for name, known in self._settings.items():
+            if part == self._parts[name] and _without_replicas(known) == _without_replicas(settings):
+                replicas = [*known.get("replicas", ()), *settings.get("replicas", ())]
+                known["replicas"] = list(dict.fromkeys(replicas))
+                return name
+        name, number = self._first, 1
+        while name in taken:
+            number += 1
+            name = f"{self._first}-{number}"
+        self._settings[name], self._parts[name] = settings, part
+        return name
+
+    def model(self) -> dict[str, Any]:
+        """Return the model of the name, as in router.yaml."""
+        if len(self._settings) == 1:
+            return {"upstream": next(iter(self._settings))}
+        is_whole = all(weight is None or weight.is_integer() for weight, _ in self._parts.values())
+        scale = 1 if is_whole else WEIGHT_SCALE
+        members = []
+        for name, (weight, order) in self._parts.items():
+            # Without weights, calls are spread over all deployments alike.
+            share = len(self._settings[name].get("replicas", ())) or 1 if weight is None else weight
+            member = {"name": name, "weight": max(1, round(share * scale))}
+            members.append(member if order is None else member | {"priority": order})
+        return {"upstreams": members}
+
+
 class Models:
     """Models and their upstreams, gathered entry by entry."""
 
@@ -150,7 +212,7 @@ class Models:
 
     def _settings(self, place: str, name: str, kind: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the upstream of one entry. Raises: NotServed."""
-        provider, _, model = kind.partition("/") if "/" in kind else ("openai", "/", kind)
+        provider, _, model = kind.partition("/") if "/" in kind else (OPENAI.name, "/", kind)
         base, key = params.get("api_base") or params.get("base_url"), params.get("api_key")
         address = self._references.resolved(base) if base else None
         if address is not None and SECRET_ADDRESS.match(address):
@@ -356,3 +418,112 @@ def _master_key(key: object, references: References) -> dict[str, Any] | None:
             "`gateway keys create TENANT --scope admin` makes another"
         )
     return {"digest": f"sha256:{digest}", "scopes": ["embed", "rerank", "tokenize", "metrics", "admin"]}
+
+
+def _base_name(served: str) -> str:
+    """Return a model's name without provider and organization, which differ between providers."""
+    return served.rpartition("/")[2].lower()
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _without_replicas(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != "replicas"}
+
+
+class Provided(NamedTuple):
+    """Settings of an upstream, and the variable from which LiteLLM takes a key that is not written."""
+
+    settings: dict[str, Any]
+    key_variable: str | None
+
+
+def upstream_of(provider: str, model: str, base: str | None, params: Params) -> Provided:
+    """Return the upstream of a provider's model. base: `api_base`. Raises: NotServed."""
+    open_provider = OPENERS.get(provider)
+    if open_provider is None:
+        raise NotServed(f"no backend speaks the API of {provider!r}")
+    return open_provider(provider, model, base, params)
+
+
+def _azure(_: str, model: str, base: str | None, params: Params) -> Provided:
+    if base is None:
+        raise NotServed("it has no `api_base`")
+    version = params.get("api_version") or AZURE_VERSION
+    address = f"{base.rstrip('/')}/openai/deployments/{model}?api-version={version}"
+    settings = {"backend": OPENAI.name, "model": model, "replicas": [address], "api_key_header": "api-key"}
+    return Provided(settings, "AZURE_API_KEY")
+
+
+def _served(kind: ServerKind, provider: str, model: str, base: str | None, _: Params) -> Provided:
+    known = kind.litellm[provider]
+    address = base or known.address
+    if address is None and kind.address is None:
+        raise NotServed("it has no `api_base`")
+    settings: dict[str, Any] = {"backend": kind.name}
+    if kind.is_multiple:
+        settings["model"] = model
+    if address is not None:
+        settings["replicas"] = [address.removesuffix(known.suffix)]
+    if kind.needs_tokenizer:
+        settings["tokenizer"] = model
+    return Provided(settings, known.key_variable)
+
+
+OPENERS: dict[str, Callable[[str, str, str | None, Params], Provided]] = {
+    AZURE: _azure,
+    **{name: partial(_served, kind) for kind in KINDS.values() for name in kind.litellm},
+}
+
+
+def add_import_options(parser: argparse.ArgumentParser) -> None:
+    """Add the sources of `gateway import` and their options to its parser."""
+    sources = parser.add_subparsers(dest="source", required=True, metavar="source")
+    litellm = sources.add_parser("litellm", help="a config.yaml of LiteLLM's proxy")
+    litellm.add_argument("file", type=Path, help="the config.yaml")
+    litellm.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="where to write; it must not exist (default: print)"
+    )
+
+
+def import_config(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Print or write the configuration; report what it leaves out; return 1 if there is none."""
+    errors = CleanConsole(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+    try:
+        found = import_litellm(options.file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, Unreadable) as error:
+        errors.print(f"[red]{escape(str(options.file))}[/]: {escape(str(error))}")
+        return 1
+    if options.output is None:
+        write_document(found.text)
+    else:
+        try:
+            _write(options.output, found.text)
+        except OSError as error:
+            errors.print(f"[red]{escape(str(options.output))}[/]: {escape(error.strerror or str(error))}")
+            return 1
+    for line in found.left_out:
+        errors.print(f"left out  {escape(line)}")
+    for line in found.warnings:
+        errors.print(f"note  {escape(line)}")
+    missing = [name for name in found.variables if name not in environment]
+    if missing:
+        errors.print(f"set before the start: {escape(', '.join(missing))}")
+    for name in (name for name in missing if name.endswith("_SHA256")):
+        key = name.removesuffix("_SHA256")
+        errors.print(escape(f'  export {name}="$(printf %s "${key}" | sha256sum | cut -d " " -f 1)"'))
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a new file, with digests of keys, that only this user can read. Raises: OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)

@@ -5,12 +5,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from gateway import __version__
 from gateway.cli.printable import escape_unprintable
 from gateway.config.state_folder import home_for_libraries
+from gateway.processes.launch import import_unscanned
 
 EPILOG = """\
 environment:
@@ -37,7 +37,7 @@ class Command(NamedTuple):
 
 def _function(place: str) -> Callable[..., Any]:
     module, _, name = place.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), name)
+    found: Callable[..., Any] = getattr(import_unscanned(module), name)
     return found
 
 
@@ -88,13 +88,13 @@ COMMANDS = {
         "list, create, start, stop, restart and delete instances of a running gateway, and show their logs",
     ),
     "import": Command(
-        "gateway.cli.import_config:add_import_options",
-        "gateway.cli.import_config:import_config",
+        "gateway.cli.litellm_config:add_import_options",
+        "gateway.cli.litellm_config:import_config",
         "write the router.yaml that corresponds to a configuration of LiteLLM",
     ),
     "embed": Command(
         "gateway.cli.embed.options:add_embed_options",
-        "gateway.cli.embed.command:embed",
+        "gateway.cli.embed:embed",
         "embed the texts of files through a gateway, and write files with the vectors; can be continued",
     ),
     "batch": Command(

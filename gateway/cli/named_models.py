@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import cache, partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from socket import gaierror
@@ -21,12 +21,15 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec.yaml
 
+from backends.contract import BackendKind
+from backends.kinds import KINDS
+from backends.tei.kind import GRPC_SCHEMES, TEI
+from backends.torch.kind import ENGINE
 from gateway.cli.gateway_client import RequestRefused
 from gateway.cli.operator_options import checked_key
 
 PROBE_TIMEOUT_S = 5.0
 REPLY_BYTES_MAX, READ_BYTES = 4 * 1024 * 1024, 64 * 1024
-MODELS_MAX = 64
 # Statuses of a server that wants a key, or another one.
 KEY_STATUSES = (401, 403)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -42,7 +45,7 @@ class UnusableModel(Exception):
 class Server(NamedTuple):
     """Server behind a URL. models: the names that it serves, none if it does not name its only one."""
 
-    backend: str
+    backend: BackendKind
     models: tuple[str, ...]
 
 
@@ -87,7 +90,7 @@ def server_key(options: argparse.Namespace, environment: Mapping[str, str]) -> S
 
 def is_url(name: str) -> bool:
     """Return whether a name is the address of a server."""
-    return name.startswith(("http://", "https://", "grpc://", "grpcs://"))
+    return name.startswith(("http://", "https://", *GRPC_SCHEMES))
 
 
 def config_of(
@@ -151,11 +154,11 @@ def _upstreams_of(name: str, probe: Probe, key: ServerKey | None) -> Iterator[tu
         if not is_folder and (name.startswith((".", "/", "~")) or name.count("/") > 1):
             raise UnusableModel(f"{name}: there is no such folder")
         public = path.resolve().name if is_folder else name
-        yield public, {"backend": "torch", "model": str(path.resolve()) if is_folder else name}
+        yield public, {"backend": ENGINE.name, "model": str(path.resolve()) if is_folder else name}
         return
     url = name.rstrip("/")
-    if url.startswith("grpc"):
-        yield urlsplit(url).hostname or "tei", {"backend": "tei", "replicas": [url]}
+    if url.startswith(GRPC_SCHEMES):
+        yield urlsplit(url).hostname or TEI.name, {"backend": TEI.name, "replicas": [url]}
         return
     server = probe(url)
     _check_names(url, server.models)
@@ -164,11 +167,12 @@ def _upstreams_of(name: str, probe: Probe, key: ServerKey | None) -> Iterator[tu
         settings: dict[str, Any] = {"backend": server.backend, "replicas": [base]}
         if key is not None:
             settings["api_key"] = f"${{{key.variable}}}"
-        # TEI has one model, and its other names are no settings.
-        if server.models and server.backend != "tei":
+        kind = KINDS[server.backend]
+        # Other names of the one model of a server are no settings.
+        if server.models and kind.is_multiple:
             settings["model"] = model
-        if server.backend == "infinity":
-            # It counts characters. Its name of a model is usually the hub id.
+        if kind.needs_tokenizer:
+            # Its name of a model is usually the hub id.
             settings["tokenizer"] = model
         yield model, settings
 
@@ -188,19 +192,11 @@ def probe_server(url: str, key: ServerKey | None = None) -> Server:
     base = url.rstrip("/").removesuffix("/v1")
     refused: list[str] = []
 
-    answer = partial(_answer, base, key, refused)
-    info = answer("/info")
-    if isinstance(info, dict) and "model_id" in info and "max_client_batch_size" in info:
-        return Server("tei", (str(info["model_id"]),))
-    listed = _ids(answer("/v1/models"))
-    version = answer("/version")
-    if listed and isinstance(version, dict) and "version" in version:
-        return Server("vllm", listed)
-    own = answer("/models")
-    if (items := _ids(own)) and all("stats" in item for item in own["data"]):
-        return Server("infinity", items)
-    if listed:
-        return Server("openai", listed)
+    # Several kinds ask for the same path.
+    answer = cache(partial(_answer, base, key, refused))
+    for kind in KINDS.values():
+        if kind.recognize is not None and (models := kind.recognize(answer)) is not None:
+            return Server(kind.name, models)
     if refused:
         raise UnusableModel(f"{url}: {_key_words(key)} ({', '.join(refused)})")
     raise UnusableModel(
@@ -283,11 +279,3 @@ def _reason(cause: object) -> str:
             return f"no answer within {PROBE_TIMEOUT_S:.0f} s"
         case _:
             return str(cause) or type(cause).__name__
-
-
-def _ids(listed: Any) -> tuple[str, ...]:
-    """Return the names in a list of models, none if it is no such list."""
-    items = listed.get("data") if isinstance(listed, dict) else None
-    if not isinstance(items, list) or not all(isinstance(item, dict) and "id" in item for item in items):
-        return ()
-    return tuple(str(item["id"]) for item in items[:MODELS_MAX])

@@ -43,7 +43,7 @@ class ConfigChange(msgspec.Struct, frozen=True):
         return f"{self.path} {self.how}" + (f" ({self.detail})" if self.detail else "")
 
 
-class ReloadOutcome(msgspec.Struct, frozen=True):
+class ReloadOutcome(msgspec.Struct, frozen=True, tag="reload"):
     """Result of a reload or an edit.
 
     changes: differences that were applied. needs_restart: differences that were not applied, because they
@@ -59,20 +59,14 @@ class ReloadOutcome(msgspec.Struct, frozen=True):
 
 def with_live_settings(running: Config, wanted: Config) -> Config:
     """Return the running config with every setting that can change live taken from the wanted one."""
-    admin = msgspec.structs.replace(running.admin, keys=wanted.admin.keys, files=wanted.admin.files)
-    limits = msgspec.structs.replace(running.limits, inputs=wanted.limits.inputs)
-    return msgspec.structs.replace(
-        running,
-        upstreams=wanted.upstreams,
-        engine=wanted.engine,
-        models=wanted.models,
-        defaults=wanted.defaults,
-        tenants=wanted.tenants,
-        sign_on=wanted.sign_on,
-        currency=wanted.currency,
-        admin=admin,
-        limits=limits,
-    )
+    config = running
+    for path in LIVE:
+        section, _, key = path.partition(".")
+        value = getattr(wanted, section)
+        if key:
+            value = msgspec.structs.replace(getattr(config, section), **{key: getattr(value, key)})
+        config = msgspec.structs.replace(config, **{section: value})
+    return config
 
 
 def compare_configs(running: Config, wanted: Config) -> ReloadOutcome:

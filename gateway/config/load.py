@@ -8,20 +8,16 @@ checked too. The environment is an argument: only the command line reads the rea
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from gateway.config.api_checks import trim_headers
-from gateway.config.cross_checks import EntryNames, cross_problems
-from gateway.config.file_checks import file_problems
-from gateway.config.model_checks import models_problems
+from gateway.config.local_files import file_problems, resolve_paths
 from gateway.config.placeholders import PlaceholderFiller
 from gateway.config.problems import ConfigError, Problem
-from gateway.config.relative_paths import resolve_paths
-from gateway.config.repair import KeyCorrector, sound_parts
+from gateway.config.reader import Reader
 from gateway.config.schema import Config
-from gateway.config.type_checks import type_problems
+from gateway.config.section_checks import config_problems
+from gateway.config.upstream_checks import trim_headers
 from gateway.config.yaml_parser import Lines, parse_yaml
 
 # Section that is missing or no mapping → paths whose references to it cannot be checked.
@@ -61,7 +57,7 @@ def parse_config(
 class _Reading(msgspec.Struct, frozen=True):
     """A file that was read as far as possible.
 
-    config: without the values that have a problem, None if too little is left. renamed: as in `KeyCorrector`.
+    config: without the values that have a problem, None if too little is left. renamed: as in `Reader`.
     """
 
     config: Config | None
@@ -89,23 +85,24 @@ class _Reading(msgspec.Struct, frozen=True):
 def _read(text: str, environment: Mapping[str, str], base: Path) -> _Reading:
     """Read the text of a file, with all problems but those of other files. Raises: ConfigError."""
     document = parse_yaml(text)
-    filler, corrector = PlaceholderFiller(environment, base), KeyCorrector()
+    filler = PlaceholderFiller(environment, base)
     try:
-        filled = corrector.correct(filler.fill(document.data, ""), Config)
+        filled = filler.fill(document.data, "")
+        reader = Reader(filler.problems)
+        sound = reader.read(filled, Config)
     except RecursionError as error:
         problem = Problem("the file", "a value contains itself or is nested too deeply")
         raise ConfigError([problem]) from error
-    problems = [*document.problems, *filler.problems, *corrector.problems]
-    problems += _not_at(type_problems(filled, Config, ""), problems)
-    config = _convert_sound_parts(filled, frozenset(problem.path for problem in problems))
-    if config is not None:
-        config = trim_headers(config)
-        names = EntryNames(_names(filled, "upstreams"), _names(filled, "models"))
-        crossed = [*cross_problems(config, names), *models_problems(config, names.upstreams)]
-        found = _not_at(crossed, problems)
-        problems += [problem for problem in found if not _follows(problem, problems)]
-        config = resolve_paths(config, base)
-    return _Reading(config, problems, document.lines, corrector.renamed)
+    problems = [*document.problems, *filler.problems, *reader.corrected, *reader.problems]
+    try:
+        config = trim_headers(msgspec.convert({"upstreams": {}, "models": {}} | sound, Config, strict=False))
+    except msgspec.ValidationError:
+        # Too much is wrong to leave a config.
+        return _Reading(None, problems, document.lines, reader.renamed)
+    names = (reader.names.get(section, frozenset()) for section in ("upstreams", "models"))
+    found = _not_at(config_problems(config, *names), problems)
+    problems += [problem for problem in found if not _follows(problem, problems)]
+    return _Reading(resolve_paths(config, base), problems, document.lines, reader.renamed)
 
 
 def _concerning(problems: Iterable[Problem], sections: Collection[str] | None) -> list[Problem]:
@@ -140,26 +137,8 @@ def _follows(problem: Problem, reported: Iterable[Problem]) -> bool:
     return any(FOLLOWING[other.path].match(problem.path) for other in reported if other.path in FOLLOWING)
 
 
-def _names(filled: Mapping[str, Any], section: str) -> frozenset[str]:
-    """Return the names of entries in a section, none if it is no mapping."""
-    entries = filled.get(section)
-    return frozenset(entries if isinstance(entries, dict) else ())
-
-
 def _line(problem: Problem) -> float:
     """Return the line for sorting; YAML's own problems have it as their path."""
     if of_yaml := re.fullmatch(r"line (\d+)", problem.path):
         return int(of_yaml[1])
     return float("inf") if problem.line is None else problem.line
-
-
-def _convert_sound_parts(filled: dict[str, Any], bad_paths: Collection[str]) -> Config | None:
-    """Convert the data without the values already found wrong, so that the rest is cross-checked too.
-
-    Returns None if too much is wrong to leave a config.
-    """
-    sound = {"upstreams": {}, "models": {}} | sound_parts(filled, Config, "", bad_paths)
-    try:
-        return msgspec.convert(sound, Config, strict=False)
-    except msgspec.ValidationError:
-        return None

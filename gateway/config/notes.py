@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from gateway.config.ignored_keys import ignored_keys
+from backends.torch.kind import ENGINE
 from gateway.config.problems import Problem
-from gateway.config.schema import OPERATORS, Config
+from gateway.config.schema import KINDS_OF_KEYS, OPERATORS, Config, foreign_keys
+from gateway.config.upstream_checks import FOREIGN
 
 
 def notes(config: Config) -> Iterator[Problem]:
@@ -13,6 +14,20 @@ def notes(config: Config) -> Iterator[Problem]:
     yield from _cache_notes(config)
     yield from _sign_on_notes(config)
     yield from _forgotten_limits(config)
+
+
+def ignored_keys(config: Config) -> Iterator[Problem]:
+    """Yield each key that is set and has no effect."""
+    for name, upstream in config.upstreams.items():
+        for key in foreign_keys(upstream):
+            if KINDS_OF_KEYS[key] == (ENGINE.name,) and key not in FOREIGN:
+                yield Problem(
+                    f"upstreams.{name}.{key}",
+                    f"has no effect: it is for {ENGINE.name}, and this is {upstream.backend}",
+                )
+    for name, model in config.models.items():
+        if model.split_by == "tenant" and len(model.members) == 1 and model.canary is None:
+            yield Problem(f"models.{name}.split_by", "has no effect: one upstream gets all calls")
 
 
 def _cache_notes(config: Config) -> Iterator[Problem]:

@@ -1,20 +1,23 @@
 """The schema of router.yaml: every setting with its type and default. Reads no files and no environment.
 
-Each key carries its unit. The structs are frozen, because every component receives its section whole, at the
-start and again with each reload.
+Each key carries its unit, and docs/configuration.md describes it. The structs are frozen, because every
+component receives its section whole, at the start and again with each reload.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backends.contract import API_ADDRESSES, ApiSettings, BackendKind, TokenizerSettings
+from backends.contract import BackendKind, TokenizerSettings
+from backends.kinds import KINDS
+from backends.openai.kind import API_ADDRESSES, ApiSettings
 from backends.recipe.options import DTypeName, Pooling, RerankFamily, RerankPrompt, Runtime, Task
+from backends.torch.kind import ENGINE
 from gateway.config.money import PRICE_MAX, budget_of, is_budget
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
@@ -77,12 +80,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quotas(Section, frozen=True):
-    """The store that counts quotas, and the behaviour while it is unavailable.
-
-    gateways: number of gateways that share the limits, used until the store has reported it. key_grace_s:
-    how long keys from Redis stay valid while it is unavailable, or after it has lost them. shadow: count
-    requests, but never refuse one.
-    """
+    """The store that counts quotas, and the behaviour while it is unavailable."""
 
     store: str = "memory"
     when_unavailable: Literal["local", "refuse", "allow"] = "local"
@@ -93,10 +91,7 @@ class Quotas(Section, frozen=True):
 
 
 class Key(Section, frozen=True):
-    """One API key of a tenant, by the SHA-256 of the whole key. It never permits more than its tenant.
-
-    expires: UTC unless it has a time zone. scopes: operations, `metrics`, `admin`; absent, all operations.
-    """
+    """One API key of a tenant, by the SHA-256 of the whole key. It never permits more than its tenant."""
 
     digest: str
     id: str | None = None
@@ -107,7 +102,7 @@ class Key(Section, frozen=True):
 
 
 class ListenerTls(Section, frozen=True):
-    """HTTPS for callers, in PEM files. client_ca: authority of client certificates; absent, none needed."""
+    """HTTPS for callers, in PEM files."""
 
     certificate: str
     private_key: str
@@ -115,10 +110,7 @@ class ListenerTls(Section, frozen=True):
 
 
 class UpstreamTls(Section, frozen=True):
-    """TLS settings for https replicas, in PEM files.
-
-    ca: used in place of the system's authorities. certificate: presented by the gateway to replicas.
-    """
+    """TLS settings for https replicas, in PEM files."""
 
     ca: str | None = None
     certificate: str | None = None
@@ -139,17 +131,13 @@ class GrpcSettings(Section, frozen=True):
 
 
 class RegistrySettings(Section, frozen=True):
-    """Models of this host. disk_bytes: bound on the Hub's cache; absent, there is none."""
+    """Models of this host."""
 
     disk_bytes: PositiveInt | None = None
 
 
 class AdminSettings(Section, frozen=True):
-    """The operators' listener and their keys, which belong to no tenant.
-
-    listen: absent, operators use the callers' listener. files: folder whose files an added upstream may
-    refer to; absent, it may refer to none.
-    """
+    """The operators' listener and their keys, which belong to no tenant."""
 
     listen: str | None = None
     files: str | None = None
@@ -157,11 +145,7 @@ class AdminSettings(Section, frozen=True):
 
 
 class CommandTemplate(Section, frozen=True):
-    """A command line that instances may start. argv: its arguments, with placeholders such as {model_id}.
-
-    backend: kind of server that it starts. health: path that the server answers with 200 once it is ready.
-    startup_timeout_s: time until then, where a request states none.
-    """
+    """A command line that instances may start."""
 
     backend: Literal["tei", "infinity", "vllm", "openai"]
     argv: tuple[str, ...]
@@ -170,10 +154,7 @@ class CommandTemplate(Section, frozen=True):
 
 
 class ManagerSettings(Section, frozen=True):
-    """Listener of the API for instances, and the commands that it may start.
-
-    commands: by the kind of instance. kind: of instances whose request states none.
-    """
+    """Listener of the API for instances, and the commands that it may start."""
 
     listen: str
     commands: dict[str, CommandTemplate] = {}
@@ -181,16 +162,17 @@ class ManagerSettings(Section, frozen=True):
 
 
 class VectorSpaceSettings(Section, frozen=True):
-    """Minimum similarity of a replica's vectors to its upstream's fingerprint, and the action below it.
-
-    min_cosine: absent, 0.999 for the fingerprint's own backend kind and dtype, and 0.99 for any other; int8
-    and another dtype never match.
-    """
+    """Minimum similarity of a replica's vectors to its upstream's fingerprint, and the action below it."""
 
     min_cosine: Cosine | None = None
     on_mismatch: Literal["refuse", "warn"] = "refuse"
 
 
+# Keys that only some kinds of server have → these kinds. All others are for every kind.
+KINDS_OF_KEYS: dict[str, tuple[BackendKind, ...]] = {
+    key: tuple(kind.name for kind in KINDS.values() if key in kind.keys)
+    for key in sorted(frozenset().union(*(kind.keys for kind in KINDS.values())))
+}
 # Value of `token_encoding`: callers' token ids are of the model's own vocabulary.
 OWN_VOCABULARY = "model"
 # Owner of the keys in `admin.keys`, and of operators by single sign-on: no tenant that calls models.
@@ -198,30 +180,7 @@ OPERATORS = "operators"
 
 
 class UpstreamSettings(Section, frozen=True, kw_only=True):
-    """A named group of equal replicas: one model, one vector space.
-
-    model: a hub id or local path for torch. For the others it is the served name, learned from a server that
-    has only one model.
-    discover: every address of a replica's host name becomes a replica. drained: replicas that get no work.
-    when_unavailable: treatment of requests while no replica is available. Requests to torch always wait.
-    replicas: a hosted API has a default. api_key_header: header of the key; absent, a bearer token.
-    embeddings, rerank, input_type, extra_body: as in `ApiSettings`.
-    tokenizer: location of the checkpoint's small files, for facts that the backend's protocol does not
-    report. token_encoding: location of the tokenizer.json that turns token ids sent by callers back into
-    text, or `OWN_VOCABULARY`. add_bos_token, add_eos_token: add the token, or do not; absent, as the
-    checkpoint's files say.
-    batch_inputs, batch_tokens: size of one upstream request, where the replica does not report it.
-    batch_bytes: most bytes of inputs in one upstream request, in place of what its backend assumes.
-    in_flight_batches: window of batches in flight to one replica; absent, it is learned. queue_tokens: most
-    tokens that may wait in front of all replicas. retry_share, hedge_share: extra attempts, as a share of
-    those that callers cause. task, pooling, rerank_template: override the checkpoint's own files.
-    adapter: name of the checkpoint's adapter (LoRA) that is merged into the weights.
-    trust_remote_code: permission to run code that the checkpoint brings along. code_revision: commit of that
-    code, if it lies in another repository. prompts: name → text put in front of an input. They extend and
-    override the checkpoint's own. instruction_template: form in which an embedding model reads the
-    instruction of a call. process: upstreams that name the same engine process share it. preload: load the
-    model before the first request. when_loading: treatment of requests that arrive earlier.
-    """
+    """A named group of equal replicas: one model, one vector space."""
 
     backend: BackendKind
     model: str | None = None
@@ -242,9 +201,9 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
     add_bos_token: bool | None = None
     add_eos_token: bool | None = None
     policy: Policy = "least_tokens"
-    batch_inputs: PositiveInt | None = None
-    batch_tokens: PositiveInt | None = None
-    batch_bytes: PositiveInt | None = None
+    request_inputs: PositiveInt | None = None
+    request_tokens: PositiveInt | None = None
+    request_bytes: PositiveInt | None = None
     in_flight_batches: PositiveInt | None = None
     queue_tokens: PositiveInt = 4_000_000
     attempt_timeout_s: PositiveFloat = 30.0
@@ -306,14 +265,14 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
         return next(iter(self.devices.values()))
 
     @property
-    def is_hosted(self) -> bool:
+    def is_local(self) -> bool:
         """True if an engine process of this gateway runs the model, rather than a remote server."""
-        return self.backend == "torch"
+        return self.backend == ENGINE.name
 
     @property
     def knows_each_input(self) -> bool:
         """True if the tokens of each input are known, and not only their sum in a reply."""
-        return self.is_hosted or self.tokenizer is not None
+        return self.is_local or self.tokenizer is not None
 
     @property
     def tokenizer_settings(self) -> TokenizerSettings:
@@ -321,12 +280,16 @@ class UpstreamSettings(Section, frozen=True, kw_only=True):
         return TokenizerSettings(self.add_bos_token, self.add_eos_token)
 
 
-class ModelUpstream(Section, frozen=True):
-    """One of several upstreams of a model.
+def foreign_keys(upstream: UpstreamSettings) -> Iterator[str]:
+    """Yield the keys that are set and for other kinds of server."""
+    default = UpstreamSettings(backend=upstream.backend)
+    for key, kinds in KINDS_OF_KEYS.items():
+        if upstream.backend not in kinds and getattr(upstream, key) != getattr(default, key):
+            yield key
 
-    weight: its share of the calls, relative to the others of its priority. priority: upstreams of a higher
-    number are used only while none of a lower number can serve.
-    """
+
+class ModelUpstream(Section, frozen=True):
+    """One of several upstreams of a model."""
 
     name: str
     weight: PositiveInt = 1
@@ -334,11 +297,7 @@ class ModelUpstream(Section, frozen=True):
 
 
 class CanarySettings(Section, frozen=True):
-    """An upstream on trial, which serves a share of a model's calls.
-
-    min_cosine: to the vectors of the model's upstreams for the same inputs; below it, the canary serves no
-    call any more.
-    """
+    """An upstream on trial, which serves a share of a model's calls."""
 
     name: str
     share: Share
@@ -353,13 +312,7 @@ class MirrorSettings(Section, frozen=True):
 
 
 class ModelSettings(Section, frozen=True):
-    """A model name that callers use.
-
-    upstream: serves it; of several, the first of the lowest priority. upstreams: several that share the
-    calls. split_by: what the choice between them depends on. limits: upper bound for each tenant. prompts:
-    override the upstream's prompts of the same name. cache: keep its vectors in the cache of the gateway.
-    price_per_million_tokens: in `currency`; absent, its tokens cost nothing.
-    """
+    """A model name that callers use."""
 
     upstream: str = ""
     truncate: Literal["error", "left", "right"] | None = None
@@ -403,12 +356,7 @@ class ModelSettings(Section, frozen=True):
 
 
 class CacheSettings(Section, frozen=True):
-    """Cache of vectors, for the models that set `cache: true`.
-
-    store: `memory`, `redis` for the one of `quotas.store`, or the URL of another Redis. bytes: of all
-    entries; in memory it is divided by the number of workers. shared: a tenant may find what others have
-    put there. charge: whether limits and usage count texts that were found. timeout_ms: of a lookup in Redis.
-    """
+    """Cache of vectors, for the models that set `cache: true`."""
 
     store: str = "memory"
     bytes: PositiveInt = 256 * 1024 * 1024
@@ -419,11 +367,7 @@ class CacheSettings(Section, frozen=True):
 
 
 class Defaults(Section, frozen=True):
-    """Models for requests that name none, by operation.
-
-    any_name: the only model also serves requests that name a model which does not exist. A file with several
-    models may not set it, and with it no model is added.
-    """
+    """Models for requests that name none, by operation."""
 
     embed: str | None = None
     rerank: str | None = None
@@ -432,12 +376,7 @@ class Defaults(Section, frozen=True):
 
 
 class TenantConfig(Section, frozen=True):
-    """An account that is billed and limited.
-
-    models: permitted models; absent, all. model_limits: by model, in place of the model's own `limits`.
-    queue_tokens: most tokens that may wait for one model. join: permit its texts to share an upstream request
-    with texts of other tenants.
-    """
+    """An account that is billed and limited."""
 
     keys: tuple[str | Key, ...] = ()
     models: tuple[str, ...] | None = None
@@ -450,10 +389,7 @@ class TenantConfig(Section, frozen=True):
 
 
 class Limits(Section, frozen=True):
-    """Bounds on the size of one request, on the bytes of all requests in flight, and on connections.
-
-    connections: most connections of callers to one worker.
-    """
+    """Bounds on the size of one request, on the bytes of all requests in flight, and on connections."""
 
     body_bytes: PositiveInt = 32 * 1024 * 1024
     inputs: PositiveInt = 2048
@@ -462,10 +398,7 @@ class Limits(Section, frozen=True):
 
 
 class Tracing(Section, frozen=True):
-    """Export of spans. endpoint: whole URL of OTLP over HTTP.
-
-    sample: recorded share of the requests whose callers send no sampling decision of their own.
-    """
+    """Export of spans."""
 
     endpoint: str = "http://127.0.0.1:4318/v1/traces"
     sample: Share = 0.01
@@ -474,14 +407,14 @@ class Tracing(Section, frozen=True):
 
 
 class Logs(Section, frozen=True):
-    """Format of log lines. auto: text on a terminal, else JSON. access: log one line per request."""
+    """Format of log lines."""
 
     format: Literal["auto", "json", "text"] = "auto"
     access: bool = True
 
 
 class ReloadSettings(Section, frozen=True):
-    """Triggers of a reload besides SIGHUP and the admin API. watch: reload when the file has changed."""
+    """Triggers of a reload besides SIGHUP and the admin API."""
 
     watch: bool = False
 
@@ -494,14 +427,7 @@ class EngineSettings(Section, frozen=True):
 
 
 class FetchSettings(Section, frozen=True):
-    """Addresses of pictures and recordings that the gateway fetches. Absent, it fetches none.
-
-    hosts: names, IP addresses, or *.example.org. ports: absent, those of the schemes. private: networks that
-    are not public and may be reached nevertheless. item_bytes, request_bytes: bounds on the bytes of
-    one and of all that one request fetches. request_addresses: most addresses of one request. timeout_s: for
-    one, with its redirects. in_flight: concurrent fetches of one worker. ca: trusted authorities, replacing
-    the system's.
-    """
+    """Addresses of pictures and recordings that the gateway fetches. Absent, it fetches none."""
 
     hosts: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     schemes: Annotated[tuple[Literal["https", "http"], ...], msgspec.Meta(min_length=1)] = ("https",)
@@ -531,37 +457,28 @@ ClaimPath = str | tuple[str, ...]
 
 
 class TenantClaim(Section, frozen=True):
-    """Claim that decides the tenant. values: of the claim → tenant; absent, the claim is the tenant's name.
-
-    In all such tables the first entry that a token has applies, and `*` is for tokens that have none.
-    """
+    """Claim that decides the tenant."""
 
     claim: ClaimPath
     values: dict[str, str] | None = None
 
 
 class ScopesClaim(Section, frozen=True):
-    """Claim that decides the scopes. values: of the claim → scopes, which add up.
-
-    Absent, the claim's words are the scopes, but never `admin` or `metrics`.
-    """
+    """Claim that decides the scopes."""
 
     claim: ClaimPath
     values: dict[str, tuple[Scope, ...]] | None = None
 
 
 class ModelsClaim(Section, frozen=True):
-    """Claim that decides the models. values: of the claim → models, which add up.
-
-    Absent, the claim lists the models.
-    """
+    """Claim that decides the models."""
 
     claim: ClaimPath
     values: dict[str, tuple[str, ...]] | None = None
 
 
 class LimitsClaim(Section, frozen=True):
-    """Claim that decides the limits of one user. values: of the claim → limits."""
+    """Claim that decides the limits of one user."""
 
     claim: ClaimPath
     values: dict[str, dict[str, LimitAmount]]
@@ -570,7 +487,7 @@ class LimitsClaim(Section, frozen=True):
 class ClaimMapping(Section, frozen=True):
     """Meaning of the claims of an issuer's tokens.
 
-    key: claim that identifies the user. scopes: absent, all operations. models, limits: absent, the tenant's.
+    In the tables of its parts the first entry that a token has applies, and `*` is for tokens that have none.
     """
 
     tenant: TenantClaim
@@ -581,19 +498,14 @@ class ClaimMapping(Section, frozen=True):
 
 
 class ConsoleClient(Section, frozen=True):
-    """Public client as which the console signs its users in. scopes: that it asks for."""
+    """Public client as which the console signs its users in."""
 
     client_id: str
     scopes: tuple[str, ...] = ("openid",)
 
 
 class IssuerSettings(Section, frozen=True, kw_only=True):
-    """Issuer of tokens, by OpenID Connect.
-
-    audience: of the tokens that are meant for this gateway. refresh_s: interval at which its keys are read
-    again. keys_grace_s: how long they stay valid while it cannot be reached. ca: trusted authorities,
-    replacing the system's. console: absent, the console offers no sign-in by it.
-    """
+    """Issuer of tokens, by OpenID Connect."""
 
     issuer: str
     audience: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -607,11 +519,7 @@ class IssuerSettings(Section, frozen=True, kw_only=True):
 
 
 class BucketSettings(Section, frozen=True):
-    """S3-compatible bucket of `batches`, and the prefix below which the gateway may do everything.
-
-    access_key, secret_key: absent, from the environment, as Amazon's tools find them. timeout_s: of each
-    request.
-    """
+    """S3-compatible bucket of `batches`, and the prefix below which the gateway may do everything."""
 
     name: str
     prefix: str = ""
@@ -623,14 +531,7 @@ class BucketSettings(Section, frozen=True):
 
 
 class BatchesSettings(Section, frozen=True):
-    """Jobs of OpenAI's /v1/files and /v1/batches. Absent, there are none.
-
-    dir: folder of files and results, shared by the gateways of one Redis; with a `bucket`, only of results
-    that are not complete. file_bytes, tenant_bytes, bytes: of one file, of a tenant, of all. line_bytes,
-    lines: of an input. files_per_tenant: with which a tenant may upload another. jobs_per_tenant: unfinished
-    ones. kept_jobs_per_tenant: ended ones too. keep_s: time after which files and ended jobs are removed.
-    lines_in_flight: lines that one worker runs at a time.
-    """
+    """Jobs of OpenAI's /v1/files and /v1/batches. Absent, there are none."""
 
     dir: str
     bucket: BucketSettings | None = None
@@ -647,12 +548,7 @@ class BatchesSettings(Section, frozen=True):
 
 
 class Config(Section, frozen=True, kw_only=True):
-    """The whole file. trusted_proxies: networks whose x-forwarded-for header is trusted.
-
-    lame_duck_s: time for which a stopping gateway is not ready and serves on, before `drain_s` begins.
-    state_dir: folder of the first key and of the instances; absent, the place that the system has for such
-    files. currency: name of the money in which prices and budgets are written.
-    """
+    """The whole file."""
 
     listen: str = "127.0.0.1:8080"
     workers: PositiveInt = 1

@@ -47,7 +47,9 @@ class _TenantQueue(Generic[T]):
     def push(self, entry: Entry[T], *, first: bool) -> None:
         self.weight = entry.weight
         self.tokens += entry.cost
-        call = self.calls.setdefault(entry.flow, OrderedDict())
+        call = self.calls.get(entry.flow)
+        if call is None:
+            call = self.calls[entry.flow] = OrderedDict()
         call[id(entry)] = entry
         if first:
             call.move_to_end(id(entry), last=False)
@@ -58,14 +60,33 @@ class _TenantQueue(Generic[T]):
         return next(iter(next(iter(self.calls.values())).values()))
 
     def pop(self) -> None:
+        """Take the head, which its tenant pays for."""
         flow, call = next(iter(self.calls.items()))
         _, entry = call.popitem(last=False)
         self.tokens -= entry.cost
+        self.deficit = max(0, self.deficit - entry.cost)
         if call:
             # The next part waits behind the tenant's other calls: a big call does not block small ones.
             self.calls.move_to_end(flow)
         else:
             del self.calls[flow]
+
+    def remove(self, entry: Entry[T]) -> bool:
+        """Remove an entry out of turn; return False if it is not here."""
+        call = self.calls.get(entry.flow)
+        if call is None or call.pop(id(entry), None) is None:
+            return False
+        self.tokens -= entry.cost
+        if not call:
+            del self.calls[entry.flow]
+        return True
+
+    def can_pay(self) -> bool:
+        """Return whether it may send its head in this turn, or with the tokens of the next."""
+        cost = self.head.cost
+        if self.deficit < cost:
+            self.deficit += QUANTUM_TOKENS * self.weight
+        return self.deficit >= cost
 
 
 class _PriorityClass(Generic[T]):
@@ -75,36 +96,42 @@ class _PriorityClass(Generic[T]):
         self.tenants: OrderedDict[str, _TenantQueue[T]] = OrderedDict()
 
     def push(self, entry: Entry[T], *, first: bool) -> None:
-        if entry.tenant not in self.tenants:
-            self.tenants[entry.tenant] = _TenantQueue(entry.weight)
-        self.tenants[entry.tenant].push(entry, first=first)
+        tenant = self.tenants.get(entry.tenant)
+        if tenant is None:
+            tenant = self.tenants[entry.tenant] = _TenantQueue(entry.weight)
+        tenant.push(entry, first=first)
+
+    def remove(self, entry: Entry[T]) -> bool:
+        tenant = self.tenants.get(entry.tenant)
+        if tenant is None or not tenant.remove(entry):
+            return False
+        if not tenant.calls:
+            del self.tenants[entry.tenant]
+        return True
 
     def has_entries(self, skip: Collection[str]) -> bool:
         """Return whether a tenant that is not skipped waits."""
         return bool(self.tenants) and (not skip or any(name not in skip for name in self.tenants))
 
-    def next_tenant(self, skip: Collection[str]) -> _TenantQueue[T]:
-        """Return the tenant whose turn it is.
+    def next_entry(self, skip: Collection[str]) -> Entry[T]:
+        """Return the head of the tenant whose turn it is.
 
         A tenant that cannot pay for its next call yet moves to the end.
         """
         if len(self.tenants) == 1:
-            return next(iter(self.tenants.values()))
+            (only,) = self.tenants.values()
+            return only.head
         while True:
             name = next(name for name in self.tenants if name not in skip)
             tenant = self.tenants[name]
-            if tenant.deficit >= tenant.head.cost:
-                return tenant
-            tenant.deficit += QUANTUM_TOKENS * tenant.weight
-            if tenant.deficit >= tenant.head.cost:
-                return tenant
+            if tenant.can_pay():
+                return tenant.head
             self.tenants.move_to_end(name)
 
     def pop(self, entry: Entry[T]) -> None:
         """Remove the head of the tenant whose turn it was."""
         tenant = self.tenants[entry.tenant]
         tenant.pop()
-        tenant.deficit = max(0, tenant.deficit - entry.cost)
         if not tenant.calls:
             # Credit does not accumulate while there is nothing to spend it on.
             del self.tenants[entry.tenant]
@@ -113,38 +140,43 @@ class _PriorityClass(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """All entries that wait in front of one upstream."""
+    """All entries that wait in front of one upstream. size: their number. tokens: their cost."""
 
     def __init__(self) -> None:
-        self._classes: dict[Priority, _PriorityClass[T]] = {
-            "interactive": _PriorityClass(),
-            "bulk": _PriorityClass(),
-        }
-        self._count = 0
+        self._interactive: _PriorityClass[T] = _PriorityClass()
+        self._bulk: _PriorityClass[T] = _PriorityClass()
+        self._classes = {"interactive": self._interactive, "bulk": self._bulk}
         # Tokens that bulk is owed for the interactive tokens that left while it waited.
         self._bulk_credit = 0
+        # The entry of a queue of one, as nearly every queue is: it waits for no turn, and is in no class.
+        self._only: Entry[T] | None = None
+        self.size = 0
         self.tokens = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self.size
 
     def has_other_tenants(self, tenant: str) -> bool:
         """Return whether any other tenant waits."""
-        if not self._count:
-            return False
+        if self._only is not None:
+            return self._only.tenant != tenant
         # Not a generator: every call asks.
-        for priority_class in self._classes.values():
+        for priority_class in (self._interactive, self._bulk):
             if len(priority_class.tenants) > (tenant in priority_class.tenants):
                 return True
         return False
 
     def tokens_of(self, tenant: str) -> int:
         """Return the tokens of one tenant that wait."""
+        if self._only is not None:
+            return self._only.cost if self._only.tenant == tenant else 0
         queues = (priority_class.tenants.get(tenant) for priority_class in self._classes.values())
         return sum(queue.tokens for queue in queues if queue is not None)
 
     def items(self) -> Iterator[T]:
         """Yield all waiting items, in no particular order."""
+        if self._only is not None:
+            yield self._only.item
         for priority_class in self._classes.values():
             for tenant in priority_class.tenants.values():
                 for call in tenant.calls.values():
@@ -153,21 +185,36 @@ class FairQueue(Generic[T]):
 
     def push(self, entry: Entry[T], *, first: bool = False) -> None:
         """Add an entry; first: before the tenant's other calls, to continue after a failed attempt."""
-        self._classes[entry.priority].push(entry, first=first)
-        self._count += 1
+        self.size += 1
         self.tokens += entry.cost
+        if self.size == 1:
+            self._only = entry
+            return
+        if self._only is not None:
+            self._classes[self._only.priority].push(self._only, first=False)
+            self._only = None
+        self._classes[entry.priority].push(entry, first=first)
 
     def peek(self, skip: Collection[str] = ()) -> Entry[T] | None:
         """Return the next entry of a tenant that is not skipped, or None."""
-        priority_class = self._next_class(skip)
-        return None if priority_class is None else priority_class.next_tenant(skip).head
+        if self._only is not None:
+            return None if self._only.tenant in skip else self._only
+        interactive, bulk = self._interactive, self._bulk
+        if not bulk.has_entries(skip):
+            return interactive.next_entry(skip) if interactive.has_entries(skip) else None
+        if interactive.has_entries(skip) and self._bulk_credit < bulk.next_entry(skip).cost:
+            return interactive.next_entry(skip)
+        return bulk.next_entry(skip)
 
     def pop(self, entry: Entry[T]) -> None:
         """Remove the entry that `peek` has just returned."""
-        self._classes[entry.priority].pop(entry)
-        self._count -= 1
+        self.size -= 1
         self.tokens -= entry.cost
-        if not self._classes["bulk"].tenants:
+        if self._only is not None:
+            self._only, self._bulk_credit = None, 0
+            return
+        self._classes[entry.priority].pop(entry)
+        if not self._bulk.tenants:
             self._bulk_credit = 0
         elif entry.priority == "bulk":
             self._bulk_credit = max(0, self._bulk_credit - entry.cost)
@@ -176,24 +223,10 @@ class FairQueue(Generic[T]):
 
     def remove(self, entry: Entry[T]) -> bool:
         """Remove an entry out of turn; return False if it is not in the queue."""
-        priority_class = self._classes[entry.priority]
-        tenant = priority_class.tenants.get(entry.tenant)
-        call = tenant.calls.get(entry.flow) if tenant else None
-        if tenant is None or call is None or call.pop(id(entry), None) is None:
+        if self._only is entry:
+            self._only = None
+        elif not self._classes[entry.priority].remove(entry):
             return False
-        tenant.tokens -= entry.cost
-        if not call:
-            del tenant.calls[entry.flow]
-        if not tenant.calls:
-            del priority_class.tenants[entry.tenant]
-        self._count -= 1
+        self.size -= 1
         self.tokens -= entry.cost
         return True
-
-    def _next_class(self, skip: Collection[str]) -> _PriorityClass[T] | None:
-        interactive, bulk = self._classes["interactive"], self._classes["bulk"]
-        if not bulk.has_entries(skip):
-            return interactive if interactive.has_entries(skip) else None
-        if not interactive.has_entries(skip) or self._bulk_credit >= bulk.next_tenant(skip).head.cost:
-            return bulk
-        return interactive

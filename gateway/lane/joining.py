@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.contract import Embed, EmbedReply, Reply
+from backends.contract import Reply
 from gateway.lane.slices import Bounds, Slice
 
 
@@ -29,69 +29,34 @@ class BatchTotals(msgspec.Struct, frozen=True):
         return self.inputs <= bounds.inputs and self.tokens <= bounds.tokens and fits
 
 
-def are_joinable(a: Slice, b: Slice) -> bool:
-    """Return whether two slices could be one piece of work: embeddings with equal options.
-
-    Inputs of late chunking are one text, which has no place for those of another call. A conversation is
-    always alone in its request.
-    """
-    work, other = a.work, b.work
-    return (
-        isinstance(work, Embed)
-        and isinstance(other, Embed)
-        and work.normalize == other.normalize
-        and work.truncate is other.truncate
-        and work.dimensions == other.dimensions
-        and work.max_tokens == other.max_tokens
-        and work.prompt_name == other.prompt_name
-        and bool(work.prompt_characters) == bool(other.prompt_characters)
-        and work.special_tokens == other.special_tokens
-        and not (work.late_chunking or other.late_chunking)
-        and work.chat is None
-        and other.chat is None
-    )
-
-
 def join_slices(pieces: Sequence[Slice]) -> Slice:
     """Return joinable slices as one, with their inputs one after the other."""
     if len(pieces) == 1:
         return pieces[0]
-    inputs: list[str] = []
-    lengths: list[int] = []
-    for piece in pieces:
-        assert isinstance(piece.work, Embed)
-        inputs.extend(piece.work.inputs)
-        lengths.extend(piece.work.prompt_characters)
-    work = msgspec.structs.replace(pieces[0].work, inputs=tuple(inputs), prompt_characters=tuple(lengths))
+    work = pieces[0].work.joined([piece.work for piece in pieces[1:]])
     is_exact = all(piece.exact for piece in pieces)
-    return Slice(0, work, len(inputs), sum(piece.tokens for piece in pieces), exact=is_exact)
+    return Slice(0, work, len(work.inputs), sum(piece.tokens for piece in pieces), exact=is_exact)
 
 
 def split_reply(pieces: Sequence[Slice], reply: Reply) -> list[Reply]:
     """Return each slice's own reply."""
     if len(pieces) == 1:
-        return [_with_own_count(reply, pieces[0].inputs)]
-    assert isinstance(reply, EmbedReply)
+        # The tokens of one input are all that its batch has.
+        is_known = pieces[0].inputs > 1 or reply.input_tokens is not None
+        return [reply if is_known else reply.with_input_tokens((reply.tokens,))]
     replies: list[Reply] = []
     shares = _token_shares(pieces, reply)
     start = 0
     for piece, tokens in zip(pieces, shares, strict=True):
         end = start + piece.inputs
-        truncated = reply.truncated
-        if truncated is not None:
-            truncated = tuple(index - start for index in truncated if start <= index < end)
-        input_tokens = None if reply.input_tokens is None else reply.input_tokens[start:end]
-        # A view: rows of one array, which no caller changes.
-        replies.append(EmbedReply(reply.vectors[start:end], tokens, truncated, input_tokens))
+        replies.append(reply.part(start, end, tokens))
         start = end
     return replies
 
 
 def has_own_counts(pieces: Sequence[Slice], reply: Reply) -> bool:
     """Return whether the tokens of each slice are known; otherwise their sum is divided by size."""
-    if len(pieces) == 1 or not isinstance(reply, EmbedReply):
-        return True
-    return reply.input_tokens is not None or are_counted_here(pieces, reply)
+    return len(pieces) == 1 or reply.input_tokens is not None or are_counted_here(pieces, reply)
 
 
 def are_counted_here(pieces: Sequence[Slice], reply: Reply) -> bool:
@@ -99,14 +64,7 @@ def are_counted_here(pieces: Sequence[Slice], reply: Reply) -> bool:
     return all(piece.exact for piece in pieces) and reply.tokens == sum(piece.tokens for piece in pieces)
 
 
-def _with_own_count(reply: Reply, inputs: int) -> Reply:
-    """Return a reply to one input with the tokens of that input, which are all that its batch has."""
-    if inputs != 1 or not isinstance(reply, EmbedReply) or reply.input_tokens is not None:
-        return reply
-    return EmbedReply(reply.vectors, reply.tokens, reply.truncated, (reply.tokens,))
-
-
-def _token_shares(pieces: Sequence[Slice], reply: EmbedReply) -> list[int]:
+def _token_shares(pieces: Sequence[Slice], reply: Reply) -> list[int]:
     """Return each slice's tokens: as the replica reports them per input, as counted here, or in proportion.
 
     In proportion only if all slices belong to one tenant, whose sum is right however the parts are divided.

@@ -1,14 +1,14 @@
 """Lane in front of one upstream: the only owner of its waiting slices of a kind and of their attempts.
 
-Slices that arrive in one turn of the event loop are spread over the free slots, one each if there are enough.
-Otherwise they wait in the tenant-fair queue, and when a slot becomes free, those at the head of the queue
-share one batch. `scheduler` decides which slices go next, `attempts` sends them, `outcomes` and `retries`
-handle replies and errors.
+A slice that is submitted becomes a ticket in the tenant-fair queue; equal work of one tenant shares a ticket.
+At the end of the turn of the event loop, when all slices of that turn have arrived, the lane pumps:
+`schedule` decides which tickets leave the queue and where they go, and `attempts` sends them. They are spread
+over the free slots, one each if there are enough; otherwise those at the head of the queue share one batch.
+The lane pumps again after each attempt and each change of a replica. `outcomes` applies replies and errors to
+tickets and queue, by the decisions of `retries`, and judges failures that an input may have caused: such
+slices go alone, in queues and slots of their own (`isolation`).
 
-Slices that go alone after a failure have queues and slots of their own, in `isolation`. `faults` judges what
-failed.
-
-Invariant: every ticket is resolved, or abandoned by all of its waiters, regardless of what happens to its
+Invariant: every ticket is settled, or abandoned by all of its waiters, regardless of what happens to its
 attempts.
 """
 
@@ -24,22 +24,16 @@ from backends.contract.errors import AttemptTimedOut, BackendError
 from gateway.errors import LOADING_RETRY_S, GatewayError, ModelLoading, Overloaded
 from gateway.events import AttemptFinished, CopyPurpose, LaneBacklog, Observe
 from gateway.lane.attempts import AttemptCallbacks, AttemptRunner
-from gateway.lane.comparisons import Comparisons
 from gateway.lane.fair_queue import FairQueue, Priority
-from gateway.lane.faults import FaultHandler
-from gateway.lane.first_replica import FirstReplicaWait
-from gateway.lane.isolation import IsolatedQueue
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.isolation import ACTIVE_S, IsolatedQueue, Isolation, Suspicion, TenantActivity
 from gateway.lane.measures import LaneMeasures
 from gateway.lane.outcomes import OutcomeHandler
-from gateway.lane.refused import RefusalHandler
-from gateway.lane.retries import RetryPolicy, refusal_of
-from gateway.lane.scheduler import Dispatch, Scheduler, SchedulingPass
+from gateway.lane.retries import LaneSettings, RetryPolicy, refusal_of
+from gateway.lane.schedule import Dispatch, Scheduler, SchedulingPass
 from gateway.lane.slices import Bounds, Slice, separated
-from gateway.lane.suspects import Isolation, Suspicion
-from gateway.lane.tenant_activity import ACTIVE_S, TenantActivity
-from gateway.lane.ticket import EMPTY_ENTRY, Attempt, Owner, Ticket
-from gateway.routing.pool import Pool, held_s, no_replica_error
+from gateway.lane.ticket import Attempt, Owner, Ticket
+from gateway.lane.token_counts import CountTokens, count_nothing
+from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
 
 # A tenant of weight 1 may have so many times the tokens in the queue that stay free.
@@ -58,7 +52,8 @@ class SliceReply(msgspec.Struct, frozen=True):
 class Lane:
     """Queue and attempts of one upstream, for one kind of batch. clock: the event loop's, in seconds.
 
-    bounds: returns the bounds of one upstream request, as the replicas report them now.
+    bounds: returns the bounds of one upstream request, as the replicas report them now. count_tokens: the
+    gateway's own counts, with which those of replies are compared.
     """
 
     def __init__(
@@ -68,40 +63,42 @@ class Lane:
         observe: Observe,
         clock: Callable[[], float],
         bounds: Callable[[], Bounds] = Bounds,
+        count_tokens: CountTokens = count_nothing,
     ) -> None:
         self.bounds = bounds
         self._pool = pool
-        self._settings = settings
+        self._queue_tokens = settings.queue_tokens
         self._observe = observe
         self._clock = clock
         self._queue: FairQueue[Ticket] = FairQueue()
         self._shared: dict[WorkKey, Ticket] = {}
-        self._comparisons = Comparisons()
+        # Tickets of comparisons since the last pass: they are sent at once or dropped, to delay no caller.
+        self._comparisons: list[Ticket] = []
+        # Calls that wait until a replica has reported its capabilities.
+        self._first_waiters: list[asyncio.Future[None]] = []
         self._activity = TenantActivity(self._queue)
         self._measures = LaneMeasures(clock())
-        self._first_replica = FirstReplicaWait(pool, holds=settings.holds)
         self._isolated: IsolatedQueue[Ticket] = IsolatedQueue(lambda: self._attempts.in_flight)
         self._scheduler = Scheduler(
-            self._queue, pool, self._activity, self._measures.sizer, settings, self._isolated
+            self._queue, pool, self._activity, self._measures.sizer, self._isolated, settings.kind
         )
         policy = RetryPolicy(settings, clock())
         self._outcomes = OutcomeHandler(
-            pool, self._queue, self._isolated, self._activity, policy, self._measures
+            pool, self._queue, self._isolated, self._activity, policy, self._measures, clock
         )
-        faults = FaultHandler(pool, self._isolated, policy, self._outcomes, clock)
-        refusals = RefusalHandler(pool, self._isolated, self._outcomes, faults.checks, clock)
         callbacks = AttemptCallbacks(
             self._outcomes.handle_reply,
             self._outcomes.handle_error,
-            faults.handle,
-            refusals.handle,
+            self._outcomes.handle_failure,
+            self._outcomes.handle_refusal,
             self._handle_end,
-            lambda: not (len(self._queue) or len(self._isolated)),
+            lambda: not (self._queue.size or len(self._isolated)),
+            count_tokens,
         )
         self._attempts = AttemptRunner(pool, policy, self._measures, clock, callbacks)
         self._recheck_timer: asyncio.TimerHandle | None = None
         self._is_pump_scheduled = False
-        pool.subscribers.add(self.pump, self._handle_stalled)
+        pool.subscribe(self.pump, self._handle_stalled)
 
     @property
     def queued_tokens(self) -> int:
@@ -109,11 +106,11 @@ class Lane:
 
         A call that waits for the first replica counts as one token: an autoscaler has to see it to start one.
         """
-        return self._queue.tokens + self._isolated.tokens + len(self._first_replica)
+        return self._queue.tokens + self._isolated.tokens + len(self._first_waiters)
 
     def backlog(self) -> LaneBacklog:
         """Return the size and age of the queue, for metrics; walks all of it."""
-        inputs, oldest_since_s = len(self._first_replica), self._clock()
+        inputs, oldest_since_s = len(self._first_waiters), self._clock()
         now_s = oldest_since_s
         for ticket in chain(self._queue.items(), self._isolated.items()):
             inputs += ticket.piece.inputs
@@ -125,18 +122,31 @@ class Lane:
 
         Raises: ModelLoading, NoReplica.
         """
-        await self._first_replica.wait(deadline_s)
+        if self._pool.capabilities() is not None:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._first_waiters.append(waiter)
+        self._wake_first()
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await waiter
+        except TimeoutError as error:
+            raise ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S) from error
+        finally:
+            self._first_waiters.remove(waiter)
+        if self._pool.capabilities() is None:
+            raise self._pool.no_replica_error()
 
     def check_room(self, tokens: int, owner: Owner) -> None:
         """Check that a whole call of this many tokens fits the lane's bound and its tenant's share.
 
         Raises: Overloaded.
         """
-        if not (len(self._queue) or (self._isolated.is_used and len(self._isolated))):
+        if not (self._queue.size or (self._isolated.is_used and len(self._isolated))):
             # An empty queue takes any call: one that is larger than the bound could never pass otherwise.
             return
         waiting_tokens = self._queue.tokens + self._isolated.tokens
-        free_tokens = self._settings.queue_tokens - waiting_tokens - tokens
+        free_tokens = self._queue_tokens - waiting_tokens - tokens
         if free_tokens < 0:
             raise self._overloaded("too much is waiting for this model", waiting_tokens)
         own_tokens = self._queue.tokens_of(owner.tenant) + self._isolated.tokens_of(owner.tenant)
@@ -161,15 +171,20 @@ class Lane:
         the last replica tried refused or failed; SliceFailed if one of several inputs may be at fault;
         NoReplica, ModelLoading or TimeoutError at the deadline.
         """
-        self._check_held(deadline_s)
+        now_s, pool = self._clock(), self._pool
+        held_s = pool.held_s(now_s)
+        if held_s is not None and now_s + held_s > deadline_s:
+            raise _held_error(held_s)
         key = (owner.tenant, owner.priority, owner.may_move, owner.copy, piece.work)
-        ticket = self._ticket_for(key, piece, owner, deadline_s, suspicion)
-        if owner.trace is not None:
-            ticket.traces.append(owner.trace)
-        if owner.record is not None:
-            ticket.records.append(owner.record)
-        waiter = ticket.wait(deadline_s)
-        self._schedule_pump()
+        ticket = self._shared.get(key)
+        # A ticket that is done has settled its waiters, which have not left yet. It would not settle a new
+        # one.
+        if ticket is None or ticket.is_done:
+            ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
+            self._enqueue(ticket, now_s, suspicion)
+        elif owner.copy is None:
+            self._activity.mark_active(owner.tenant, now_s)
+        waiter = ticket.wait(owner, deadline_s)
         # asyncio.timeout costs several times as much, on every call.
         timer = asyncio.get_running_loop().call_at(deadline_s, _expire, waiter)
         was_received = False
@@ -178,14 +193,14 @@ class Lane:
             was_received = True
             return SliceReply(reply, ticket.queued_s)
         except TimeoutError as error:
-            if (cause := _cause_of_wait(ticket, self._pool, self._clock())) is not None:
+            if (cause := _cause_of_wait(ticket, pool, self._clock())) is not None:
                 raise cause from error
             raise
         finally:
             timer.cancel()
             if not was_received and ticket.may_have_run:
                 on_unanswered(piece)
-            if ticket.remove_waiter(waiter):
+            if ticket.leave(waiter):
                 self._forget(key, ticket)
 
     def pump(self) -> None:
@@ -193,17 +208,28 @@ class Lane:
 
         Runs after each arrival, finished attempt and replica change.
         """
-        self._first_replica.wake()
-        if not (len(self._queue) or (self._isolated.is_used and len(self._isolated))):
-            return
+        self._is_pump_scheduled = False
+        if self._first_waiters:
+            self._wake_first()
+        if self._queue.size or (self._isolated.is_used and len(self._isolated)):
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Pass over the queues once."""
+        queue, isolated = self._queue, self._isolated
         scheduling_pass, now_s = SchedulingPass(), self._clock()
-        while (decision := self._scheduler.decide(scheduling_pass, now_s, self.bounds)) is not None:
+        while queue.size or isolated.is_used:
+            decision = self._scheduler.decide(scheduling_pass, now_s, self.bounds)
+            if decision is None:
+                break
             if isinstance(decision, Dispatch):
                 self._attempts.start(decision.tickets, decision.replica)
             else:
-                decision.ticket.resolve(decision.error)
-        self._scheduler.end_pass(scheduling_pass)
-        self._comparisons.drop(self._queue)
+                decision.ticket.settle(decision.error)
+        if scheduling_pass.deferred:
+            self._scheduler.end_pass(scheduling_pass)
+        if self._comparisons:
+            self._drop_comparisons()
         if (scheduling_pass.skipped_tenants or scheduling_pass.skipped_alone) and self._recheck_timer is None:
             # The other tenants may become inactive, and no event would report that.
             pause_s = ACTIVE_S
@@ -216,40 +242,30 @@ class Lane:
 
         tokens: count of each input of the call.
         """
-        suspects, now_s = self._isolated.suspects, self._clock()
-        if not suspects:
+        suspects = self._isolated.suspects
+        if suspects.is_empty:
             return slices
+        now_s = self._clock()
         parts: list[Slice] = []
         for piece in slices:
             own = tokens[piece.start : piece.start + piece.inputs]
             parts += separated(piece, own, suspects.places_in(piece.work, now_s))
         return parts
 
-    def _check_held(self, deadline_s: float) -> None:
-        """Check that a replica takes work before a deadline. Raises: Overloaded."""
-        wait_s = held_s(self._pool, self._clock())
-        if wait_s is not None and self._clock() + wait_s > deadline_s:
-            raise _held_error(wait_s)
-
-    def _ticket_for(
-        self, key: WorkKey, piece: Slice, owner: Owner, deadline_s: float, suspicion: Suspicion
-    ) -> Ticket:
-        """Return the ticket of equal work of the tenant, or a new one in the queue."""
-        now_s = self._clock()
+    def _enqueue(self, ticket: Ticket, now_s: float, suspicion: Suspicion) -> None:
+        """Queue a new ticket, and pump once all slices of this turn of the event loop have arrived."""
+        owner = ticket.owner
         if owner.copy is None:
             self._activity.mark_active(owner.tenant, now_s)
-        ticket = self._shared.get(key)
-        # A ticket that is done has settled its waiters, which have not left yet. It would not settle a new
-        # one.
-        if ticket is None or ticket.is_done:
-            ticket = self._shared[key] = Ticket(piece, owner, deadline_s, now_s)
-            if not suspicion and self._isolated.suspects.is_empty:
-                ticket.enqueue(self._queue, now_s)
-            else:
-                self._enqueue_suspect(ticket, now_s, suspicion)
-            if owner.copy == "compare":
-                self._comparisons.add(ticket)
-        return ticket
+        elif owner.copy == "compare":
+            self._comparisons.append(ticket)
+        if not suspicion and self._isolated.suspects.is_empty:
+            ticket.enqueue(self._queue, now_s)
+        else:
+            self._enqueue_suspect(ticket, now_s, suspicion)
+        if not self._is_pump_scheduled:
+            self._is_pump_scheduled = True
+            asyncio.get_running_loop().call_soon(self.pump)
 
     def _enqueue_suspect(self, ticket: Ticket, now_s: float, suspicion: Suspicion) -> None:
         """Queue a slice in the company in which it may be sent, as far as that is known."""
@@ -261,19 +277,26 @@ class Lane:
             return
         known = isolated.suspects.recall(piece.work) if piece.inputs == 1 else None
         # Refused lately, it needs to fail only once more.
-        ticket.faults = int(known is not None and known.is_refused)
-        ticket.has_hung = suspicion is Suspicion.HUNG or (known is not None and known.has_hung)
+        ticket.suspect(
+            faults=int(known is not None and known.is_refused),
+            has_hung=suspicion is Suspicion.HUNG or (known is not None and known.has_hung),
+        )
         isolated.enqueue(ticket, level, now_s)
 
-    def _schedule_pump(self) -> None:
-        """Pump once all slices of this turn of the event loop have arrived, to see them together."""
-        if not self._is_pump_scheduled:
-            self._is_pump_scheduled = True
-            asyncio.get_running_loop().call_soon(self._run_scheduled_pump)
+    def _wake_first(self) -> None:
+        """Wake the calls that wait for a first replica, if one has joined or none is expected any more."""
+        if self._pool.capabilities() is None and self._pool.is_expected:
+            return
+        for waiter in self._first_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
-    def _run_scheduled_pump(self) -> None:
-        self._is_pump_scheduled = False
-        self.pump()
+    def _drop_comparisons(self) -> None:
+        """Drop the comparisons that the pass over the queue has not sent."""
+        tickets, self._comparisons = self._comparisons, []
+        for ticket in tickets:
+            if self._queue.remove(ticket.entry):
+                ticket.settle(Overloaded("the upstream is busy with callers' work"))
 
     def _recheck(self) -> None:
         self._recheck_timer = None
@@ -302,12 +325,10 @@ class Lane:
         """Remove every trace of a ticket that no caller waits for."""
         if self._shared.get(key) is ticket:
             del self._shared[key]
-        ticket.is_done = True
-        ticket.cancel_unwanted()
-        was_queued = self._queue.remove(ticket.entry)
+        was_queued = self._queue.size > 0 and self._queue.remove(ticket.entry)
         if not was_queued and self._isolated.is_used:
             was_queued = self._isolated.remove(ticket.entry)
-        ticket.entry = EMPTY_ENTRY
+        ticket.abandon()
         if was_queued:
             self.pump()
 
@@ -332,15 +353,10 @@ def _cause_of_wait(ticket: Ticket, pool: Pool, now_s: float) -> GatewayError | B
     if isinstance(ticket.fault, AttemptTimedOut):
         return refusal_of(ticket.fault, has_index=ticket.piece.inputs == 1)
     if not ticket.running and not pool.usable():
-        return no_replica_error(pool)
-    if not ticket.running and (wait_s := held_s(pool, now_s)) is not None:
+        return pool.no_replica_error()
+    if not ticket.running and (wait_s := pool.held_s(now_s)) is not None:
         return _held_error(wait_s)
-    if _is_model_loading(pool):
+    reports = [replica.residence for replica in pool.replicas]
+    if any(report is not None and report.state == "loading" for report in reports):
         return ModelLoading("the model is still loading", retry_after_s=LOADING_RETRY_S)
     return None
-
-
-def _is_model_loading(pool: Pool) -> bool:
-    """Return whether an engine is loading the upstream's model into memory."""
-    reports = (replica.residence for replica in pool.replicas)
-    return any(report is not None and report.state == "loading" for report in reports)

@@ -1,27 +1,59 @@
-"""Outcomes of attempts: applies replies and errors to the replica, the tickets and the queue.
+"""Outcomes of attempts: what a reply, a failure or a refusal means for the replica, tickets and queue.
 
-`retries` decides the consequence of an error. This module carries it out. Failures that an input may cause go
-through `faults` first, refusals for a while through `refused`.
+A reply is divided among the tickets of its batch, and the lane learns from it. An error that no input causes
+(`OutcomeHandler`) is recorded at the replica, and the batch is retried, split or failed, as `retries`
+decides. Where one input of the batch may be the cause, it is found out first who is at fault, the input or
+the replica.
+
+Rule: what an input may have caused is never repeated with the same neighbours, and costs no retry budget as
+long as the replica works for others. A plain text shows whether it does.
+
+Failures: an error, a broken connection, no answer in time, 401, 403, 503 as an answer to
+work.
+
+- A batch of several slices is divided: in halves after an error, into single slices after a broken connection
+  or a timeout. A slice of several inputs fails with `SliceFailed`, and the stage `dispatch` cuts it.
+- One input that fails alone is tried once more, at a different replica if there is one. If it fails again,
+  and the replica completes plain work, the error is the input's.
+- The parts of what timed out get a shorter timeout, by the recent times of the replica. One that passes is
+  tried once more with a longer one. Without evidence that the replica works, the usual timeout holds again.
+- If the replica fails plain work, too, the failure counts against the replica, and retries cost budget.
+- An input whose attempt broke the server is not judged before a replica works again.
+
+Refusals for a while: 429, and 503 with a pause.
+
+- A refusal counts for the whole replica only if it refuses or fails a plain text too. A replica whose
+  requests cost money is sent no plain text: there a second refusal, of other inputs within a while, counts.
+- If it counts, the window shrinks, and the replica gets no work during the pause that it asked for.
+- If not, a batch of several slices is halved, free of charge. One slice is tried once more, at a different
+  replica or after a short pause. Then its caller gets the refusal, with the pause.
 """
 
 import asyncio
 import logging
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from functools import partial
 from random import Random
+from weakref import WeakKeyDictionary
 
 from backends.contract import Reply
 from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
+    ConnectionLost,
+    CredentialRefused,
     InvalidWork,
     ModelNotLoaded,
     PermitsTaken,
     ReplicaFailed,
+    ReplicaUnavailable,
     RequestTooLarge,
     UnsupportedWork,
 )
 from gateway.lane.fair_queue import FairQueue
-from gateway.lane.isolation import IsolatedQueue
+from gateway.lane.isolation import IsolatedQueue, Isolation, TenantActivity
 from gateway.lane.joining import has_own_counts, split_reply
 from gateway.lane.measures import LaneMeasures
 from gateway.lane.retries import (
@@ -32,15 +64,15 @@ from gateway.lane.retries import (
     effect_of,
     is_final,
     is_refused,
+    masked,
     refusal_of,
+    timed_out_early,
     try_elsewhere,
 )
-from gateway.lane.slices import request_bytes
-from gateway.lane.staggered_calls import StaggeredCalls
-from gateway.lane.suspects import Isolation
-from gateway.lane.tenant_activity import TenantActivity
-from gateway.lane.ticket import Attempt, Ticket
-from gateway.routing.pool import Pool, held_s, lacking
+from gateway.lane.ticket import Attempt, FailedBatch, Ticket
+from gateway.routing.checks import WorkChecks
+from gateway.routing.health import State
+from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
 
 # A server that asks for a shorter pause would be asked all the time.
@@ -48,12 +80,66 @@ HOLD_MIN_S = 0.1
 
 # Lines about inputs that make servers fail are at least this far apart.
 WARN_EVERY_S = 10.0
+# Failures alone after which an input is refused.
+FAULTS_MAX = 2
+# Servers that broke under a slice while they broke under others too; the slice fails then.
+LOSSES_MAX = 5
+# Servers that were unready since they had a slice, after which no other one gets it.
+UNREADY_MAX = 2
+# How long calls wait for a replica that broke its connections, and how often it is checked meanwhile.
+RETURN_S = 3.0
+LOOK_EVERY_S = 0.25
+# Refusals with a pause, at replicas that work for others, after which a slice's caller gets the refusal.
+PAUSES_MAX = 2
+# A slice waits for the end of a pause up to this long, if no other replica is usable.
+WAITED_S = 5.0
+# Refusals of different inputs within this time are of all.
+TOGETHER_S = 10.0
+# Failures after which a server may have to restart.
+BREAKING = (ConnectionLost, ReplicaUnavailable)
+# Failures of a check that leave open whether there is a server at all.
+UNANSWERED = (ConnectionLost, ReplicaUnavailable, AttemptTimedOut)
 
 logger = logging.getLogger("gateway")
 
 
+class SliceFailed(Exception):
+    """Failure of a slice of several inputs, one of which may be at fault: the replica works for others."""
+
+    def __init__(self, error: BackendError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class StaggeredCalls:
+    """Queue of functions, of which one runs per turn of the event loop.
+
+    Tenants take turns, and a tenant's functions keep their order.
+    A lane delivers the replies of a joined batch this way. Delivered all at once, one tenant's replies would
+    delay the calls of every other tenant.
+    """
+
+    def __init__(self) -> None:
+        self._pending: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+
+    def add(self, tenant: str, function: Callable[[], None]) -> None:
+        """Run a function in a later turn."""
+        if not self._pending:
+            asyncio.get_running_loop().call_soon(self._run_next)
+        self._pending.setdefault(tenant, deque()).append(function)
+
+    def _run_next(self) -> None:
+        tenant, functions = self._pending.popitem(last=False)
+        function = functions.popleft()
+        if functions:
+            self._pending[tenant] = functions
+        if self._pending:
+            asyncio.get_running_loop().call_soon(self._run_next)
+        function()
+
+
 class OutcomeHandler:
-    """Handles the outcome of every attempt of one lane."""
+    """Handles the outcome of every attempt of one lane. clock: the event loop's."""
 
     def __init__(
         self,
@@ -63,6 +149,7 @@ class OutcomeHandler:
         activity: TenantActivity,
         policy: RetryPolicy,
         measures: LaneMeasures,
+        clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._queue = queue
@@ -70,6 +157,12 @@ class OutcomeHandler:
         self._activity = activity
         self._policy = policy
         self._measures = measures
+        self._clock = clock
+        self._checks = WorkChecks(clock, policy.attempt_timeout_s)
+        # When the wait for a replica ends.
+        self._returns: WeakKeyDictionary[Replica, asyncio.TimerHandle] = WeakKeyDictionary()
+        # Of replicas whose requests cost money: hash of the first input refused last, and the moment.
+        self._last_refusals: WeakKeyDictionary[Replica, tuple[int, float]] = WeakKeyDictionary()
         self._deliveries = StaggeredCalls()
         # Moment of the last warning, and those that were left out since.
         self._warned_s: float | None = None
@@ -80,18 +173,19 @@ class OutcomeHandler:
         """Learn from a completed batch and give each ticket its own reply."""
         load, tickets, took_s = attempt.load, attempt.tickets, now_s - attempt.started_s
         self._measures.record_batch(load.inputs, load.tokens, took_s, now_s)
-        was_full = not attempt.replica.free_slots(load.kind, load.inputs) or bool(len(self._queue))
+        was_full = self._queue.size > 0 or not attempt.replica.free_slots(load.kind, load.inputs)
         self._pool.record_success(attempt.replica, load, took_s, now_s, was_full=was_full)
-        replies = split_reply([ticket.piece for ticket in tickets], reply)
         for ticket in tickets:
             if ticket.isolation or ticket.failed_batch is not None:
                 self._clear(ticket, attempt.replica, now_s)
         if len(tickets) == 1:
-            tickets[0].settle(replies[0])
+            tickets[0].settle(split_reply((tickets[0].piece,), reply)[0])
             return
-        if not has_own_counts([ticket.piece for ticket in tickets], reply):
+        pieces = [ticket.piece for ticket in tickets]
+        replies = split_reply(pieces, reply)
+        if not has_own_counts(pieces, reply):
             for record in [record for ticket in tickets for record in ticket.records]:
-                record.shares_tokens = True
+                record.share_tokens()
         is_staggered = self._activity.has_others(tickets[0].owner.tenant, now_s)
         for ticket, own_reply in zip(tickets, replies, strict=True):
             if is_staggered:
@@ -103,30 +197,30 @@ class OutcomeHandler:
         """Record a failure that no input causes at the replica, then retry, split or fail the batch."""
         replica = attempt.replica
         if isinstance(error, RequestTooLarge):
-            self._learn_size(replica, request_bytes(attempt.piece.work), now_s)
+            self._learn_size(replica, attempt.piece.work.request_bytes, now_s)
         elif isinstance(error, PermitsTaken):
             self._pause(replica)
         if error.retry_after_s and isinstance(error, ModelNotLoaded):
-            self.hold(replica, error.retry_after_s, now_s)
+            self._hold(replica, error.retry_after_s, now_s)
         if error.retryable or isinstance(error, UnsupportedWork):
             self._pool.record_failure(replica, error, now_s, attempt.started_s)
         if isinstance(error, InvalidWork) and error.input_index is not None and len(attempt.tickets) > 1:
             self._single_out(attempt, error, now_s)
         else:
-            self.apply(attempt, error, now_s)
+            self._apply(attempt, error, now_s)
 
     def abandon(self, attempt: Attempt, now_s: float) -> None:
         """Abandon an attempt at a stalled replica, and retry its work on a different one."""
         error = AttemptTimedOut("the replica has work and does not respond")
-        attempt.outcome = error.kind
+        attempt.stall(error)
         if len(attempt.tickets) > 1:
             # One of its inputs may be the cause.
-            self.split(attempt, Split(error, avoid_replica=True), now_s)
+            self._split(attempt, Split(error, avoid_replica=True), now_s)
         else:
-            self.apply(attempt, error, now_s)
+            self._apply(attempt, error, now_s)
         attempt.cancel()
 
-    def refuse(self, ticket: Ticket, replica: Replica, error: BackendError, now_s: float) -> InvalidWork:
+    def _refuse(self, ticket: Ticket, replica: Replica, error: BackendError, now_s: float) -> InvalidWork:
         """Return the error of an input that failed alone, last at a replica.
 
         If it failed a batch before, its tenant shares no batch with others for a while.
@@ -188,7 +282,7 @@ class OutcomeHandler:
         if pause_s is not None:
             asyncio.get_running_loop().call_later(pause_s, self._resume, replica)
 
-    def hold(self, replica: Replica, pause_s: float, now_s: float) -> None:
+    def _hold(self, replica: Replica, pause_s: float, now_s: float) -> None:
         """Give a replica no work for as long as it asked for."""
         until_s = now_s + max(HOLD_MIN_S, pause_s)
         if replica.hold(until_s):
@@ -197,13 +291,13 @@ class OutcomeHandler:
     def _release(self, replica: Replica, until_s: float) -> None:
         # The timer of the event loop may be early by its resolution.
         replica.release(until_s)
-        self._pool.subscribers.report_change()
+        self._pool.report_change()
 
     def _resume(self, replica: Replica) -> None:
-        replica.refusals.is_paused = False
-        self._pool.subscribers.report_change()
+        replica.refusals.resume()
+        self._pool.report_change()
 
-    def apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
+    def _apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         """Carry out the policy's decision about a failed batch."""
         if isinstance(error, UnsupportedWork) and attempt.is_wanted() and self._has_untried(attempt):
             self._hand_back(attempt, try_elsewhere(error, len(attempt.tickets)), now_s)
@@ -216,26 +310,26 @@ class OutcomeHandler:
             now_s=now_s,
         )
         if isinstance(decision, Split):
-            self.split(attempt, decision, now_s)
+            self._split(attempt, decision, now_s)
         else:
             self._hand_back(attempt, decision, now_s)
 
     def _has_untried(self, attempt: Attempt) -> bool:
         tried = {replica for ticket in attempt.tickets for replica in ticket.tried}
-        avoid = {attempt.replica, *tried, *lacking(self._pool, attempt.piece.work)}
+        avoid = {attempt.replica, *tried, *self._pool.lacking(attempt.piece.work)}
         return bool(self._pool.usable(avoid))
 
     def _hand_back(self, attempt: Attempt, decision: Retry | Fail, now_s: float) -> None:
         """Queue each ticket again, or settle it with the error."""
         # The last first, so that all keep their order at the head of the queue.
         for ticket in reversed(attempt.tickets):
-            if attempt not in ticket.running:
-                # It was handed back already, when its replica stalled.
+            # It may have been handed back already, when its replica stalled.
+            if not ticket.hand_back(attempt) or ticket.is_done:
                 continue
-            ticket.running.discard(attempt)
-            if ticket.is_done:
-                continue
-            self._record_error(ticket, attempt.replica, decision, now_s)
+            is_tried = isinstance(decision, Fail) or not decision.same_replica
+            if isinstance(decision, Fail) and decision.blames_input:
+                self._remember(ticket, now_s)
+            ticket.fail(decision.error, attempt.replica if is_tried else None)
             if ticket.running:
                 # Another attempt still carries it: a hedge, or the attempt that was hedged.
                 continue
@@ -250,16 +344,8 @@ class OutcomeHandler:
 
     def _is_held_past(self, deadline_s: float, now_s: float) -> bool:
         """Return whether every replica that could be tried asked for a pause that ends after a deadline."""
-        wait_s = held_s(self._pool, now_s)
+        wait_s = self._pool.held_s(now_s)
         return wait_s is not None and now_s + wait_s > deadline_s
-
-    def _record_error(self, ticket: Ticket, replica: Replica, decision: Retry | Fail, now_s: float) -> None:
-        if isinstance(decision, Fail) and decision.blames_input:
-            self._remember(ticket, now_s)
-        ticket.last_error = decision.error
-        ticket.refusals += isinstance(decision.error, PermitsTaken)
-        if isinstance(decision, Fail) or not decision.same_replica:
-            ticket.tried.add(replica)
 
     def _single_out(self, attempt: Attempt, error: InvalidWork, now_s: float) -> None:
         """Fail the slice whose input the replica names, and queue the others of its batch again."""
@@ -270,26 +356,243 @@ class OutcomeHandler:
                 culprit, index = ticket, error.input_index - end
             end += ticket.piece.inputs
         for ticket in reversed(attempt.tickets):
-            if attempt not in ticket.running:
+            if not ticket.hand_back(attempt):
                 continue
-            ticket.running.discard(attempt)
             if ticket is culprit:
-                ticket.half = attempt
+                ticket.blame(attempt)
                 self._remember(ticket, now_s)
                 ticket.settle(InvalidWork(error.message, empty=error.empty, input_index=index))
             elif not ticket.is_done:
                 ticket.enqueue(self._queue, now_s, first=True)
 
-    def split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
+    def _split(self, attempt: Attempt, decision: Split, now_s: float) -> None:
         """Queue each half of a batch as a batch of its own, to find the input that causes the failure."""
         middle = len(attempt.tickets) // 2
         failed_last = attempt.replica if decision.avoid_replica else None
         for tickets in (attempt.tickets[:middle], attempt.tickets[middle:]):
             half = object()
             for ticket in reversed(tickets):
-                if attempt in ticket.running:
-                    ticket.running.discard(attempt)
-                    ticket.half, ticket.last_error = half, decision.error
-                    ticket.tried, ticket.failed_last = set(), failed_last
+                if ticket.hand_back(attempt):
+                    ticket.start_over(failed_last, half, decision.error)
                     if not ticket.is_done:
                         ticket.enqueue(self._queue, now_s, first=True)
+
+    async def handle_failure(self, attempt: Attempt, error: BackendError) -> None:
+        """Find out whether the replica works, then divide, retry, refuse or fail the batch."""
+        now_s, replica = self._clock(), attempt.replica
+        if isinstance(error, ConnectionLost):
+            replica.record_loss(attempt.started_s, now_s)
+        if attempt.was_handed_back:
+            return
+        patience_s = replica.patience_s(self._policy.attempt_timeout_s)
+        is_early = attempt.brief_s is None and timed_out_early(error, now_s - attempt.started_s, patience_s)
+        if len(attempt.tickets) > 1:
+            await self._divide(attempt, error, is_early=is_early)
+        elif is_early:
+            self._apply(attempt, error, now_s)
+        else:
+            await self._judge(attempt, error, now_s)
+
+    async def _divide(self, attempt: Attempt, error: BackendError, *, is_early: bool) -> None:
+        """Divide a batch of several slices, so that none of them meets the same neighbours again."""
+        if isinstance(error, AttemptTimedOut):
+            for ticket in attempt.tickets:
+                ticket.record_hang(has_hung=not is_early)
+            self._isolate(attempt, error)
+            if not is_early and await self._check(attempt, error, self._clock()) is not None:
+                for ticket in attempt.tickets:
+                    ticket.record_hang(has_hung=False)
+            return
+        fault = await self._check(attempt, error, attempt.started_s)
+        if isinstance(error, ConnectionLost) or (fault and isinstance(error, ReplicaUnavailable)):
+            self._isolate(attempt, error)
+        elif fault is None:
+            split = Split(masked(error, len(attempt.tickets)), avoid_replica=len(self._pool.usable()) > 1)
+            batch = FailedBatch(attempt.replica, len(attempt.tickets))
+            for ticket in attempt.tickets:
+                ticket.leave_batch(batch)
+            self._split(attempt, split, self._clock())
+        else:
+            self._apply(attempt, error, self._clock())
+
+    def _isolate(self, attempt: Attempt, error: BackendError) -> None:
+        """Queue each slice of a batch to go alone, at a different replica if there is one."""
+        now_s, replica = self._clock(), attempt.replica
+        for ticket in reversed(attempt.tickets):
+            if not ticket.hand_back(attempt):
+                continue
+            ticket.start_over(replica, attempt, masked(error, len(attempt.tickets)))
+            if isinstance(error, BREAKING):
+                ticket.count_loss()
+            if not ticket.is_done:
+                self._isolated.enqueue(ticket, Isolation.ALONE, now_s, first=True)
+        self._pool.report_change()
+
+    async def _judge(self, attempt: Attempt, error: BackendError, failed_s: float) -> None:
+        """Decide about a slice that failed alone."""
+        ticket, replica = attempt.tickets[0], attempt.replica
+        avoid = {replica, *ticket.tried, *self._pool.lacking(ticket.piece.work)}
+        has_other = bool(self._pool.usable(avoid))
+        has_timed_out = isinstance(error, AttemptTimedOut)
+        is_last_try = has_timed_out and not has_other and attempt.brief_s is None
+        is_final = ticket.is_indivisible and (ticket.faults + 1 >= FAULTS_MAX or is_last_try)
+        # What it answered before it failed shows little of a replica that hangs now.
+        is_strict = is_final or has_timed_out
+        fault = await self._check(attempt, error, failed_s if is_strict else attempt.started_s)
+        is_broken = fault is not None and isinstance(error, ConnectionLost)
+        if fault is not None and isinstance(error, ReplicaUnavailable) and self._is_spent(ticket, attempt):
+            ticket.settle(error)
+            return
+        if ticket.is_done or ticket.running != {attempt} or (fault is not None and not is_broken):
+            self._blame_replica(attempt, error)
+            return
+        ticket.hand_back(attempt)
+        ticket.fail(error, lost_connection=isinstance(error, ConnectionLost))
+        if is_broken and replica.lost_several(attempt.started_s, failed_s):
+            # Any of the slices that were in flight there may have broken it.
+            self._try_again(ticket, replica, Isolation.ALONE if ticket.losses == 1 else Isolation.KNOWN)
+        elif not ticket.is_indivisible:
+            ticket.settle(SliceFailed(error))
+        else:
+            self._count_fault(attempt, error, is_broken=is_broken)
+            if not is_final:
+                self._try_again(ticket, replica, Isolation.KNOWN)
+            elif is_broken and not await self._works_again(replica, ticket):
+                ticket.settle(error)
+            else:
+                ticket.settle(self._refuse(ticket, replica, error, self._clock()))
+
+    def _blame_replica(self, attempt: Attempt, error: BackendError) -> None:
+        """Carry out the policy's decision about a slice that failed alone, and not by its inputs' fault."""
+        ticket = attempt.tickets[0]
+        is_only = not ticket.is_done and ticket.running == {attempt}
+        if is_only and attempt.brief_s is not None and isinstance(error, AttemptTimedOut):
+            # All work is slow there, and only the shorter timeout has passed.
+            ticket.hand_back(attempt)
+            ticket.fail(error)
+            ticket.record_hang(has_hung=False)
+            self._try_again(ticket, attempt.replica, Isolation.ALONE)
+        else:
+            self._apply(attempt, error, self._clock())
+
+    def _is_spent(self, ticket: Ticket, attempt: Attempt) -> bool:
+        """Count a server that is unready since it had a slice; return whether no other one may have it."""
+        ticket.count_loss()
+        losses_max = LOSSES_MAX if self._pool.holds else UNREADY_MAX
+        if ticket.losses < losses_max or ticket.is_done or ticket.running != {attempt}:
+            return False
+        if ticket.piece.inputs == 1:
+            self._isolated.suspects.add(ticket.piece.work, self._clock(), is_refused=False)
+        return True
+
+    def _count_fault(self, attempt: Attempt, error: BackendError, *, is_broken: bool) -> None:
+        """Count a failure alone against an input. is_broken: the replica does not work since."""
+        ticket, now_s, suspects = attempt.tickets[0], self._clock(), self._isolated.suspects
+        has_hung = isinstance(error, AttemptTimedOut)
+        # A replica that had less time than usual is not at fault if another one computes the input.
+        is_blamed = isinstance(error, ReplicaFailed | ReplicaUnavailable) or (
+            has_hung and attempt.brief_s is None
+        )
+        ticket.count_fault(error, attempt.replica if is_blamed else None)
+        if ticket.piece.inputs == 1:
+            suspects.add(ticket.piece.work, now_s, is_refused=False, has_hung=has_hung)
+        if is_broken:
+            suspects.add_crash(ticket.owner.tenant, now_s)
+
+    async def _works_again(self, replica: Replica, ticket: Ticket) -> bool:
+        """Return whether a replica that an input may have broken completes plain work, within a while."""
+        ends_s = ticket.deadline_s if self._pool.holds else self._clock() + RETURN_S
+        while not ticket.is_done and self._clock() < ends_s:
+            if await self._checks.fault_of(replica, self._clock()) is None:
+                return True
+            await asyncio.sleep(LOOK_EVERY_S)
+        return False
+
+    def _try_again(self, ticket: Ticket, replica: Replica, level: Isolation) -> None:
+        if ticket.losses >= LOSSES_MAX:
+            assert ticket.last_error is not None
+            ticket.settle(ticket.last_error)
+            return
+        ticket.start_over(replica)
+        self._isolated.enqueue(ticket, level, self._clock(), first=True)
+
+    def _expect_return(self, replica: Replica) -> None:
+        """Let calls wait for a replica that may be restarting."""
+        self._pool.expect_return(replica)
+        if (timer := self._returns.pop(replica, None)) is not None:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._returns[replica] = loop.call_later(RETURN_S, self._pool.give_up, replica)
+
+    async def _check(self, attempt: Attempt, error: BackendError, since_s: float) -> BackendError | None:
+        """Return why a replica fails plain work, and count the failure against it; None if it works."""
+        replica = attempt.replica
+        fault = await self._checks.fault_of(replica, since_s)
+        if fault is None:
+            return None
+        now_s = self._clock()
+        if isinstance(error, ConnectionLost) and not isinstance(fault, UNANSWERED):
+            error = ReplicaFailed(fault.message)
+        elif isinstance(error, ReplicaUnavailable | CredentialRefused):
+            error = fault
+        self._pool.record_failure(replica, error, now_s, attempt.started_s)
+        if isinstance(error, ConnectionLost) and replica.state is State.DOWN:
+            self._expect_return(replica)
+        return fault
+
+    async def handle_refusal(self, attempt: Attempt, error: BackendError) -> None:
+        """Find out whether the replica refuses all work, then hold it, or divide or answer the batch."""
+        replica = attempt.replica
+        if attempt.was_handed_back:
+            return
+        fault = await self._refusal_fault(attempt, error)
+        now_s = self._clock()
+        if fault is not None:
+            if error.retry_after_s:
+                self._hold(replica, error.retry_after_s, now_s)
+            self._pool.record_failure(replica, fault, now_s, attempt.started_s)
+            self._apply(attempt, error, now_s)
+        elif len(attempt.tickets) > 1:
+            split = Split(masked(error, len(attempt.tickets)), avoid_replica=len(self._pool.usable()) > 1)
+            self._split(attempt, split, now_s)
+            self._pool.report_change()
+        else:
+            self._answer(attempt, error, now_s)
+
+    async def _refusal_fault(self, attempt: Attempt, error: BackendError) -> BackendError | None:
+        """Return why a replica refuses all work; None if only the inputs of an attempt may be the cause."""
+        capabilities = attempt.replica.capabilities
+        if capabilities is None or not capabilities.metered:
+            # What it answered lately shows nothing of a limit that was reached since.
+            return await self._checks.fault_of(attempt.replica, math.inf)
+        now_s, first = self._clock(), next(iter(attempt.piece.work.inputs))
+        last_key, last_s = self._last_refusals.get(attempt.replica, (hash(first), now_s))
+        self._last_refusals[attempt.replica] = hash(first), now_s
+        return error if last_key != hash(first) and now_s - last_s < TOGETHER_S else None
+
+    def _answer(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
+        """Try a slice that was refused alone once more, or give its caller the refusal."""
+        ticket, pause_s = attempt.tickets[0], error.retry_after_s
+        if ticket.half is not None and ticket.piece.inputs == 1:
+            # It made a batch fail.
+            self._isolated.suspects.add(ticket.piece.work, now_s, is_refused=False)
+        if ticket.is_done or ticket.running != {attempt} or pause_s is None:
+            self._apply(attempt, error, now_s)
+            return
+        ticket.hand_back(attempt)
+        ticket.count_pause(error)
+        avoid = {attempt.replica, *ticket.tried, *self._pool.lacking(ticket.piece.work)}
+        if ticket.pauses >= PAUSES_MAX:
+            ticket.settle(error)
+        elif self._pool.usable(avoid):
+            ticket.avoid(attempt.replica)
+            self._isolated.enqueue(ticket, Isolation.ALONE, now_s, first=True)
+        elif pause_s <= WAITED_S and now_s + pause_s < ticket.deadline_s:
+            asyncio.get_running_loop().call_later(pause_s, self._send_again, ticket)
+        else:
+            ticket.settle(error)
+
+    def _send_again(self, ticket: Ticket) -> None:
+        if not ticket.is_done:
+            self._isolated.enqueue(ticket, Isolation.ALONE, self._clock(), first=True)
+            self._pool.report_change()

@@ -6,10 +6,13 @@ tickets and queue, and `routing.health` decides the consequence for the replica.
 - A failure that may help elsewhere is retried, paid from a budget. Waiting for a replica that will return
   costs nothing.
 - A joined batch that a replica refuses or fails with an error of its own is split in halves, until the slice
-  that causes the error is alone. `faults` decides when that is free of charge.
+  that causes the error is alone. `outcomes` decides when that is free of charge.
 - A batch for which a replica has no permits waits and is sent there again, free of charge. Refused again and
   again, it fails, and the stage `dispatch` cuts it into smaller ones.
-- Failures that an input may cause are judged by `faults` first.
+- Failures that an input may cause are judged by `outcomes` first.
+
+A retry or a hedge is work that no caller requested, and additional work worsens an overload. Each costs one
+unit of a budget that recent first attempts fill.
 """
 
 from collections.abc import Callable
@@ -29,8 +32,7 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
-from gateway.lane.lane_settings import LaneSettings
-from gateway.routing.retry_budget import RetryBudget
+from gateway.routing.replica import LoadKind
 
 # Failures that a replica's state or one input of the batch may cause, as may every answer of `is_refusal` and
 # `is_unready`.
@@ -43,7 +45,53 @@ REFUSALS_MAX_OF_SEVERAL = 2
 VERDICT_FACTOR = 3
 # An attempt gets at least this long, however close the deadline is.
 ATTEMPT_MIN_S = 0.05
+HALF_LIFE_S = 10.0
+# Lets a quiet lane retry its first failures.
+FREE_ATTEMPTS = 10.0
 MASKED_MESSAGE = "a replica did not do the batch that this call was part of"
+
+
+class LaneSettings(msgspec.Struct, frozen=True):
+    """Bounds and rules of one lane.
+
+    holds: work waits while no replica is usable, because one is expected to return. waits_for_loading: work
+    also waits while a model is being loaded. retry_share, hedge_share: added attempts per attempt that
+    callers cause. kind: of its batches.
+    """
+
+    queue_tokens: int
+    attempt_timeout_s: float
+    holds: bool
+    retry_share: float = 0.2
+    hedge_share: float = 0.05
+    waits_for_loading: bool = True
+    kind: LoadKind = "texts"
+
+
+class RetryBudget:
+    """Decaying counts of first and added attempts. share: added attempts allowed per first attempt."""
+
+    def __init__(self, share: float, now_s: float) -> None:
+        self._share = share
+        self._first = 0.0
+        self._added = 0.0
+        self._last_s = now_s
+
+    def add_first_attempt(self, now_s: float) -> None:
+        """Count a batch that is tried for the first time."""
+        factor: float = 0.5 ** ((now_s - self._last_s) / HALF_LIFE_S)
+        self._first = self._first * factor + 1
+        self._added *= factor
+        self._last_s = now_s
+
+    def try_spend(self, now_s: float) -> bool:
+        """Return True and count one added attempt if the budget allows it."""
+        factor: float = 0.5 ** ((now_s - self._last_s) / HALF_LIFE_S)
+        self._first *= factor
+        added, self._last_s = self._added * factor, now_s
+        allowed = added + 1 <= self._first * self._share + FREE_ATTEMPTS
+        self._added = added + allowed
+        return allowed
 
 
 class Retry(msgspec.Struct, frozen=True):

@@ -8,15 +8,15 @@ import asyncio
 import math
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from backends.http.client import trusted_authorities
 from backends.http.responses import InvalidResponse, RawResponse, ResponseReader
 from gateway.config.schema import FetchSettings
 from gateway.media.addresses import Target, check_ips, is_ip, redirected, rules_of, target_of
-from gateway.media.permits import Permits
 from gateway.media.sources import Fetched
 
 # From a host's name to IP addresses. Raises: OSError.
@@ -46,6 +46,34 @@ class ByteBudget:
         self.remaining -= size
         if self.remaining < 0:
             raise ValueError("with it the request's media have more bytes than `media.fetch.request_bytes`")
+
+
+class Permits:
+    """Bounded number of holders, of whom each tenant is only some. Tenants that hold none take no memory."""
+
+    def __init__(self, total: int, per_tenant: int) -> None:
+        self._total = asyncio.Semaphore(total)
+        self._per_tenant = per_tenant
+        self._tenants: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def hold(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a permit and hold it; the caller bounds the wait."""
+        own = self._tenants.setdefault(tenant, asyncio.Semaphore(self._per_tenant))
+        self._users[tenant] += 1
+        try:
+            # The tenant's permit first: its waiting requests take no permits from others.
+            async with own, self._total:
+                yield
+        finally:
+            self._users[tenant] -= 1
+            if not self._users[tenant]:
+                del self._users[tenant], self._tenants[tenant]
+
+    def __len__(self) -> int:
+        """Return the number of tenants that hold or wait."""
+        return len(self._tenants)
 
 
 class Fetcher:

@@ -1,12 +1,6 @@
 """Pictures, recognized by their content. Only headers are read; nothing is decoded."""
 
-from backends.bounded_reads import (
-    HEADER_READS_MAX,
-    JPEG_FORMATS,
-    BoundedReads,
-    TooManyReads,
-    check_scans,
-)
+from backends.bounded_reads import HEADER_READS_MAX, JPEG_FORMATS, BoundedReads, TooManyReads, check_scans
 from backends.contract import Image
 
 MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}

@@ -31,7 +31,7 @@ STABLE_S = 30.0
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
-    """Command of a child: its name in logs, its module, its whole environment, and the files it inherits."""
+    """Command of a child: its name in logs, a module with a `main`, its environment, and inherited files."""
 
     name: str
     module: str
@@ -131,6 +131,7 @@ class Child:
                 # Not from the current folder, in which anyone may have put a module.
                 "-P",
                 "-m",
+                "gateway.processes.launch",
                 self._spec.module,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output_fd,

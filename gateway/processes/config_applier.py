@@ -14,13 +14,13 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from gateway.additions.entries import Additions, Edit, Put, UnknownAddition
-from gateway.additions.state import AdditionsState
-from gateway.additions.store import StoredAdditions
 from gateway.config.diff import ReloadOutcome, compare_configs, with_live_settings
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config
+from gateway.declared.additions import Additions, Edit, Put, UnknownAddition
+from gateway.declared.composition import AdditionsState
+from gateway.declared.store import StoredAdditions
 from gateway.processes.engine_pool import EnginePool, EngineProcess, load_problems
 from gateway.store.errors import StoreUnavailable
 from gateway.telemetry.log_lines import WRITE_ALWAYS

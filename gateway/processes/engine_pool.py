@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from backends.torch import wire
+from backends.torch.kind import ENGINE
 from gateway.config.schema import Config, EngineSettings, UpstreamSettings
 from gateway.processes.child import Child, Restarts, watch_liveness
 from gateway.processes.engine_process import (
@@ -27,7 +28,7 @@ from gateway.processes.engine_process import (
 )
 
 # The default of `process`, which logs leave out.
-DEFAULT_PROCESS = UpstreamSettings(backend="torch").process
+DEFAULT_PROCESS = UpstreamSettings(backend=ENGINE.name).process
 
 # The `process` that upstreams name, and which of their `devices`.
 ProcessKey: TypeAlias = tuple[str, str]
@@ -159,7 +160,7 @@ def _by_process(upstreams: Mapping[str, UpstreamSettings]) -> dict[ProcessKey, d
     """Return the upstreams of each process, each with the one device that it has there."""
     groups: dict[ProcessKey, dict[str, UpstreamSettings]] = {}
     for name, upstream in upstreams.items():
-        if not upstream.is_hosted:
+        if not upstream.is_local:
             continue
         for place, device in upstream.devices.items():
             own = msgspec.structs.replace(upstream, device=device)

@@ -123,7 +123,7 @@ def _model_boot(name: str, settings: UpstreamSettings, *, preload: bool) -> wire
         trust_remote_code=settings.trust_remote_code,
         code_revision=settings.code_revision,
         tokenizer=settings.tokenizer_settings,
-        batch_tokens=settings.batch_tokens,
+        batch_tokens=settings.request_tokens,
         preload=preload,
         waits=settings.when_loading == "wait",
     )

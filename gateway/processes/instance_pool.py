@@ -1,6 +1,7 @@
-"""All instances of this host, and what is kept of them.
+"""All instances of this host, what is kept of them, and the requests of operators about them.
 
-Rule: the parent process runs them. A change is written to the file before it takes effect.
+Rule: the parent process runs them. A change is written to the file before it takes effect. Requests about one
+instance are carried out one after the other.
 """
 
 import asyncio
@@ -11,20 +12,31 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from gateway.config.schema import Config
-from gateway.instances.overlay import with_instances
-from gateway.instances.records import (
+from gateway.declared.composition import with_instances
+from gateway.declared.host import (
     ENGINE,
+    Act,
+    Create,
     CreateInstance,
+    HostResult,
+    InstanceCommand,
     InstanceInfo,
-    Problem,
-    Record,
+    InstanceRecord,
+    ListInstances,
+    ReadLog,
     Refused,
+    invalid,
     unknown,
 )
-from gateway.instances.state_file import StateFile
-from gateway.instances.validation import Served, engine_settings, secret_sources, served_by
-from gateway.processes.instance import Instance
-from gateway.processes.instance_launch import CommandLaunch, EngineLaunch, Host, Launch
+from gateway.declared.instances import (
+    InstanceFile,
+    Served,
+    check_create,
+    engine_settings,
+    secret_sources,
+    served_by,
+)
+from gateway.processes.instance import CommandLaunch, EngineLaunch, Host, Instance, Launch, is_free
 
 # An engine that downloads its model may take long.
 ENGINE_STARTUP_TIMEOUT_S = 550.0
@@ -45,40 +57,57 @@ class GatewayView(msgspec.Struct, frozen=True):
     port: Callable[[], int]
 
 
-class InstancePool:
-    """Instances by name, in order of creation. is_stopping: the gateway is."""
+def create_launch(record: InstanceRecord, served: Served, config: Config, host: Host) -> Launch:
+    """Return the way to run an instance's process."""
+    if record.kind == ENGINE:
+        upstream = engine_settings(served.upstream, config.upstreams.get(record.upstream))
+        return EngineLaunch(record, upstream, config.engine, host)
+    assert config.manager is not None
+    return CommandLaunch(record, served.model, config.manager.commands[record.kind], host)
 
-    def __init__(self, file: StateFile, host: Host, view: GatewayView) -> None:
+
+class InstancePool:
+    """Instances by name, in order of creation."""
+
+    def __init__(
+        self,
+        file: InstanceFile,
+        host: Host,
+        view: GatewayView,
+        create_launch: Callable[[InstanceRecord, Served, Config, Host], Launch] = create_launch,
+    ) -> None:
         self._file = file
+        self._create_launch = create_launch
         self._host = host
         self._view = view
         self._instances: dict[str, Instance] = {}
         self._joined: frozenset[str] = frozenset()
         self._publishing: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
-        self.is_stopping = False
+        self._created = self._deleted = 0
+        self._is_stopping = False
 
-    async def start(self, records: tuple[Record, ...]) -> None:
+    async def start(self, records: tuple[InstanceRecord, ...]) -> None:
         """Start the stored instances that ran. One whose settings are not valid any more has failed."""
         for record in records:
             instance = self._instances[record.name] = Instance(record, self._on_change)
             if record.started:
                 try:
-                    await self.launch(instance)
+                    await self._launch(instance)
                 except Refused as refused:
                     logger.warning("instance %s: %s", record.name, refused)
                     instance.fail(str(refused))
 
     async def stop_all(self) -> None:
         """Stop every instance, in parallel. They are started again with the gateway."""
-        self.is_stopping = True
+        self._is_stopping = True
         await asyncio.gather(*(instance.stop() for instance in self._instances.values()))
         for task in self._publishing:
             task.cancel()
         await asyncio.gather(*self._publishing, return_exceptions=True)
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[InstanceRecord, ...]:
         """All instances as they are stored."""
         return tuple(instance.record for instance in self._instances.values())
 
@@ -103,12 +132,88 @@ class InstancePool:
             raise unknown(name)
         return instance
 
-    async def add(self, settings: CreateInstance, kind: str) -> Instance:
+    async def run(self, command: InstanceCommand) -> HostResult:
+        """Carry out a request and return its result."""
+        try:
+            return await self._run(command)
+        except Refused as refused:
+            return refused.result
+
+    async def _run(self, command: InstanceCommand) -> HostResult:
+        match command:
+            case ListInstances():
+                return HostResult(instances=self.infos, created=self._created, deleted=self._deleted)
+            case ReadLog(name, start, end):
+                return HostResult(log=self.find(name).log.slice(start, end))
+            case Act(name, "get"):
+                return HostResult(instances=(self.info(self.find(name)),))
+            case _ if self._is_stopping:
+                raise Refused("UNAVAILABLE", "the gateway is stopping")
+            case Create(settings):
+                return HostResult(instances=(self.info(await self._create(settings)),))
+            case Act(name, action):
+                instance = self.find(name)
+                async with instance.lock:
+                    # It may have been deleted meanwhile, and another created under its name.
+                    if self.find(name) is not instance:
+                        raise unknown(name)
+                    await self._act(instance, action)
+                    return HostResult(instances=(self.info(instance),))
+
+    async def _create(self, settings: CreateInstance) -> Instance:
+        """Create and start an instance. Raises: Refused."""
+        config = self._view.config()
+        kind = settings.kind or (config.manager.kind if config.manager else ENGINE)
+        check_create(settings, kind, config, self.records)
+        for port in filter(None, (settings.port, settings.prometheus_port)):
+            if not is_free(port):
+                raise invalid(f"Port {port} already in use by another process")
+        await serve(config, settings, kind)
+        # Others may have been created while files were read.
+        check_create(settings, kind, config, self.records)
+        instance = await self._add(settings, kind)
+        try:
+            await self._launch(instance)
+        finally:
+            instance.lock.release()
+        self._created += 1
+        return instance
+
+    async def _act(self, instance: Instance, action: str) -> None:
+        """Start, stop, restart or delete an instance. Raises: Refused."""
+        if action == "start" and instance.status not in ("stopped", "failed"):
+            message = f"Instance '{instance.record.name}' is already {instance.status}"
+            raise Refused("ALREADY_RUNNING", message)
+        await self._keep(instance, started=action in ("start", "restart"))
+        if action == "start":
+            # A process that has failed may still be exiting.
+            await instance.stop()
+        else:
+            await self._end(instance)
+        if action == "restart":
+            instance.restarts += 1
+        if action == "delete":
+            await self._remove(instance)
+            self._deleted += 1
+        elif action != "stop":
+            await self._launch(instance)
+
+    async def _end(self, instance: Instance) -> None:
+        """Let calls in flight finish, and stop the process."""
+        if instance.status == "stopped":
+            return
+        was_joined = instance.joined is not None
+        instance.leave()
+        if was_joined:
+            await self._view.publish()
+        await instance.stop()
+
+    async def _add(self, settings: CreateInstance, kind: str) -> Instance:
         """Store a new instance, which is not started. Raises: Refused, with nothing changed.
 
         The caller holds its lock, and releases it once it is started: requests know it from now on.
         """
-        instance = Instance(Record(settings, kind, time.time()), self._on_change)
+        instance = Instance(InstanceRecord(settings, kind, time.time()), self._on_change)
         await instance.lock.acquire()
         self._instances[settings.name] = instance
         try:
@@ -118,13 +223,13 @@ class InstancePool:
             raise
         return instance
 
-    async def remove(self, instance: Instance) -> None:
+    async def _remove(self, instance: Instance) -> None:
         """Remove an instance that is stopped. Raises: Refused, if it returns with the next start."""
         del self._instances[instance.record.name]
         self._on_change()
         await self._write()
 
-    async def keep(self, instance: Instance, *, started: bool) -> None:
+    async def _keep(self, instance: Instance, *, started: bool) -> None:
         """Store whether an instance is to run. Raises: Refused, with nothing changed."""
         before = instance.record
         instance.record = msgspec.structs.replace(before, started=started)
@@ -134,22 +239,15 @@ class InstancePool:
             instance.record = before
             raise
 
-    async def launch(self, instance: Instance) -> None:
+    async def _launch(self, instance: Instance) -> None:
         """Start the process of an instance. Raises: Refused, if its settings have become invalid."""
         record, config = instance.record, self._view.config()
         served = await serve(config, record.settings, record.kind)
         timeout_s: float | None = record.settings.startup_timeout_secs
-        launch: Launch
-        if record.kind == ENGINE:
-            upstream = engine_settings(served.upstream, config.upstreams.get(record.upstream))
-            launch = EngineLaunch(record, upstream, config.engine, self._host)
-            timeout_s = timeout_s or ENGINE_STARTUP_TIMEOUT_S
-        else:
-            assert config.manager is not None
-            template = config.manager.commands[record.kind]
-            launch = CommandLaunch(record, served.model, template, self._host)
-            timeout_s = timeout_s or template.startup_timeout_s
-        instance.start(launch, served.upstream, timeout_s)
+        if timeout_s is None and config.manager is not None and record.kind != ENGINE:
+            timeout_s = config.manager.commands[record.kind].startup_timeout_s
+        launch = self._create_launch(record, served, config, self._host)
+        instance.start(launch, served.upstream, timeout_s or ENGINE_STARTUP_TIMEOUT_S)
 
     async def _write(self) -> None:
         """Write the file. Raises: Refused."""
@@ -158,11 +256,11 @@ class InstancePool:
                 await asyncio.to_thread(self._file.write, self.records)
             except OSError as error:
                 message = f"the instances cannot be stored in `state_dir`: {error.strerror}"
-                raise Refused(Problem("UNAVAILABLE", message)) from error
+                raise Refused("UNAVAILABLE", message) from error
 
     def _on_change(self) -> None:
         """Send the instances to the workers, and serve those that have joined or left."""
-        if self.is_stopping:
+        if self._is_stopping:
             return
         self._view.broadcast(self.infos)
         joined = frozenset(

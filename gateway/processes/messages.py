@@ -1,7 +1,7 @@
 """Messages between the parent and its HTTP workers, as lines of JSON.
 
-The first line that a worker receives is a `WorkerBoot`. Every later line, in either direction, is one of
-the tagged messages.
+The first line that a worker receives is a `WorkerBoot`. Every later line, in either direction, is one of the
+tagged messages.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from typing import TypeAlias
 
 import msgspec
 
-from gateway.additions.entries import Edit
 from gateway.config.boot import AppBoot
+from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
+from gateway.declared.additions import Edit, Listing
+from gateway.declared.host import HostCommand, HostResult, InstanceInfo
 from gateway.events import ProcessRestarted
-from gateway.instances.records import Command, InstanceInfo
-from gateway.registry.requests import ModelCommand
 
 
 class WorkerBoot(msgspec.Struct, frozen=True):
@@ -87,34 +87,26 @@ class ConfigDrained(msgspec.Struct, frozen=True, tag="config_drained"):
     number: int
 
 
-class ReloadRequest(msgspec.Struct, frozen=True, tag="reload_request"):
-    """Operator's request to apply an edit, or to read the file again if there is none.
-
-    number: repeated in the reply.
-    """
-
-    number: int
-    edit: Edit | None = None
+class ReadFile(msgspec.Struct, frozen=True, tag="read_file"):
+    """Operator's request to read the file again."""
 
 
-class ListingRequest(msgspec.Struct, frozen=True, tag="listing_request"):
+class ListAdditions(msgspec.Struct, frozen=True, tag="list_additions"):
     """Operator's request to list the additions."""
 
-    number: int
 
-
-class InstanceRequest(msgspec.Struct, frozen=True, tag="instance_request"):
-    """Operator's request about instances or models of this host. number: repeated in the reply."""
+class Request(msgspec.Struct, frozen=True, tag="request"):
+    """Operator's request, which the parent carries out. number: repeated in the reply."""
 
     number: int
-    command: Command | ModelCommand
+    body: ReadFile | ListAdditions | Edit | HostCommand
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
-    """Reply to a worker's request with the same number. result: encoded; the request implies its type."""
+    """Result of a worker's `Request` with the same number."""
 
     number: int
-    result: msgspec.Raw
+    body: ReloadOutcome | Listing | HostResult
 
 
 class InstancesUpdate(msgspec.Struct, frozen=True, tag="instances_update"):
@@ -148,8 +140,6 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """Periodic sign that the worker's event loop is running."""
 
 
-# Requests that the parent replies to.
-Request: TypeAlias = ReloadRequest | ListingRequest | InstanceRequest
 ToWorker: TypeAlias = (
     ConfigUpdate | Reply | InstancesUpdate | ProcessRestarted | SpaceRequest | CanaryWithdrawn
 )

@@ -1,30 +1,35 @@
 """Requests of operators about the models of this host, as the parent process carries them out.
 
-Downloads and loads run on threads of their own, which go on when a worker restarts, and end with the
-gateway.
+Downloads and loads run on threads of their own, which go on when a worker restarts, and end with the gateway.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 
 from backends.torch import wire
 from gateway.config.schema import Config
-from gateway.processes.engine_process import smoke_load
-from gateway.registry.models import ListedModel, Registry, RegistryError, used_models
-from gateway.registry.records import Record, Records, RegistryBusy
-from gateway.registry.requests import (
-    ActOnModel,
+from gateway.declared.checkpoints import (
+    ListedModel,
+    Records,
+    Registry,
+    RegistryBusy,
+    RegistryError,
+    used_models,
+)
+from gateway.declared.host import (
     AddModel,
+    CheckpointRecord,
+    HostResult,
     ListModels,
     ModelCommand,
     ModelInfo,
-    ModelProblem,
-    ModelResult,
+    Refused,
+    timestamp,
 )
+from gateway.processes.engine_process import smoke_load
 
 logger = logging.getLogger("gateway")
 
@@ -44,126 +49,113 @@ class ModelRequests:
         self._records = Records(folder)
         self._environment = environment
         # By model: the download or load that runs.
-        self._jobs: dict[str, asyncio.Future[ModelProblem | None]] = {}
+        self._jobs: dict[str, asyncio.Future[Refused | None]] = {}
 
-    def _registry(self) -> Registry:
-        config = self._config()
-        return Registry(self._records, used_models(config.upstreams), config.registry.disk_bytes)
-
-    async def run(self, command: ModelCommand) -> ModelResult:
+    async def run(self, command: ModelCommand) -> HostResult:
         """Carry out a request and return its result."""
-        registry = self._registry()
         try:
-            match command:
-                case ListModels():
-                    return ModelResult(models=tuple(await self._listed(registry)))
-                case AddModel(model):
-                    return await self._add(registry, model)
-                case ActOnModel(model, "get"):
-                    return await self._described(registry, model)
-                case ActOnModel(model, "download"):
-                    return await self._run_job(registry, model, self._download)
-                case ActOnModel(model, _):
-                    return await self._run_job(registry, model, self._load)
+            return await self._run(command)
+        except Refused as refused:
+            return refused.result
         except RegistryError as error:
-            return ModelResult(ModelProblem("VALIDATION_ERROR", str(error)))
+            return Refused("VALIDATION_ERROR", str(error)).result
         except OSError as error:
-            return ModelResult(ModelProblem("UNAVAILABLE", f"`state_dir` cannot be used: {error.strerror}"))
+            return Refused("UNAVAILABLE", f"`state_dir` cannot be used: {error.strerror}").result
 
-    async def _listed(self, registry: Registry) -> list[ModelInfo]:
-        return [_info_of(model) for model in await asyncio.to_thread(registry.models)]
+    async def _run(self, command: ModelCommand) -> HostResult:
+        config = self._config()
+        registry = Registry(self._records, used_models(config.upstreams), config.registry.disk_bytes)
+        if isinstance(command, ListModels):
+            return HostResult(models=tuple(map(_info_of, await asyncio.to_thread(registry.models))))
+        model, is_new = command.model_id, False
+        if isinstance(command, AddModel):
+            is_new = await self._add(registry, model)
+        elif command.action != "get":
+            await self._run_job(registry, model, command.action)
+        found = await self._find(registry, model)
+        if found is None:
+            raise Refused("MODEL_NOT_FOUND", f"Model '{model}' not found")
+        return HostResult(models=(found,), is_new=is_new)
 
-    async def _described(self, registry: Registry, model: str) -> ModelResult:
-        found = [info for info in await self._listed(registry) if info.model_id == model]
-        if not found:
-            return ModelResult(ModelProblem("MODEL_NOT_FOUND", f"Model '{model}' not found"))
-        return ModelResult(models=tuple(found))
+    async def _find(self, registry: Registry, model: str) -> ModelInfo | None:
+        listed = await asyncio.to_thread(registry.models)
+        return next((_info_of(found) for found in listed if found.model == model), None)
 
-    async def _add(self, registry: Registry, model: str) -> ModelResult:
-        known = await self._described(registry, model)
-        if known.models:
-            return known
+    async def _add(self, registry: Registry, model: str) -> bool:
+        """List a model, and return whether it is new. Raises: Refused, RegistryError, OSError."""
+        if await self._find(registry, model) is not None:
+            return False
         if len(self._records.read()) >= RECORDS_MAX:
-            return ModelResult(
-                ModelProblem("VALIDATION_ERROR", f"more than {RECORDS_MAX} models; remove some")
-            )
+            raise Refused("VALIDATION_ERROR", f"more than {RECORDS_MAX} models; remove some")
         await asyncio.to_thread(registry.add, model)
-        described = await self._described(registry, model)
-        return ModelResult(models=described.models, is_new=True)
+        return True
 
-    async def _run_job(
-        self, registry: Registry, model: str, job: Callable[[Registry, str], ModelProblem | None]
-    ) -> ModelResult:
-        """Run a job, or wait for the one that runs for this model; return the model's state after a while."""
+    async def _run_job(self, registry: Registry, model: str, action: str) -> None:
+        """Run a job, or wait a while for the one that runs for this model. Raises: Refused."""
         future = self._jobs.get(model)
         if future is None:
             if len(self._jobs) >= JOBS_MAX:
-                message = f"{JOBS_MAX} downloads or loads run already; try again later"
-                return ModelResult(ModelProblem("UNAVAILABLE", message))
-            future = self._start(model, lambda: job(registry, model))
+                raise Refused("UNAVAILABLE", f"{JOBS_MAX} downloads or loads run already; try again later")
+            future = self._start(registry, model, action)
         await asyncio.wait([future], timeout=WAIT_S)
-        if future.done() and (problem := future.result()) is not None:
-            return ModelResult(problem)
-        return await self._described(registry, model)
+        if future.done() and (refused := future.result()) is not None:
+            raise refused
 
-    def _start(
-        self, model: str, job: Callable[[], ModelProblem | None]
-    ) -> "asyncio.Future[ModelProblem | None]":
+    def _start(self, registry: Registry, model: str, action: str) -> "asyncio.Future[Refused | None]":
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[ModelProblem | None] = loop.create_future()
+        future: asyncio.Future[Refused | None] = loop.create_future()
         self._jobs[model] = future
         future.add_done_callback(lambda _: self._jobs.pop(model, None))
 
         def run() -> None:
+            refused = None
             try:
-                problem = job()
+                self._work(registry, model, action)
+            except Refused as error:
+                refused = error
             except Exception as error:
                 logger.exception("a request about the model %s failed", model)
-                problem = ModelProblem("UNAVAILABLE", f"the request failed: {type(error).__name__}")
+                refused = Refused("UNAVAILABLE", f"the request failed: {type(error).__name__}")
             # The loop is closed once the gateway has stopped.
             if not loop.is_closed():
-                loop.call_soon_threadsafe(future.set_result, problem)
+                loop.call_soon_threadsafe(future.set_result, refused)
 
         # A thread of an executor would keep the process from ending.
         Thread(target=run, name=f"registry-{model}", daemon=True).start()
         return future
 
-    def _download(self, registry: Registry, model: str) -> ModelProblem | None:
-        try:
-            registry.pull(model, None, lambda *_: None)
-        except (RegistryError, RegistryBusy, OSError) as error:
-            message = f"Failed to download model '{model}': {error}"
-            return ModelProblem("MODEL_DOWNLOAD_FAILED", message)
-        return None
+    def _work(self, registry: Registry, model: str, action: str) -> None:
+        """Download or load a model. Raises: Refused."""
 
-    def _load(self, registry: Registry, model: str) -> ModelProblem | None:
         def load(name: str, commit: str | None) -> wire.SmokeLoad:
             return smoke_load(wire.ModelBoot("model", name, commit), LOAD_TIMEOUT_S, self._environment)
 
         try:
-            registry.verify(model, load)
+            if action == "download":
+                registry.pull(model, None, lambda *_: None)
+            else:
+                registry.verify(model, load)
         except (RegistryError, RegistryBusy, OSError) as error:
-            return ModelProblem("MODEL_LOAD_FAILED", f"Model '{model}' failed to load: {error}")
-        return None
+            if action == "download":
+                message = f"Failed to download model '{model}': {error}"
+                raise Refused("MODEL_DOWNLOAD_FAILED", message) from error
+            raise Refused("MODEL_LOAD_FAILED", f"Model '{model}' failed to load: {error}") from error
 
 
 def _info_of(model: ListedModel) -> ModelInfo:
-    record = model.record or Record(model.state)
+    record = model.record or CheckpointRecord(model.state)
+    is_downloading, is_verified = model.state == "downloading", model.state == "verified"
     return ModelInfo(
         model.model,
         model.state,
         model.stored_bytes > 0,
-        _time_text(record.at_s) if record.at_s else None,
+        timestamp(record.at_s) if record.at_s else None,
         model.stored_bytes,
         record.error if model.state == "failed" else None,
-        record.done_bytes if model.state == "downloading" else None,
-        record.total_bytes if model.state == "downloading" else None,
-        record.bytes_per_s if model.state == "downloading" else None,
-        record.dimensions if model.state == "verified" else None,
-        record.load_s if model.state == "verified" else None,
+        record.done_bytes if is_downloading else None,
+        record.total_bytes if is_downloading else None,
+        record.bytes_per_s if is_downloading else None,
+        record.dimensions if is_verified else None,
+        record.load_s if is_verified else None,
         model.configured,
     )
-
-
-def _time_text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

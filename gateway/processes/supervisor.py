@@ -16,28 +16,27 @@ from functools import cache, partial
 import msgspec
 
 from backends.torch import wire
-from gateway.additions.state import AdditionsState
-from gateway.additions.store import AdditionsInMemory, AdditionsInRedis
-from gateway.config.boot import AppBoot
+from gateway.config.boot import AppBoot, worker_share
+from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.config.state_folder import state_folder
-from gateway.config.worker_share import worker_share
+from gateway.declared.additions import Drain, Listing, Put, Remove
+from gateway.declared.composition import AdditionsState
+from gateway.declared.host import ActOnModel, AddModel, HostCommand, HostResult, InstanceRecord, ListModels
+from gateway.declared.instances import InstanceFile, StateFileError
+from gateway.declared.store import AdditionsInMemory, AdditionsInRedis
 from gateway.events import ProcessRestarted
-from gateway.instances.records import Record, Result
-from gateway.instances.state_file import StateFile, StateFileError
 from gateway.processes import messages
 from gateway.processes.child import Restarts
 from gateway.processes.config_applier import ConfigApplier, ConfigSource, ReloadQueue, watch_file
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
-from gateway.processes.instance_launch import Host
+from gateway.processes.instance import Host
 from gateway.processes.instance_pool import GatewayView, InstancePool
-from gateway.processes.instance_requests import InstanceRequests
 from gateway.processes.listeners import open_listener, reserve_port
 from gateway.processes.model_requests import ModelRequests
 from gateway.processes.worker_pool import ConfigProgress, SharedResources, WorkerPool
-from gateway.registry.requests import ActOnModel, AddModel, ListModels, ModelResult
 from gateway.store.redis_client import RedisClient
 
 logger = logging.getLogger("gateway")
@@ -86,7 +85,7 @@ class Supervisor:
             has_first_key=boot.first_key_digest is not None,
         )
         self._instances: InstancePool | None = None
-        self._stored_instances: tuple[Record, ...] = ()
+        self._stored_instances: tuple[InstanceRecord, ...] = ()
         self._draining: asyncio.Task[None] | None = None
         self._reloads = ReloadQueue(self._applier.apply)
         self._retiring: set[asyncio.Task[None]] = set()
@@ -155,7 +154,6 @@ class Supervisor:
             )
             file, self._stored_instances = _open_state(resources, config, self._source.environment)
             self._instances = InstancePool(file, Host(environment, cache(new_folder)), view)
-            self._instance_requests = InstanceRequests(self._instances, view.config, view.publish)
             self._model_requests = ModelRequests(view.config, file.folder, environment)
 
     async def _serve(self) -> None:
@@ -284,34 +282,37 @@ class Supervisor:
         return not upstreams[upstream].preload and not self._unusable.issuperset(upstreams)
 
     def _on_worker_request(self, worker: int, request: messages.Request) -> None:
-        match request:
-            case messages.InstanceRequest():
-                task = asyncio.create_task(self._run_instance_request(worker, request))
+        def reply(result: ReloadOutcome | Listing | HostResult) -> None:
+            self._workers.reply(worker, messages.Reply(request.number, result))
+
+        async def run_and_reply(command: HostCommand) -> None:
+            if isinstance(command, ListModels | AddModel | ActOnModel):
+                reply(await self._model_requests.run(command))
+            else:
+                assert self._instances is not None
+                reply(await self._instances.run(command))
+
+        match request.body:
+            case messages.ReadFile():
+                self._reloads.enqueue("file", reply)
+            case messages.ListAdditions():
+                reply(self._additions.listing)
+            case Put() | Remove() | Drain() as edit:
+                self._reloads.enqueue(edit, reply)
+            case command:
+                task = asyncio.create_task(run_and_reply(command))
                 self._retiring.add(task)
                 task.add_done_callback(self._retiring.discard)
-            case messages.ListingRequest():
-                self._workers.reply(worker, request, self._additions.listing)
-            case messages.ReloadRequest(_, edit):
-                self._reloads.enqueue(edit or "file", partial(self._workers.reply, worker, request))
-
-    async def _run_instance_request(self, worker: int, request: messages.InstanceRequest) -> None:
-        command = request.command
-        result: Result | ModelResult
-        if isinstance(command, ListModels | AddModel | ActOnModel):
-            result = await self._model_requests.run(command)
-        else:
-            result = await self._instance_requests.run(command)
-        self._workers.reply(worker, request, result)
 
 
 def _open_state(
     resources: ExitStack, config: Config, environment: Mapping[str, str]
-) -> tuple[StateFile, tuple[Record, ...]]:
+) -> tuple[InstanceFile, tuple[InstanceRecord, ...]]:
     """Open the file of the instances, and return it with its records. Raises: StartError."""
     folder = state_folder(config.state_dir, environment)
     if folder is None:
         raise StartError("`manager` keeps instances in a folder, and none is known; set `state_dir`")
-    file = StateFile(folder)
+    file = InstanceFile(folder)
     resources.callback(file.close)
     try:
         return file, file.open()

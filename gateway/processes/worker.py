@@ -26,20 +26,19 @@ import msgspec
 import uvicorn
 import uvloop
 
-from gateway.additions.entries import Edit, Listing
-from gateway.api.operators.added_models import AdditionsClient
+from gateway.api.operators.additions import AdditionsClient
 from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build, start_tasks
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config, ListenerTls
+from gateway.declared.additions import Edit, Listing
+from gateway.declared.host import HostCommand, HostResult
 from gateway.events import Event, ProcessRestarted, UpstreamJudged
-from gateway.instances.records import Command, Result
 from gateway.processes import messages
 from gateway.processes.listeners import join_port
 from gateway.processes.messages import CanaryWithdrawn, ModelSummary, WorkerBoot, WorkerReady
-from gateway.registry.requests import ModelCommand, ModelResult
-from gateway.telemetry.access_log import log_change
+from gateway.telemetry.access_log import LOGGED, log_change
 from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
 
 logger = logging.getLogger("gateway")
@@ -48,7 +47,7 @@ logger = logging.getLogger("gateway")
 RELOAD_TIMEOUT_S = 600.0
 LISTING_TIMEOUT_S = 10.0
 # An instance stops within 30 s for calls in flight and 35 s for its process.
-INSTANCES_TIMEOUT_S = 120.0
+HOST_TIMEOUT_S = 120.0
 # The parent kills a worker that has been silent for several times as long.
 HEARTBEAT_EVERY_S = 1.0
 # Longer than any sensible client's keep-alive pool keeps an idle connection.
@@ -59,7 +58,7 @@ GC_THRESHOLD = 5_000
 ABANDON_S = 1.0
 READ_BYTES = 65536
 
-_Result = TypeVar("_Result", ReloadOutcome, Listing, Result, ModelResult)
+_Reply = TypeVar("_Reply", ReloadOutcome, Listing, HostResult)
 
 
 class ParentLink:
@@ -69,7 +68,7 @@ class ParentLink:
         self._status_fd = status_fd
         self._application: Application | None = None
         # Replies that requests wait for, by the request's number.
-        self._replies: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count()
 
     def attach(self, application: Application) -> None:
@@ -95,29 +94,19 @@ class ParentLink:
 
     async def request_reload(self) -> ReloadOutcome:
         """Ask the parent to read the file again. Raises: TimeoutError."""
-        return await self._request(messages.ReloadRequest, RELOAD_TIMEOUT_S, ReloadOutcome)
+        return await self._request(messages.ReadFile(), RELOAD_TIMEOUT_S, ReloadOutcome)
 
     async def request_edit(self, edit: Edit) -> ReloadOutcome:
-        """Ask the parent to add or remove an entry. Raises: TimeoutError."""
-        return await self._request(
-            lambda number: messages.ReloadRequest(number, edit), RELOAD_TIMEOUT_S, ReloadOutcome
-        )
+        """Ask the parent to apply an edit of the additions. Raises: TimeoutError."""
+        return await self._request(edit, RELOAD_TIMEOUT_S, ReloadOutcome)
 
     async def request_listing(self) -> Listing:
         """Ask the parent for the additions. Raises: TimeoutError."""
-        return await self._request(messages.ListingRequest, LISTING_TIMEOUT_S, Listing)
+        return await self._request(messages.ListAdditions(), LISTING_TIMEOUT_S, Listing)
 
-    async def request_instances(self, command: Command) -> Result:
-        """Ask the parent to carry out a request about instances. Raises: TimeoutError."""
-        return await self._request(
-            lambda number: messages.InstanceRequest(number, command), INSTANCES_TIMEOUT_S, Result
-        )
-
-    async def request_models(self, command: ModelCommand) -> ModelResult:
-        """Ask the parent to carry out a request about models of this host. Raises: TimeoutError."""
-        return await self._request(
-            lambda number: messages.InstanceRequest(number, command), INSTANCES_TIMEOUT_S, ModelResult
-        )
+    async def request_host(self, command: HostCommand) -> HostResult:
+        """Ask the parent to carry out a request about this host. Raises: TimeoutError."""
+        return await self._request(command, HOST_TIMEOUT_S, HostResult)
 
     def receive(self, line: bytes) -> None:
         """Handle one line from the parent."""
@@ -126,10 +115,10 @@ class ParentLink:
         match msgspec.json.decode(line, type=messages.ToWorker):
             case messages.ConfigUpdate() as update:
                 self._apply(application, update)
-            case messages.Reply(number, result):
+            case messages.Reply(number, body):
                 waiter = self._replies.get(number)
                 if waiter is not None and not waiter.done():
-                    waiter.set_result(result)
+                    waiter.set_result(body)
             case messages.InstancesUpdate(instances):
                 application.instances.update(instances)
             case messages.SpaceRequest(number, config):
@@ -140,16 +129,21 @@ class ParentLink:
                 application.observe(restart)
 
     async def _request(
-        self, request: Callable[[int], messages.Request], timeout_s: float, kind: type[_Result]
-    ) -> _Result:
+        self,
+        body: messages.ReadFile | messages.ListAdditions | Edit | HostCommand,
+        timeout_s: float,
+        kind: type[_Reply],
+    ) -> _Reply:
         number = next(self._numbers)
         waiter = self._replies[number] = asyncio.get_running_loop().create_future()
         try:
-            self.send(request(number))
+            self.send(messages.Request(number, body))
             async with asyncio.timeout(timeout_s):
-                return msgspec.json.decode(await waiter, type=kind)
+                reply = await waiter
         finally:
             del self._replies[number]
+        assert isinstance(reply, kind)
+        return reply
 
     def _apply(self, application: Application, update: messages.ConfigUpdate) -> None:
         try:
@@ -259,10 +253,10 @@ def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Appli
         boot.app,
         Collaborators(
             observe=observe,
+            observed=LOGGED,
             reload=link.request_reload,
             adding=adding,
-            instances=link.request_instances if boot.manager_fd is not None else None,
-            models=link.request_models if boot.manager_fd is not None else None,
+            manager=link.request_host if boot.manager_fd is not None else None,
         ),
     )
     for restart in boot.restarts:

@@ -13,8 +13,8 @@ import msgspec
 from gateway.config.boot import AppBoot
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
+from gateway.declared.host import InstanceInfo
 from gateway.events import EndReason, ProcessRestarted
-from gateway.instances.records import InstanceInfo
 from gateway.processes import messages
 from gateway.processes.child import (
     WORKER_CHECK_EVERY_S,
@@ -177,9 +177,8 @@ class WorkerPool:
         for child in self._children:
             child.send(line)
 
-    def reply(self, worker: int, request: messages.Request, result: object) -> None:
-        """Send the result of a worker's request."""
-        reply = messages.Reply(request.number, msgspec.Raw(msgspec.json.encode(result)))
+    def reply(self, worker: int, reply: messages.Reply) -> None:
+        """Send the reply to a worker's request."""
         self._children[worker].send(msgspec.json.encode(reply))
 
     async def stop(self, signal_number: signal.Signals, patience_s: float) -> None:
@@ -240,7 +239,7 @@ class WorkerPool:
                 self._on_space_reply(number, problems)
             case messages.CanaryWithdrawn() as withdrawn:
                 self._on_withdrawn(withdrawn)
-            case messages.ReloadRequest() | messages.ListingRequest() | messages.InstanceRequest() as request:
+            case messages.Request() as request:
                 self._on_request(worker, request)
 
     def _on_space_reply(self, number: int, problems: tuple[Problem, ...]) -> None:

@@ -19,8 +19,8 @@ from gateway.quotas.ledger import (
 from gateway.quotas.limits import SECOND_US, UNITS, WINDOWS_US, Cost, Limit, LimitStatus, Unit, period_end_us
 from gateway.quotas.operations import LimitState, decode_statuses
 
-# With this many free slots in flight, and half of the limit free, requests hardly ever wait for one.
-FREE_SLOTS_MIN = 64
+# With room for this many requests in flight, and half of the limit free, requests hardly ever wait for it.
+FREE_IN_FLIGHT_MIN = 64
 # What a request that does not wait for its reserve leaves in each limit, as a multiple of its cost, and how
 # old the state may be that shows it.
 AMPLE_COSTS = 100
@@ -88,12 +88,12 @@ class LocalShare:
             if not is_down and (share := self._shares.pop((tenant, limit), None)):
                 self._ledger.forget(tenant, share)
 
-    def slots_are_scarce(self, request: QuotaRequest) -> bool:
-        """Return True if a request may be waiting for a slot, by the last known state of the limits."""
+    def in_flight_is_scarce(self, request: QuotaRequest) -> bool:
+        """Return True if a request may wait for another to end, by the last known state of the limits."""
         for limit in request.limits:
             if limit.period == "in_flight":
-                free = self._free_slots(request.tenant, limit)
-                if free < FREE_SLOTS_MIN or free < limit.amount // 2:
+                free = self._free_in_flight(request.tenant, limit)
+                if free < FREE_IN_FLIGHT_MIN or free < limit.amount // 2:
                     return True
         return False
 
@@ -171,8 +171,8 @@ class LocalShare:
         ]
         return charges
 
-    def _free_slots(self, tenant: str, limit: Limit) -> int:
-        """Return the free slots of a limit in flight as last known; 0 if the store never returned it."""
+    def _free_in_flight(self, tenant: str, limit: Limit) -> int:
+        """Return what is free of a limit in flight as last known; 0 if the store never returned it."""
         (used, *_), _ = self._states[tenant].get(limit, ((limit.amount,), 0))
         return limit.amount - used
 

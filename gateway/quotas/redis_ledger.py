@@ -138,7 +138,7 @@ class RedisLedger(Ledger):
         If it cannot be sent soon it is sent when the store is up again, or the reservation counts as spent.
         """
         request = reservation.request
-        urgent = self._open.pop(request.id, None) is not None and self._local.slots_are_scarce(request)
+        urgent = self._open.pop(request.id, None) is not None and self._local.in_flight_is_scarce(request)
         if reservation.degraded:
             return self._local.settle(reservation, actual, self._account(request.tenant).today())
         self._account(request.tenant).settle(request, actual, urgent=urgent)

@@ -1,19 +1,29 @@
-"""Replicas of one upstream: the only owner of their health and of the choice between them."""
+"""Replicas of one upstream: the only owner of their health and of the choice between them.
 
-from collections.abc import Awaitable, Callable, Collection
+Every change of a replica passes through its pool: `transition` moves it along the table of states, and after
+each change the pool combines what the usable replicas offer and calls its subscribers, the lanes, which may
+then send or fail what waits. So the lanes find the list of usable replicas and the offer ready, and compute
+neither per call.
+"""
+
+from collections.abc import Callable, Collection
 from random import Random
 
 from backends.contract import Capabilities, Work
 from backends.contract.errors import BackendError, ReplicaOverloaded, UnsupportedWork, printable
-from backends.contract.texts import ModelWork
 from gateway.errors import NoReplica
 from gateway.events import DescriptionRejected, Observe, ReplicaChanged
+from gateway.routing.choice import (
+    TRIAL_EVERY,
+    BatchTimes,
+    Policy,
+    is_worth_waiting,
+    rank_replicas,
+    slowdowns,
+)
 from gateway.routing.health import ReplicaEvent, State, event_of, next_state
-from gateway.routing.load import LOAD_KINDS, BatchLoad, LoadKind
-from gateway.routing.offers import ModelOffer, offers
-from gateway.routing.pace import TRIAL_EVERY, BatchTimes, is_worth_waiting, slowdowns
-from gateway.routing.policies import Policy, rank_replicas
-from gateway.routing.replica import KeptOut, Replica, gets_work, shown_state
+from gateway.routing.offers import is_uniform, offers, union
+from gateway.routing.replica import LOAD_KINDS, BatchLoad, KeptOut, LoadKind, Replica
 
 # Replicas that are down are probed, and names without an address resolved, at least this often.
 PROBED_WITHIN_S = 5
@@ -21,29 +31,52 @@ PROBED_WITHIN_S = 5
 TYPICAL_SHARE = 0.1
 # A pool does not know whose list it is: those of the configuration and of operators are one.
 DRAINED = "it is drained, by `drained` in the configuration or by an operator"
-
-
 # What callers read; the log and the status have the details.
 KEPT_OUT_REASONS: dict[KeptOut, str] = {
     "model": "the reachable replicas serve a different model than this one's upstream and are not used",
     "key": "the upstream of this model refuses the gateway's key; an operator has to correct its `api_key`",
     "output": "the reachable replicas of this model do not compute as they should and are not used",
 }
-CountTokens = Callable[[ModelWork, str, Capabilities], Awaitable[list[int] | None]]
 
 
-async def _count_nothing(work: ModelWork, prompt: str, capabilities: Capabilities) -> None:  # noqa: ARG001
-    return None
+class Pool:
+    """Equal replicas of one upstream, behind its lanes.
 
+    holds: work waits while no replica is usable, because one is expected to return. is_uniform: all usable
+    replicas offer the same, so that no call has to be compared with each of them.
+    """
 
-class Subscribers:
-    """Lanes that act on changes of a pool."""
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        upstream: str,
+        replicas: list[Replica],
+        policy: Policy,
+        observe: Observe,
+        seed: int | None = None,
+        *,
+        holds: bool = False,
+    ) -> None:
+        self.upstream = upstream
+        self.replicas = replicas
+        self.holds = holds
+        self.is_uniform = True
+        self._policy = policy
+        self._observe = observe
         self._on_change: list[Callable[[], None]] = []
         self._on_stalled: list[Callable[[Replica], None]] = []
+        self._undiscovered_urls: set[str] = set()
+        self._turn = 0
+        self._batch_times = {kind: BatchTimes() for kind in LOAD_KINDS}
+        # Tokens of a typical batch.
+        self._batch_tokens = 1.0
+        self._random = Random(seed)  # noqa: S311 - it spreads load and protects no secret
+        # Replicas that broke connections a moment ago and may be restarting: calls wait for them.
+        self._returning: set[Replica] = set()
+        self._usable: list[Replica] = []
+        self._capabilities: Capabilities | None = None
+        self._combine()
 
-    def add(self, on_change: Callable[[], None], on_stalled: Callable[[Replica], None]) -> None:
+    def subscribe(self, on_change: Callable[[], None], on_stalled: Callable[[Replica], None]) -> None:
         """Add a lane.
 
         on_change: called after each change of a replica's state. on_stalled: called with a replica whose work
@@ -53,53 +86,20 @@ class Subscribers:
         self._on_stalled.append(on_stalled)
 
     def report_change(self) -> None:
-        """Report that a replica has changed."""
+        """Report to the lanes that a replica has changed."""
         for on_change in self._on_change:
             on_change()
 
-    def report_stalled(self, replica: Replica) -> None:
-        """Report a replica whose work in flight will not complete."""
-        for on_stalled in self._on_stalled:
-            on_stalled(replica)
-
-
-class Pool:
-    """Equal replicas of one upstream, behind its lanes."""
-
-    def __init__(
-        self,
-        upstream: str,
-        replicas: list[Replica],
-        policy: Policy,
-        observe: Observe,
-        seed: int | None = None,
-    ) -> None:
-        self.upstream = upstream
-        self.replicas = replicas
-        self.subscribers = Subscribers()
-        # Whether work waits while no replica is usable, as in `LaneSettings`.
-        self.holds = False
-        # Own counts of a piece of work with its prompt, None without a tokenizer.
-        self.count_tokens: CountTokens = _count_nothing
-        self._policy = policy
-        self.observe = observe
-        self._undiscovered_urls: set[str] = set()
-        self._turn = 0
-        self._batch_times = {kind: BatchTimes() for kind in LOAD_KINDS}
-        # Tokens of a typical batch.
-        self._batch_tokens = 1.0
-        self._random = Random(seed)  # noqa: S311 - it spreads load and protects no secret
-        self.offer = ModelOffer()
-        # Replicas that broke connections a moment ago and may be restarting: calls wait for them.
-        self._returning: set[Replica] = set()
-
-    def usable(self, avoid: Collection[Replica] = ()) -> list[Replica]:
+    def usable(self, avoid: Collection[Replica] = ()) -> Collection[Replica]:
         """Return the replicas that are given work, without those to avoid."""
-        return [replica for replica in self.replicas if gets_work(replica) and replica not in avoid]
+        return [replica for replica in self._usable if replica not in avoid] if avoid else self._usable
 
     def is_mixed(self) -> bool:
         """Return whether a usable replica returns vectors of a different space."""
-        return any(replica.is_foreign and gets_work(replica) for replica in self.replicas)
+        for replica in self._usable:  # noqa: SIM110 - every call asks, and a generator costs more
+            if replica.is_foreign:
+                return True
+        return False
 
     def has_rejected(self) -> bool:
         """Return whether a replica responds and is kept out: for its vectors, its model, or its output."""
@@ -119,6 +119,52 @@ class Pool:
         """True while a replica that broke its connections a moment ago may be restarting."""
         return any(replica.state is State.DOWN for replica in self._returning)
 
+    @property
+    def is_expected(self) -> bool:
+        """True if calls may wait for a replica: one is joining or returning, or one is expected back.
+
+        A replica that is kept out because of its vectors, or whose model cannot be loaded, is not expected
+        back.
+        """
+        is_held = self.holds and not self.has_rejected() and not self._is_unloadable()
+        return self.is_joining() or self.is_returning or is_held
+
+    def held_s(self, now_s: float) -> float | None:
+        """Return the time until a usable replica may get work, None if one may or none is usable."""
+        # Asked once for each slice, and nearly always of no use.
+        for replica in self._usable:
+            if not replica.is_held:
+                return None
+        return max(0.0, min(each.held_until_s for each in self._usable) - now_s) if self._usable else None
+
+    def has_room(self, inputs: int, kind: LoadKind = "texts") -> bool:
+        """Return whether any usable replica has room for a batch of this many inputs; picks none."""
+        return any(replica.admits(inputs, "", is_only_tenant=True, kind=kind) for replica in self._usable)
+
+    def lacking(self, work: Work) -> Collection[Replica]:
+        """Return the usable replicas that do not offer the work's operation or outputs."""
+        if self.is_uniform:
+            return ()
+        return [replica for replica in self._usable if not offers(replica.capabilities, work)]
+
+    def no_replica_error(self) -> NoReplica:
+        """Return the error for a call that no replica can serve."""
+        down = [replica for replica in self.replicas if replica.state is State.DOWN]
+        kept_out = next((replica.kept_out for replica in down if replica.kept_out is not None), None)
+        if any(replica.is_foreign for replica in down):
+            reason = (
+                "the reachable replicas of this model return vectors of a different space and are not used"
+            )
+        elif kept_out is not None:
+            reason = KEPT_OUT_REASONS[kept_out]
+        elif any(replica.shown_state == "drained" for replica in self.replicas):
+            reason = "the replicas of this model that can be reached are drained"
+        elif self._is_unloadable():
+            reason = "this model cannot be loaded; the gateway's log and `gateway status` have the reason"
+        else:
+            reason = "no replica of this model can be reached"
+        return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)
+
     def expect_return(self, replica: Replica) -> None:
         """Let calls wait for a replica that broke its connections, until `give_up`."""
         self._returning.add(replica)
@@ -126,7 +172,7 @@ class Pool:
     def give_up(self, replica: Replica) -> None:
         """End the wait for a replica, whether it has returned or not."""
         self._returning.discard(replica)
-        self.subscribers.report_change()
+        self.report_change()
 
     def pick(
         self,
@@ -138,7 +184,7 @@ class Pool:
         kind: LoadKind = "texts",
     ) -> Replica | None:
         """Return the best replica with room for a batch of this many inputs, or None."""
-        usable = self.usable(avoid)
+        usable = [replica for replica in self._usable if replica not in avoid] if avoid else self._usable
         if len(usable) == 1:
             only = usable[0]
             return only if only.admits(inputs, tenant, is_only_tenant=is_only_tenant, kind=kind) else None
@@ -161,14 +207,10 @@ class Pool:
                 # A slot of a faster one is free sooner than this one is done.
                 continue
             self._turn += 1
-            self._count_choice(replica, usable)
+            for other in usable:
+                other.record_choice(is_chosen=other is replica)
             return replica
         return None
-
-    def _count_choice(self, chosen: Replica, usable: Collection[Replica]) -> None:
-        for replica in usable:
-            replica.passed_over += 1
-        chosen.passed_over = 0
 
     def pick_extra(self, inputs: int, avoid: Collection[Replica], kind: LoadKind) -> Replica | None:
         """Return the replica with the least work for a batch that takes no slot of the window, or None."""
@@ -183,7 +225,7 @@ class Pool:
         """Record that a URL has been resolved once, with or without a result."""
         if url in self._undiscovered_urls:
             self._undiscovered_urls.discard(url)
-            self.subscribers.report_change()
+            self.report_change()
 
     def add(self, replica: Replica) -> None:
         """Add a replica that has yet to join."""
@@ -192,11 +234,11 @@ class Pool:
     def remove(self, replica: Replica) -> None:
         """Remove a replica that has nothing in flight any more."""
         self.replicas.remove(replica)
-        _combine_capabilities(self)
+        self._combine()
 
     def capabilities(self) -> Capabilities | None:
         """Return what the model offers: the union over its replicas; None before one has joined."""
-        return self.offer.capabilities
+        return self._capabilities
 
     def record_success(
         self, replica: Replica, load: BatchLoad, took_s: float, now_s: float, *, was_full: bool
@@ -216,7 +258,7 @@ class Pool:
         """
         if isinstance(error, UnsupportedWork):
             # Its description may have changed; the prober asks for it again.
-            replica.is_doubted = True
+            replica.doubt()
             return
         if isinstance(error, ReplicaOverloaded):
             replica.record_refusal(now_s, sent_s)
@@ -226,11 +268,16 @@ class Pool:
         if event is not None:
             self.transition(replica, event, error.explanation)
 
+    def reject_description(self, replica: Replica, reason: str) -> None:
+        """Report a description that is not accepted; the replica's earlier one stays valid."""
+        changed = replica.reject_description(reason)
+        self._observe(DescriptionRejected(self.upstream, replica.name, reason, changed))
+
     def update_capabilities(self, replica: Replica, capabilities: Capabilities) -> None:
         """Replace the capabilities of a replica that serves the same model."""
-        replica.capabilities = capabilities
-        _combine_capabilities(self)
-        self.subscribers.report_change()
+        replica.describe(capabilities)
+        self._combine()
+        self.report_change()
 
     def transition(
         self,
@@ -240,109 +287,55 @@ class Pool:
         capabilities: Capabilities | None = None,
     ) -> None:
         """Move a replica along the table of states and report the change."""
-        replica.capabilities = capabilities or replica.capabilities
+        if capabilities is not None:
+            replica.describe(capabilities)
         state = next_state(replica.state, event)
         if state is replica.state:
-            _combine_capabilities(self)
+            self._combine()
             return
-        if state is State.PROBATION:
-            replica.reset_history()
-        replica.state = state
-        replica.rejection, replica.is_unloadable = None, False
-        _combine_capabilities(self)
-        self.observe(ReplicaChanged(self.upstream, replica.name, shown_state(replica), printable(reason)))
+        replica.enter(state)
+        self._combine()
+        self._observe(ReplicaChanged(self.upstream, replica.name, replica.shown_state, printable(reason)))
         if event is ReplicaEvent.STALLED:
-            self.subscribers.report_stalled(replica)
-        self.subscribers.report_change()
+            for on_stalled in self._on_stalled:
+                on_stalled(replica)
+        self.report_change()
 
+    def apply_drains(self, drained: Collection[str]) -> None:
+        """Keep work away from the named replicas, and from no others. Batches in flight are not affected."""
+        for replica in self.replicas:
+            before = replica.shown_state
+            replica.drain(is_drained=replica.name in drained)
+            if replica.shown_state != before:
+                reason = DRAINED if replica.is_drained else "it is no longer drained"
+                self._observe(ReplicaChanged(self.upstream, replica.name, replica.shown_state, reason))
+        self._combine()
+        self.report_change()
 
-def apply_drains(pool: Pool, drained: Collection[str]) -> None:
-    """Keep work away from the named replicas, and from no others. Batches in flight are not affected."""
-    for replica in pool.replicas:
-        before = shown_state(replica)
-        replica.is_drained = replica.name in drained
-        if shown_state(replica) != before:
-            reason = DRAINED if replica.is_drained else "it is no longer drained"
-            pool.observe(ReplicaChanged(pool.upstream, replica.name, shown_state(replica), reason))
-    _combine_capabilities(pool)
-    pool.subscribers.report_change()
+    def _is_unloadable(self) -> bool:
+        return any(replica.is_unloadable for replica in self.replicas)
 
+    def _combine(self) -> None:
+        """Combine what the replicas offer, after one of them has changed.
 
-def has_room(pool: Pool, inputs: int, kind: LoadKind = "texts") -> bool:
-    """Return whether any usable replica has room for a batch of this many inputs; picks none."""
-    return any(replica.admits(inputs, "", is_only_tenant=True, kind=kind) for replica in pool.usable())
-
-
-def held_s(pool: Pool, now_s: float) -> float | None:
-    """Return the time until a usable replica may get work, None if one may or none is usable."""
-    # Asked once for each slice, and nearly always of no use.
-    for replica in pool.replicas:
-        if replica.is_held:
-            break
-    else:
-        return None
-    usable = pool.usable()
-    if not usable or not all(replica.is_held for replica in usable):
-        return None
-    return max(0.0, min(replica.held_until_s for replica in usable) - now_s)
-
-
-def lacking(pool: Pool, work: Work) -> Collection[Replica]:
-    """Return the usable replicas that do not offer the work's operation or outputs."""
-    if pool.offer.is_uniform:
-        return ()
-    return [replica for replica in pool.usable() if not offers(replica.capabilities, work)]
-
-
-def reject_description(pool: Pool, replica: Replica, reason: str) -> None:
-    """Report a description that is not accepted; the replica's earlier one stays valid."""
-    changed = reason != replica.rejection
-    replica.rejection = reason
-    pool.observe(DescriptionRejected(pool.upstream, replica.name, reason, changed))
-
-
-def is_replica_expected(pool: Pool, *, holds: bool) -> bool:
-    """Return whether calls may wait for a replica: one is joining or returning, or one is expected back.
-
-    A replica that is kept out because of its vectors, or whose model cannot be loaded, is not expected back.
-    holds: as in `LaneSettings`.
-    """
-    is_held = holds and not pool.has_rejected() and not _is_unloadable(pool)
-    return pool.is_joining() or pool.is_returning or is_held
-
-
-def _is_unloadable(pool: Pool) -> bool:
-    return any(replica.is_unloadable for replica in pool.replicas)
-
-
-def no_replica_error(pool: Pool) -> NoReplica:
-    """Return the error for a call that no replica can serve."""
-    down = [replica for replica in pool.replicas if replica.state is State.DOWN]
-    kept_out = next((replica.kept_out for replica in down if replica.kept_out is not None), None)
-    if any(replica.is_foreign for replica in down):
-        reason = "the reachable replicas of this model return vectors of a different space and are not used"
-    elif kept_out is not None:
-        reason = KEPT_OUT_REASONS[kept_out]
-    elif any(shown_state(replica) == "drained" for replica in pool.replicas):
-        reason = "the replicas of this model that can be reached are drained"
-    elif _is_unloadable(pool):
-        reason = "this model cannot be loaded; the gateway's log and `gateway status` have the reason"
-    else:
-        reason = "no replica of this model can be reached"
-    return NoReplica(reason, retry_after_s=PROBED_WITHIN_S)
-
-
-def _combine_capabilities(pool: Pool) -> None:
-    known = [replica for replica in pool.replicas if _counts(replica)]
-    usable = [replica.capabilities for replica in known if gets_work(replica)]
-    down = [replica.capabilities for replica in known if not gets_work(replica)]
-    pool.offer.combine([each for each in usable if each], [each for each in down if each])
-
-
-def _counts(replica: Replica) -> bool:
-    """Return whether a replica's capabilities are part of the model's."""
-    is_rejected = replica.state is State.DOWN and (replica.is_foreign or replica.kept_out == "model")
-    return replica.capabilities is not None and replica.state is not State.GONE and not is_rejected
+        The capabilities of replicas that are down count too, so that calls wait or get a 503 instead of a
+        400; not those of one with other vectors or another model.
+        """
+        self._usable = [replica for replica in self.replicas if replica.gets_work]
+        usable = [replica.capabilities for replica in self._usable if replica.capabilities is not None]
+        down = [
+            replica.capabilities
+            for replica in self.replicas
+            if replica.capabilities is not None
+            and not replica.gets_work
+            and replica.state is not State.GONE
+            and not (replica.state is State.DOWN and (replica.is_foreign or replica.kept_out == "model"))
+        ]
+        self.is_uniform = is_uniform(usable)
+        combined = union([*usable, *down])
+        # Work that was prepared with an equal object needs no refresh.
+        if combined != self._capabilities:
+            self._capabilities = combined
 
 
 def _waiting_tokens(replica: Replica) -> int:

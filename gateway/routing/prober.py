@@ -2,16 +2,27 @@
 
 A replica that is not up is asked to describe itself. An idle replica is asked whether it still responds. A
 replica that has work and returns nothing is asked to do a single token's worth of work. A replica that joins,
-rejoins or serves a different model embeds the canaries. What failed work says about a replica is decided by
-`work_check`.
+rejoins or serves a different model embeds the reference texts. What failed work says about a replica is
+decided by `checks`.
+
+An engine describes a model before it has loaded it, from the checkpoint's small files. It is asked every
+second whether the model is in memory. Once a caller's work has loaded the model, its description is read
+again and its reference texts are embedded.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from backends.contract import Capabilities, Embed, Operation, ReportsQueueDepth, Rerank, Work
+from backends.contract import (
+    Capabilities,
+    Operation,
+    ReportsQueueDepth,
+    ReportsResidence,
+    Residence,
+    UnloadReason,
+)
 from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
@@ -24,11 +35,12 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
+from gateway.events import ModelStateReported, Observe
+from gateway.routing.checks import is_ordered, other_model, read_scores, smallest_work
 from gateway.routing.health import USABLE, ReplicaEvent, State
-from gateway.routing.join_checks import is_ordered, other_model, read_scores
-from gateway.routing.pool import Pool, reject_description
+from gateway.routing.pool import Pool
 from gateway.routing.replica import JoinedModel, KeptOut, Replica
-from gateway.routing.space_check import SpaceCheck
+from gateway.vector_spaces.space import VectorSpace
 
 PROBE_TIMEOUT_S = 5.0
 # Interval between looks at a replica that is up, and the time without work after which it is probed.
@@ -38,6 +50,8 @@ IDLE_PROBE_AFTER_S = 5.0
 DESCRIBE_AGAIN_AFTER_S = 5.0
 # A short text in every language's vocabulary.
 PROBE_TEXT = "ok"
+# Interval between questions whether a model is in memory.
+POLL_EVERY_S = 1.0
 
 
 class ProbeIntervals(msgspec.Struct, frozen=True):
@@ -68,7 +82,7 @@ class Prober:
         replica: Replica,
         intervals: ProbeIntervals,
         clock: Callable[[], float],
-        space: SpaceCheck | None = None,
+        space: VectorSpace | None = None,
     ) -> None:
         self._pool = pool
         self._replica = replica
@@ -120,7 +134,7 @@ class Prober:
         if self._space is not None and self._is_rejected(self._space):
             pool.transition(replica, ReplicaEvent.FOREIGN, self._space.mismatch_reason(replica.name))
             return False
-        replica.kept_out = None
+        replica.keep_out(None)
         pool.transition(replica, ReplicaEvent.JOINED, self._summary(capabilities), capabilities)
         return True
 
@@ -144,7 +158,7 @@ class Prober:
         if (reason := self._reason_to_keep_out(found)) is not None:
             self._keep_out(reason)
             return False
-        replica.joined = found
+        replica.join_as(found)
         return True
 
     async def _model_of(self, capabilities: Capabilities) -> JoinedModel:
@@ -179,8 +193,8 @@ class Prober:
     def _keep_out(self, reason: str) -> None:
         replica = self._replica
         if replica.state is State.DOWN:
-            reject_description(self._pool, replica, reason)
-        replica.kept_out = "model"
+            self._pool.reject_description(replica, reason)
+        replica.keep_out("model")
         self._pool.transition(replica, ReplicaEvent.FOREIGN, reason)
 
     def _summary(self, capabilities: Capabilities) -> str:
@@ -196,14 +210,14 @@ class Prober:
         pool, replica = self._pool, self._replica
         if replica.state is State.DOWN and isinstance(error, ReplicaFailed):
             # It responds again, and the line of its ejection does not contain the present fault.
-            reject_description(pool, replica, error.explanation)
+            pool.reject_description(replica, error.explanation)
         if isinstance(error, ReplicaOverloaded) and error.retry_after_s is not None:
             self._paused_until_s = self._clock() + error.retry_after_s
-        replica.kept_out = "key" if isinstance(error, CredentialRefused) else kept_out
+        replica.keep_out("key" if isinstance(error, CredentialRefused) else kept_out)
         pool.transition(replica, ReplicaEvent.JOIN_FAILED, error.explanation)
-        replica.is_unloadable = isinstance(error, ModelUnavailable)
+        replica.report_files(are_usable=not isinstance(error, ModelUnavailable))
         # Calls that wait for a replica learn that none is expected.
-        pool.subscribers.report_change()
+        pool.report_change()
 
     async def _check_usable(self) -> None:
         """Probe a usable replica that is suspiciously silent, or that has been idle."""
@@ -237,7 +251,8 @@ class Prober:
     async def _describe_again(self) -> None:
         """Compare a usable replica's description with that from when it joined."""
         pool, replica = self._pool, self._replica
-        replica.is_doubted, self._described_s = False, self._clock()
+        replica.doubt(is_doubted=False)
+        self._described_s = self._clock()
         try:
             await self._update(await replica.backend.describe(PROBE_TIMEOUT_S))
         except (ReplicaUnavailable, ConnectionLost, AttemptTimedOut) as error:
@@ -247,7 +262,7 @@ class Prober:
             return
         except BackendError as error:
             # It responds. Its description from when it joined is still valid.
-            reject_description(pool, replica, error.explanation)
+            pool.reject_description(replica, error.explanation)
 
     async def _update(self, capabilities: Capabilities) -> None:
         """Use a new description of a usable replica; one of a different model joins from scratch.
@@ -255,7 +270,7 @@ class Prober:
         Raises: BackendError.
         """
         pool, replica, before = self._pool, self._replica, self._replica.capabilities
-        replica.rejection = None
+        replica.accept_description()
         if before is None or capabilities == before:
             return
         if _identity(capabilities) == _identity(before):
@@ -269,15 +284,15 @@ class Prober:
         if (reason := self._reason_to_keep_out(found)) is not None:
             self._keep_out(reason)
             return
-        replica.joined = found
+        replica.join_as(found)
         pool.transition(replica, ReplicaEvent.CHANGED, f"now {_summary(capabilities)}", capabilities)
 
     async def _check_space(self, capabilities: Capabilities) -> None:
         """Compare the replica's vectors with the upstream's space. Raises: BackendError."""
         replica, space = self._replica, self._space
         if space is not None:
-            replica.is_foreign = not await space.check(replica.name, replica.backend, capabilities)
-            replica.width = space.dimensions_of(replica.name)
+            belongs = await space.check(replica.name, replica.backend, capabilities)
+            replica.record_space(space.dimensions_of(replica.name), is_foreign=not belongs)
 
     def _eject_if_foreign(self) -> None:
         """Eject a usable replica of another model, or with foreign vectors.
@@ -292,11 +307,11 @@ class Prober:
                 return
         if space is None:
             return
-        replica.is_foreign = space.is_foreign(replica.name)
+        replica.record_space(replica.width, is_foreign=space.is_foreign(replica.name))
         if replica.state in USABLE and self._is_rejected(space):
             self._pool.transition(replica, ReplicaEvent.FOREIGN, space.mismatch_reason(replica.name))
 
-    def _is_rejected(self, space: SpaceCheck) -> bool:
+    def _is_rejected(self, space: VectorSpace) -> bool:
         """Return whether the replica has foreign vectors and is not needed.
 
         A replica that was already in use stays if no other replica with the upstream's vectors is usable.
@@ -336,7 +351,7 @@ async def _update_queue_depth(replica: Replica) -> None:
         depth = await replica.backend.queue_depth(PROBE_TIMEOUT_S)
     except BackendError:
         depth = None
-    replica.waiting_inputs = depth.waiting_inputs if depth else 0
+    replica.record_queue(depth.waiting_inputs if depth else 0)
 
 
 async def _probe_work(replica: Replica, capabilities: Capabilities) -> None:
@@ -344,7 +359,7 @@ async def _probe_work(replica: Replica, capabilities: Capabilities) -> None:
 
     Raises: BackendError, unless the replica completes it or is busy with other work.
     """
-    work = _smallest_work(capabilities)
+    work = smallest_work(capabilities, PROBE_TEXT)
     if work is None:
         return
     try:
@@ -354,7 +369,63 @@ async def _probe_work(replica: Replica, capabilities: Capabilities) -> None:
         return
 
 
-def _smallest_work(capabilities: Capabilities) -> Work | None:
-    if Operation.EMBED in capabilities.operations:
-        return Embed((PROBE_TEXT,))
-    return Rerank(PROBE_TEXT, (PROBE_TEXT,)) if Operation.RERANK in capabilities.operations else None
+async def follow_model_state(
+    pool: Pool, replica: Replica, backend: ReportsResidence, space: VectorSpace, observe: Observe
+) -> None:
+    """Ask the engine every `POLL_EVERY_S`; runs until cancelled. backend: the replica's."""
+    while True:
+        try:
+            residence = await backend.residence(PROBE_TIMEOUT_S)
+            observe(changes_since(pool.upstream, replica.residence, residence))
+            replica.record_residence(residence)
+            if residence.state == "loaded":
+                await _check_loaded_model(pool, replica, space)
+        except BackendError:
+            # The prober detects an engine that does not respond. Its last report is valid until it responds
+            # again.
+            pass
+        await asyncio.sleep(POLL_EVERY_S)
+
+
+def changes_since(upstream: str, before: Residence | None, now: Residence) -> ModelStateReported:
+    """Return the event for a report, with the counts since the one before. Pure.
+
+    Without a report before it, nothing is known to have happened.
+    """
+    if before is None:
+        return ModelStateReported(upstream, now.state == "loaded", now.memory_bytes)
+    base = before
+    if now.loads < before.loads or now.failed_loads < before.failed_loads:
+        # Another process counts from zero.
+        base = Residence("unloaded")
+    return ModelStateReported(
+        upstream,
+        now.state == "loaded",
+        now.memory_bytes,
+        now.loads - base.loads,
+        now.failed_loads - base.failed_loads,
+        _increments(base.unloads, now.unloads),
+        now.out_of_memory - base.out_of_memory,
+    )
+
+
+def _increments(
+    before: Mapping[UnloadReason, int], now: Mapping[UnloadReason, int]
+) -> dict[UnloadReason, int]:
+    return {
+        reason: count - before.get(reason, 0)
+        for reason, count in now.items()
+        if count > before.get(reason, 0)
+    }
+
+
+async def _check_loaded_model(pool: Pool, replica: Replica, space: VectorSpace) -> None:
+    """Describe a model again and check its vectors, the first time it is loaded. Raises: BackendError."""
+    described = replica.capabilities
+    if described is None or described.loaded or replica.state not in USABLE:
+        return
+    capabilities = await replica.backend.describe(PROBE_TIMEOUT_S)
+    if capabilities.loaded:
+        await space.check(replica.name, replica.backend, capabilities)
+        replica.record_space(space.dimensions_of(replica.name), is_foreign=replica.is_foreign)
+        pool.update_capabilities(replica, capabilities)

@@ -1,10 +1,13 @@
-"""Choice between the upstreams of one model: weights, stickiness and priority. Pure.
+"""Choice between the upstreams of one model: weights, stickiness, priority, and a breaker of each. Pure.
 
 - Upstreams of the lowest priority share the calls by weight. Those of the next one follow them.
 - By request, the choice follows a sequence whose points are spread evenly: any run of calls is divided
   closely by the weights, and callers that alternate between large and small calls do not meet its rhythm.
-- By tenant, the choice follows hashes of tenant and upstream. An upstream that is added or removed moves
-  only its own share of the tenants.
+- By tenant, the choice follows hashes of tenant and upstream. An upstream that is added or removed moves only
+  its own share of the tenants.
+- Pools do not eject their last replica for failures, because the callers' inputs may cause them. Where
+  another upstream serves the same model, calls need not find out one by one: after failures in a row the
+  upstream is the last choice, and single calls try it from time to time.
 """
 
 import math
@@ -20,6 +23,10 @@ STEP = (math.sqrt(5) - 1) / 2
 # The same for a second sequence whose points do not follow those of the first.
 SECOND_STEP = math.sqrt(2) - 1
 BELOW_ONE = math.nextafter(1.0, 0.0)
+# Failures in a row, without a success between them, that open the breaker.
+FAILURES_MAX = 3
+PAUSE_MIN_S = 0.5
+PAUSE_MAX_S = 30.0
 
 # ready: it has a usable replica. failing: it has one, and its last calls failed. expected: calls may wait
 # for a replica. out: none of these.
@@ -128,3 +135,37 @@ def _tenant_point(tenant: str, name: str) -> float:
 
 def _priorities(members: Sequence[Member]) -> list[int]:
     return sorted({member.priority for member in members})
+
+
+class Breaker:
+    """Breaker of one upstream; open, its upstream is the last choice. Times are in seconds on one clock."""
+
+    __slots__ = ("_failures", "_is_tried", "_open_until_s", "_pause_s")
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._open_until_s = 0.0
+        self._pause_s = PAUSE_MIN_S
+        # Whether a call was let through since it opened.
+        self._is_tried = False
+
+    def admits(self, now_s: float) -> bool:
+        """Return whether a call may choose the upstream; open, one call per pause may."""
+        if self._failures < FAILURES_MAX:
+            return True
+        if now_s < self._open_until_s:
+            return False
+        self._open_until_s, self._is_tried = now_s + self._pause_s, True
+        return True
+
+    def record_success(self) -> None:
+        """Close the breaker: the upstream has computed a call."""
+        self._failures, self._pause_s, self._is_tried = 0, PAUSE_MIN_S, False
+
+    def record_failure(self, now_s: float) -> None:
+        """Count a failure. The pause doubles with each one that a call on trial meets."""
+        self._failures += 1
+        if self._failures == FAILURES_MAX or self._is_tried:
+            # Other calls that were on their way when it opened change nothing.
+            self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S) if self._is_tried else PAUSE_MIN_S
+            self._open_until_s, self._is_tried = now_s + self._pause_s, False

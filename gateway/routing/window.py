@@ -40,6 +40,11 @@ class _SizeRecord:
         self.tokens = 0
         self.seconds = 0.0
 
+    def add(self, tokens: int, seconds: float) -> None:
+        self.spells += 1
+        self.tokens += tokens
+        self.seconds += seconds
+
     @property
     def rate(self) -> float:
         return self.tokens / self.seconds
@@ -86,7 +91,9 @@ class Window:
         # A larger window that all callers together cannot fill still shows its gain in throughput.
         tries_larger = self.size > self._settled
         if not (in_flight > self._settled if tries_larger else was_full):
-            self._discard_spell(now_s, tries_larger=tries_larger)
+            # Nearly always, of an idle replica, nothing has begun that could be discarded.
+            if tries_larger or self._unfilled or self._skip or self._started_s is not None:
+                self._discard_spell(now_s, tries_larger=tries_larger)
             return
         if self._skip > 0:
             self._skip -= 1
@@ -169,9 +176,7 @@ class Window:
     def _end_spell(self, took_s: float, now_s: float) -> None:
         assert self._candidate is not None
         record = self._records[self.size]
-        record.spells += 1
-        record.tokens += self._tokens
-        record.seconds += took_s
+        record.add(self._tokens, took_s)
         if self.size > self._settled:
             self._larger_peak = max(self._larger_peak, self._spell_peak)
         if self.size == self._candidate and self._decide(now_s):

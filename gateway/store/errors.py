@@ -4,8 +4,6 @@ import ssl
 from collections.abc import Iterator
 from typing import Any
 
-from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
-
 # Beginnings of the errors that any script would meet in the server's present state.
 SERVER_ERRORS = (
     "OOM",
@@ -17,12 +15,6 @@ SERVER_ERRORS = (
     "LOADING",
     "BUSY",
     "MASTERDOWN",
-)
-# Errors with which a server that responds refuses this gateway. Only a change of settings mends them.
-REFUSALS: tuple[tuple[type[BaseException], str], ...] = (
-    (AuthenticationError, "it refuses the user name or password"),
-    (NoPermissionError, "its user lacks rights"),
-    (ssl.SSLError, "TLS fails"),
 )
 # Causes of causes that are examined.
 CHAIN_MAX = 8
@@ -66,6 +58,8 @@ def unavailable(error: Any, batch_number: int = 0) -> StoreUnavailable:
 
 def is_script_error(reply: Any) -> bool:
     """Return True if a script failed because of the data in its keys, not the state of the server."""
+    from redis.exceptions import ResponseError
+
     # redis-py has classes of their own for server errors such as READONLY and OOM. Older servers wrap the
     # same errors into the script's error, and then their names are inside the text.
     if type(reply) is not ResponseError:
@@ -76,9 +70,20 @@ def is_script_error(reply: Any) -> bool:
 
 
 def _refusal(error: Any) -> str:
-    """Return why a server that responds refuses this gateway, or nothing if it does not."""
+    """Return why a server that responds refuses this gateway, or nothing if it does not.
+
+    Only a change of settings mends it.
+    """
+    # A process without a store does not import its client.
+    from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+
+    refusals: tuple[tuple[type[BaseException], str], ...] = (
+        (AuthenticationError, "it refuses the user name or password"),
+        (NoPermissionError, "its user lacks rights"),
+        (ssl.SSLError, "TLS fails"),
+    )
     for cause in _chain(error):
-        for kind, reason in REFUSALS:
+        for kind, reason in refusals:
             if isinstance(cause, kind):
                 return reason
         # A script's error of an older server wraps the one of its command.

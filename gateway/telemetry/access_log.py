@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeAlias, get_args
+from typing import Any, NamedTuple, get_args
 from urllib.parse import quote
 
 import msgspec
@@ -69,66 +69,34 @@ STATES = {
     "gone": "is gone",
 }
 STAGE_FIELDS: dict[Stage, str] = {stage: f"{stage}_ms" for stage in get_args(Stage)}
-Logged: TypeAlias = (
-    BudgetAlert
-    | CallFinished
-    | ConnectionFaulted
-    | DescriptionRejected
-    | ReplicaChanged
-    | SpaceChecked
-    | StoreChanged
-    | StoreLost
-    | UpstreamJudged
-)
 
 
 class EventLine:
     """Log line of an event, as text for people and as fields for programs; built only when it is written."""
 
-    def __init__(self, event: Logged) -> None:
+    def __init__(self, event: Event) -> None:
         self.event = event
 
     def __str__(self) -> str:
-        return LINES[type(self.event)](self.event)
+        if isinstance(self.event, CallFinished):
+            return call_line(self.event)
+        return FORMS[type(self.event)].line(self.event)
 
     def fields(self) -> dict[str, Any]:
         """Return flat fields with units in their names; unknown values are left out."""
-        match self.event:
-            case CallFinished():
-                fields: dict[str, Any] = msgspec.to_builtins(call_fields(self.event))
-                return fields
-            case ReplicaChanged():
-                change = self.event
-                facts = {"upstream": change.upstream, "replica": change.replica, "state": change.state}
-                return {"event": "replica", "message": str(self), **facts, "reason": change.reason}
-            case ConnectionFaulted():
-                fault = self.event
-                facts = {"upstream": fault.upstream, "replica": fault.replica, "fault": fault.kind}
-                return {"event": "connection", "message": str(self), **facts, "pause_s": fault.pause_s}
-            case DescriptionRejected():
-                odd = self.event
-                facts = {"upstream": odd.upstream, "replica": odd.replica}
-                return {"event": "description", "message": str(self), **facts, "reason": odd.reason}
-            case SpaceChecked():
-                space = self.event
-                facts = {"upstream": space.upstream, "replica": space.replica, "outcome": space.outcome}
-                return {"event": "vector_space", "message": str(self), **facts, "reason": space.reason}
-            case BudgetAlert() | StoreLost():
-                name = "budget" if isinstance(self.event, BudgetAlert) else "store_lost"
-                return {"event": name, "message": str(self), **msgspec.structs.asdict(self.event)}
-            case UpstreamJudged():
-                judged = self.event
-                facts = {"model": judged.model, "upstream": judged.upstream, "standing": judged.standing}
-                return {"event": "standing", "message": str(self), **facts, "reason": judged.reason}
-        away = {"away": self.event.away, "reason": self.event.reason}
-        return {"event": "store", "message": str(self), **away}
+        if isinstance(self.event, CallFinished):
+            fields: dict[str, Any] = msgspec.to_builtins(call_fields(self.event))
+            return fields
+        form = FORMS[type(self.event)]
+        values = {"fault" if name == "kind" else name: getattr(self.event, name) for name in form.fields}
+        return {"event": form.name, "message": str(self), **values}
 
 
 def log_event(event: Event) -> None:
     """Log an event."""
     if not isinstance(event, CallFinished):
         log_change(event)
-    elif (event.route not in QUIET_ROUTES or is_no_poll(event)) and logger.isEnabledFor(logging.INFO):
+    elif event.route not in QUIET_ROUTES or is_no_poll(event):
         _write(logging.INFO, event)
 
 
@@ -139,37 +107,15 @@ def is_no_poll(event: CallFinished) -> bool:
 
 def log_change(event: Event) -> None:
     """Log an event unless it is a call."""
-    match event:
-        case ModelStateReported():
-            _log_model_state(event)
-        case BatchChanged():
-            _log_batch(event)
-        case UpstreamJudged():
-            _write(STANDING_LEVELS[event.standing], event)
-        case BudgetAlert():
-            _write(logging.WARNING, event)
-        case _:
-            _log_health(event)
+    if isinstance(event, ModelStateReported):
+        _log_model_state(event)
+    elif isinstance(event, BatchChanged):
+        _log_batch(event)
+    elif (form := FORMS.get(type(event))) is not None and (level := form.level(event)) is not None:
+        _write(level, event)
 
 
-def _log_health(event: Event) -> None:
-    """Log a change of a replica or of the quota store."""
-    match event:
-        case ReplicaChanged():
-            _write(logging.WARNING if event.state == "down" else logging.INFO, event)
-        case ConnectionFaulted() if event.pause_s:
-            _write(logging.WARNING, event)
-        case DescriptionRejected(changed=True):
-            _write(logging.WARNING, event)
-        case StoreChanged():
-            _write(logging.WARNING if event.away else logging.INFO, event)
-        case StoreLost():
-            _write(logging.ERROR, event)
-        case SpaceChecked(changed=True):
-            _write(SPACE_LEVELS[event.outcome], event)
-
-
-def _write(level: int, event: Logged) -> None:
+def _write(level: int, event: Event) -> None:
     # As `logger.log`, without its search for the line of code that called it.
     if logger.isEnabledFor(level):
         logger.handle(logging.LogRecord(logger.name, level, "", 0, EventLine(event), None, None))
@@ -193,14 +139,6 @@ def _log_batch(event: BatchChanged) -> None:
         event.completed,
         event.failed,
     )
-
-
-def _replica_line(event: ReplicaChanged) -> str:
-    return f"upstream {event.upstream}: {event.replica} {STATES[event.state]} ({event.reason})"
-
-
-def _description_line(event: DescriptionRejected) -> str:
-    return f"upstream {event.upstream}: the description of {event.replica} is not used: {event.reason}"
 
 
 def _store_line(event: StoreChanged) -> str:
@@ -243,6 +181,65 @@ def _space_line(event: SpaceChecked) -> str:
 def _standing_line(event: UpstreamJudged) -> str:
     reason = f": {event.reason}" if event.reason else ""
     return f"model {event.model}: upstream {event.upstream} {STANDINGS[event.standing]}{reason}"
+
+
+class EventForm(NamedTuple):
+    """Form of an event in the log. name: in the field `event`. level: of its line, None for no line.
+
+    line: as text for people. fields: those of the event that programs get.
+    """
+
+    name: str
+    level: Callable[[Any], int | None]
+    line: Callable[[Any], str]
+    fields: tuple[str, ...]
+
+
+# Events other than calls that have a line of one form.
+FORMS: dict[type, EventForm] = {
+    ReplicaChanged: EventForm(
+        "replica",
+        lambda event: logging.WARNING if event.state == "down" else logging.INFO,
+        lambda event: f"upstream {event.upstream}: {event.replica} {STATES[event.state]} ({event.reason})",
+        ("upstream", "replica", "state", "reason"),
+    ),
+    ConnectionFaulted: EventForm(
+        "connection",
+        lambda event: logging.WARNING if event.pause_s else None,
+        _fault_line,
+        ("upstream", "replica", "kind", "pause_s"),
+    ),
+    DescriptionRejected: EventForm(
+        "description",
+        lambda event: logging.WARNING if event.changed else None,
+        lambda event: (
+            f"upstream {event.upstream}: the description of {event.replica} is not used: {event.reason}"
+        ),
+        ("upstream", "replica", "reason"),
+    ),
+    SpaceChecked: EventForm(
+        "vector_space",
+        lambda event: SPACE_LEVELS[event.outcome] if event.changed else None,
+        _space_line,
+        ("upstream", "replica", "outcome", "reason"),
+    ),
+    UpstreamJudged: EventForm(
+        "standing",
+        lambda event: STANDING_LEVELS[event.standing],
+        _standing_line,
+        ("model", "upstream", "standing", "reason"),
+    ),
+    StoreChanged: EventForm(
+        "store",
+        lambda event: logging.WARNING if event.away else logging.INFO,
+        _store_line,
+        ("away", "reason"),
+    ),
+    StoreLost: EventForm("store_lost", lambda _: logging.ERROR, _lost_line, StoreLost.__struct_fields__),
+    BudgetAlert: EventForm("budget", lambda _: logging.WARNING, _budget_line, BudgetAlert.__struct_fields__),
+}
+# Types of events that may have a line.
+LOGGED: tuple[type, ...] = (CallFinished, ModelStateReported, BatchChanged, *FORMS)
 
 
 def call_line(event: CallFinished) -> str:
@@ -355,17 +352,3 @@ def call_fields(event: CallFinished, time: str | None = None, level: str | None 
     for stage, seconds in event.stages.items():
         setattr(fields, STAGE_FIELDS[stage], round(seconds * 1000, 2))
     return fields
-
-
-# The line of each kind of event, as text for people.
-LINES: dict[type[Logged], Callable[[Any], str]] = {
-    BudgetAlert: _budget_line,
-    CallFinished: call_line,
-    ConnectionFaulted: _fault_line,
-    DescriptionRejected: _description_line,
-    ReplicaChanged: _replica_line,
-    SpaceChecked: _space_line,
-    StoreChanged: _store_line,
-    StoreLost: _lost_line,
-    UpstreamJudged: _standing_line,
-}

@@ -1,15 +1,33 @@
-"""Metrics of events that every call causes: calls, attempts and quota decisions, counted in batches."""
+"""Metrics of calls, and of what they use: attempts, quota decisions, cache, budgets, batches, and the store.
+
+Events that every call causes are counted in batches.
+"""
 
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from typing import Literal
 
+import msgspec
 from prometheus_client import Counter
 
-from gateway.events import AttemptFinished, CallFinished, QuotaDecided
-from gateway.telemetry.batched_histogram import BatchedHistogram, observe_in_each
-from gateway.telemetry.metric_factory import DURATION_BUCKETS_S, Children, MetricFactory, grouped
+from gateway.events import (
+    AttemptFinished,
+    BatchChanged,
+    CacheLookedUp,
+    CallFinished,
+    QuotaDecided,
+    StoreChanged,
+    StoreLost,
+)
+from gateway.telemetry.instruments import (
+    DURATION_BUCKETS_S,
+    BatchedHistogram,
+    Children,
+    MetricFactory,
+    observe_in_each,
+)
 
 # A stage may be much shorter than a call.
 STAGE_BUCKETS_S = (0.0001, *DURATION_BUCKETS_S)
@@ -55,7 +73,7 @@ class CallMetrics:
         self._stage_duration = Children[str, BatchedHistogram](stage_duration.labels)
         self._model_duration = Children[str, BatchedHistogram](model_duration.labels)
         self._tenant_duration = Children[str, BatchedHistogram](tenant_duration.labels)
-        self._usage = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
+        self._tenant_calls = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
             lambda key: (tokens.labels(*key), inputs.labels(*key), tenant_calls.labels(*key))
         )
         self._key_calls = Children[tuple[str, str], tuple[Counter, Counter, Counter]](
@@ -91,7 +109,7 @@ class CallMetrics:
         if first.is_bulk:
             durations.append(self._bulk_duration[first.route])
         if first.tenant and first.model:
-            computed, inputs, tenant_calls = self._usage[first.tenant, first.model]
+            computed, inputs, tenant_calls = self._tenant_calls[first.tenant, first.model]
             computed.inc(tokens)
             inputs.inc(sum([call.inputs for call in calls]))
             tenant_calls.inc(count)
@@ -111,7 +129,7 @@ class CallMetrics:
 
     def count_decisions(self, decisions: Sequence[QuotaDecided]) -> None:
         """Count admissions and refusals of the ledger."""
-        for key, count in Tally((event.tenant, event.decision) for event in decisions).items():
+        for key, count in Tally([(event.tenant, event.decision) for event in decisions]).items():
             self._decisions[key].inc(count)
 
 
@@ -123,7 +141,7 @@ class AttemptMetrics:
             "attempts", "Attempts of a batch at a replica.", ("upstream", "replica", "outcome")
         )
         duration = create.seconds("attempt_duration", "One attempt at one replica.", "upstream", "replica")
-        inputs = create.sizes("batch_inputs", "Inputs in one upstream request.")
+        inputs = create.sizes("upstream_request_inputs", "Inputs in one upstream request.")
         calls = create.sizes("batch_calls", "Slices of calls in one upstream request.")
         self._hedges = create.counter("hedges", "Second attempts, for a batch that was late.", ("upstream",))
         self._attempts = Children[tuple[str, str, str], Counter](lambda key: attempts.labels(*key))
@@ -135,15 +153,172 @@ class AttemptMetrics:
 
     def count(self, attempts: Sequence[AttemptFinished]) -> None:
         """Count finished attempts."""
-        keys = ((attempt.upstream, attempt.replica, attempt.outcome) for attempt in attempts)
-        for key, count in Tally(keys).items():
-            self._attempts[key].inc(count)
-        seconds = (((attempt.upstream, attempt.replica), attempt.duration_s) for attempt in attempts)
-        for places, durations in grouped(seconds).items():
-            self._durations[places].observe_many(durations)
-        for upstream, of_upstream in grouped((attempt.upstream, attempt) for attempt in attempts).items():
+        alike: dict[tuple[str, str, str], list[AttemptFinished]] = defaultdict(list)
+        for attempt in attempts:
+            alike[attempt.upstream, attempt.replica, attempt.outcome].append(attempt)
+        for (upstream, replica, outcome), group in alike.items():
+            self._attempts[upstream, replica, outcome].inc(len(group))
+            self._durations[upstream, replica].observe_many([attempt.duration_s for attempt in group])
             inputs, calls = self._batches[upstream]
-            inputs.observe_many([attempt.inputs for attempt in of_upstream])
-            calls.observe_many([attempt.calls for attempt in of_upstream])
-            if hedges := sum(attempt.hedge for attempt in of_upstream):
+            inputs.observe_many([attempt.inputs for attempt in group])
+            calls.observe_many([attempt.calls for attempt in group])
+            if hedges := sum([attempt.hedge for attempt in group]):
                 self._hedges.labels(upstream).inc(hedges)
+
+
+# Bytes of all entries, and entries that were evicted or not stored since the start.
+ReadCache = Callable[[], tuple[int, int]]
+
+
+class CacheMetrics:
+    """Texts found and not found by model, and the size of the store."""
+
+    def __init__(self, create: MetricFactory) -> None:
+        self._hits = create.counter("cache_hits", "Texts whose vectors were found in the cache.", ("model",))
+        self._misses = create.counter(
+            "cache_misses", "Texts that were looked up in the cache and not found.", ("model",)
+        )
+        self._bytes = create.gauge(
+            "cache_bytes", "Bytes of all entries; of those in Redis, an upper bound.", (), "livesum"
+        )
+        self._evictions = create.counter(
+            "cache_evictions", "Entries that left the cache, or were not stored, for want of room.", ()
+        )
+        self._counted_evictions = 0
+
+    def count(self, event: CacheLookedUp) -> None:
+        """Count the lookup of a call."""
+        self._hits.labels(event.model).inc(event.hits)
+        self._misses.labels(event.model).inc(event.misses)
+
+    def refresh(self, read: ReadCache) -> None:
+        """Read the store into the metrics."""
+        size, evictions = read()
+        self._bytes.set(size)
+        self._evictions.inc(evictions - self._counted_evictions)
+        self._counted_evictions = evictions
+
+
+# tenant: of all keys of a tenant. key: of one key.
+BudgetOwner = Literal["tenant", "key"]
+
+
+class BudgetShare(msgspec.Struct, frozen=True):
+    """Share of one budget that is spent, reservations included."""
+
+    tenant: str
+    owner: BudgetOwner
+    share: float
+
+
+ReadBudgets = Callable[[], Iterable[BudgetShare]]
+
+
+class BudgetMetrics:
+    """Largest spent share of each tenant's budgets."""
+
+    def __init__(self, create: MetricFactory) -> None:
+        self._spent = create.live(
+            create.gauge(
+                "budget_spent_ratio",
+                "Largest spent share of the budgets of a tenant, or of its keys.",
+                ("tenant", "owner"),
+                "livemax",
+            )
+        )
+
+    def refresh(self, read: ReadBudgets) -> None:
+        """Read the budgets into the gauge."""
+        shares: dict[tuple[str, str], float] = {}
+        for budget in read():
+            key = (budget.tenant, budget.owner)
+            shares[key] = max(shares.get(key, 0.0), budget.share)
+        self._spent.keep_only(shares)
+        for labels, share in shares.items():
+            self._spent.show(labels, share)
+
+
+# Batches that have not ended, and bytes of all files, as this process last saw them.
+ReadBatches = Callable[[], tuple[int, int]]
+
+
+class BatchMetrics:
+    """Batches by the statuses that they have reached, and the bytes of their files."""
+
+    def __init__(self, create: MetricFactory) -> None:
+        self._changes = create.counter("batches", "Batches that have reached a status.", ("status",))
+        self._lines = create.counter("batch_lines", "Lines of batches that have ended.", ("outcome",))
+        self._active = create.gauge("batches_active", "Batches that have not ended.", (), "livemax")
+        self._bytes = create.gauge(
+            "batch_file_bytes", "Bytes of the files and results of batches.", (), "livemax"
+        )
+
+    def count(self, event: BatchChanged) -> None:
+        """Count a status, and the lines of a batch that has ended."""
+        self._changes.labels(event.status).inc()
+        if event.has_ended:
+            self._lines.labels("completed").inc(event.completed)
+            self._lines.labels("failed").inc(event.failed)
+
+    def refresh(self, read: ReadBatches) -> None:
+        """Read the table into the metrics."""
+        active, size = read()
+        self._active.set(active)
+        self._bytes.set(size)
+
+
+class StoredCounts(msgspec.Struct, frozen=True):
+    """Number of keys and tenants: in the store, and of those kept although it has lost them."""
+
+    keys: int = 0
+    tenants: int = 0
+    kept_keys: int = 0
+    kept_tenants: int = 0
+
+
+ReadStored = Callable[[], StoredCounts]
+
+
+class StoreMetrics:
+    """Gauges and counters of the shared store."""
+
+    def __init__(self, create: MetricFactory) -> None:
+        self._changes = create.counter(
+            "quota_store_changes", "Times that the quota store became unreachable, or recovered.", ("change",)
+        )
+        self._away = create.gauge(
+            "quota_store_away", "1 while quotas are counted without their shared store.", (), "livemax"
+        )
+        self._keys = create.gauge(
+            "store_keys", "Keys in the store of tenants and keys, as last read.", (), "livemax"
+        )
+        self._tenants = create.gauge(
+            "store_tenants", "Tenants in the store of tenants and keys, as last read.", (), "livemax"
+        )
+        self._kept_keys = create.gauge(
+            "store_kept_keys", "Keys that the store has lost and that are still valid.", (), "livemax"
+        )
+        self._kept_tenants = create.gauge(
+            "store_kept_tenants", "Tenants that the store has lost and that are still valid.", (), "livemax"
+        )
+        self._losses = create.counter(
+            "store_losses", "Times that the store had lost keys or tenants, of each worker.", ()
+        )
+
+    def count_change(self, event: StoreChanged) -> None:
+        """Count a change of the store."""
+        self._away.set(1 if event.away else 0)
+        self._changes.labels("away" if event.away else "back").inc()
+
+    def count_loss(self, event: StoreLost) -> None:
+        """Count a loss that was not noticed before."""
+        if not event.is_repeated:
+            self._losses.inc()
+
+    def refresh(self, read: ReadStored) -> None:
+        """Read the numbers into the gauges."""
+        counts = read()
+        self._keys.set(counts.keys)
+        self._tenants.set(counts.tenants)
+        self._kept_keys.set(counts.kept_keys)
+        self._kept_tenants.set(counts.kept_tenants)

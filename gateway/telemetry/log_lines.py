@@ -53,6 +53,10 @@ class _Repeats:
         self.since_s = since_s
         self.more = 0
 
+    def count(self) -> None:
+        """Count an equal line."""
+        self.more += 1
+
 
 class CallLines:
     """Writer of call lines, many per write; other events go to the logging module at once.
@@ -160,7 +164,7 @@ class FloodHandler(logging.StreamHandler[TextIO]):
         self._expire(until_s=now_s - FLOOD_S)
         key = (record.name, record.levelno, record.getMessage())
         if (repeats := self._recent.get(key)) is not None:
-            repeats.more += 1
+            repeats.count()
             self._schedule_report()
             return
         if len(self._recent) >= REMEMBERED_MAX:
@@ -203,9 +207,8 @@ class FloodHandler(logging.StreamHandler[TextIO]):
 
     def _report(self, repeats: _Repeats) -> None:
         if repeats.more:
-            record = logging.makeLogRecord({**repeats.record.__dict__, "repeated": repeats.more})
-            record.created = time.time()
-            super().emit(record)
+            changed = {"repeated": repeats.more, "created": time.time()}
+            super().emit(logging.makeLogRecord({**repeats.record.__dict__, **changed}))
 
 
 def _is_unfiltered(record: logging.LogRecord) -> bool:

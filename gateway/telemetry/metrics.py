@@ -8,11 +8,13 @@ worker's number and not by its process: a restarted worker continues the counter
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from prometheus_client import (
     CollectorRegistry,
+    Counter,
+    Gauge,
     Histogram,
     Metric,
     ProcessCollector,
@@ -45,17 +47,24 @@ from gateway.events import (
     UpstreamJudged,
     UpstreamTried,
 )
-from gateway.telemetry.batch_metrics import BatchMetrics, ReadBatches
-from gateway.telemetry.budget_metrics import BudgetMetrics
-from gateway.telemetry.cache_metrics import CacheMetrics
-from gateway.telemetry.call_metrics import AttemptMetrics, CallMetrics
-from gateway.telemetry.engine_metrics import families, waiting_inputs
-from gateway.telemetry.group_metrics import GroupMetrics
-from gateway.telemetry.load_metrics import LoadMetrics, Sources
-from gateway.telemetry.metric_factory import MetricFactory
-from gateway.telemetry.model_metrics import ModelMetrics
-from gateway.telemetry.process import ProcessShare
-from gateway.telemetry.store_metrics import StoreMetrics
+from gateway.telemetry.call_metrics import (
+    AttemptMetrics,
+    BatchMetrics,
+    BudgetMetrics,
+    CacheMetrics,
+    CallMetrics,
+    ReadBatches,
+    StoreMetrics,
+)
+from gateway.telemetry.instruments import MetricFactory
+from gateway.telemetry.upstream_metrics import (
+    GroupMetrics,
+    LoadMetrics,
+    ModelMetrics,
+    Sources,
+    families,
+    waiting_inputs,
+)
 
 LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 # Greatest age of other workers' gauges in a scrape.
@@ -81,8 +90,6 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._exposed = self._registry
-        # Every worker receives the reports of the same models: only one counts them.
-        self._counts_models = worker in {None, 0}
         self._process: ProcessShare | None = None
         self._sources = Sources()
         self._call_events: list[CallEvent] = []
@@ -96,13 +103,14 @@ class Metrics:
             self._exposed = CollectorRegistry()
             MultiProcessCollector(self._exposed)  # type: ignore[no-untyped-call]
             self._process = ProcessShare(self._registry)
-        create = MetricFactory(self._registry)
+        create = MetricFactory(self._registry, removes_series=worker is None)
         self._calls = CallMetrics(create)
         self._attempts = AttemptMetrics(create)
-        self._loads = LoadMetrics(create, removes_series=worker is None)
-        self._models = ModelMetrics(self._registry)
+        self._loads = LoadMetrics(create)
+        # Every worker receives the reports of the same models: only one counts them.
+        self._models = ModelMetrics(create, counts=worker in {None, 0})
         self._cache = CacheMetrics(create)
-        self._budgets = BudgetMetrics(create, removes_series=worker is None)
+        self._budgets = BudgetMetrics(create)
         self._groups = GroupMetrics(create)
         self._stored = StoreMetrics(create)
         self._batches = BatchMetrics(create)
@@ -117,11 +125,30 @@ class Metrics:
             __version__
         ).set(1)
 
+        # By the type of event.
+        self.handlers: Mapping[type, Callable[[Any], None]] = {
+            **dict.fromkeys((CallFinished, AttemptFinished, QuotaDecided), self._observe_call),
+            ReplicaChanged: self._loads.count_change,
+            ConnectionFaulted: self._loads.count_fault,
+            DescriptionRejected: self._loads.count_rejection,
+            SpaceChecked: self._loads.count_space,
+            UpstreamTried: self._groups.count_call,
+            UpstreamJudged: self._groups.show_standing,
+            CanaryCompared: self._groups.count_comparison,
+            CopyFinished: self._groups.count_copy,
+            StoreChanged: self._stored.count_change,
+            StoreLost: self._stored.count_loss,
+            ModelStateReported: self._models.count,
+            CacheLookedUp: self._cache.count,
+            ProcessRestarted: self._observe_restart,
+            BatchChanged: self._batches.count,
+        }
+
     def watch(self, sources: Sources) -> None:
         """Set the sources that are read when metrics are collected."""
         self._sources = sources
-        self._models.keep_only(sources.engines.keys(), removes_series=self._process is None)
-        self._groups.keep_only(sources.judged, removes_series=self._process is None)
+        self._models.keep_only(sources.engines)
+        self._groups.keep_only(sources.judged)
 
     def watch_batches(self, read: ReadBatches) -> None:
         """Set the source of the state of batches."""
@@ -138,35 +165,18 @@ class Metrics:
         self._lag.observe(seconds)
 
     def observe(self, event: Event) -> None:
-        """Count one event; must be called on an event loop.
+        """Count one event; must be called on an event loop."""
+        if (count := self.handlers.get(type(event))) is not None:
+            count(event)
 
-        Events of calls are counted in batches, at a fraction of the cost.
-        """
-        match event:
-            case CallFinished() | AttemptFinished() | QuotaDecided():
-                if not self._call_events:
-                    asyncio.get_running_loop().call_later(BATCH_DELAY_S, self._count_call_events)
-                self._call_events.append(event)
-            case ReplicaChanged() | ConnectionFaulted() | DescriptionRejected() | SpaceChecked():
-                self._loads.observe(event)
-            case ModelStateReported():
-                self._models.observe(event, counts=self._counts_models)
-            case UpstreamTried() | UpstreamJudged() | CanaryCompared() | CopyFinished():
-                self._groups.observe(event)
-            case CacheLookedUp():
-                self._cache.observe(event)
-            case _:
-                self._observe_surroundings(event)
+    def _observe_call(self, event: CallEvent) -> None:
+        """Count an event of a call with those that follow it soon, at a fraction of the cost."""
+        if not self._call_events:
+            asyncio.get_running_loop().call_later(BATCH_DELAY_S, self._count_call_events)
+        self._call_events.append(event)
 
-    def _observe_surroundings(self, event: Event) -> None:
-        """Count an event of the store, of a process or of a job."""
-        match event:
-            case StoreChanged() | StoreLost():
-                self._stored.observe(event)
-            case ProcessRestarted():
-                self._restarts[event.process, event.reason] = event.times
-            case BatchChanged():
-                self._batches.observe(event)
+    def _observe_restart(self, event: ProcessRestarted) -> None:
+        self._restarts[event.process, event.reason] = event.times
 
     def collected(self) -> list[Metric]:
         """Return the counters of all workers, and their current gauges."""
@@ -232,3 +242,45 @@ class _Collected(Collector):
 def forget_worker(folder: str, worker: int) -> None:
     """Remove the gauges of a worker that has exited; its counters stay. folder: of all workers' files."""
     mark_process_dead(worker, folder)  # type: ignore[no-untyped-call]
+
+
+# Interval between two samples of the event loop's lag.
+LAG_EVERY_S = 0.5
+
+
+class ProcessShare:
+    """Share of this process in the `process_*` metrics of all workers.
+
+    The library's own collector reports one process only.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._collector = ProcessCollector(registry=None)
+        self._cpu = Counter("process_cpu_seconds", "CPU time of all workers, in seconds.", registry=registry)
+        self._reported_cpu_s = 0.0
+        self._gauges = {
+            name: Gauge(name, documentation, multiprocess_mode="livesum", registry=registry)
+            for name, documentation in (
+                ("process_resident_memory_bytes", "Resident memory of all workers, in bytes."),
+                ("process_open_fds", "Open file descriptors of all workers."),
+            )
+        }
+
+    def refresh(self) -> None:
+        """Read /proc into the metrics; without /proc they stay as they are."""
+        read = {family.name: family.samples[0].value for family in self._collector.collect()}
+        cpu_s = read.get("process_cpu_seconds", self._reported_cpu_s)
+        self._cpu.inc(cpu_s - self._reported_cpu_s)
+        self._reported_cpu_s = cpu_s
+        for name, gauge in self._gauges.items():
+            if name in read:
+                gauge.set(read[name])
+
+
+async def measure_lag(observe: Callable[[float], None]) -> None:
+    """Report by how many seconds the event loop wakes a task too late, until cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due_s = loop.time() + LAG_EVERY_S
+        await asyncio.sleep(LAG_EVERY_S)
+        observe(max(0.0, loop.time() - due_s))

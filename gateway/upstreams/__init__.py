@@ -1,1 +1,1 @@
-"""Upstreams: creation, registry, token counting, and their replicas and lane."""
+"""Upstreams: creation, upkeep, token counting, and their replicas and lane."""

@@ -12,20 +12,12 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from backends.contract import (
-    Audio,
-    Detokenize,
     Embed,
-    EmbedParts,
-    EmbedReply,
-    EncodeReply,
-    Image,
-    Part,
     Reply,
-    Tokenize,
     Vectors,
 )
 from backends.reference_texts import min_cosine
-from gateway.calls import Call, ScoreParts, Work, characters_of, inputs_of
+from gateway.calls import Call, Work
 from gateway.errors import GatewayError
 from gateway.events import CanaryCompared, CopyFinished, CopyPurpose, Observe
 from gateway.upstreams.group import UpstreamGroup
@@ -42,15 +34,8 @@ COMPARED_INPUTS_MAX = 8
 logger = logging.getLogger("gateway")
 
 
-# Sends a copy of a call to an upstream; None if the upstream was removed. Raises: GatewayError.
-SendCopy = Callable[["CopiedCall", str], Awaitable[Reply | None]]
-
-
-class CopiedCall(msgspec.Struct, frozen=True):
-    """A call to send again, and why."""
-
-    call: Call
-    purpose: CopyPurpose
+# Sends a copy of a call for a purpose to an upstream; None if that was removed. Raises: GatewayError.
+SendCopy = Callable[[Call, CopyPurpose, str], Awaitable[Reply | None]]
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -64,14 +49,6 @@ class Copy(msgspec.Struct, frozen=True):
     vectors: Vectors | None = None
 
 
-class ServedCall(msgspec.Struct, frozen=True):
-    """A call with the upstream that served it, and its reply."""
-
-    call: Call
-    upstream: str
-    reply: Reply
-
-
 class Copies:
     """Copies that wait and run. observe: receives what became of them."""
 
@@ -82,19 +59,19 @@ class Copies:
         self._tasks: set[asyncio.Task[None]] = set()
         self._count = self._bytes = 0
 
-    def offer(self, group: UpstreamGroup, served: ServedCall, send: SendCopy) -> None:
-        """Take the copies that a served call asks for. It never waits and never raises."""
-        call, work = served.call, served.call.work
-        if isinstance(work, Tokenize | Detokenize):
+    def offer(self, group: UpstreamGroup, call: Call, upstream: str, reply: Reply, send: SendCopy) -> None:
+        """Take the copies that a call asks for, served by an upstream. It never waits and never raises."""
+        work = call.work
+        if work.is_free:
             return
         if group.wants_copy():
             self._take(Copy(group, "mirror", call, send, _bytes_of(work)))
         canary = group.judge.canary
-        if canary is None or canary.withdrawn or canary.settings.name != served.upstream:
+        if canary is None or canary.withdrawn or canary.settings.name != upstream:
             return
-        if (vectors := _vectors_of(work, served.reply)) is not None:
+        if (vectors := _vectors_of(work, reply)) is not None:
             sample = _sample(call)
-            vectors = vectors[: len(inputs_of(sample.work))].copy()
+            vectors = vectors[: len(sample.work.inputs)].copy()
             size = _bytes_of(sample.work) + vectors.nbytes
             self._take(Copy(group, "compare", sample, send, size, vectors))
 
@@ -143,7 +120,7 @@ class Copies:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            reply = await copy.send(CopiedCall(copy.call, copy.purpose), target.name)
+            reply = await copy.send(copy.call, copy.purpose, target.name)
         except GatewayError as error:
             # The lane sends no comparison where callers' work waits.
             is_dropped = copy.purpose == "compare" and error.kind == "overloaded"
@@ -176,32 +153,18 @@ def _sample(call: Call) -> Call:
     work = call.work
     if not isinstance(work, Embed) or work.late_chunking or len(work.inputs) <= COMPARED_INPUTS_MAX:
         return call
-    inputs = work.inputs[:COMPARED_INPUTS_MAX]
-    return msgspec.structs.replace(call, work=msgspec.structs.replace(work, inputs=inputs))
+    return msgspec.structs.replace(call, work=work.part(0, COMPARED_INPUTS_MAX))
 
 
 def _vectors_of(work: Work, reply: Reply) -> Vectors | None:
     """Return the vectors of a reply, one for each input; None if it has none."""
-    vectors: Vectors | None = None
-    if isinstance(reply, EmbedReply):
-        vectors = reply.vectors
-    elif isinstance(reply, EncodeReply):
-        vectors = reply.dense
-    return vectors if vectors is not None and len(vectors) == len(inputs_of(work)) else None
+    vectors = reply.dense_vectors
+    return vectors if vectors is not None and len(vectors) == len(work.inputs) else None
 
 
 def _bytes_of(work: Work) -> int:
     """Return the most bytes that the inputs of a call take in memory."""
-    return 4 * characters_of(work) + sum(len(medium.data) for medium in _media_of(work))
-
-
-def _media_of(work: Work) -> list[Image | Audio]:
-    groups: list[tuple[Part, ...]] = []
-    if isinstance(work, EmbedParts):
-        groups = list(work.inputs)
-    elif isinstance(work, ScoreParts):
-        groups = [side for pair in work.pairs for side in pair]
-    return [part for parts in groups for part in parts if not isinstance(part, str)]
+    return 4 * work.characters + sum(len(medium.data) for medium in work.media)
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

@@ -9,27 +9,28 @@ from typing import Any
 import msgspec
 
 from backends.contract import (
-    ApiSettings,
     Backend,
     BackendKind,
+    Capabilities,
     ConnectionFault,
     ReplicaSpec,
     ReportsResidence,
     TlsFiles,
     TokenizerSource,
 )
+from backends.kinds import KINDS
 from backends.torch.wire import socket_and_base
 from gateway.config.schema import UpstreamSettings
 from gateway.events import ConnectionFaulted, Observe
 from gateway.lane.lane import Lane
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.retries import LaneSettings
+from gateway.lane.slices import Bounds, ConfiguredBounds, bounds_of, tightest
 from gateway.routing.discovery import Discovery, Resolver
-from gateway.routing.model_state import follow_model_state
-from gateway.routing.pool import Pool, apply_drains
-from gateway.routing.prober import ENGINE_PROBES, REMOTE_PROBES, ProbeIntervals, Prober
-from gateway.routing.replica import Replica
+from gateway.routing.pool import Pool
+from gateway.routing.prober import ENGINE_PROBES, REMOTE_PROBES, ProbeIntervals, Prober, follow_model_state
+from gateway.routing.replica import LOAD_KINDS, Replica
 from gateway.routing.window import SIZE_START, Window
-from gateway.upstreams.batch_bounds import BatchBounds
+from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.upstream import Lanes, Upstream
 from gateway.vector_spaces.space import VectorSpace
 from gateway.vector_spaces.store import FingerprintStore
@@ -39,10 +40,6 @@ OpenReplica = Callable[[BackendKind, ReplicaSpec], Backend]
 # One batch runs and one is ready, or two run. A third would wait in the engine, out of reach of the lane's
 # priorities.
 ENGINE_WINDOW = 2
-# Infinity sorts all that waits in it by length before it forms batches, so it needs much to choose from. But
-# single texts that come one by one get batches of their own: two small batches fill the first window.
-WINDOW_STARTS = {"infinity": 16}
-SMALL_BATCH_SLOTS = {"infinity": 8}
 
 
 class ReplicaAddress(msgspec.Struct, frozen=True):
@@ -73,6 +70,38 @@ class ReplicaOpener(msgspec.Struct, frozen=True):
         self.observe(ConnectionFaulted(self.upstream, name, fault.kind, fault.pause_s))
 
 
+class BatchBounds:
+    """Size of one upstream request: accepted by every replica, and restricted by the config.
+
+    Computes them again only when what is known of a replica has changed.
+    """
+
+    def __init__(self, pool: Pool, settings: UpstreamSettings) -> None:
+        self._pool = pool
+        # The engine cuts forward passes itself, by counts that it knows; here only upper bounds are known.
+        tokens = None if settings.is_local else settings.request_tokens
+        self._configured = ConfiguredBounds(settings.request_inputs, tokens, settings.request_bytes)
+        # Of each replica: its capabilities, and the bytes learned from its refusals.
+        self._known: list[tuple[Capabilities | None, int | None]] = []
+        self._bounds = Bounds()
+
+    def __call__(self) -> Bounds:
+        """Return the maximum size of one upstream request."""
+        known = [(replica.capabilities, replica.refusals.learned_bytes) for replica in self._pool.replicas]
+        if known != self._known:
+            self._known = known
+            self._bounds = self._tightest()
+        return self._bounds
+
+    def _tightest(self) -> Bounds:
+        bounds = [
+            bounds_of(capabilities, self._configured, learned_bytes)
+            for capabilities, learned_bytes in self._known
+            if capabilities is not None
+        ]
+        return tightest(bounds) if bounds else Bounds()
+
+
 class Dependencies(msgspec.Struct, frozen=True):
     """Collaborators that upstreams are created with.
 
@@ -97,30 +126,38 @@ def create_upstream(
     engines: addresses of its model in the gateway's own engines, by `UpstreamSettings.devices`.
     """
     observe, opener = dependencies.observe, dependencies.opener(name)
-    pool = Pool(name, [], settings.policy, observe)
+    holds = settings.is_local or settings.when_unavailable == "wait"
+    pool = Pool(name, [], settings.policy, observe, holds=holds)
     if settings.discover is None:
         for place in replica_places(settings, engines):
             pool.add(create_replica(settings, place, opener))
     else:
         for url in settings.replicas:
             pool.expect_discovery(url)
-    apply_drains(pool, settings.drained)
-    pool.holds = settings.is_hosted or settings.when_unavailable == "wait"
+    pool.apply_drains(settings.drained)
+    inputs = ModelInputs(settings, pool.capabilities)
     lane_settings = LaneSettings(
         settings.queue_tokens,
         settings.attempt_timeout_s,
-        holds=pool.holds,
+        holds=holds,
         retry_share=settings.retry_share,
         hedge_share=settings.hedge_share,
         waits_for_loading=settings.when_loading == "wait",
     )
     clock, bounds = asyncio.get_running_loop().time, BatchBounds(pool, settings)
     lanes: Lanes = {
-        "texts": Lane(pool, lane_settings, observe, clock, bounds),
-        "media": Lane(pool, msgspec.structs.replace(lane_settings, kind="media"), observe, clock, bounds),
+        kind: Lane(
+            pool,
+            msgspec.structs.replace(lane_settings, kind=kind),
+            observe,
+            clock,
+            bounds,
+            inputs.count_few,
+        )
+        for kind in LOAD_KINDS
     }
     space = VectorSpace(name, settings, dependencies.fingerprints, observe)
-    return Upstream(name, settings, pool, lanes, space)
+    return Upstream(name, settings, pool, lanes, space, inputs)
 
 
 def replica_places(settings: UpstreamSettings, engines: Mapping[str, str]) -> list[ReplicaAddress]:
@@ -130,7 +167,7 @@ def replica_places(settings: UpstreamSettings, engines: Mapping[str, str]) -> li
 
 
 def _label(settings: UpstreamSettings, address: str) -> str:
-    if not settings.is_hosted:
+    if not settings.is_local:
         return address
     # The path of a socket means nothing to an operator, but its file is named after the instance.
     return f"engine {Path(socket_and_base(address)[0]).stem}"
@@ -177,11 +214,11 @@ def create_replica(settings: UpstreamSettings, place: ReplicaAddress, opener: Re
         tls,
         _tokenizer_source(settings),
         place.ip,
-        api=settings.api or ApiSettings(),
+        settings=settings.api,
     )
-    fixed = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_hosted else None)
-    start = WINDOW_STARTS.get(settings.backend, SIZE_START)
-    small_batch_slots = 1 if fixed else SMALL_BATCH_SLOTS.get(settings.backend, 1)
+    fixed = settings.in_flight_batches or (ENGINE_WINDOW if settings.is_local else None)
+    start = KINDS[settings.backend].window or SIZE_START
+    small_batch_slots = 1 if fixed else KINDS[settings.backend].small_batch_slots
     backend = opener.open(settings.backend, place.name, spec)
     return Replica(place.name, backend, Window(fixed, start=start), small_batch_slots)
 
@@ -202,7 +239,7 @@ def _tokenizer_source(settings: UpstreamSettings) -> TokenizerSource | None:
 
 
 def _probe_intervals(settings: UpstreamSettings) -> ProbeIntervals:
-    if settings.is_hosted:
+    if settings.is_local:
         # The supervisor checks engines for liveness, and restarts them.
         return ENGINE_PROBES
     return msgspec.structs.replace(REMOTE_PROBES, stall_timeout_s=settings.attempt_timeout_s)

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.errors import Overloaded
-from gateway.lane.drain_rate import DrainRate
 from gateway.lane.fair_queue import QUANTUM_TOKENS, Entry, FairQueue, Priority
+from gateway.lane.measures import DrainRate
 
 T = TypeVar("T")
 

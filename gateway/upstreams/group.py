@@ -4,6 +4,7 @@
 """
 
 import asyncio
+from collections.abc import Sequence
 from random import Random
 
 import msgspec
@@ -19,13 +20,21 @@ from gateway.errors import (
     NoReplica,
     ReplicaTimedOut,
 )
-from gateway.events import LaneBacklog
+from gateway.events import LaneBacklog, Observe, UpstreamTried
+from gateway.lane.retries import RetryBudget
 from gateway.lane.slices import Bounds
-from gateway.routing.breaker import Breaker
 from gateway.routing.pool import PROBED_WITHIN_S
-from gateway.routing.retry_budget import RetryBudget
 from gateway.routing.routes import Route
-from gateway.routing.split import SECOND_STEP, Health, Member, Split, by_health, next_point, preference
+from gateway.routing.split import (
+    SECOND_STEP,
+    Breaker,
+    Health,
+    Member,
+    Split,
+    by_health,
+    next_point,
+    preference,
+)
 from gateway.upstreams.judging import Judge
 from gateway.upstreams.member import JudgedUpstream, UpstreamState, known_dimensions
 from gateway.vector_spaces.model_space import ModelSpace
@@ -37,17 +46,23 @@ FREE_TO_MOVE = frozenset({"no_replica", "overloaded", "model_loading", "operatio
 
 
 class UpstreamGroup:
-    """Upstreams of one model.
+    """Upstreams of one model. To operators and callers it has the properties of one upstream.
 
-    judge: of those that may serve it. mirror: receives copies, None without one. point: of the last call in
-    the split. budget: of moves after an attempt. breakers: by upstream.
+    model_settings: of the configuration. judge: of those that may serve it. mirror: receives copies, None
+    without one. point: of the last call in the split. budget: of moves after an attempt. breakers: by
+    upstream.
     """
 
     def __init__(
-        self, settings: schema.ModelSettings, space: ModelSpace, judge: Judge, mirror: JudgedUpstream | None
+        self,
+        settings: schema.ModelSettings,
+        space: ModelSpace,
+        judge: Judge,
+        mirror: JudgedUpstream | None,
+        observe: Observe,
     ) -> None:
         self.model = space.model
-        self.settings = settings
+        self.model_settings = settings
         self.space = space
         self.judge = judge
         self.mirror = mirror
@@ -55,6 +70,7 @@ class UpstreamGroup:
         self._split = Split(members, by_tenant=settings.split_by == "tenant")
         random = Random()  # noqa: S311 - it spreads load and protects no secret
         self.point, self._mirror_point = random.random(), random.random()
+        self._observe = observe
         self.budget = RetryBudget(self.main.settings.retry_share, asyncio.get_running_loop().time())
         self.breakers = {name: Breaker() for name in judge.judged}
         self._waiters: set[asyncio.Future[None]] = set()
@@ -64,9 +80,22 @@ class UpstreamGroup:
         """The first choice of all upstreams."""
         return next(iter(self.judge.members.values()))
 
-    async def candidates(self, tenant: str, call: Call, deadline: Deadline) -> list[str]:
+    def enter(self) -> None:
+        """Count one call in progress, of each upstream that may get it."""
+        for upstream in self.judge.judged.values():
+            upstream.enter()
+
+    def leave(self) -> None:
+        """Stop counting a call, whatever its outcome."""
+        for upstream in self.judge.judged.values():
+            upstream.leave()
+
+    async def candidates(
+        self, route: Route, tenant: str, call: Call, deadline: Deadline
+    ) -> tuple[Route, Sequence[str]]:
         """Return the upstreams that may serve a call, in order; waits while one is expected.
 
+        The route is the one through the first of them, with the length that all of them have.
         Raises: ModelLoading, NoReplica.
         """
         self.budget.add_first_attempt(asyncio.get_running_loop().time())
@@ -75,13 +104,9 @@ class UpstreamGroup:
             if not self._is_expected():
                 raise _no_upstream(self.judge)
             await self._wait_for_change(deadline)
-        return names
-
-    def narrowed(self, route: Route, upstream: str) -> Route:
-        """Return the route through one of the upstreams, with the length that all of them have."""
         common = self.judge.common_capabilities
         input_tokens = None if common is None else common.max_input_tokens
-        return msgspec.structs.replace(route, upstream=upstream, input_tokens=input_tokens)
+        return msgspec.structs.replace(route, upstream=names[0], input_tokens=input_tokens), names
 
     def may_move(self, error: GatewayError, deadline: Deadline) -> bool:
         """Return whether a call that failed at one upstream goes to the next; counts the move."""
@@ -94,23 +119,28 @@ class UpstreamGroup:
             return False
         return error.facts.retryable and self.budget.try_spend(now_s)
 
-    def record(self, upstream: str, error: GatewayError | None) -> None:
-        """Record that a call to an upstream succeeded, or failed by the fault of the upstream."""
-        if error is None:
-            self.breakers[upstream].record_success()
-        elif error.kind == "upstream_failed" or isinstance(error, ReplicaTimedOut):
+    def record_failure(self, upstream: str, error: GatewayError) -> None:
+        """Record that a call to an upstream failed; its breaker counts what is the fault of the upstream."""
+        self._observe(UpstreamTried(self.model, upstream, error.kind))
+        if error.kind == "upstream_failed" or isinstance(error, ReplicaTimedOut):
             self.breakers[upstream].record_failure(asyncio.get_running_loop().time())
 
-    def rejects(self, upstream: str) -> bool:
-        """Return whether the vectors of an upstream are known not to be the model's."""
-        return self.judge.judgements[upstream].standing in {"refused", "withdrawn"}
+    def accepts(self, upstream: str) -> bool:
+        """Record that an upstream has computed a call; return whether its reply is used.
+
+        The vectors of an upstream that are known not to be the model's are not.
+        """
+        self.breakers[upstream].record_success()
+        is_used = self.judge.judgements[upstream].standing not in {"refused", "withdrawn"}
+        self._observe(UpstreamTried(self.model, upstream, "ok" if is_used else "other_vectors"))
+        return is_used
 
     def wants_copy(self) -> bool:
         """Return whether the mirror gets a copy of this call."""
-        if self.settings.mirror is None:
+        if self.model_settings.mirror is None:
             return False
         self._mirror_point = next_point(self._mirror_point, SECOND_STEP)
-        return self._mirror_point < self.settings.mirror.share
+        return self._mirror_point < self.model_settings.mirror.share
 
     def witness(self) -> JudgedUpstream | None:
         """Return the upstream whose vectors the canary's are compared with, None while none is ready."""
@@ -135,6 +165,75 @@ class UpstreamGroup:
         self.point, self.budget = before.point, before.budget
         self.breakers |= {name: each for name, each in before.breakers.items() if name in self.breakers}
         self.judge.inherit(before.judge)
+
+    @property
+    def name(self) -> str:
+        """Name of the first choice."""
+        return self.main.name
+
+    @property
+    def settings(self) -> schema.UpstreamSettings:
+        """Settings of the first choice."""
+        return self.main.settings
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        """Capabilities that all its upstreams have; None while none serves."""
+        return self.judge.common_capabilities
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Id of the vector space of the model."""
+        return self.space.id
+
+    @property
+    def dimensions(self) -> int | None:
+        """Length of the model's vectors, None while it is not known."""
+        return known_dimensions(self.capabilities, self.space.reference)
+
+    @property
+    def state(self) -> UpstreamState:
+        """State of the model: `ready` if it can serve calls, else the reason."""
+        judgements, members, usable = self.judge.judgements, self.judge.members, self.judge.usable()
+        if not members.keys().isdisjoint(usable):
+            return "ready"
+        if any(not upstream.startup_done for upstream in members.values()):
+            return "loading"
+        if usable:
+            return "canary_only"
+        is_refused = any(judgements[name].standing == "refused" for name in members)
+        return "refused" if is_refused else "unavailable"
+
+    @property
+    def health(self) -> Health:
+        """Health of the healthiest of its upstreams."""
+        found = {upstream.health for upstream in self._serving_now}
+        return "ready" if "ready" in found else "expected" if "expected" in found else "out"
+
+    @property
+    def residence(self) -> Residence | None:
+        """Residence of the model in memory, of the first upstream that reports it."""
+        reports = [upstream.residence for upstream in (*self._serving_now, self.main)]
+        return next((report for report in reports if report is not None), None)
+
+    @property
+    def bounds(self) -> Bounds:
+        """Maximum size of one request to the first upstream."""
+        return self.main.bounds
+
+    def backlog(self) -> LaneBacklog:
+        """Return the size and age of what waits for all its upstreams."""
+        parts = [upstream.backlog() for upstream in self.judge.judged.values()]
+        return LaneBacklog(
+            sum(part.tokens for part in parts),
+            sum(part.inputs for part in parts),
+            max(part.oldest_s for part in parts),
+        )
+
+    @property
+    def _serving_now(self) -> list[JudgedUpstream]:
+        judged = self.judge.judged
+        return [judged[name] for name, each in self.judge.judgements.items() if each.standing == "serving"]
 
     def _serving(self, tenant: str, call: Call, point: float) -> list[str]:
         judgements, judged = self.judge.judgements, self.judge.judged
@@ -169,77 +268,6 @@ class UpstreamGroup:
             await asyncio.wait((waiter,), timeout=min(LOOK_AGAIN_S, deadline.at_s - loop.time()))
         finally:
             self._waiters.discard(waiter)
-
-
-class GroupView:
-    """A group as operators and callers see its model: with the properties of one upstream."""
-
-    def __init__(self, group: UpstreamGroup) -> None:
-        self.group = group
-        self.name = group.main.name
-        self.settings = group.main.settings
-
-    @property
-    def capabilities(self) -> Capabilities | None:
-        """Capabilities that all its upstreams have; None while none serves."""
-        return self.group.judge.common_capabilities
-
-    @property
-    def fingerprint(self) -> str | None:
-        """Id of the vector space of the model."""
-        return self.group.space.id
-
-    @property
-    def dimensions(self) -> int | None:
-        """Length of the model's vectors, None while it is not known."""
-        return known_dimensions(self.capabilities, self.group.space.reference)
-
-    @property
-    def state(self) -> UpstreamState:
-        """State of the model: `ready` if it can serve calls, else the reason."""
-        judgements = self.group.judge.judgements
-        members = self.group.judge.members
-        usable = self.group.judge.usable()
-        if not members.keys().isdisjoint(usable):
-            return "ready"
-        if any(not upstream.startup_done for upstream in members.values()):
-            return "loading"
-        if usable:
-            return "canary_only"
-        is_refused = any(judgements[name].standing == "refused" for name in members)
-        return "refused" if is_refused else "unavailable"
-
-    @property
-    def health(self) -> Health:
-        """Health of the healthiest of its upstreams."""
-        found = {upstream.health for upstream in self._serving}
-        return "ready" if "ready" in found else "expected" if "expected" in found else "out"
-
-    @property
-    def residence(self) -> Residence | None:
-        """Residence of the model in memory, of the first upstream that reports it."""
-        reports = [upstream.residence for upstream in (*self._serving, self.group.main)]
-        return next((report for report in reports if report is not None), None)
-
-    @property
-    def bounds(self) -> Bounds:
-        """Maximum size of one request to the first upstream."""
-        return self.group.main.bounds
-
-    def backlog(self) -> LaneBacklog:
-        """Return the size and age of what waits for all its upstreams."""
-        parts = [upstream.backlog() for upstream in self.group.judge.judged.values()]
-        return LaneBacklog(
-            sum(part.tokens for part in parts),
-            sum(part.inputs for part in parts),
-            max(part.oldest_s for part in parts),
-        )
-
-    @property
-    def _serving(self) -> list[JudgedUpstream]:
-        judge = self.group.judge
-        judgements = judge.judgements
-        return [judge.judged[name] for name, each in judgements.items() if each.standing == "serving"]
 
 
 def _no_upstream(judge: Judge) -> NoReplica:

@@ -8,14 +8,15 @@ from gateway.config.schema import Config, ModelSettings
 from gateway.events import Event, Observe, ReplicaChanged, SpaceChecked
 from gateway.upstreams.group import UpstreamGroup
 from gateway.upstreams.judging import Canary, Judge
-from gateway.upstreams.registry import is_same_server
 from gateway.upstreams.upstream import Upstream
+from gateway.upstreams.upstreams import is_same_server
 from gateway.vector_spaces.fingerprint import Fingerprint, matches
-from gateway.vector_spaces.model_space import ModelSpace, ModelSpaceStore, difference
+from gateway.vector_spaces.model_space import ModelSpace, difference
 from gateway.vector_spaces.space import FOLLOW_EVERY_S
+from gateway.vector_spaces.store import ModelSpaceStore
 
 
-class GroupRegistry:
+class Groups:
     """Groups by model. store: of the spaces that gateways share, None without one."""
 
     def __init__(self, observe: Observe, store: ModelSpaceStore | None) -> None:
@@ -70,7 +71,7 @@ class GroupRegistry:
         group = self.groups.get(model)
         canary = None if group is None else group.judge.canary
         if group is not None and canary is not None and canary.settings.name == upstream:
-            canary.withdrawn = canary.withdrawn or reason
+            canary.withdraw(reason)
             group.wake()
 
     def differing_spaces(self, config: Config) -> tuple[Problem, ...]:
@@ -111,12 +112,11 @@ class GroupRegistry:
         before = self.groups.get(name)
         space = ModelSpace(name, [member.name for member in settings.members], self._store)
         canary = None if settings.canary is None else Canary(settings.canary)
-        if before is not None and not is_restored and settings.canary == before.settings.canary:
+        if before is not None and not is_restored and settings.canary == before.model_settings.canary:
             canary = before.judge.canary
         mirror = None if settings.mirror is None else upstreams[settings.mirror.name]
-        group = UpstreamGroup(
-            settings, space, Judge(settings, upstreams, space, canary, self._observe), mirror
-        )
+        judge = Judge(settings, upstreams, space, canary, self._observe)
+        group = UpstreamGroup(settings, space, judge, mirror, self._observe)
         if (reference := self._reference_of(name, group)) is not None:
             space.inherit(reference)
         if before is not None:

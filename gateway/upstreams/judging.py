@@ -9,17 +9,19 @@ from collections.abc import Mapping
 
 import msgspec
 
-from backends.contract import Capabilities, Truncate
+from backends.contract import Capabilities, Operation, Truncate
 from gateway.calls import Call, default_truncation
 from gateway.config import schema
 from gateway.events import Observe, Standing, UpstreamJudged
-from gateway.routing.common_offer import Facts, common_capabilities, contradiction, kind_of_model
+from gateway.routing.offers import Facts, common_capabilities, contradiction, kind_of_model
 from gateway.routing.split import Trial
-from gateway.upstreams.canary_offer import nothing_shared, serves_alike
 from gateway.upstreams.member import MIXED, JudgedUpstream
 from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text
 from gateway.vector_spaces.model_space import ModelSpace
 
+TOKENIZING = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
+# Operations that another one serves, with scores by cosine.
+SERVED_BY = {Operation.RERANK: Operation.EMBED, Operation.RERANK_IMAGE: Operation.EMBED_IMAGE}
 NOT_COMPARED = "its vectors have not been compared yet"
 NOT_AGREED = "the vector space of the model is not known yet"
 MIXED_REPLICAS = "its replicas give vectors of different spaces"
@@ -50,6 +52,10 @@ class Canary:
         self.settings = settings
         self.withdrawn = ""
         self.cosine: float | None = None
+
+    def withdraw(self, reason: str) -> None:
+        """Let it serve no more calls; the first reason stays."""
+        self.withdrawn = self.withdrawn or reason
 
     def record(self, cosine: float) -> bool:
         """Record a comparison; return True if it withdraws the canary."""
@@ -220,3 +226,23 @@ class Judge:
 
 def _is_same(known: _Known, before: _Known) -> bool:
     return known[0] is before[0] and known[1] is before[1]
+
+
+def nothing_shared(model: Capabilities, canary: Capabilities) -> str | None:
+    """Return why a canary would get no call, None if it offers an operation of the model."""
+    wanted = model.operations - TOKENIZING or model.operations
+    if not wanted or wanted & canary.operations:
+        return None
+    return f"it offers nothing of what the model does: {', '.join(sorted(wanted))}"
+
+
+def serves_alike(canary: Capabilities, model: Capabilities, call: Call) -> bool:
+    """Return whether a canary offers what a call needs, by the same way as the model's other upstreams."""
+    needed = call.work.operation
+    if needed not in model.operations:
+        needed = SERVED_BY.get(needed, needed)
+    if needed not in canary.operations or not call.work.outputs_of(model) <= canary.outputs:
+        return False
+    if call.instruction is not None and model.takes_instruction and not canary.takes_instruction:
+        return False
+    return not call.work.is_indivisible or canary.late_chunking

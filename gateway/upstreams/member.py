@@ -18,7 +18,7 @@ UpstreamState = Literal["ready", "loading", "refused", "unavailable", "canary_on
 def known_dimensions(capabilities: Capabilities | None, reference: Fingerprint | None) -> int | None:
     """Return the length of vectors, None while it is not known.
 
-    TEI does not report it; the canaries, whose vectors `reference` has, show it.
+    TEI does not report it; the reference texts, whose vectors `reference` has, show it.
     """
     if capabilities is not None and capabilities.dimensions is not None:
         return capabilities.dimensions
@@ -63,6 +63,12 @@ class JudgedUpstream(Protocol):
     @property
     def bounds(self) -> Bounds:
         """Maximum size of one upstream request."""
+
+    def enter(self) -> None:
+        """Count one call in progress."""
+
+    def leave(self) -> None:
+        """Stop counting a call."""
 
     def backlog(self) -> LaneBacklog:
         """Return the size and age of what waits."""

@@ -4,15 +4,15 @@ Source: Cohere's `max_tokens` and `max_tokens_per_doc`, Jina's `max_doc_length`,
 `max_tokens_per_query`: tokens of the text itself.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from backends.contract import Embed, Encode, Rerank, Score, Truncate
+from backends.contract import Rerank, Truncate
 from backends.contract.texts import clip_text
-from gateway.calls import Call, Work, inputs_of
+from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.upstreams.fair_threads import CHUNK_CHARACTERS, Claim, FairThreads
 
@@ -48,45 +48,33 @@ async def cut_call(
     None if it is not known. require: asked before long texts are cut, and again as their tokens are known.
     Raises: InvalidInput if the call refuses to be cut, or needs the counter; Overloaded; errors of `require`.
     """
-    queries, texts = _queries_and_texts(call.work)
+    work = call.work
+    queries = [item[0] for item in work.model_inputs if isinstance(item, tuple)]
+    texts = [item[1] if isinstance(item, tuple) else item for item in work.model_inputs]
     long_queries, long_texts = _long(queries, call.query_tokens), _long(texts, call.text_tokens)
     if not long_queries and not long_texts:
         return CutCall(call)
     counter = await open_counter()
     if counter is None:
-        if isinstance(call.work, Rerank) and not long_queries:
+        if isinstance(work, Rerank) and not long_queries:
             # Cohere and Jina always cut documents, so that their clients expect no refusal.
             return CutCall(call, is_complete=False)
         raise _no_tokenizer(call.query_tokens if long_queries else call.text_tokens)
     with threads.hold(claim.tenant, sum(map(len, long_queries)) + sum(map(len, long_texts))):
         cutter = Cutter(counter, call.side or Truncate.RIGHT, threads, claim, require)
-        cutter.at_least = len(inputs_of(call.work))
-        cut = Cuts(
-            await cutter.cut(long_queries, call.query_tokens or 0),
-            await cutter.cut(long_texts, call.text_tokens or 0),
+        cutter.at_least = len(work.inputs)
+        cut_queries = await cutter.cut(long_queries, call.query_tokens or 0)
+        cut_texts = await cutter.cut(long_texts, call.text_tokens or 0)
+    shorter = work.map_texts(
+        lambda text: cut_texts.get(text, text), lambda query: cut_queries.get(query, query)
+    )
+    pairs = enumerate(zip(work.model_inputs, shorter.model_inputs, strict=True))
+    indices = tuple([index for index, (old, new) in pairs if old != new])
+    if indices and call.truncate is False and not queries:
+        raise InvalidInput(
+            f"input {indices[0]} has more than the {call.text_tokens} tokens that the request allows"
         )
-    return _applied(call, cut)
-
-
-class Cuts(NamedTuple):
-    """Texts that were cut → what is left of them, for queries and for all other texts."""
-
-    queries: Mapping[str, str]
-    texts: Mapping[str, str]
-
-    def pair(self, pair: tuple[str, str]) -> tuple[str, str]:
-        """Return a pair as it was cut."""
-        return self.queries.get(pair[0], pair[0]), self.texts.get(pair[1], pair[1])
-
-
-def _queries_and_texts(work: Work) -> tuple[Sequence[str], Sequence[str]]:
-    match work:
-        case Rerank():
-            return (work.query,), work.documents
-        case Score():
-            return [query for query, _ in work.pairs], [text for _, text in work.pairs]
-    assert isinstance(work, Embed | Encode)
-    return (), work.inputs
+    return CutCall(msgspec.structs.replace(call, work=shorter), indices)
 
 
 def _long(texts: Sequence[str], most: int | None) -> list[str]:
@@ -99,31 +87,6 @@ def _no_tokenizer(most: int | None) -> InvalidInput:
         f"cutting a text to {most} tokens needs the model's tokenizer, which is not known here; "
         "send shorter texts"
     )
-
-
-def _applied(call: Call, cut: Cuts) -> CutCall:
-    """Return the call with its texts cut. Raises: InvalidInput if it refuses that."""
-    before, work = inputs_of(call.work), _with_cuts(call.work, cut)
-    is_every = isinstance(call.work, Rerank) and call.work.query in cut.queries
-    pairs = enumerate(zip(before, inputs_of(work), strict=True))
-    indices = tuple(index for index, (old, new) in pairs if is_every or old != new)
-    if indices and call.truncate is False and not isinstance(work, Rerank | Score):
-        raise InvalidInput(
-            f"input {indices[0]} has more than the {call.text_tokens} tokens that the request allows"
-        )
-    return CutCall(msgspec.structs.replace(call, work=work), indices)
-
-
-def _with_cuts(work: Work, cut: Cuts) -> Work:
-    match work:
-        case Rerank():
-            query = cut.queries.get(work.query, work.query)
-            documents = tuple(cut.texts.get(text, text) for text in work.documents)
-            return msgspec.structs.replace(work, query=query, documents=documents)
-        case Score():
-            return msgspec.structs.replace(work, pairs=tuple(map(cut.pair, work.pairs)))
-    assert isinstance(work, Embed | Encode)
-    return msgspec.structs.replace(work, inputs=tuple(cut.texts.get(text, text) for text in work.inputs))
 
 
 class Cutter:

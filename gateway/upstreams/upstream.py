@@ -1,18 +1,23 @@
-"""One upstream in use: its replicas, the lane in front of them, and the inputs of its model."""
+"""One upstream in use: its replicas, the lane in front of them, and the inputs of its model.
 
-from collections.abc import Mapping
+To the request path it is a group of one upstream: it serves every call of its model, and no call moves.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from backends.checkpoints.model_names import is_path
-from backends.contract import Capabilities, Rerank, Residence, Score, Work
+from backends.checkpoints.needed_files import is_path
+from backends.contract import Capabilities, Operation, Residence, Work
+from gateway.calls import Call, Deadline
 from gateway.config import schema
 from gateway.config.schema import COMMIT
+from gateway.errors import GatewayError
 from gateway.events import LaneBacklog, ReplicaState
 from gateway.lane.lane import Lane
 from gateway.lane.slices import Bounds
-from gateway.routing.load import LoadKind, kind_of
-from gateway.routing.pool import Pool, is_replica_expected
-from gateway.routing.replica import Replica, shown_state
+from gateway.routing.pool import Pool
+from gateway.routing.replica import LoadKind, Replica, kind_of
+from gateway.routing.routes import Route
 from gateway.routing.split import Health
 from gateway.upstreams.member import MIXED, UpstreamState, known_dimensions
 from gateway.upstreams.model_inputs import ModelInputs
@@ -28,28 +33,63 @@ class Upstream:
     """Upstream of the config with its collaborators. lanes: one for each kind of batch."""
 
     def __init__(
-        self, name: str, settings: schema.UpstreamSettings, pool: Pool, lanes: Lanes, space: VectorSpace
+        self,
+        name: str,
+        settings: schema.UpstreamSettings,
+        pool: Pool,
+        lanes: Lanes,
+        space: VectorSpace,
+        model_inputs: ModelInputs,
     ) -> None:
         self.name = name
         self.settings = settings
         self.pool = pool
         self.lanes = lanes
         self.space = space
-        self.model_inputs = ModelInputs(settings, pool.capabilities)
-        pool.count_tokens = self.model_inputs.count_few
+        self.model_inputs = model_inputs
         self.identities = IdentitySource(name, settings)
-        self.ids = IdDecoder(settings.token_encoding, self.model_inputs.tokenizer_source)
+        self.ids = IdDecoder(settings.token_encoding, model_inputs.tokenizer_source)
+        self._names = (name,)
         # Calls in progress, from the route to the reply; the upstream may be closed when there are none.
-        self.calls = 0
+        self._calls = 0
 
-    def hold(self) -> "CallHold":
-        """Return a context manager that counts one call in progress."""
-        return CallHold(self)
+    def follow(self, settings: schema.UpstreamSettings) -> None:
+        """Replace the settings by others of the same server."""
+        self.settings = settings
+
+    def enter(self) -> None:
+        """Count one call in progress."""
+        self._calls += 1
+
+    def leave(self) -> None:
+        """Stop counting a call, whatever its outcome."""
+        self._calls -= 1
+
+    async def candidates(
+        self,
+        route: Route,
+        _tenant: str,
+        _call: Call,
+        _deadline: Deadline,
+    ) -> tuple[Route, Sequence[str]]:
+        """Return the route, and the upstreams that may serve a call: itself."""
+        return route, self._names
+
+    def record_failure(self, upstream: str, error: GatewayError) -> None:
+        """Record nothing: its pool has recorded what replicas did."""
+
+    def may_move(self, error: GatewayError, deadline: Deadline) -> bool:  # noqa: ARG002
+        """Return False: no other upstream serves the model."""
+        return False
+
+    def accepts(self, upstream: str) -> bool:  # noqa: ARG002
+        """Return whether a reply is used: always, as its own space decides which replicas get work."""
+        return True
 
     @property
     def idle(self) -> bool:
         """True if no call is in progress and nothing is in flight to any replica."""
-        return not self.calls and not any(replica.batches for replica in self.pool.replicas)
+        return not self._calls and not any(replica.batches for replica in self.pool.replicas)
 
     @property
     def capabilities(self) -> Capabilities | None:
@@ -76,19 +116,20 @@ class Upstream:
 
     def replica_states(self) -> list[tuple[Replica, ReplicaState]]:
         """Return the replicas with their states for operators."""
-        return [(replica, shown_state(replica)) for replica in self.pool.replicas]
+        return [(replica, replica.shown_state) for replica in self.pool.replicas]
 
     @property
     def startup_done(self) -> bool:
         """True once it no longer delays readiness: its engine has loaded, or each replica was tried."""
-        if self.settings.is_hosted and (self.capabilities is not None or self.pool.has_rejected()):
+        if self.settings.is_local and (self.capabilities is not None or self.pool.has_rejected()):
             return True
         return not self.pool.is_joining()
 
     @property
     def fingerprint(self) -> str | None:
         """Id of the vector space of its vectors; `mixed` while a replica in use gives different ones."""
-        return MIXED if self.space.id and self.pool.is_mixed() else self.space.id
+        own = self.space.id
+        return MIXED if own and self.pool.is_mixed() else own
 
     @property
     def dimensions(self) -> int | None:
@@ -110,7 +151,7 @@ class Upstream:
         """Health: it can serve a call now, or after a wait, or not."""
         if self.pool.usable():
             return "ready"
-        return "expected" if is_replica_expected(self.pool, holds=self.pool.holds) else "out"
+        return "expected" if self.pool.is_expected else "out"
 
     @property
     def state(self) -> UpstreamState:
@@ -127,24 +168,6 @@ class Upstream:
         return next((replica.residence for replica in self.pool.replicas), None)
 
 
-class CallHold:
-    """Counts one call of an upstream while its block runs; a generator would cost more per call."""
-
-    __slots__ = ("_upstream",)
-
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
-
-    def __enter__(self) -> Upstream:
-        """Count the call in."""
-        self._upstream.calls += 1
-        return self._upstream
-
-    def __exit__(self, *_: object) -> None:
-        """Decrement the count of calls, whatever the call's outcome."""
-        self._upstream.calls -= 1
-
-
 def vectors_identity(upstream: Upstream) -> VectorsIdentity | None:
     """Return the identity of an upstream's vectors, None unless every replica was checked."""
     fingerprint, capabilities = upstream.checked_fingerprint, upstream.capabilities
@@ -159,7 +182,7 @@ def scores_identity(upstream: Upstream) -> VectorsIdentity | None:
     Scores have no fingerprint. The engine of this gateway loads the files of that commit and checks them.
     """
     settings, capabilities = upstream.settings, upstream.capabilities
-    if capabilities is None or not settings.is_hosted or is_path(settings.model or ""):
+    if capabilities is None or not settings.is_local or is_path(settings.model or ""):
         return None
     if settings.revision is None or not COMMIT.fullmatch(settings.revision):
         return None
@@ -168,4 +191,4 @@ def scores_identity(upstream: Upstream) -> VectorsIdentity | None:
 
 def identity_of(upstream: Upstream, work: Work) -> VectorsIdentity | None:
     """Return the identity of an upstream's outputs for a work, None if it is unknown."""
-    return scores_identity(upstream) if isinstance(work, Rerank | Score) else vectors_identity(upstream)
+    return scores_identity(upstream) if work.operation is Operation.RERANK else vectors_identity(upstream)

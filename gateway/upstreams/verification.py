@@ -6,13 +6,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 
 from backends.contract.errors import BackendError
-from backends.reference_texts import CANARIES
+from backends.reference_texts import REFERENCE_TEXTS
 from gateway.config.schema import ModelSettings
 from gateway.routing.health import State
 from gateway.routing.replica import Replica
 from gateway.upstreams.upstream import Upstream
-from gateway.vector_spaces.comparison import Pair, ReplicaReport, ReplicaVectors, findings, report_on
-from gateway.vector_spaces.reading import read_vectors
+from gateway.vector_spaces.comparison import (
+    Pair,
+    ReplicaReport,
+    ReplicaVectors,
+    findings,
+    read_vectors,
+    report_on,
+)
 
 REPLICA_TIMEOUT_S = 60.0
 
@@ -20,7 +26,8 @@ REPLICA_TIMEOUT_S = 60.0
 class Verification(msgspec.Struct, frozen=True):
     """Result of a comparison, as of `gateway verify --json`.
 
-    texts: number of canaries. findings: sentences. unread: replicas that returned no vectors, with reasons.
+    texts: number of reference texts. findings: sentences. unread: replicas that returned no vectors, with
+    reasons.
     """
 
     agrees: bool
@@ -53,7 +60,7 @@ async def _read(upstream: Upstream, replica: Replica) -> ReplicaVectors | str | 
         async with asyncio.timeout(REPLICA_TIMEOUT_S):
             if not (await replica.backend.describe(settings.attempt_timeout_s)).loaded:
                 return f"{name}: its model is not in memory"
-            return await read_vectors(name, upstream.name, replica.backend, settings, CANARIES)
+            return await read_vectors(name, upstream.name, replica.backend, settings, REFERENCE_TEXTS)
     except BackendError as error:
         return f"{name}: {error.message}"
     except TimeoutError:
@@ -72,7 +79,7 @@ def _verification(
     report = report_on(vectors, stored, groups)
     return Verification(
         agrees=report.agrees and not unread,
-        texts=len(CANARIES),
+        texts=len(REFERENCE_TEXTS),
         members=report.members,
         pairs=report.pairs,
         findings=tuple(findings(report)) if vectors else (),

@@ -1,4 +1,4 @@
-"""Comparison of the vectors that replicas return for the same texts: a matrix and verdicts. Pure."""
+"""Comparison of the vectors that replicas return for the same texts: a matrix and verdicts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
@@ -6,15 +6,23 @@ from itertools import combinations
 import msgspec
 import numpy as np
 
-from backends.contract import BackendKind, Vectors
-from backends.reference_texts import min_cosine
-from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text, needed_cosine, similarity
+from backends.contract import Backend, BackendKind, Operation, Vectors
+from backends.reference_texts import REFERENCE_TEXTS, embed_in_batches, max_inputs_per_request, min_cosine
+from gateway.config.schema import UpstreamSettings
+from gateway.vector_spaces.fingerprint import (
+    Fingerprint,
+    base_name,
+    cosine_text,
+    fingerprint_of,
+    needed_cosine,
+    similarity,
+)
 
 
 class ReplicaVectors(msgspec.Struct, frozen=True):
     """Vectors from one replica.
 
-    vectors: (n, dim) float32, of the canaries followed by the other texts. min_cosine: from the
+    vectors: (n, dim) float32, of the reference texts followed by the other texts. min_cosine: from the
     `vector_space` settings of its upstream.
     """
 
@@ -67,7 +75,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Result of a comparison. texts: their number, canaries included."""
+    """Result of a comparison. texts: their number, reference texts included."""
 
     texts: int
     members: tuple[ReplicaReport, ...]
@@ -78,6 +86,24 @@ class Report(msgspec.Struct, frozen=True):
         """True if all replicas that are expected to agree do."""
         stored = [member.stored.fits for member in self.members if member.stored is not None]
         return all([*stored, *(pair.fits for pair in self.pairs)])
+
+
+async def read_vectors(
+    name: str, upstream: str, backend: Backend, settings: UpstreamSettings, texts: Sequence[str]
+) -> ReplicaVectors | None:
+    """Return a replica's vectors, or None if it embeds nothing.
+
+    texts: begin with the reference texts. Each request may take `attempt_timeout_s`. Raises: BackendError.
+    """
+    capabilities = await backend.describe(settings.attempt_timeout_s)
+    if Operation.EMBED not in capabilities.operations:
+        return None
+    inputs_max = max_inputs_per_request(capabilities, settings.request_inputs)
+    reply = await embed_in_batches(backend, texts, inputs_max, settings.attempt_timeout_s)
+    fingerprint = fingerprint_of(reply.vectors[: len(REFERENCE_TEXTS)], settings.backend, capabilities)
+    return ReplicaVectors(
+        name, upstream, fingerprint, reply.vectors, reply.tokens, settings.vector_space.min_cosine
+    )
 
 
 def report_on(
@@ -140,14 +166,9 @@ def _needed_cosine(
     if first.upstream == second.upstream:
         return needed_cosine(first.fingerprint, second.fingerprint, first.min_cosine)
     serve_one_model = any(first.upstream in group and second.upstream in group for group in groups)
-    if serve_one_model or _base_name(first.fingerprint.model_id) == _base_name(second.fingerprint.model_id):
+    if serve_one_model or base_name(first.fingerprint.model_id) == base_name(second.fingerprint.model_id):
         return needed_cosine(first.fingerprint, second.fingerprint, None)
     return None
-
-
-def _base_name(model_id: str) -> str:
-    """Return the last part of a model id: servers name a model by hub id, by path, or as configured."""
-    return model_id.rstrip("/").rpartition("/")[2].lower()
 
 
 def findings(report: Report) -> list[str]:

@@ -1,10 +1,10 @@
-"""Fingerprint of a vector space: the canary vectors of an upstream's first replica. Pure."""
+"""Fingerprint of a vector space: the vectors of the reference texts at an upstream's first replica. Pure."""
 
 import msgspec
 import numpy as np
 
 from backends.contract import BackendKind, Capabilities, Vectors
-from backends.reference_texts import canary_digest, min_cosine
+from backends.reference_texts import min_cosine, reference_digest
 
 # Minimum cosine despite rounding, for the same server in the same precision and for a different one.
 SAME_MIN_COSINE = 0.999
@@ -17,8 +17,8 @@ QUANTIZED_DTYPE = "int8"
 class Fingerprint(msgspec.Struct, frozen=True):
     """A vector space, by example.
 
-    id: 16 hex digits, shown to callers. rows: the canaries' vectors, (n, dimensions) little-endian float32.
-    The other fields describe the replica they come from.
+    id: 16 hex digits, shown to callers. rows: the reference texts' vectors, (n, dimensions) little-endian
+    float32. The other fields describe the replica they come from.
     """
 
     id: str
@@ -37,16 +37,11 @@ class Fingerprint(msgspec.Struct, frozen=True):
 def fingerprint_of(vectors: Vectors, kind: BackendKind, capabilities: Capabilities) -> Fingerprint:
     """Build the fingerprint of a replica.
 
-    vectors: of the canaries, (n, dim) float32, from a replica with these capabilities.
+    vectors: of the reference texts, (n, dim) float32, from a replica with these capabilities.
     """
     rows = vectors.astype("<f4").tobytes()
     model_id, dtype = capabilities.model_id, capabilities.dtype
-    return Fingerprint(canary_digest(vectors), kind, model_id, dtype, vectors.shape[1], rows)
-
-
-def encode_fingerprint(fingerprint: Fingerprint) -> bytes:
-    """Encode a fingerprint for the store."""
-    return msgspec.msgpack.encode(fingerprint)
+    return Fingerprint(reference_digest(vectors), kind, model_id, dtype, vectors.shape[1], rows)
 
 
 def decode_fingerprint(stored: bytes) -> Fingerprint:
@@ -56,6 +51,11 @@ def decode_fingerprint(stored: bytes) -> Fingerprint:
     if fingerprint.dimensions < 1 or not fingerprint.rows or len(fingerprint.rows) % row_bytes:
         raise ValueError("its rows and its dimensions do not fit")
     return fingerprint
+
+
+def base_name(model_id: str) -> str:
+    """Return the last part of a model id: servers name a model by hub id, by path, or as configured."""
+    return model_id.rstrip("/").rpartition("/")[2].lower()
 
 
 def needed_cosine(first: Fingerprint, second: Fingerprint, configured: float | None) -> float:
@@ -80,5 +80,5 @@ def matches(first: Fingerprint, second: Fingerprint, configured: float | None) -
 
 
 def similarity(first: Fingerprint, second: Fingerprint) -> float:
-    """Return the minimum cosine over the canaries; 0 if the vectors differ in length."""
+    """Return the minimum cosine over the reference texts; 0 if the vectors differ in length."""
     return min_cosine(first.vectors, second.vectors)

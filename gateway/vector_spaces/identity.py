@@ -24,9 +24,9 @@ NEUTRAL_SETTINGS = frozenset(
         "api_key_header",
         "tls",
         "policy",
-        "batch_inputs",
-        "batch_tokens",
-        "batch_bytes",
+        "request_inputs",
+        "request_tokens",
+        "request_bytes",
         "in_flight_batches",
         "queue_tokens",
         "attempt_timeout_s",
@@ -41,9 +41,9 @@ NEUTRAL_SETTINGS = frozenset(
 )
 NEUTRAL_CAPABILITIES = frozenset(
     {
-        "batch_inputs",
-        "batch_tokens",
-        "batch_bytes",
+        "request_inputs",
+        "request_tokens",
+        "request_bytes",
         "concurrent_inputs",
         "checkpoint",
         "reports_input_tokens",

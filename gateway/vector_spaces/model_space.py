@@ -8,53 +8,11 @@ it; while Redis does not reply, this gateway's own counts.
 import logging
 from collections.abc import Collection, Mapping
 
-import msgspec
-
-from backends.reference_texts import EDITION
 from gateway.store.errors import StoreUnavailable
-from gateway.store.redis_client import RedisClient
 from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text, matches, needed_cosine, similarity
-
-# Releases with other canaries use a different key, as for the fingerprints of upstreams.
-MODEL_SPACES = f"gw:model_spaces:{EDITION}"
+from gateway.vector_spaces.store import ModelSpaceStore, StoredSpace
 
 logger = logging.getLogger("gateway")
-
-
-class StoredSpace(msgspec.Struct, frozen=True):
-    """Space of a model in Redis. upstreams: those of the model when it was stored."""
-
-    fingerprint: Fingerprint
-    upstreams: tuple[str, ...]
-
-
-class ModelSpaceStore:
-    """Shared spaces of models, over a client that others close.
-
-    All operations raise StoreUnavailable if Redis does not reply as expected.
-    """
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
-
-    async def claim(self, model: str, own: StoredSpace) -> StoredSpace:
-        """Store a gateway's own space unless there is one, and return the stored one."""
-        await self._client.execute("HSETNX", MODEL_SPACES, model, msgspec.msgpack.encode(own))
-        return await self.load(model) or own
-
-    async def load(self, model: str) -> StoredSpace | None:
-        """Return the stored space of a model."""
-        stored = await self._client.execute("HGET", MODEL_SPACES, model)
-        if stored is None:
-            return None
-        try:
-            return msgspec.msgpack.decode(stored, type=StoredSpace)
-        except msgspec.MsgspecError as error:
-            raise StoreUnavailable(f"the vector space of the model {model!r} there cannot be read") from error
-
-    async def replace(self, model: str, own: StoredSpace) -> None:
-        """Replace the stored space; every gateway follows within seconds."""
-        await self._client.execute("HSET", MODEL_SPACES, model, msgspec.msgpack.encode(own))
 
 
 class ModelSpace:

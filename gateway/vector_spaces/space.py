@@ -13,7 +13,7 @@ import numpy as np
 
 from backends.contract import Backend, Capabilities, Operation, Vectors
 from backends.contract.errors import InvalidWork, ReplicaFailed, UnsupportedWork
-from backends.reference_texts import CANARIES, embed_canaries, max_inputs_per_request
+from backends.reference_texts import REFERENCE_TEXTS, embed_reference_texts, max_inputs_per_request
 from gateway.config.schema import UpstreamSettings
 from gateway.events import Observe, SpaceChecked, SpaceOutcome
 from gateway.store.errors import StoreUnavailable
@@ -38,7 +38,7 @@ class VectorSpace:
     """Vector space of one upstream. Replicas are identified by name.
 
     store: None if this gateway does not share its fingerprints. reference: fingerprint with which replicas
-    are compared, None until a replica has embedded the canaries.
+    are compared, None until a replica has embedded the reference texts.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class VectorSpace:
         self.upstream = upstream
         self._kind = settings.backend
         self._settings = settings.vector_space
-        self._batch_inputs = settings.batch_inputs
+        self._request_inputs = settings.request_inputs
         # The timeout of any attempt: a large model on few cores takes long even for a few texts.
         self._timeout_s = settings.attempt_timeout_s
         self._store = store
@@ -67,7 +67,7 @@ class VectorSpace:
 
     @property
     def id(self) -> str | None:
-        """Id shown to callers; None until a replica has embedded the canaries."""
+        """Id shown to callers; None until a replica has embedded the reference texts."""
         return None if self.reference is None else self.reference.id
 
     def is_foreign(self, replica: str) -> bool:
@@ -75,7 +75,7 @@ class VectorSpace:
         return self._outcomes.get(replica) == "differs"
 
     def dimensions_of(self, replica: str) -> int | None:
-        """Return the length of a replica's vectors in the last check; None if it embeds no canary."""
+        """Return the length of a replica's vectors in the last check; None if it embeds no reference text."""
         fingerprint = self._fingerprints.get(replica)
         return None if fingerprint is None else fingerprint.dimensions
 
@@ -101,16 +101,16 @@ class VectorSpace:
     async def check(self, replica: str, backend: Backend, capabilities: Capabilities) -> bool:
         """Return True if a replica's vectors are of this space; the first replica defines it.
 
-        A replica that does not embed, or rejects the canaries, is not judged. Raises: BackendError.
+        A replica that does not embed, or rejects the reference texts, is not judged. Raises: BackendError.
         """
         if Operation.EMBED not in capabilities.operations:
             return True
         try:
-            fingerprint = await self._embed_canaries(replica, backend, capabilities)
+            fingerprint = await self._embed_reference_texts(replica, backend, capabilities)
             reference = await self._claim(fingerprint)
             if not matches(reference, fingerprint, self._settings.min_cosine):
                 # One mismatch may be a glitch; the second is a different model.
-                fingerprint = await self._embed_canaries(replica, backend, capabilities)
+                fingerprint = await self._embed_reference_texts(replica, backend, capabilities)
         except (InvalidWork, UnsupportedWork) as error:
             self._fingerprints.pop(replica, None)
             self._report(replica, "unchecked", None, error.message)
@@ -138,17 +138,17 @@ class VectorSpace:
         if reference is not None:
             self._adopt(reference)
 
-    async def _embed_canaries(
+    async def _embed_reference_texts(
         self, replica: str, backend: Backend, capabilities: Capabilities
     ) -> Fingerprint:
-        inputs_max = max_inputs_per_request(capabilities, self._batch_inputs)
-        reply, failure = await embed_canaries(backend, inputs_max, self._timeout_s)
+        inputs_max = max_inputs_per_request(capabilities, self._request_inputs)
+        reply, failure = await embed_reference_texts(backend, inputs_max, self._timeout_s)
         await _check_not_zero(backend, reply.vectors)
         self._notes.pop(replica, None)
         if failure is not None:
             failed = int(np.isnan(reply.vectors).any(axis=1).sum())
             self._notes[replica] = (
-                f"{failed} of {len(CANARIES)} reference texts fail there: {failure.explanation}"
+                f"{failed} of {len(REFERENCE_TEXTS)} reference texts fail there: {failure.explanation}"
             )
         return fingerprint_of(reply.vectors, self._kind, capabilities)
 
@@ -202,4 +202,6 @@ async def _check_not_zero(backend: Backend, vectors: Vectors) -> None:
     if zeros.all():
         raise ReplicaFailed("it gives vectors of zeros for all reference texts")
     if not await gives_zeros(backend):
-        raise ReplicaFailed(f"it gives a vector of zeros for {CANARIES[int(np.flatnonzero(zeros)[0])]!r}")
+        raise ReplicaFailed(
+            f"it gives a vector of zeros for {REFERENCE_TEXTS[int(np.flatnonzero(zeros)[0])]!r}"
+        )

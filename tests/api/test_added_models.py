@@ -5,10 +5,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.additions.entries import AdditionEntry, Edit, Listing, Put, Remove
-from gateway.api.operators.added_models import SETTINGS_BYTES_MAX, AdditionsClient
+from gateway.api.operators.additions import SETTINGS_BYTES_MAX, AdditionsClient
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.problems import Problem
+from gateway.declared.additions import AdditionInfo, Edit, Listing, Put, Remove
 from tests.api.test_worker_reload import ONE, TENANTS
 from tests.conftest import Boots
 from tests.fakes.tei import FakeTei
@@ -16,7 +16,7 @@ from tests.fakes.tei import FakeTei
 TEI = {"backend": "tei", "replicas": ["http://b"]}
 PATHS = ["/admin/upstreams", "/admin/models", "/admin/upstreams/x", "/admin/models/org/x"]
 LISTING = Listing(
-    (AdditionEntry("x", TEI, None),), (AdditionEntry("org/x", {"upstream": "x"}, "models.org/x: why not"),)
+    (AdditionInfo("x", TEI, None),), (AdditionInfo("org/x", {"upstream": "x"}, "models.org/x: why not"),)
 )
 
 

@@ -8,6 +8,7 @@ from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
 from tests.fakes.tei import FakeTei
 from tests.socket_gateway import socket_gateway
+from tests.waiting import PATIENCE_S
 
 OPERATOR = "operator-key"
 CONFIG = f"""
@@ -23,7 +24,7 @@ MINE = b"authorization: Bearer " + KEY.encode()
 
 async def replies_to(*requests: bytes) -> list[bytes]:
     """Return the reply to each request, sent on a connection of its own."""
-    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(30):
+    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(PATIENCE_S):
         return [await gateway.exchange(request) for request in requests]
 
 

@@ -23,6 +23,7 @@ from tests.conftest import CONFIG, Running, running_gateway
 from tests.fakes.arrow_memory import counted_memory
 from tests.fakes.hooks import SPLADE, until
 from tests.fakes.tei import FakeTei, vector_of
+from tests.waiting import PATIENCE_S
 
 ARROW = "application/vnd.apache.arrow.stream"
 WANTED = {"accept": ARROW}
@@ -458,7 +459,7 @@ async def busy_gateway(
 
     def read_later(*arguments: Any, **named: Any) -> Any:
         names.append(threading.current_thread().name)
-        gate.wait(30)
+        gate.wait(PATIENCE_S)
         return read_now(*arguments, **named)
 
     monkeypatch.setattr(arrow, "read_texts", read_later)
@@ -473,7 +474,7 @@ async def busy_gateway(
 
 
 async def test_streams_are_read_by_few_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with busy_gateway(monkeypatch, 40) as (gateway, names, tasks), asyncio.timeout(20):
+    async with busy_gateway(monkeypatch, 40) as (gateway, names, tasks), asyncio.timeout(PATIENCE_S):
         # Uploads, journals and replies run in the loop's own pool, which has fewer threads than 40.
         assert "free" == await asyncio.to_thread(lambda: "free")
         assert 200 == (await gateway.client.post("/embed", json={"inputs": "a"}, headers=WANTED)).status_code
@@ -563,7 +564,7 @@ async def test_the_document_names_the_paths_that_take_arrow() -> None:
         if any(ARROW in content.get("content", {}) for content in contents):
             assert all(ARROW in content["content"] for content in contents)
             found.add(path)
-    answers = {path: ROUTES.parse(path.replace("{name}", "a")).answer for path in paths}
+    answers = {path: ROUTES.parse(path.replace("{name}", "a")).options.answer for path in paths}
     # An upload is answered without Litestar too, and is no endpoint of a model.
     endpoints: Any = {path: answer for path, answer in answers.items() if hasattr(answer, "__self__")}
     assert found == {path for path, answer in endpoints.items() if answer.__self__.forms.arrow is not None}

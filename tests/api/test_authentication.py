@@ -4,12 +4,10 @@ import base64
 
 import pytest
 
-from gateway.api.server.authentication import Authenticator, api_key_of
-from gateway.api.server.request_context import RequestContext
-from gateway.app import ROUTES
+from gateway.api.server.authentication import Authenticator
 from gateway.tenants.guess_throttle import ADDRESSES_MAX, GUESSES_MAX, RECENT_MAX, REFILL_S, GuessThrottle
 from gateway.tenants.keyring import FirstKey, Keyring, key_digest
-from tests.conftest import Boots
+from tests.conftest import Boots, request_with
 from tests.fakes.tei import FakeTei
 
 WRONG = {"authorization": "Bearer wrong"}
@@ -79,12 +77,6 @@ def test_failures_with_a_key_that_becomes_known_are_forgiven() -> None:
     assert REFILL_S == pytest.approx(guesses.wait_s("a", 100.0))
 
 
-def request_with(name: bytes, value: str, address: str = "10.0.0.1") -> RequestContext:
-    """Return a request with one header."""
-    scope = {"headers": [(name, value.encode())], "client": (address, 1234), "http_version": "1.1"}
-    return RequestContext(scope, ROUTES.parse("/embed"), {})
-
-
 def basic(text: str) -> str:
     return f"Basic {base64.b64encode(text.encode()).decode()}"
 
@@ -104,7 +96,9 @@ def basic(text: str) -> str:
     ],
 )
 def test_a_key_is_read_from_every_form_of_authorization(sent: str, key: str | None) -> None:
-    assert key == api_key_of(request_with(b"authorization", sent))
+    identity = Authenticator(Keyring({}, FirstKey(key_digest("k"))))
+
+    assert key == identity.key_of(request_with(b"authorization", sent))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +113,6 @@ def test_a_key_is_read_from_every_form_of_authorization(sent: str, key: str | No
     ],
 )
 def test_a_forwarded_address_counts_behind_a_trusted_proxy(peer: str, forwarded: str, address: str) -> None:
-    context = request_with(b"x-forwarded-for", forwarded, peer)
     identity = Authenticator(Keyring({}, FirstKey(key_digest("k"))), ["10.0.0.0/8"])
 
-    assert address == identity.address_of(context)
+    assert address == identity.address_of(peer, [(b"x-forwarded-for", forwarded.encode())])

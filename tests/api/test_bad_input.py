@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.server.body_texts import place_of_broken_text
+from gateway.api.server.body import place_of_broken_text
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import RERANKER, Gate, tei_with_hook, until

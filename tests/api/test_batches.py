@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,59 +16,35 @@ from gateway.batches.store import FILE_BYTES, JOB_BYTES, PAGE_BYTES
 from gateway.events import BatchChanged, CallFinished
 from gateway.quotas.ledger import MemoryLedger
 from gateway.tenants.keyring import key_digest
-from tests.conftest import CONFIG, KEY, Boots, Running
+from tests.batches import (
+    OVERLOADED,
+    REQUEST,
+    cancel,
+    create,
+    ended,
+    hold,
+    line,
+    only,
+    results,
+    run,
+    servers,
+    shown_of,
+    submit,
+    tenants,
+    texts,
+    until,
+    upload,
+    use_key,
+    with_batches,
+)
+from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei, vector_of
 
-OVERLOADED = 503, b'{"error": "overloaded", "error_type": "Overloaded"}'
-SERVERS = {"tei-0": FakeTei, "tei-1": FakeTei, "rerank-0": FakeTei}
 
-
-def with_batches(folder: Path, **settings: Any) -> str:
-    return CONFIG + f"batches: {json.dumps({'dir': str(folder), **settings})}\n"
-
-
-def servers() -> dict[str, FakeTei]:
-    return {name: kind() for name, kind in SERVERS.items()}
-
-
-def line(custom_id: str, text: str, **body: Any) -> str:
-    request = {"model": "bge", "input": text, **body}
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/embeddings", "body": request})
-
-
-async def upload(gateway: Running, content: bytes | str, purpose: str = "batch", **fields: str) -> Any:
-    data = content.encode() if isinstance(content, str) else content
-    reply = await gateway.client.post(
-        "/v1/files", data={"purpose": purpose, **fields}, files={"file": ("input.jsonl", data)}
-    )
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-async def create(gateway: Running, file: str, endpoint: str = "/v1/embeddings", **fields: Any) -> Any:
-    reply = await gateway.post(
-        "/v1/batches",
-        {"input_file_id": file, "endpoint": endpoint, "completion_window": "24h", **fields},
-    )
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-async def ended(gateway: Running, batch: str) -> Any:
-    async with asyncio.timeout(20):
-        while True:
-            shown = (await gateway.client.get(f"/v1/batches/{batch}")).json()
-            if shown["status"] in {"completed", "failed", "expired", "cancelled"}:
-                return shown
-            await asyncio.sleep(0.02)
-
-
-async def results(gateway: Running, file: str | None) -> list[Any]:
-    if file is None:
-        return []
-    reply = await gateway.client.get(f"/v1/files/{file}/content")
-    assert reply.status_code == 200
-    return [json.loads(text) for text in reply.text.splitlines()]
+@pytest.fixture
+async def gateway(boot: Boots, tmp_path: Path) -> AsyncIterator[Running]:
+    async with boot(servers(), with_batches(tmp_path)) as running:
+        yield running
 
 
 def client_of(gateway: Running, key: str = KEY) -> openai.AsyncOpenAI:
@@ -75,16 +52,6 @@ def client_of(gateway: Running, key: str = KEY) -> openai.AsyncOpenAI:
     transport = httpx.ASGITransport(gateway.application.asgi)
     http_client = httpx.AsyncClient(transport=transport)
     return openai.AsyncOpenAI(base_url="http://gateway/v1", api_key=key, http_client=http_client)
-
-
-def tenants(**limits: Any) -> str:
-    own = {"keys": [key_digest(KEY)], "limits": limits}
-    other = {"keys": [key_digest("other")]}
-    return f"tenants: {json.dumps({'acme': own, 'other': other})}\n"
-
-
-def texts(count: int) -> str:
-    return "\n".join(line(f"id-{number}", f"text {number}") for number in range(count))
 
 
 async def test_runs_a_batch_with_the_real_client(  # noqa: PLR0915 - the life of one batch
@@ -143,11 +110,9 @@ async def test_runs_a_batch_with_the_real_client(  # noqa: PLR0915 - the life of
 
 
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\r\n\r\n", "\n \n"])
-async def test_a_file_may_have_blank_lines(boot: Boots, tmp_path: Path, end: str) -> None:
-    content = "\n" + texts(3).replace("\n", "\n\n", 1) + end
-    async with boot(servers(), with_batches(tmp_path)) as gateway:
-        batch = await ended(gateway, (await create(gateway, (await upload(gateway, content))["id"]))["id"])
-        found = await results(gateway, batch["output_file_id"])
+async def test_a_file_may_have_blank_lines(gateway: Running, end: str) -> None:
+    batch = await run(gateway, "\n" + texts(3).replace("\n", "\n\n", 1) + end)
+    found = await results(gateway, batch["output_file_id"])
 
     assert ("completed", 3) == (batch["status"], batch["request_counts"]["completed"])
     assert ["id-0", "id-1", "id-2"] == [item["custom_id"] for item in found]
@@ -163,41 +128,30 @@ async def test_a_file_may_have_blank_lines(boot: Boots, tmp_path: Path, end: str
 async def test_runs_reranks_and_scores(
     endpoint: str, body: dict[str, Any], field: str, boot: Boots, tmp_path: Path
 ) -> None:
-    async with boot({**servers(), "rerank-0": FakeTei(kind="reranker")}, with_batches(tmp_path)) as gateway:
+    content = json.dumps({"custom_id": "a", "method": "POST", "url": endpoint, "body": body})
+    async with boot(servers(rerank_0=FakeTei(kind="reranker")), with_batches(tmp_path)) as gateway:
         alone = (await gateway.post(endpoint, body)).json()
-        content = json.dumps({"custom_id": "a", "method": "POST", "url": endpoint, "body": body})
-        batch = await create(gateway, (await upload(gateway, content))["id"], endpoint)
-        end = await ended(gateway, batch["id"])
+        end = await run(gateway, content, endpoint=endpoint)
         lines = await results(gateway, end["output_file_id"])
 
     assert end["status"] == "completed", end
     assert lines[0]["response"]["body"][field] == alone[field]
 
 
-async def test_errors_of_lines_are_in_the_error_file(boot: Boots, tmp_path: Path) -> None:
-    content = "\n".join(
-        [
-            line("good", "a"),
-            line("none", ""),
-            line("odd", "b", dimensions=-1),
-            line("bytes", "c", encoding_format="bytes"),
-        ]
-    )
-    async with boot(servers(), with_batches(tmp_path)) as gateway:
-        batch = await create(gateway, (await upload(gateway, content))["id"])
-        end = await ended(gateway, batch["id"])
-        output = await results(gateway, end["output_file_id"])
-        errors = await results(gateway, end["error_file_id"])
+async def test_errors_of_lines_are_in_the_error_file(gateway: Running) -> None:
+    lines = [
+        line("good", "a"),
+        line("none", ""),
+        line("odd", "b", dimensions=-1),
+        line("bytes", "c", encoding_format="bytes"),
+    ]
+    end = await run(gateway, "\n".join(lines))
+    output = await results(gateway, end["output_file_id"])
+    errors = await results(gateway, end["error_file_id"])
 
     assert end["status"] == "completed"
     assert end["request_counts"]["total"] == 4
-    assert {item["custom_id"] for item in output} | {item["custom_id"] for item in errors} == {
-        "good",
-        "none",
-        "odd",
-        "bytes",
-    }
-    assert len(output) + len(errors) == 4
+    assert sorted(item["custom_id"] for item in output + errors) == ["bytes", "good", "none", "odd"]
     for item in errors:
         assert item["response"]["status_code"] == 400
         assert item["response"]["request_id"]
@@ -205,16 +159,13 @@ async def test_errors_of_lines_are_in_the_error_file(boot: Boots, tmp_path: Path
         assert item["error"] is None
 
 
-async def test_a_broken_file_fails_with_the_line(boot: Boots, tmp_path: Path) -> None:
-    content = texts(5) + "\n" + line("id-0", "again") + "\n" + line("x", "y").replace("bge", "ada")
-    async with boot(servers(), with_batches(tmp_path)) as gateway:
-        batch = await create(gateway, (await upload(gateway, content))["id"])
-        end = await ended(gateway, batch["id"])
+async def test_a_broken_file_fails_with_the_line(gateway: Running) -> None:
+    broken = [line("id-0", "again"), line("x", "y").replace("bge", "ada")]
+    end = await run(gateway, "\n".join([texts(5), *broken]))
 
     assert end["status"] == "failed"
     assert end["failed_at"] is not None
-    problems = end["errors"]["data"]
-    assert [(item["code"], item["line"], item["param"]) for item in problems] == [
+    assert [(item["code"], item["line"], item["param"]) for item in end["errors"]["data"]] == [
         ("duplicate_custom_id", 6, "custom_id"),
         ("model_not_found", 7, "body.model"),
     ]
@@ -232,9 +183,8 @@ async def test_retries_what_may_pass(boot: Boots, tmp_path: Path, monkeypatch: p
     config = with_batches(tmp_path).replace(
         "bge: {upstream: embedder", "bge: {deadline_s: 0.1, upstream: embedder"
     )
-    async with boot({"tei-0": server, "rerank-0": FakeTei()}, config) as gateway:
-        batch = await create(gateway, (await upload(gateway, texts(40)))["id"])
-        end = await ended(gateway, batch["id"])
+    async with boot(only(server), config) as gateway:
+        end = await run(gateway, texts(40))
 
     assert any(call.outcome == "deadline_exceeded" for call in finished(gateway))
     assert end["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
@@ -244,28 +194,28 @@ async def test_a_spent_limit_makes_a_job_wait(
     boot: Boots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.batches.runner.PAUSE_MAX_S", 0.05)
-    now_us = 1_700_000_000_000_000
-    clock = {"us": now_us}
+    clock = {"us": 1_700_000_000_000_000}
     ledger = MemoryLedger(lambda: clock["us"])
     config = with_batches(tmp_path) + tenants(requests_per_day=42, batch_tokens_per_day=10**6)
     async with boot(servers(), config, ledger=ledger) as gateway:
-        batch = await create(gateway, (await upload(gateway, texts(60)))["id"])
-        async with asyncio.timeout(10):
-            while (shown := await shown_of(gateway, batch["id"]))["status"] == "validating":  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            while len(answered(gateway)) < 40:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            client = client_of(gateway)
+        batch = await submit(gateway, texts(60))
+        await until(lambda: len(answered(gateway)) >= 40)
+        status = (await shown_of(gateway, batch))["status"]
+        async with client_of(gateway) as client:
             # A field that OpenAI lacks, as its client shows it.
-            while not (reason := (await client.batches.retrieve(batch["id"])).model_extra["wait_reason"]):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            await client.close()
-        assert shown["status"] == "in_progress"
-        assert "limit requests_per_day (42)" in reason
-        clock["us"] += 86_400_000_000
-        end = await ended(gateway, batch["id"])
-        assert end["wait_reason"] is None
+            reasons: list[str] = []
 
+            async def has_reason() -> bool:
+                reasons.append((await client.batches.retrieve(batch)).model_extra["wait_reason"])
+                return bool(reasons[-1])
+
+            await until(has_reason)
+        clock["us"] += 86_400_000_000
+        end = await ended(gateway, batch)
+
+    assert status == "in_progress"
+    assert "limit requests_per_day (42)" in reasons[-1]
+    assert end["wait_reason"] is None
     assert end["request_counts"] == {"total": 60, "completed": 60, "failed": 0}
     assert len(answered(gateway)) == 60
 
@@ -276,44 +226,35 @@ async def test_batch_tokens_count_lines_only(
     monkeypatch.setattr("gateway.batches.runner.PAUSE_MIN_S", 0.01)
     config = with_batches(tmp_path) + tenants(batch_tokens_per_day=100)
     async with boot(servers(), config) as gateway:
-        batch = await create(gateway, (await upload(gateway, texts(60)))["id"])
-        async with asyncio.timeout(10):
-            while sum(call.tokens for call in answered(gateway)) <= 100 - 10:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        batch = await submit(gateway, texts(60))
+        # A line is at most ten tokens.
+        await until(lambda: sum(call.tokens for call in answered(gateway)) > 100 - 10)
         reply = await gateway.post("/v1/embeddings", {"model": "bge", "input": "now"})
         usage = (await gateway.client.get("/usage")).json()
-        shown = await shown_of(gateway, batch["id"])
-        await gateway.post(f"/v1/batches/{batch['id']}/cancel", {})
-        end = await ended(gateway, batch["id"])
+        shown = await shown_of(gateway, batch)
+        await cancel(gateway, batch)
+        end = await ended(gateway, batch)
 
     assert reply.status_code == 200
     assert shown["status"] == "in_progress"
     assert usage["limits"] == {"batch_tokens_per_day": 100}
     computed = sum(call.tokens for call in answered(gateway))
-    # A line is at most ten tokens.
     assert 100 - 10 < computed <= 100
     assert end["usage"]["total_tokens"] == computed
 
 
 async def test_a_cancelled_job_keeps_its_results(boot: Boots, tmp_path: Path) -> None:
     server = FakeTei()
-    held = asyncio.Event()
-
-    async def hold(*_: Any) -> None:
-        await held.wait()
-
-    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
-        server.hook = hold
-        batch = await create(gateway, (await upload(gateway, texts(300)))["id"])
-        async with asyncio.timeout(10):
-            while not server.requests:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        cancelling = (await gateway.post(f"/v1/batches/{batch['id']}/cancel", {})).json()
-        held.set()
-        end = await ended(gateway, batch["id"])
+    released = hold(server)
+    async with boot(only(server), with_batches(tmp_path)) as gateway:
+        batch = await submit(gateway, texts(300))
+        await until(lambda: server.requests)
+        cancelling = (await cancel(gateway, batch)).json()
+        released.set()
+        end = await ended(gateway, batch)
         output = await results(gateway, end["output_file_id"])
         errors = await results(gateway, end["error_file_id"])
-        again = await gateway.post(f"/v1/batches/{batch['id']}/cancel", {})
+        again = await cancel(gateway, batch)
 
     assert cancelling["status"] == "cancelling"
     assert end["status"] == "cancelled"
@@ -334,9 +275,8 @@ async def test_a_job_expires_with_its_window(
 
     server = FakeTei()
     server.hook = fail
-    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
-        batch = await create(gateway, (await upload(gateway, texts(9)))["id"])
-        end = await ended(gateway, batch["id"])
+    async with boot(only(server), with_batches(tmp_path)) as gateway:
+        end = await run(gateway, texts(9))
         errors = await results(gateway, end["error_file_id"])
 
     assert end["status"] == "expired"
@@ -346,24 +286,16 @@ async def test_a_job_expires_with_its_window(
 
 
 async def test_lines_of_a_revoked_key_fail(boot: Boots, tmp_path: Path) -> None:
-    config = with_batches(tmp_path) + tenants()
     server = FakeTei()
-    held = asyncio.Event()
-
-    async def hold(*_: Any) -> None:
-        await held.wait()
-
-    async with boot({"tei-0": server, "rerank-0": FakeTei()}, config) as gateway:
-        server.hook = hold
-        batch = await create(gateway, (await upload(gateway, texts(200)))["id"])
-        async with asyncio.timeout(10):
-            while not server.requests:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        removed = json.dumps({"acme": {"keys": [{"id": "new", "digest": key_digest("new")}]}})
-        gateway.follow(with_batches(tmp_path) + f"tenants: {removed}\n")
-        gateway.client.headers["authorization"] = "Bearer new"
-        held.set()
-        end = await ended(gateway, batch["id"])
+    released = hold(server)
+    async with boot(only(server), with_batches(tmp_path) + tenants()) as gateway:
+        batch = await submit(gateway, texts(200))
+        await until(lambda: server.requests)
+        keys = json.dumps({"acme": {"keys": [{"id": "new", "digest": key_digest("new")}]}})
+        gateway.follow(with_batches(tmp_path) + f"tenants: {keys}\n")
+        use_key(gateway, "new")
+        released.set()
+        end = await ended(gateway, batch)
         errors = await results(gateway, end["error_file_id"])
 
     assert end["status"] == "completed"
@@ -373,25 +305,13 @@ async def test_lines_of_a_revoked_key_fail(boot: Boots, tmp_path: Path) -> None:
 
 async def test_tenants_see_only_their_own(boot: Boots, tmp_path: Path) -> None:
     async with boot(servers(), with_batches(tmp_path) + tenants()) as gateway:
-        file = await upload(gateway, texts(3))
-        batch = await create(gateway, file["id"])
-        await ended(gateway, batch["id"])
-        gateway.client.headers["authorization"] = "Bearer other"
-        replies = [
-            await gateway.client.get(f"/v1/files/{file['id']}"),
-            await gateway.client.get(f"/v1/files/{file['id']}/content"),
-            await gateway.client.delete(f"/v1/files/{file['id']}"),
-            await gateway.client.get(f"/v1/batches/{batch['id']}"),
-            await gateway.post(f"/v1/batches/{batch['id']}/cancel", {}),
-            await gateway.post(
-                "/v1/batches",
-                {"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"},
-            ),
-        ]
+        batch = await run(gateway, texts(3))
+        use_key(gateway, "other")
+        statuses = await statuses_of(gateway, batch)
         files = (await gateway.client.get("/v1/files")).json()
         batches = (await gateway.client.get("/v1/batches")).json()
 
-    assert [reply.status_code for reply in replies] == [404] * 6
+    assert statuses == [404] * 9
     assert files == {"data": [], "has_more": False, "first_id": None, "last_id": None, "object": "list"}
     assert batches["data"] == []
 
@@ -411,19 +331,14 @@ def narrow_keys(**changes: dict[str, Any]) -> str:
     return f"tenants: {json.dumps({'acme': {'keys': [key_digest(KEY), *keys]}})}\n"
 
 
-def use_key(gateway: Running, key: str) -> None:
-    gateway.client.headers["authorization"] = f"Bearer {key}"
-
-
 async def statuses_of(gateway: Running, batch: dict[str, Any]) -> list[int]:
     """Return the statuses of all requests for a batch that has ended, and for its files."""
     own = batch["input_file_id"], batch["output_file_id"]
     paths = [f"/v1/files/{file}{end}" for file in own for end in ("", "/content")]
     replies = [await gateway.client.get(path) for path in (*paths, f"/v1/batches/{batch['id']}")]
     replies += [await gateway.client.delete(f"/v1/files/{file}") for file in own]
-    replies.append(await gateway.post(f"/v1/batches/{batch['id']}/cancel", {}))
-    body = {"input_file_id": own[0], "endpoint": "/v1/embeddings", "completion_window": "24h"}
-    replies.append(await gateway.post("/v1/batches", body))
+    replies.append(await cancel(gateway, batch["id"]))
+    replies.append(await gateway.post("/v1/batches", REQUEST | {"input_file_id": own[0]}))
     return [reply.status_code for reply in replies]
 
 
@@ -432,8 +347,7 @@ async def test_narrowed_keys_see_only_their_own(boot: Boots, tmp_path: Path) -> 
         made = {}
         for key in (KEY, "narrow"):
             use_key(gateway, key)
-            file = await upload(gateway, texts(3))
-            made[key] = await ended(gateway, (await create(gateway, file["id"]))["id"])
+            made[key] = await run(gateway, texts(3))
         for batch in made.values():
             use_key(gateway, "tokenizer")
             assert [403] * 9 == await statuses_of(gateway, batch)
@@ -471,8 +385,7 @@ async def test_results_are_read_only_by_keys_that_may_compute_them(
 ) -> None:
     async with boot(servers(), with_batches(tmp_path) + narrow_keys()) as gateway:
         use_key(gateway, "narrow")
-        file = await upload(gateway, texts(3))
-        batch = await ended(gateway, (await create(gateway, file["id"]))["id"])
+        batch = await run(gateway, texts(3))
     async with boot(servers(), with_batches(tmp_path) + narrow_keys(narrow=change)) as gateway:
         use_key(gateway, "narrow")
         reply = await gateway.client.get(f"/v1/files/{batch['output_file_id']}/content")
@@ -486,15 +399,15 @@ async def test_results_are_read_only_by_keys_that_may_compute_them(
 async def test_operators_see_and_cancel_all(boot: Boots, tmp_path: Path) -> None:
     config = with_batches(tmp_path) + tenants() + f'admin: {{keys: ["{key_digest("operator")}"]}}\n'
     async with boot(servers(), config) as gateway:
-        batch = await create(gateway, (await upload(gateway, texts(3)))["id"])
+        batch = await submit(gateway, texts(3))
         refused = await gateway.client.get("/admin/batches")
-        gateway.client.headers["authorization"] = "Bearer operator"
+        use_key(gateway, "operator")
         shown = (await gateway.client.get("/admin/batches")).json()
         own = await gateway.client.get("/v1/files")
-        cancelled = await gateway.post(f"/admin/batches/{batch['id']}/cancel", {})
+        cancelled = await gateway.post(f"/admin/batches/{batch}/cancel", {})
 
     assert refused.status_code == 403
-    assert [(item["tenant"], item["batch"]["id"]) for item in shown["data"]] == [("acme", batch["id"])]
+    assert [(item["tenant"], item["batch"]["id"]) for item in shown["data"]] == [("acme", batch)]
     assert own.status_code == 403
     assert cancelled.status_code in {200, 400}
 
@@ -512,12 +425,10 @@ async def test_operators_see_and_cancel_all(boot: Boots, tmp_path: Path) -> None
     ],
 )
 async def test_refuses_a_batch_that_it_cannot_serve(
-    fields: dict[str, Any], param: str, boot: Boots, tmp_path: Path
+    fields: dict[str, Any], param: str, gateway: Running
 ) -> None:
-    async with boot(servers(), with_batches(tmp_path)) as gateway:
-        file = await upload(gateway, texts(3))
-        body = {"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
-        reply = await gateway.post("/v1/batches", body | fields)
+    file = await upload(gateway, texts(3))
+    reply = await gateway.post("/v1/batches", REQUEST | {"input_file_id": file["id"]} | fields)
 
     assert reply.status_code in {400, 404}
     assert reply.json()["error"]["param"] == param
@@ -550,51 +461,49 @@ async def test_refuses_an_upload_that_it_cannot_serve(
     assert list((tmp_path / "unfinished").iterdir()) == []
 
 
-async def test_refuses_an_upload_before_its_body(boot: Boots, tmp_path: Path) -> None:
-    read: list[bytes] = []
+class UnreadBody:
+    """Body of an upload of unknown length, which notes when it is read."""
 
-    async def body() -> Any:
-        read.append(b"x")
+    headers = {"content-type": "multipart/form-data; boundary=x"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.is_read = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        self.is_read = True
         yield b"x"
 
-    async with boot(servers(), with_batches(tmp_path, file_bytes=2000)) as gateway:
-        headers = {"content-type": "multipart/form-data; boundary=x"}
-        asked = gateway.client.build_request("POST", "/v1/files", content=body(), headers=headers)
-        asked.headers["authorization"] = "Bearer wrong"
-        refused = await gateway.client.send(asked)
-        large = await gateway.client.post(
-            "/v1/files", content=body(), headers=headers | {"content-length": "100000"}
-        )
 
-    assert refused.status_code == 401
-    assert large.status_code == 413
+async def test_refuses_an_upload_before_its_body(boot: Boots, tmp_path: Path) -> None:
+    async with boot(servers(), with_batches(tmp_path, file_bytes=2000)) as gateway:
+        for headers, status in (
+            ({"authorization": "Bearer wrong"}, 401),
+            ({"content-length": "100000"}, 413),
+        ):
+            body = UnreadBody()
+            reply = await gateway.client.post("/v1/files", content=body, headers=body.headers | headers)
+            assert (reply.status_code, body.is_read) == (status, False)
 
 
 async def test_uploads_and_batches_cost_a_request_each(boot: Boots, tmp_path: Path) -> None:
-    read: list[bytes] = []
-
-    async def body() -> Any:
-        read.append(b"x")
-        yield b"x"
-
     form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": b"{}"}}
-    wanted = {"endpoint": "/v1/embeddings", "completion_window": "24h"}
-    multipart = {"content-type": "multipart/form-data; boundary=x"}
+    body = UnreadBody()
     async with boot(servers(), with_batches(tmp_path) + tenants(requests_per_day=4)) as gateway:
         first = await gateway.client.post("/v1/files", **form)
+        file = first.json()["id"]
         bad = await gateway.client.post("/v1/files", data={"purpose": "x"}, files={"file": b"{}"})
-        batch = await gateway.post("/v1/batches", wanted | {"input_file_id": first.json()["id"]})
-        missing = await gateway.post("/v1/batches", wanted | {"input_file_id": "file-none"})
+        batch = await gateway.post("/v1/batches", REQUEST | {"input_file_id": file})
+        missing = await gateway.post("/v1/batches", REQUEST | {"input_file_id": "file-none"})
         spent = [
-            await gateway.client.post("/v1/files", content=body(), headers=multipart),
-            await gateway.post("/v1/batches", wanted | {"input_file_id": first.json()["id"]}),
+            await gateway.client.post("/v1/files", content=body, headers=body.headers),
+            await gateway.post("/v1/batches", REQUEST | {"input_file_id": file}),
             await gateway.post("/v1/embeddings", {"model": "bge", "input": "now"}),
         ]
         free = [
             await gateway.client.get("/v1/files"),
             await gateway.client.get("/v1/batches"),
-            await gateway.post(f"/v1/batches/{batch.json()['id']}/cancel", {}),
-            await gateway.client.delete(f"/v1/files/{first.json()['id']}"),
+            await cancel(gateway, batch.json()["id"]),
+            await gateway.client.delete(f"/v1/files/{file}"),
         ]
 
     replies = [first, bad, batch, missing]
@@ -603,15 +512,14 @@ async def test_uploads_and_batches_cost_a_request_each(boot: Boots, tmp_path: Pa
     assert remaining == ["3", "2", "1", "0"]
     assert [reply.status_code for reply in spent] == [429] * 3
     assert {reply.headers["x-ratelimit-remaining-requests"] for reply in spent} == {"0"}
-    assert read == []
+    assert not body.is_read
     # The batch waits for its limit, or is cancelled: whichever, these are not refused for the quota.
     assert 429 not in [reply.status_code for reply in free]
 
 
 async def test_bounds_the_files_of_a_tenant(boot: Boots, tmp_path: Path) -> None:
-    async with boot(
-        servers(), with_batches(tmp_path, tenant_bytes=2 * FILE_BYTES + 1000, file_bytes=900)
-    ) as gateway:
+    config = with_batches(tmp_path, tenant_bytes=2 * FILE_BYTES + 1000, file_bytes=900)
+    async with boot(servers(), config) as gateway:
         first = await upload(gateway, "x" * 600)
         reply = await gateway.client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"x" * 600})
         await gateway.client.delete(f"/v1/files/{first['id']}")
@@ -628,8 +536,7 @@ async def test_files_and_batches_count_besides_their_content(boot: Boots, tmp_pa
     async with boot(servers(), with_batches(tmp_path, tenant_bytes=bytes_max, file_bytes=900)) as gateway:
         file = (await upload(gateway, "{"))["id"]
         batch = await ended(gateway, (await create(gateway, file, metadata=metadata))["id"])
-        body = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
-        second = await gateway.post("/v1/batches", body | {"metadata": metadata})
+        second = await gateway.post("/v1/batches", REQUEST | {"input_file_id": file, "metadata": metadata})
         await upload(gateway, "")
         third = await gateway.client.post("/v1/files", data={"purpose": "batch"}, files={"file": b""})
         listed = (await gateway.client.get("/v1/batches")).json()["data"]
@@ -646,19 +553,17 @@ async def test_files_and_batches_count_besides_their_content(boot: Boots, tmp_pa
 
 async def test_bounds_the_number_of_files_and_of_kept_batches(boot: Boots, tmp_path: Path) -> None:
     settings = {"files_per_tenant": 2, "jobs_per_tenant": 2, "kept_jobs_per_tenant": 2}
-    config = with_batches(tmp_path, **settings) + tenants()
     form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": b"{"}}
-    async with boot(servers(), config) as gateway:
+    async with boot(servers(), with_batches(tmp_path, **settings) + tenants()) as gateway:
         files = [(await upload(gateway, "{"))["id"] for _ in range(2)]
         full = await gateway.client.post("/v1/files", **form)
         for file in files:
             await ended(gateway, (await create(gateway, file))["id"])
-        body = {"input_file_id": files[0], "endpoint": "/v1/embeddings", "completion_window": "24h"}
-        kept = await gateway.post("/v1/batches", body)
+        kept = await gateway.post("/v1/batches", REQUEST | {"input_file_id": files[0]})
         await gateway.client.delete(f"/v1/files/{files[1]}")
         await upload(gateway, "{")
-        gateway.client.headers["authorization"] = "Bearer other"
-        other = await ended(gateway, (await create(gateway, (await upload(gateway, "{"))["id"]))["id"])
+        use_key(gateway, "other")
+        other = await run(gateway, "{")
 
     assert (full.status_code, kept.status_code) == (507, 507)
     assert "`batches.files_per_tenant`" in full.json()["error"]["message"]
@@ -668,13 +573,12 @@ async def test_bounds_the_number_of_files_and_of_kept_batches(boot: Boots, tmp_p
     assert other["status"] == "failed"
 
 
-async def test_bounds_the_bytes_of_a_page(boot: Boots, tmp_path: Path) -> None:
+async def test_bounds_the_bytes_of_a_page(gateway: Running) -> None:
     metadata = {f"k{number}": "\U0001f600" * 512 for number in range(16)}
-    async with boot(servers(), with_batches(tmp_path)) as gateway:
-        file = (await upload(gateway, "{"))["id"]
-        created = [(await create(gateway, file, metadata=metadata))["id"] for _ in range(40)]
-        page = await gateway.client.get("/v1/batches?limit=100")
-        listed = [item.id async for item in client_of(gateway).batches.list(limit=100)]
+    file = (await upload(gateway, "{"))["id"]
+    created = [(await create(gateway, file, metadata=metadata))["id"] for _ in range(40)]
+    page = await gateway.client.get("/v1/batches?limit=100")
+    listed = [item.id async for item in client_of(gateway).batches.list(limit=100)]
 
     shown = page.json()
     assert PAGE_BYTES / 2 < len(page.content) < PAGE_BYTES * 1.1
@@ -685,17 +589,12 @@ async def test_bounds_the_bytes_of_a_page(boot: Boots, tmp_path: Path) -> None:
 
 async def test_a_file_that_is_read_cannot_be_deleted(boot: Boots, tmp_path: Path) -> None:
     server = FakeTei()
-    held = asyncio.Event()
-
-    async def hold(*_: Any) -> None:
-        await held.wait()
-
-    async with boot({"tei-0": server, "rerank-0": FakeTei()}, with_batches(tmp_path)) as gateway:
-        server.hook = hold
+    released = hold(server)
+    async with boot(only(server), with_batches(tmp_path)) as gateway:
         file = await upload(gateway, texts(3))
         batch = await create(gateway, file["id"])
         reply = await gateway.client.delete(f"/v1/files/{file['id']}")
-        held.set()
+        released.set()
         await ended(gateway, batch["id"])
         then = await gateway.client.delete(f"/v1/files/{file['id']}")
 
@@ -704,15 +603,14 @@ async def test_a_file_that_is_read_cannot_be_deleted(boot: Boots, tmp_path: Path
     assert then.status_code == 200
 
 
-async def test_pages_files_and_batches(boot: Boots, tmp_path: Path) -> None:
-    async with boot(servers(), with_batches(tmp_path)) as gateway:
-        files = [(await upload(gateway, texts(1)))["id"] for _ in range(5)]
-        batches = [(await create(gateway, file))["id"] for file in files]
-        client = client_of(gateway)
-        listed = [item.id async for item in client.batches.list(limit=2)]
-        oldest = [item.id async for item in client.files.list(limit=2, order="asc", purpose="batch")]
-        page = (await gateway.client.get("/v1/batches?limit=2")).json()
-        bad = await gateway.client.get("/v1/batches?limit=1000")
+async def test_pages_files_and_batches(gateway: Running) -> None:
+    files = [(await upload(gateway, texts(1)))["id"] for _ in range(5)]
+    batches = [(await create(gateway, file))["id"] for file in files]
+    client = client_of(gateway)
+    listed = [item.id async for item in client.batches.list(limit=2)]
+    oldest = [item.id async for item in client.files.list(limit=2, order="asc", purpose="batch")]
+    page = (await gateway.client.get("/v1/batches?limit=2")).json()
+    bad = await gateway.client.get("/v1/batches?limit=1000")
 
     assert listed == batches[::-1]
     assert oldest == files
@@ -726,43 +624,12 @@ async def test_is_off_unless_it_is_configured(boot: Boots) -> None:
             await gateway.client.post("/v1/files", data={"purpose": "batch"}, files={"file": b"{}"}),
             await gateway.client.get("/v1/files"),
             await gateway.client.get("/v1/batches"),
-            await gateway.post(
-                "/v1/batches",
-                {"input_file_id": "f", "endpoint": "/v1/embeddings", "completion_window": "24h"},
-            ),
+            await gateway.post("/v1/batches", REQUEST | {"input_file_id": "f"}),
         ]
 
     for reply in replies:
         assert reply.status_code == 404
         assert "`batches`" in reply.json()["error"]["message"]
-
-
-async def test_goes_on_after_a_restart(boot: Boots, tmp_path: Path) -> None:
-    server = FakeTei()
-    first_half = asyncio.Event()
-    count = 0
-
-    async def hold(*_: Any) -> None:
-        nonlocal count
-        count += 1
-        if count > 4:
-            first_half.set()
-            await asyncio.sleep(3600)
-
-    config = with_batches(tmp_path)
-    async with boot({"tei-0": server, "rerank-0": FakeTei()}, config) as gateway:
-        server.hook = hold
-        batch = await create(gateway, (await upload(gateway, texts(400)))["id"])
-        async with asyncio.timeout(10):
-            await first_half.wait()
-    server.hook = None
-    before = sum(len(body["inputs"]) for path, body in server.requests if path == "/embed")
-    async with boot({"tei-0": server, "rerank-0": FakeTei()}, config) as gateway:
-        end = await ended(gateway, batch["id"])
-        output = await results(gateway, end["output_file_id"])
-
-    assert before < 400
-    assert [item["custom_id"] for item in output] == [f"id-{n}" for n in range(400)]
 
 
 def finished(gateway: Running) -> list[CallFinished]:
@@ -771,7 +638,3 @@ def finished(gateway: Running) -> list[CallFinished]:
 
 def answered(gateway: Running) -> list[CallFinished]:
     return [call for call in finished(gateway) if call.route.endswith("(batch)") and call.outcome == "ok"]
-
-
-async def shown_of(gateway: Running, batch: str) -> Any:
-    return (await gateway.client.get(f"/v1/batches/{batch}")).json()

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from backends.contract.errors import ReplicaUnavailable
+from gateway.config.boot import cache_share
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import CacheSettings, Config
-from gateway.config.worker_share import cache_share
 from gateway.routing.health import ReplicaEvent
 from tests.conftest import Boots, Running
 from tests.fakes.engines import FakeEngine, tokens_of
@@ -38,7 +38,7 @@ ADMIN = {"authorization": "Bearer key-of-operator"}
 async def gateway_of(
     boot: Boots, settings: str = "ttl_s: 60", *, cached: str = "true"
 ) -> AsyncIterator[tuple[Running, FakeEngine]]:
-    """Yield a gateway with a cache, and its engine, which has computed the canaries only."""
+    """Yield a gateway with a cache, and its engine, which has computed the reference texts only."""
     config = CONFIG.replace("SETTINGS", settings).replace("CACHED", cached)
     for name in (*TENANTS, "operator"):
         config = config.replace(name.upper(), hashlib.sha256(f"key-of-{name}".encode()).hexdigest())

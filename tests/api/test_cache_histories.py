@@ -26,6 +26,7 @@ from gateway.cache.memory_store import MemoryStore
 from gateway.config.load import parse_config
 from tests.conftest import Running, running_gateway
 from tests.fakes.engines import FakeEngine
+from tests.waiting import PATIENCE_S
 
 TENANTS = ("acme", "zeta")
 CONFIG = """
@@ -201,7 +202,7 @@ class TwoGateways(RuleBasedStateMachine):
             engines.setdefault(address, FakeEngine(revision))
             parsed = parse_config(self.config(revision, is_cached=is_cached), {}, Path.cwd())
             await gateway.application.follow(parsed, {"only": {"": address}}, ())
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 upstream = gateway.application.gateway.upstreams["only"]
                 while not upstream.pool.usable():  # noqa: ASYNC110
                     await asyncio.sleep(0.001)

@@ -11,7 +11,6 @@ import pytest
 from backends.contract import Capabilities, Operation, Reply, Rerank, RerankReply, Score, ScoreKind, Work
 from backends.reference_texts import SCORED
 from gateway.cache.call_cache import NO_SCORES_IDENTITY
-from gateway.cache.keys import pairs_of
 from gateway.tenants.keyring import key_digest
 from tests.conftest import Boots, Running
 from tests.fakes.checkpoint import write_small_files
@@ -46,7 +45,7 @@ class FakeReranker:
             "org/reranker",
             frozenset({Operation.RERANK}),
             max_input_tokens=64,
-            batch_inputs=3,
+            request_inputs=3,
             checkpoint=None if self._checkpoint is None else str(self._checkpoint),
             score_kind=ScoreKind.LOGIT,
             takes_instruction=True,
@@ -55,7 +54,7 @@ class FakeReranker:
     async def run(self, work: Work, timeout_s: float) -> Reply:  # noqa: ARG002
         """Return a score for each pair; a text has a token for each word."""
         assert isinstance(work, Rerank | Score)
-        pairs = pairs_of(work)
+        pairs = tuple(work.model_inputs)
         if work != SCORED:
             self.pairs += pairs
         scores = [vector_of(f"{query}|{document}|{work.instruction}")[0] for query, document in pairs]

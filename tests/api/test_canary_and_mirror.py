@@ -14,6 +14,7 @@ from tests.conftest import KEY, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei, assert_vectors
+from tests.waiting import PATIENCE_S
 
 UPSTREAMS = """
 upstreams:
@@ -62,7 +63,7 @@ async def test_a_canary_serves_its_share_and_is_compared(boot: Boots) -> None:
 
 
 async def test_a_canary_with_other_vectors_withdraws_under_load_and_no_call_is_lost(boot: Boots) -> None:
-    """Its canaries fitted when it joined, as those of a server would that goes wrong later."""
+    """Its reference texts fitted when it joined, as those of a server would that goes wrong later."""
     canary = FakeTei()
     async with boot({"a": FakeTei(), "b": canary}, CANARY) as gateway:
         statuses: Counter[int] = Counter()
@@ -97,7 +98,7 @@ async def test_a_reload_puts_a_withdrawn_canary_back(boot: Boots) -> None:
     async with boot({"a": FakeTei(), "b": canary}, CANARY) as gateway:
         group = gateway.application.gateway.serving.groups["m"]
         canary.space = "other"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not group.judge.canary.withdrawn:
                 await embed(gateway, "x")
         canary.space = ""
@@ -210,7 +211,7 @@ async def test_a_canary_does_not_take_over(boot: Boots) -> None:
         await embed(gateway, "before")
         main.hook = fail_with(httpx.ConnectError("refused"))
         group = gateway.application.gateway.serving.groups["m"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while group.main.health != "out":
                 await embed(gateway, "while it goes away")
         replies = [await embed(gateway, f"text {number}") for number in range(12)]

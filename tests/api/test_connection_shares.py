@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.api.server.call_io import BURST_S, OWNERS_MAX, REFUSALS_PER_S, WAIT_MAX_S, RefusalPace
 from gateway.api.server.connection_limit import PROBES_MAX, SHARE_OF_FREE, ConnectionLimit
-from gateway.api.server.refusal_pace import BURST_S, OWNERS_MAX, PER_S, WAIT_MAX_S, RefusalPace
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
 from tests.fakes.hooks import Gate, tei_with_hook
 from tests.fakes.tei import FakeTei
 from tests.socket_gateway import SocketGateway, socket_gateway, wait_for_value
+from tests.waiting import PATIENCE_S
 
 GREEDY = "greedy-key-0123456789abcdef"
 WRONG = "wrong-key-0123456789abcdef"
@@ -67,7 +68,7 @@ async def callers_of(server: FakeTei, connections_max: int = 1000) -> AsyncItera
     """Run a gateway with a bound on connections."""
     async with (
         socket_gateway(server, CONFIG, connections_max=connections_max) as gateway,
-        asyncio.timeout(30),
+        asyncio.timeout(PATIENCE_S),
     ):
         callers = Callers(gateway)
         try:
@@ -207,7 +208,7 @@ def test_a_single_connection_may_carry_a_call() -> None:
 
 def test_refusals_are_paced_by_owner_within_bounds() -> None:
     pace = RefusalPace()
-    burst = int(PER_S * BURST_S)
+    burst = int(REFUSALS_PER_S * BURST_S)
 
     assert [0.0] * burst == [round(pace.wait_s("a", 10.0), 6) for _ in range(burst)]
     waits = [pace.wait_s("a", 10.0) for _ in range(2000)]
@@ -228,7 +229,7 @@ async def test_replies_to_a_loop_of_refused_calls_wait_while_others_are_served(k
         await read_reply((await callers.send(key, "first"))[0])
         loop_s = asyncio.get_running_loop().time()
         for owner in ("spent", "address 127.0.0.1"):
-            for _ in range(3 * PER_S):
+            for _ in range(3 * REFUSALS_PER_S):
                 gateway.application.asgi._parts.refusals.wait_s(owner, loop_s)
         burst = [await callers.send(key, "a" * 30_000) for _ in range(5)]
         await wait_for_value(5, lambda: sum(each.is_held_back for each in gateway.connections))

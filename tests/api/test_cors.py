@@ -90,7 +90,7 @@ async def test_a_page_that_is_not_listed_may_read_nothing(boot: Boots, config: s
 
 async def test_a_listed_page_may_read_refusals_while_draining(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}, CONFIG + LISTED) as gateway:
-        drain(gateway)
+        await drain(gateway)
         reply = await gateway.client.post(OPENAI, json={"input": "a"}, headers={"origin": PAGE})
 
     assert (503, PAGE, "Origin") == (reply.status_code, reply.headers[ALLOW], reply.headers["vary"])

@@ -16,6 +16,7 @@ from tests.conftest import KEY, Boots
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import Gate, until
 from tests.fakes.tei import FakeTei
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 # Above the length that is counted without a thread, and above the length for which the ledger is asked first.
@@ -132,7 +133,7 @@ async def test_a_count_that_outlasts_the_deadline_costs_a_request(
     released = threading.Event()
 
     def count(_: TextCounter, texts: Sequence[str]) -> list[int]:
-        released.wait(30)
+        released.wait(PATIENCE_S)
         return [1] * len(texts)
 
     limits = "requests_per_day: 3, tokens_per_day: 1000000"

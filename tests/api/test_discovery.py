@@ -12,6 +12,7 @@ from gateway.routing import discovery
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import Gate, fail_with, until
 from tests.fakes.tei import FakeTei
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 upstreams: {one: {backend: tei, replicas: ["http://tei.example:8080"], discover: dns, policy: round_robin}}
@@ -85,7 +86,7 @@ async def test_failed_resolution_changes_nothing(boot: Boots) -> None:
     async with boot({"10.0.0.1": FakeTei()}, CONFIG, resolver=names) as gateway:
         names.addresses = []
         names.queries.clear()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not names.queries:  # noqa: ASYNC110 - an empty resolution sets no event
                 await asyncio.sleep(0.01)
         assert 200 == await embed(gateway, "text")
@@ -179,7 +180,7 @@ async def queued(gateway: Running) -> float:
 
 
 async def _until_queued(gateway: Running) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not await queued(gateway):  # noqa: ASYNC110 - a gauge sets no event
             await asyncio.sleep(0)
 
@@ -189,6 +190,6 @@ def _leaving() -> bool:
 
 
 async def _until_seen(gateway: Running, state: tuple[str, str], times: int = 1) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while states(gateway).count(state) < times:  # noqa: ASYNC110 - events are a list
             await asyncio.sleep(0.01)

@@ -37,19 +37,17 @@ from backends.contract import (
     TokenizeReply,
     Truncate,
     Vectors,
-    inputs_of,
-    operation_of,
 )
 from backends.contract import Work as BackendWork
 from backends.contract.errors import ConnectionLost, ReplicaFailed, ReplicaOverloaded, ReplicaUnavailable
-from backends.vectors import pair_cosines
+from backends.contract.vectors import pair_cosines
 from gateway.admission import Grant
 from gateway.calls import Call, Deadline, Similarity, Work
 from gateway.config import schema as config
 from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError
 from gateway.lane.lane import Lane
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.retries import LaneSettings
 from gateway.prepare import TOKENS_MAX, PreparedWork, Preparer
 from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
 from gateway.routing.health import ReplicaEvent, State
@@ -59,11 +57,13 @@ from gateway.routing.routes import Route
 from gateway.routing.window import Window
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Tenant
-from gateway.upstreams.batch_bounds import BatchBounds
+from gateway.upstreams.factory import BatchBounds
 from gateway.upstreams.fair_threads import FairThreads
+from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.fakes.tei import score_of, vector_of
+from tests.waiting import PATIENCE_S
 
 # Longer inputs are reported as truncated.
 LONGEST = 12
@@ -102,9 +102,9 @@ histories = st.fixed_dictionaries(
         "tenants": st.integers(1, 3),
         "replicas": st.integers(1, 3),
         "window": st.sampled_from([1, 2, None]),
-        "batch_inputs": st.integers(1, 12),
-        "batch_tokens": st.integers(1, 120),
-        "batch_bytes": st.one_of(st.none(), st.integers(60, 400)),
+        "request_inputs": st.integers(1, 12),
+        "request_tokens": st.integers(1, 120),
+        "request_bytes": st.one_of(st.none(), st.integers(60, 400)),
         "concurrent_inputs": st.one_of(st.none(), st.integers(1, 12)),
         "reports_tokens": st.booleans(),
         "trouble": st.sampled_from([0.0, 0.0, 0.2]),
@@ -136,9 +136,9 @@ def whole_reply(work: BackendWork, *, reports_tokens: bool = False) -> Reply:
 
     Each result depends on its input and options.
     """
-    marks = [f"{options_of(work)}{work_input}" for work_input in inputs_of(work)]
-    counts = tuple(tokens_of(work_input) for work_input in inputs_of(work))
-    cut = tuple(i for i, item in enumerate(inputs_of(work)) if len(str(item)) > LONGEST)
+    marks = [f"{options_of(work)}{work_input}" for work_input in work.inputs]
+    counts = tuple(tokens_of(work_input) for work_input in work.inputs)
+    cut = tuple(i for i, item in enumerate(work.inputs) if len(str(item)) > LONGEST)
     counts_and_cut = (sum(counts), cut)
     match work:
         case Embed():
@@ -183,9 +183,9 @@ class SmallReplica:
         self.capabilities = Capabilities(
             "m",
             frozenset(Operation),
-            batch_inputs=history["batch_inputs"],
-            batch_tokens=history["batch_tokens"],
-            batch_bytes=history["batch_bytes"],
+            request_inputs=history["request_inputs"],
+            request_tokens=history["request_tokens"],
+            request_bytes=history["request_bytes"],
             concurrent_inputs=history["concurrent_inputs"],
             reports_input_tokens=history["reports_tokens"],
             outputs=frozenset(Output),
@@ -195,7 +195,7 @@ class SmallReplica:
         return self.capabilities
 
     async def run(self, work: BackendWork, timeout_s: float) -> Reply:  # noqa: ARG002
-        assert 1 <= len(inputs_of(work)) <= (self.capabilities.batch_inputs or 0)
+        assert 1 <= len(work.inputs) <= (self.capabilities.request_inputs or 0)
         for _ in range(self._chance.randint(0, TURNS_MAX)):
             await asyncio.sleep(0)
         if self._chance.random() < self._trouble:
@@ -229,7 +229,8 @@ class World:
             BatchBounds(self.pool, upstream_settings),
         )
         space = VectorSpace("up", upstream_settings, None, lambda _: None)
-        self.upstream = Upstream("up", upstream_settings, self.pool, {"texts": lane}, space)
+        inputs = ModelInputs(upstream_settings, self.pool.capabilities)
+        self.upstream = Upstream("up", upstream_settings, self.pool, {"texts": lane}, space, inputs)
         self.preparer = Preparer(FairThreads(), _no_limits)
         self.dispatcher = Dispatcher(self.preparer)
         for replica, backend in zip(replicas, backends, strict=True):
@@ -257,10 +258,8 @@ class World:
         prepared = await self.prepared(work)
         async with Grant(tenant, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:
-                upstream = self.upstream
-                reply = await self.dispatcher.dispatch(
-                    grant, upstream.lane_of(grant.prepared.work), upstream.model_inputs, Timeline()
-                )
+                lane, inputs = self.upstream.lane_of(grant.prepared.work), self.upstream.model_inputs
+                reply = await self.dispatcher.dispatch(grant, lane, inputs, Timeline())
             except GatewayError:
                 return None
             return reply, grant._tokens
@@ -311,7 +310,7 @@ async def run_history(history: dict[str, Any]) -> None:
             world.revive()
 
     prober = asyncio.create_task(keep_reviving())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         results = await asyncio.gather(*(world.call(i, work) for i, work in enumerate(history["works"])))
     prober.cancel()
     await asyncio.gather(prober, return_exceptions=True)
@@ -329,7 +328,7 @@ async def run_history(history: dict[str, Any]) -> None:
         assert reply.tokens == counted
         expected_tokens, counted_tokens = expected_tokens + expected.tokens, counted_tokens + counted
     prepared_works = [(await world.prepared(work)).work for work in history["works"]]
-    inputs = [work_input for work in prepared_works for work_input in inputs_of(work)]
+    inputs = [work_input for work in prepared_works for work_input in work.inputs]
     if None not in results and len(set(inputs)) == len(inputs):
         assert expected_tokens == counted_tokens
 
@@ -342,9 +341,9 @@ def test_cut_and_joined_reply_equals_the_reply_to_the_whole_call(history: dict[s
 
 def test_histories_cover_every_operation() -> None:
     """Fail when an operation is added and the histories do not draw it."""
-    kinds = {operation_of(work) for work in (Embed(("a",)), Encode(("a",), frozenset(Output)))}
-    kinds |= {operation_of(work) for work in (Rerank("q", ("a",)), Score((("q", "a"),)), Classify(("a",)))}
-    kinds |= {operation_of(work) for work in (Tokenize(("a",)), Detokenize(((1,),)))}
+    kinds = {work.operation for work in (Embed(("a",)), Encode(("a",), frozenset(Output)))}
+    kinds |= {work.operation for work in (Rerank("q", ("a",)), Score((("q", "a"),)), Classify(("a",)))}
+    kinds |= {work.operation for work in (Tokenize(("a",)), Detokenize(((1,),)))}
 
     # Inputs with images or sound are not cut by the texts' rules.
     media = {Operation.EMBED_IMAGE, Operation.EMBED_AUDIO, Operation.RERANK_IMAGE}

@@ -7,16 +7,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.api.dialects.openai import OpenAIEmbeddingsRequest
-from gateway.api.server.quantization import QuantizedType, quantize
-from gateway.api.wire.vllm_options import VllmOptions
-from tests.conftest import CONFIG, Boots
+from gateway.api.dialects.openai.embeddings import OpenAIEmbeddingsRequest
+from gateway.api.server.encoding import QuantizedType, quantize
+from gateway.api.wire.vllm import VllmOptions
+from tests.conftest import CONFIG, Boots, posted
 from tests.fakes.tei import FakeTei, vector_of
 from tests.fakes.vllm import FakeVllm
 
 PATH = "/v1/embeddings"
-CONFIG_OF_ROLES = CONFIG.replace(
-    "bge: {upstream: embedder}", "bge: {upstream: embedder, prompts: {query: 'q: ', passage: 'p: '}}"
+PROMPTED = CONFIG.replace(
+    "bge: {upstream: embedder}",
+    "bge: {upstream: embedder, prompts: {query: 'q: ', retrieval.passage: 'p: ', separation: 's: '}}",
+)
+CODE = CONFIG.replace(
+    "bge: {upstream: embedder}",
+    "bge: {upstream: embedder, prompts: {nl2code_query: 'c: ', code2nl_document: 'd: '}}",
 )
 LATE = """
 upstreams: {late: {backend: vllm, replicas: ["http://late"]}}
@@ -66,8 +71,7 @@ async def post_json(boot: Boots, body: Any, status: int = 200, config: str = CON
     replicas = {"tei-0": FakeTei(), "tei-1": FakeTei()}
     for fake in replicas.values():
         fake.prompts = frozenset()
-    async with boot(replicas, config) as gateway:
-        reply = await gateway.post(PATH, {"input": "a"} | body)
+    reply = await posted(boot(replicas, config), PATH, {"input": "a"} | body)
     assert status == reply.status_code, reply.text
     return reply.json()
 
@@ -97,45 +101,69 @@ async def test_a_width_is_cut_under_either_name(boot: Boots, field: str) -> None
     np.testing.assert_allclose(cut / np.linalg.norm(cut), reply["data"][0]["embedding"], rtol=1e-6)
 
 
-async def test_too_many_dimensions_are_refused_with_their_param(boot: Boots) -> None:
-    error = (await post_json(boot, {"dimensions": 9}, 400))["error"]
+@pytest.mark.parametrize(
+    "value", ["a", {"text": "a"}, ["a"], [{"text": "a"}], ["a", {"text": "b"}, "c"]], ids=str
+)
+async def test_texts_and_objects_with_text_are_inputs(boot: Boots, value: Any) -> None:
+    items = (await post_json(boot, {"input": value}))["data"]
 
-    assert ("dimensions", "invalid_request_error") == (error["param"], error["type"])
+    texts = "abc" if len(items) == 3 else "a"
+    vectors = np.array([item["embedding"] for item in items], np.float32)
+    np.testing.assert_array_equal([vector_of(text) for text in texts], vectors)
 
 
-@pytest.mark.parametrize(("kind", "prompt"), [("query", "q: "), ("passage", "p: "), ("document", "p: ")])
-async def test_input_type_selects_the_prompt(boot: Boots, kind: str, prompt: str) -> None:
-    reply = await post_json(boot, {"input_type": kind}, config=CONFIG_OF_ROLES)
+@pytest.mark.parametrize(
+    ("config", "fields", "prompt"),
+    [
+        (PROMPTED, {}, ""),
+        (PROMPTED, {"task": None}, ""),
+        (PROMPTED, {"task": "retrieval.query"}, "q: "),
+        (PROMPTED, {"task": "retrieval.passage"}, "p: "),
+        (PROMPTED, {"task": "separation"}, "s: "),
+        (PROMPTED, {"task": "text-matching"}, ""),
+        (PROMPTED, {"input_type": "query"}, "q: "),
+        (PROMPTED, {"input_type": "passage"}, "p: "),
+        (PROMPTED, {"input_type": "document"}, "p: "),
+        (PROMPTED, {"input_type": "document", "task": "code.query"}, "q: "),
+        (CODE, {"task": "nl2code.query"}, "c: "),
+        (CODE, {"task": "code2nl.passage"}, "d: "),
+    ],
+    ids=str,
+)
+async def test_input_type_and_task_select_the_prompt(
+    boot: Boots, config: str, fields: dict[str, Any], prompt: str
+) -> None:
+    reply = await post_json(boot, fields, config=config)
 
     np.testing.assert_array_equal(
         vector_of(prompt + "a"), np.array(reply["data"][0]["embedding"], np.float32)
     )
 
 
-@pytest.mark.parametrize("task", ["nl2code.query", "code2nl.passage"])
-async def test_a_task_of_code_selects_its_own_prompt(boot: Boots, task: str) -> None:
-    name = task.replace(".query", "_query").replace(".passage", "_document")
-    config = CONFIG.replace(
-        "bge: {upstream: embedder}", f"bge: {{upstream: embedder, prompts: {{{name}: 'c: '}}}}"
-    )
-    reply = await post_json(boot, {"task": task}, config=config)
+@pytest.mark.parametrize(("normalized", "length"), [(True, 1.0), (None, 1.0), (False, 2.0)])
+async def test_normalized_decides_the_length(boot: Boots, normalized: bool | None, length: float) -> None:
+    reply = await post_json(boot, {"normalized": normalized})
 
-    np.testing.assert_array_equal(vector_of("c: a"), np.array(reply["data"][0]["embedding"], np.float32))
+    np.testing.assert_allclose(vector_of("a") * length, reply["data"][0]["embedding"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("fields", "status"),
+    ("model", "fields", "status"),
     [
-        ({"truncate": "NONE"}, 400),
-        ({"truncate": "END"}, 200),
-        ({"truncate": "START"}, 200),
-        ({"truncation": False}, 400),
-        ({"truncation": True}, 200),
+        ("bge", {"truncate": None}, 200),
+        ("bge", {"truncate": True}, 200),
+        ("bge", {"truncate": False}, 400),
+        ("strict", {"truncate": None}, 400),
+        ("strict", {"truncate": True}, 200),
+        ("bge", {"truncate": "NONE"}, 400),
+        ("strict", {"truncate": "END"}, 200),
+        ("strict", {"truncate": "START"}, 200),
+        ("bge", {"truncation": False}, 400),
+        ("strict", {"truncation": True}, 200),
     ],
     ids=str,
 )
-async def test_truncation_of_each_peer(boot: Boots, fields: Any, status: int) -> None:
-    model = "bge" if status == 400 else "strict"
+async def test_truncation_of_each_peer(boot: Boots, model: str, fields: Any, status: int) -> None:
     await post_json(boot, {"input": "w " * 20, "model": model} | fields, status)
 
 
@@ -150,9 +178,11 @@ async def test_truncate_names_the_end_that_is_cut(boot: Boots, truncate: str, di
 
 
 @pytest.mark.parametrize("kind", ["int8", "uint8", "binary", "ubinary"])
-@pytest.mark.parametrize("field", ["embedding_type", "output_dtype"])
-async def test_numbers_of_a_type(boot: Boots, field: str, kind: QuantizedType) -> None:
-    reply = await post_json(boot, {field: kind})
+@pytest.mark.parametrize(
+    ("field", "as_list"), [("embedding_type", False), ("embedding_type", True), ("output_dtype", False)]
+)
+async def test_numbers_of_a_type(boot: Boots, field: str, as_list: bool, kind: QuantizedType) -> None:
+    reply = await post_json(boot, {field: [kind] if as_list else kind})
 
     assert quantize(vector_of("a")[None], kind)[0].tolist() == reply["data"][0]["embedding"]
 
@@ -174,17 +204,49 @@ async def test_several_types_are_listed_by_name(boot: Boots) -> None:
     assert quantize(vector_of("a")[None], "ubinary")[0].tolist() == embedding["ubinary"]
 
 
+async def test_embedding_type_overrides_encoding_format(boot: Boots) -> None:
+    reply = await post_json(boot, {"embedding_type": "base64", "encoding_format": "float"})
+
+    packed = base64.b64decode(reply["data"][0]["embedding"])
+    np.testing.assert_array_equal(vector_of("a"), np.frombuffer(packed, "<f4"))
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"dimensions": 9}, "dimensions"),
+        ({"late_chunking": True}, "late_chunking"),
+        ({"late_chunking": True, "return_multivector": True}, "late_chunking"),
+        ({"return_tokenized_input": True}, "return_tokenized_input"),
+        ({"task": "juggling"}, "task"),
+        ({"embedding_type": "int4"}, "embedding_type"),
+        ({"embedding_type": []}, "embedding_type"),
+        ({"input": {"image": "https://example.org/a.png"}}, "input"),
+        ({"input": [{"text": "a", "image": "x"}]}, "input"),
+        ({"input": [{}]}, "input"),
+        ({"input": [{"text": ""}]}, "input"),
+        ({"input_type": "search_query"}, "input_type"),
+        # Fields that contradict each other.
         ({"dimensions": 4, "output_dimension": 2}, "output_dimension"),
         ({"truncate": True, "truncation": False}, "truncation"),
         ({"embedding_type": "float", "output_dtype": "int8"}, "output_dtype"),
+        ({"use_activation": False, "normalized": True}, "normalized"),
+        ({"use_activation": True, "normalized": False}, "normalized"),
+        ({"use_activation": False, "softmax": True}, "use_activation"),
+        ({"truncate": False, "truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
+        ({"truncate": "NONE", "truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
+        ({"truncation": False, "truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
+        ({"truncate": "START", "truncation_side": "right", "truncate_prompt_tokens": 4}, "truncation_side"),
+        ({"use_activation": False, "return_multivector": True}, "use_activation"),
     ],
     ids=str,
 )
-async def test_fields_that_contradict_each_other_are_refused(boot: Boots, fields: Any, param: str) -> None:
-    assert param == (await post_json(boot, fields, 400))["error"]["param"]
+async def test_unsupported_and_contradictory_fields_are_refused_by_name(
+    boot: Boots, fields: Any, param: str
+) -> None:
+    error = (await post_json(boot, fields, 400))["error"]
+
+    assert ("invalid_request_error", param) == (error["type"], error["param"])
 
 
 async def reply_of_colbert(boot: Boots, path: str, body: Any, status: int = 200) -> Any:
@@ -226,37 +288,14 @@ async def test_multivectors_refuse_what_they_cannot_have(boot: Boots, body: Any,
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"use_activation": False, "normalized": True}, "normalized"),
-        ({"use_activation": True, "normalized": False}, "normalized"),
-        ({"use_activation": False, "softmax": True}, "use_activation"),
-        ({"truncate": False, "truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
-        ({"truncate": "NONE", "truncate_prompt_tokens": 4}, "truncate_prompt_tokens"),
-        ({"truncation": False, "truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
-        ({"truncate": "START", "truncation_side": "right", "truncate_prompt_tokens": 4}, "truncation_side"),
-        ({"use_activation": False, "return_multivector": True}, "use_activation"),
-    ],
-)
-async def test_options_of_vllm_and_others_that_contradict_each_other_are_refused(
-    boot: Boots, fields: dict[str, Any], param: str
-) -> None:
-    async with boot({"tei-0": FakeTei()}) as gateway:
-        reply = await gateway.post("/v1/embeddings", {"model": "bge", "input": "a b c"} | fields)
-
-    assert (400, param) == (reply.status_code, reply.json()["error"]["param"])
-
-
-@pytest.mark.parametrize(
     "fields",
     [
         {"use_activation": True, "normalized": True},
         {"truncate": "END", "truncation_side": "right"},
         {"truncate": True, "truncate_prompt_tokens": -1},
+        {"late_chunking": False},
+        {"return_multivector": False},
     ],
 )
-async def test_fields_that_say_the_same_twice_are_taken(boot: Boots, fields: dict[str, Any]) -> None:
-    async with boot({"tei-0": FakeTei()}) as gateway:
-        reply = await gateway.post("/v1/embeddings", {"model": "bge", "input": "a b c"} | fields)
-
-    assert 200 == reply.status_code, reply.text
+async def test_fields_that_say_the_same_twice_or_nothing_are_taken(boot: Boots, fields: Any) -> None:
+    await post_json(boot, fields)

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.api.server.error_bodies import FastAPIError, InfinityError
+from gateway.api.dialects.infinity.dialect import FastAPIError, InfinityError
 from gateway.app import ROUTES
 from gateway.errors import FACTS
 from gateway.events import CallFinished
@@ -16,6 +16,7 @@ from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook
 from tests.fakes.tei import FakeTei
+from tests.waiting import PATIENCE_S
 
 LIMITED = f"""
 limits: {{body_bytes: 10000}}
@@ -242,7 +243,7 @@ async def test_a_missing_replica_is_reported(boot: Boots, dialect: str) -> None:
 async def test_an_expired_deadline_is_reported(boot: Boots, dialect: str) -> None:
     gate = Gate()
     servers = {"tei-0": tei_with_hook(gate), "rerank-0": tei_with_hook(gate, model_type=RERANKER)}
-    async with boot(servers) as gateway, asyncio.timeout(10):
+    async with boot(servers) as gateway, asyncio.timeout(PATIENCE_S):
         reply = await gateway.post(path_of(dialect), BODIES[dialect], x_timeout_s="0.05")
 
         assert_reported(gateway, reply, "deadline_exceeded", dialect)

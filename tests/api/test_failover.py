@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -9,11 +10,12 @@ import pytest
 
 from gateway.api.server.http_protocol import CONNECTION
 from gateway.events import AttemptFinished, ReplicaChanged
-from gateway.routing.work_check import PLAIN_TEXT
+from gateway.routing.checks import PLAIN_TEXT
 from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import CONFIG, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei, assert_vectors
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 INVALID = b'{"error":"Input validation error: no","error_type":"Validation"}'
@@ -91,7 +93,7 @@ async def test_rejoined_replica_gets_work_again(boot: Boots) -> None:
         server.hook = fail_with(httpx.ConnectError("refused"))
         while_down = await embed(gateway)
         server.hook = None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await gateway.client.get("/health")).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         after_rejoin = await embed(gateway)
@@ -250,7 +252,7 @@ async def test_joins_replies_in_the_callers_order(boot: Boots) -> None:
 async def test_configuration_only_lowers_the_batch_size(boot: Boots) -> None:
     servers = [FakeTei(), FakeTei()]
     for server, bound in zip(servers, (3, 100), strict=True):
-        async with boot({"tei-0": server}, narrow(f"batch_inputs: {bound}")) as gateway:
+        async with boot({"tei-0": server}, narrow(f"request_inputs: {bound}")) as gateway:
             assert 200 == (await embed(gateway, *(f"text {i}" for i in range(12)))).status_code
 
     assert [[3, 3, 3, 3], [4, 4, 4]] == [sizes(server) for server in servers]
@@ -362,15 +364,21 @@ async def test_cancelled_waiting_call_is_never_sent(boot: Boots) -> None:
 
 
 class Held:
-    """The part of a connection that a call uses."""
+    """The part of a connection that a call uses: its handle, its protocol and its limit in one."""
 
     on_lost: Callable[[], None] | None = None
+    timed_out = False
 
-    def claim(self, _: str) -> bool:
-        return True
+    def __init__(self) -> None:
+        self.protocol = SimpleNamespace(
+            claim=lambda _: True,
+            backlog=SimpleNamespace(set_tenant=lambda _: None),
+            limit=SimpleNamespace(release=lambda _: None),
+            flow=SimpleNamespace(write_paused=False),
+        )
 
-    def release(self, _: str) -> None:
-        pass
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        self.on_lost = on_lost
 
 
 async def test_disconnected_caller_frees_its_slot(boot: Boots) -> None:
@@ -444,7 +452,7 @@ async def queued(gateway: Running) -> int:
 
 async def until_queued(gateway: Running, tokens: int) -> None:
     """Let other tasks run until this many tokens wait."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while await queued(gateway) != tokens:
             pass
 

@@ -12,6 +12,7 @@ from tests.conftest import KEY, Boots, Running
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import Gate, until
 from tests.fakes.tei import FakeTei
+from tests.waiting import PATIENCE_S
 
 CONFIG = f"""
 upstreams:
@@ -78,7 +79,7 @@ async def test_two_tenants_share_a_request_if_tokens_are_counted(boot: Boots, tm
 
 async def queued_past(gateway: Running, tokens: float) -> float:
     """Wait until more tokens than this are queued, and return how many are."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             page = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
             match = re.search(r"^gateway_lane_queued_tokens\{.*\} (\S+)", page, re.MULTILINE)

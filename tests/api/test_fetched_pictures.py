@@ -1,12 +1,12 @@
 """Pictures by their addresses, in every dialect: fetched where `media.fetch` allows it, else refused."""
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from backends.http.media import probe_recording
+from gateway.api.server.in_flight import HeldBody
 from gateway.tenants.keyring import key_digest
 from tests.api.test_picture_dialects import CONFIG, message, picture_part, vectors_in
 from tests.conftest import KEY, Boots
@@ -203,11 +203,11 @@ async def test_fetched_bytes_count_as_a_body_does(boot: Boots) -> None:
         async with boot({"one": FakeVllm(images=True)}, config) as gateway:
             in_flight = gateway.application.in_flight
             # A single body always fits.
-            other: Any = SimpleNamespace(tenant="other", held_bytes=0)
-            in_flight.hold(other, 1000)
+            other = HeldBody(in_flight, "other")
+            other.hold(1000)
             body = message(picture_part(f"http://127.0.0.1:{host.port}/a.png"))
             answer = await gateway.post("/v1/embeddings", body)
-            in_flight.release(other)
+            other.release()
             assert 0 == in_flight.bytes
     assert answer.status_code == 503, answer.text
     assert "limits.in_flight_bytes" in answer.text

@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from gateway.api.server.error_bodies import SIE
+from gateway.api.dialects.sie.dialect import SIE
 from gateway.api.server.paths import METHOD
 from gateway.app import HANDLERS
 from gateway.config.load import parse_config
@@ -36,6 +36,7 @@ from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei
 from tests.fakes.vllm import FakeVllm
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -150,7 +151,7 @@ class Target:
         return self._runner.run(self._exchange(httpx.Request("POST", url, content=body, headers=headers)))
 
     async def _exchange(self, request: httpx.Request) -> httpx.Response:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await self._gateway.client.send(request)
 
     def _headers(self, generated: dict[str, Any]) -> dict[str, Any]:
@@ -165,12 +166,14 @@ class Target:
             await self._stopping.wait()
 
     async def _wait_until_started(self) -> Running:
-        await asyncio.wait({self._task, self._running}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {self._task, self._running}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED
+        )
         return self._running.result()
 
     async def _stop(self) -> None:
         self._stopping.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await self._task
 
     def close(self) -> None:
@@ -243,7 +246,7 @@ def cases(draw: st.DrawFn, operation: Any) -> Case:
     return with_texts(draw, with_known_names(draw, draw(operation.as_strategy(mode))))
 
 
-@pytest.mark.timeout(3600 if CASES else 60)
+@pytest.mark.timeout(3600 if CASES else 300)
 @pytest.mark.parametrize("label", operations())
 def test_every_reply_matches_the_document(target: Target, label: str) -> None:
     method, _, path = label.partition(" ")
@@ -282,7 +285,7 @@ def wide_bodies(draw: st.DrawFn) -> bytes:
     return body[: draw(st.sampled_from([len(body), len(body) - 2, len(body) // 2]))]
 
 
-@pytest.mark.timeout(3600 if CASES else 120)
+@pytest.mark.timeout(3600 if CASES else 300)
 @pytest.mark.parametrize("path", sorted({label.split()[1] for label in operations() if label[:4] == "POST"}))
 def test_wide_and_deep_bodies_match_the_document(target: Target, path: str) -> None:
     operation = target.schema[path]["post"]

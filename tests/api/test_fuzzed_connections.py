@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from gateway.api.server.http_protocol import CONNECTION, bounded_protocol
 from gateway.api.server.in_flight import InFlight
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -107,14 +108,14 @@ class Server:
         self.runner.run(self._wait_until_started())
 
     async def _wait_until_started(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.01)
 
     async def exchange(self, pieces: list[bytes]) -> bytes:
         """Send pieces, and return everything that comes back until the server closes the connection."""
         reader, writer = await asyncio.open_connection(*self._listener.getsockname())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             reading = asyncio.create_task(reader.read())
             for piece in pieces:
                 if reading.done():
@@ -143,7 +144,7 @@ def server() -> Iterator[Server]:
     server.close()
 
 
-@pytest.mark.timeout(3600 if CASES else 60)
+@pytest.mark.timeout(3600 if CASES else 300)
 def test_pipelined_mixtures_are_answered_in_order(server: Server) -> None:
     @settings(
         max_examples=CASES * 10 or FEW,

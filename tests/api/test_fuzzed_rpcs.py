@@ -19,6 +19,7 @@ from gateway.api.grpc.messages import field, varint
 from gateway.api.grpc.server import guarded_answers
 from tests.api.test_arrow import TEXT_TYPES, stream, written
 from tests.api.test_grpc import AUTHORIZED, Client, grpc_gateway
+from tests.waiting import PATIENCE_S
 
 CASES = int(os.environ.get("FUZZ_CASES", "400"))
 Code = grpc.StatusCode
@@ -99,11 +100,11 @@ async def send(client: Client, path: str, messages: list[bytes]) -> Any:
     # As clients call each method: grpc's own client may lose a status that comes before its last message.
     call: Any
     if not path.endswith("Stream"):
-        call = client.channel.unary_unary(path)(messages[0], metadata=AUTHORIZED, timeout=30)
+        call = client.channel.unary_unary(path)(messages[0], metadata=AUTHORIZED, timeout=PATIENCE_S)
     elif path.endswith("RerankStream"):
-        call = client.channel.stream_unary(path)(iter(messages), metadata=AUTHORIZED, timeout=30)
+        call = client.channel.stream_unary(path)(iter(messages), metadata=AUTHORIZED, timeout=PATIENCE_S)
     else:
-        call = client.channel.stream_stream(path)(iter(messages), metadata=AUTHORIZED, timeout=30)
+        call = client.channel.stream_stream(path)(iter(messages), metadata=AUTHORIZED, timeout=PATIENCE_S)
         with suppress(grpc.aio.AioRpcError):
             async for _ in call:
                 pass

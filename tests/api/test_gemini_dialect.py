@@ -5,19 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import CONFIG, KEY, Boots
-from tests.fakes.hooks import RERANKER
-from tests.fakes.tei import FakeTei, vector_of
+from gateway.api.dialects.gemini.dialect import METHODS
+from tests.conftest import CONFIG, KEY, Boots, posted
+from tests.fakes.hooks import embedder_and_reranker as fakes
+from tests.fakes.tei import vector_of
 
 TEXTS = ["red", "green and blue"]
 PROMPTED = CONFIG.replace(
     "bge: {upstream: embedder}", "bge: {upstream: embedder, prompts: {query: 'q: ', document: 'd: '}}"
 )
-
-
-def fakes() -> dict[str, Any]:
-    """Return an embedding model and a reranker."""
-    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
 def request(text: str, **options: Any) -> dict[str, Any]:
@@ -66,43 +62,43 @@ async def test_a_task_selects_the_models_prompt(boot: Boots, options: dict[str, 
     ],
 )
 async def test_the_width_is_cut_in_each_spelling(boot: Boots, options: dict[str, Any]) -> None:
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/v1/models/bge:embedContent", request("red", **options))
+    reply = await posted(boot(fakes()), "/v1/models/bge:embedContent", request("red", **options))
 
     cut = vector_of("red")[:4]
     np.testing.assert_allclose(cut / np.linalg.norm(cut), reply.json()["embedding"]["values"], rtol=1e-5)
 
 
+TEXT = {"parts": [{"text": "a"}]}
+EMBED, BATCH, COUNT = (f"/v1beta/models/bge:{method}" for method in METHODS)
+
+
 @pytest.mark.parametrize(
-    ("body", "reason"),
+    ("path", "body", "reason"),
     [
-        (request("red", title="colors"), "title"),
-        (request("red", model="models/other"), "the path has"),
-        (request("red", taskType="CLUSTERING", task_type="CLASSIFICATION"), "two values"),
-        (request("red", taskType="X"), "allowed: "),
-        (request(""), "empty"),
-        ({"content": {"parts": [{"text": "a"}, {"text": "b"}]}}, "one part"),
-        ({"content": {"parts": []}}, "one part"),
-        ({"content": {"parts": [{"inlineData": {"mimeType": "image/png"}}]}}, "one part"),
-        (request("w " * 60, embedContentConfig={"autoTruncate": False}), "token"),
+        (EMBED, request("red", title="colors"), "title"),
+        (EMBED, request("red", model="models/other"), "the path has"),
+        (EMBED, request("red", taskType="CLUSTERING", task_type="CLASSIFICATION"), "two values"),
+        (EMBED, request("red", taskType="X"), "allowed: "),
+        (EMBED, request(""), "empty"),
+        (EMBED, {"content": {"parts": [{"text": "a"}, {"text": "b"}]}}, "one part"),
+        (EMBED, {"content": {"parts": []}}, "one part"),
+        (EMBED, {"content": {"parts": [{"inlineData": {"mimeType": "image/png"}}]}}, "one part"),
+        (EMBED, request("w " * 60, embedContentConfig={"autoTruncate": False}), "token"),
+        (BATCH, {"requests": [request("red", taskType="CLUSTERING"), request("blue")]}, "taskType"),
+        (COUNT, {"contents": []}, "contents"),
+        (COUNT, {"contents": [{"parts": [{"text": "a"}, {"text": "b"}]}]}, "one part"),
+        (COUNT, {"contents": [TEXT], "tools": [{}]}, "tools"),
+        (COUNT, {"contents": [TEXT], "systemInstruction": {"parts": []}}, "systemInstruction"),
     ],
 )
-async def test_refuses_what_it_does_not_compute(boot: Boots, body: dict[str, Any], reason: str) -> None:
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/v1beta/models/bge:embedContent", body)
+async def test_refuses_what_it_does_not_compute(
+    boot: Boots, path: str, body: dict[str, Any], reason: str
+) -> None:
+    reply = await posted(boot(fakes()), path, body)
 
     error = reply.json()["error"]
     assert (400, 400, "INVALID_ARGUMENT") == (reply.status_code, error["code"], error["status"]), reply.text
     assert reason in error["message"]
-
-
-async def test_refuses_a_batch_of_several_options(boot: Boots) -> None:
-    body = {"requests": [request("red", taskType="CLUSTERING"), request("blue")]}
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/v1beta/models/bge:batchEmbedContents", body)
-
-    assert 400 == reply.status_code
-    assert "taskType" in reply.json()["error"]["message"]
 
 
 async def test_lists_and_describes_the_models_that_embed(boot: Boots) -> None:
@@ -141,24 +137,6 @@ async def test_a_key_of_googles_clients_reads_their_models_below_v1(boot: Boots,
 @pytest.mark.parametrize("version", ["v1", "v1beta"])
 async def test_counts_the_tokens_of_all_contents(boot: Boots, version: str) -> None:
     body = {"contents": [request(text)["content"] for text in TEXTS]}
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post(f"/{version}/models/org/bge:countTokens", body)
+    reply = await posted(boot(fakes()), f"/{version}/models/org/bge:countTokens", body)
 
     assert {"totalTokens": sum(len(text.split()) + 2 for text in TEXTS)} == reply.json()
-
-
-@pytest.mark.parametrize(
-    ("body", "named"),
-    [
-        ({"contents": []}, "contents"),
-        ({"contents": [{"parts": [{"text": "a"}, {"text": "b"}]}]}, "one part"),
-        ({"contents": [{"parts": [{"text": "a"}]}], "tools": [{}]}, "tools"),
-        ({"contents": [{"parts": [{"text": "a"}]}], "systemInstruction": {"parts": []}}, "systemInstruction"),
-    ],
-)
-async def test_a_count_of_anything_but_texts_is_refused(boot: Boots, body: Any, named: str) -> None:
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/v1beta/models/bge:countTokens", body)
-
-    assert 400 == reply.status_code
-    assert named in reply.json()["error"]["message"]

@@ -15,16 +15,17 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from backends.tei_protos import tei_pb2 as pb
-from gateway.api.grpc import open_services
+from gateway.api.grpc import answers
+from gateway.api.grpc.call_stream import STATUSES
 from gateway.api.grpc.messages import check_fields, field, parse, varint, vector_field
 from gateway.api.grpc.server import GrpcServer
-from gateway.api.grpc.statuses import STATUSES
 from gateway.api.server.paths import OTHER
 from gateway.errors import FACTS, InvalidInput, MalformedBody
 from gateway.events import CallFinished
 from tests.conftest import CONFIG, KEY, Running, running_gateway
 from tests.fakes.hooks import CLASSIFIER, RERANKER, SPLADE, Gate, until
 from tests.fakes.tei import FakeTei, score_of, vector_of
+from tests.waiting import PATIENCE_S
 
 AUTHORIZED = (("authorization", f"Bearer {KEY}"),)
 GRPC = CONFIG + "grpc: {listen: 127.0.0.1:0}\n"
@@ -45,14 +46,14 @@ class Client:
         """Start a unary RPC with a valid key. request: a message, or its bytes."""
         rpc = self.channel.unary_unary(method, response_deserializer=reply and reply.FromString)
         content = request if isinstance(request, bytes) else request.SerializeToString()
-        return rpc(content, metadata=AUTHORIZED + tuple(metadata.items()), timeout=20)
+        return rpc(content, metadata=AUTHORIZED + tuple(metadata.items()), timeout=PATIENCE_S)
 
     def stream(self, method: str, requests: Any, reply: Any, **metadata: str) -> Any:
         """Start a bidirectional RPC with a valid key."""
         rpc = self.channel.stream_stream(
             method, lambda request: request.SerializeToString(), reply.FromString
         )
-        return rpc(requests, metadata=AUTHORIZED + tuple(metadata.items()), timeout=20)
+        return rpc(requests, metadata=AUTHORIZED + tuple(metadata.items()), timeout=PATIENCE_S)
 
     def finished(self) -> list[CallFinished]:
         """Return the events of RPCs."""
@@ -224,9 +225,11 @@ async def test_an_unknown_model_and_a_bad_key_are_refused() -> None:
         request = pb.EmbedRequest(inputs="a")
         unknown = await status_of(client.call("/tei.v1.Embed/Embed", request, model="nothing"))
         rpc = client.channel.unary_unary("/tei.v1.Embed/Embed")
-        keyless = rpc(request.SerializeToString(), timeout=20)
-        wrong = rpc(request.SerializeToString(), metadata=(("authorization", "Bearer no"),), timeout=20)
-        stream = client.channel.stream_stream("/tei.v1.Embed/EmbedStream")(timeout=20)
+        keyless = rpc(request.SerializeToString(), timeout=PATIENCE_S)
+        wrong = rpc(
+            request.SerializeToString(), metadata=(("authorization", "Bearer no"),), timeout=PATIENCE_S
+        )
+        stream = client.channel.stream_stream("/tei.v1.Embed/EmbedStream")(timeout=PATIENCE_S)
         assert Code.NOT_FOUND == unknown[0]
         assert [Code.UNAUTHENTICATED] * 3 == [await call.code() for call in (keyless, wrong, stream)]
         assert "x-request-id" in dict(await keyless.trailing_metadata())
@@ -334,7 +337,7 @@ async def rerank_stream(client: Client, requests: list[pb.RerankStreamRequest]) 
         pb.RerankStreamRequest.SerializeToString,
         pb.RerankResponse.FromString,
     )
-    return rpc(iter(requests), metadata=AUTHORIZED, timeout=20)
+    return rpc(iter(requests), metadata=AUTHORIZED, timeout=PATIENCE_S)
 
 
 async def test_a_rerank_stream_answers_once() -> None:
@@ -363,9 +366,9 @@ async def test_a_deadline_and_a_cancellation_end_the_call() -> None:
         content = pb.EmbedRequest(inputs="a").SerializeToString()
         late = rpc(content, metadata=AUTHORIZED, timeout=0.2)
         assert Code.DEADLINE_EXCEEDED == await late.code()
-        own = rpc(content, metadata=(*AUTHORIZED, ("x-timeout-s", "0.2")), timeout=20)
+        own = rpc(content, metadata=(*AUTHORIZED, ("x-timeout-s", "0.2")), timeout=PATIENCE_S)
         assert Code.DEADLINE_EXCEEDED == await own.code()
-        cancelled = rpc(content, metadata=AUTHORIZED, timeout=20)
+        cancelled = rpc(content, metadata=AUTHORIZED, timeout=PATIENCE_S)
         await until(lambda: gate.waiting > 0)
         cancelled.cancel()
         in_flight = client.gateway.application.in_flight
@@ -420,8 +423,8 @@ async def test_connections_over_the_bound_are_closed() -> None:
 
 
 async def test_health_is_answered_while_calls_without_a_key_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_services, "OPEN_WAIT_S", 2.0)
-    of_one, count = open_services.OPEN_RPCS_OF_ONE_MAX, open_services.OPEN_RPCS_MAX
+    monkeypatch.setattr(answers, "OPEN_WAIT_S", 2.0)
+    of_one, count = answers.OPEN_RPCS_OF_ONE_MAX, answers.OPEN_RPCS_MAX
 
     async def nothing() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()
@@ -445,7 +448,7 @@ async def test_health_is_answered_while_calls_without_a_key_wait(monkeypatch: py
         calls = asyncio.gather(*[call.code() for call in waiting])
         await until(lambda: sum(connection.open_calls for connection in client.server.connections) == count)
         check = client.channel.unary_unary("/grpc.health.v1.Health/Check")
-        answered = [await check(b"", timeout=20) for _ in range(3)]
+        answered = [await check(b"", timeout=PATIENCE_S) for _ in range(3)]
         codes = Counter(await calls)
 
     # Which of them are held is not defined; the others are answered without being read.
@@ -457,7 +460,9 @@ async def test_health_is_answered_while_calls_without_a_key_wait(monkeypatch: py
 async def test_unknown_methods_are_reported_under_one_route() -> None:
     async with grpc_gateway() as client:
         for method in ("/tei.v1.Embed/Nothing", "/a/b"):
-            assert Code.UNIMPLEMENTED == await client.channel.unary_unary(method)(b"", timeout=20).code()
+            assert (
+                Code.UNIMPLEMENTED == await client.channel.unary_unary(method)(b"", timeout=PATIENCE_S).code()
+            )
         await until(lambda: len(client.finished()) == 2)
     assert {(OTHER, "method_not_allowed", None)} == {
         (event.route, event.outcome, event.tenant) for event in client.finished()
@@ -472,10 +477,10 @@ async def test_health_and_reflection_need_no_key() -> None:
             health_pb2.HealthCheckResponse.FromString,
         )
         statuses = [
-            (await check(health_pb2.HealthCheckRequest(service=name), timeout=20)).status
+            (await check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE_S)).status
             for name in ("", "tei.v1.Embed", "tei.v1.Info")
         ]
-        unknown = await status_of(check(health_pb2.HealthCheckRequest(service="nothing"), timeout=20))
+        unknown = await status_of(check(health_pb2.HealthCheckRequest(service="nothing"), timeout=PATIENCE_S))
         files = [await files_of(client.channel, version) for version in ("v1alpha", "v1")]
 
     assert [health_pb2.HealthCheckResponse.SERVING] * 3 == statuses
@@ -496,7 +501,7 @@ async def files_of(channel: grpc.aio.Channel, version: str) -> tuple[list[str], 
         reflection_pb2.ServerReflectionRequest(list_services=""),
         reflection_pb2.ServerReflectionRequest(file_containing_symbol="tei.v1.Embed"),
     )
-    replies = [reply async for reply in call(iter(requests), timeout=20)]
+    replies = [reply async for reply in call(iter(requests), timeout=PATIENCE_S)]
     file = FileDescriptorProto.FromString(replies[1].file_descriptor_response.file_descriptor_proto[0])
     return [service.name for service in replies[0].list_services_response.service], file
 

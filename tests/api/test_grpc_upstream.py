@@ -10,6 +10,7 @@ from tests.conftest import CONFIG, KEY, Running, running_gateway
 from tests.fakes.hooks import CLASSIFIER, RERANKER, Gate, until
 from tests.fakes.tei import FakeTei, assert_vectors, score_of, vector_of
 from tests.fakes.tei_grpc import FakeTeiGrpc, grpc_tei
+from tests.waiting import PATIENCE_S
 
 BACK = CONFIG.replace(
     "models:\n", "  classes: {backend: tei, replicas: ['http://classes']}\nmodels:\n"
@@ -67,8 +68,8 @@ async def test_calls_of_a_server_that_dies_are_done_by_another() -> None:
             f"upstreams: {{up: {{backend: tei, replicas: {replicas}}}}}\nmodels: {{bge: {{upstream: up}}}}\n"
         )
         async with running_gateway({}, config, sockets=True) as gateway:
-            async with asyncio.timeout(10):
-                while not (dying.model.canaries and living.model.canaries):  # noqa: ASYNC110
+            async with asyncio.timeout(PATIENCE_S):
+                while not (dying.model.reference_requests and living.model.reference_requests):  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
             dying.model.hook = gate  # type: ignore[assignment]
             calls = [

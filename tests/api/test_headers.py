@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import EmbedReply, Operation, Truncate
-from gateway.api.server.error_bodies import Dialect, render_error
+from gateway.api.server.error_bodies import ErrorFormat, render_error
 from gateway.api.server.inference_api import reply_headers
 from gateway.app import HANDLERS, ROUTES
 from gateway.errors import FACTS, GatewayError
@@ -20,9 +20,11 @@ from gateway.routing.routes import Route
 from gateway.serve import Served
 from gateway.tenants.keyring import Tenant, key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
-from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
+from tests.fakes.hooks import Gate, respond_with, tei_with_hook, until
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei
 from tests.socket_gateway import socket_gateway
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 STAGES = {"parse", "auth", "quota", "queue", "upstream", "encode"}
@@ -51,20 +53,15 @@ tenants:
 """
 
 
-def fakes() -> dict[str, FakeTei]:
-    """Return an embedding model on one replica, and a reranker."""
-    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
-
-
-def drain(gateway: Running) -> None:
+async def drain(gateway: Running) -> None:
     """Make the gateway behave as it does after SIGTERM."""
-    gateway.application.in_flight.draining = True
+    await gateway.application.in_flight.drain(0)
 
 
 async def test_every_reply_while_draining_closes_its_connection(boot: Boots) -> None:
     async with boot(fakes()) as gateway:
         before = await gateway.client.get("/livez")
-        drain(gateway)
+        await drain(gateway)
         refused = await gateway.post(OPENAI, {"input": "a"})
         probed = await gateway.client.get("/livez")
 
@@ -84,7 +81,7 @@ async def test_a_lame_duck_serves_on_and_asks_clients_to_leave_in_the_second_hal
         second = [await gateway.client.get("/readyz"), await gateway.post(OPENAI, {"input": "a"})]
         alive = await gateway.client.get("/livez")
         await serving
-        drain(gateway)
+        await drain(gateway)
         refused = await gateway.post(OPENAI, {"input": "a"})
 
     assert [503, 200, 503, 200] == [reply.status_code for reply in (*first, *second)]
@@ -237,7 +234,7 @@ async def test_retry_after_is_on_the_429_of_a_full_upstream(boot: Boots) -> None
 @pytest.mark.parametrize("path", [OPENAI, "/embed", "/readyz", "/v1/models"])
 async def test_a_draining_gateway_sends_retry_after(boot: Boots, path: str) -> None:
     async with boot(fakes()) as gateway:
-        drain(gateway)
+        await drain(gateway)
         reply = await gateway.client.get(path)
 
     assert 503 == reply.status_code
@@ -247,7 +244,7 @@ async def test_a_draining_gateway_sends_retry_after(boot: Boots, path: str) -> N
 @pytest.mark.parametrize("path", ["/livez", "/health", "/models/bge/health", "/metrics"])
 async def test_probes_are_answered_while_draining(boot: Boots, path: str) -> None:
     async with boot(fakes()) as gateway:
-        drain(gateway)
+        await drain(gateway)
 
         assert 200 == (await gateway.client.get(path)).status_code
 
@@ -266,7 +263,7 @@ async def test_readyz_fails_until_a_replica_has_been_tried(boot: Boots) -> None:
 
 @pytest.mark.parametrize("dialect", ROUTES.dialects, ids=lambda dialect: dialect.name)
 @pytest.mark.parametrize("kind", FACTS)
-def test_every_429_and_503_sends_retry_after(kind: str, dialect: Dialect) -> None:
+def test_every_429_and_503_sends_retry_after(kind: str, dialect: ErrorFormat) -> None:
     error_type = type("Any", (GatewayError,), {"kind": kind})
     reply = render_error(error_type("why"), dialect)
 
@@ -459,7 +456,7 @@ async def test_a_connection_goes_on_after_a_head() -> None:
         + 'upstreams: {up: {backend: tei, replicas: ["http://tei-0"]}}\nmodels: {bge: {upstream: up}}\n'
     )
     paths = (b"/", b"/info", b"/v1/models", b"/metrics", b"/api/tags", b"/none")
-    async with socket_gateway(FakeTei(), config) as gateway, asyncio.timeout(20):
+    async with socket_gateway(FakeTei(), config) as gateway, asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         for path in paths:
             request = b"HEAD %b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n\r\n"

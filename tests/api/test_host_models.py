@@ -9,15 +9,16 @@ import pytest
 from huggingface_hub import constants
 
 from backends.torch.wire import ModelBoot, SmokeLoad
-from gateway.api.operators import host_models
+from gateway.api.operators import manager
 from gateway.config.load import parse_config
+from gateway.declared.checkpoints import ListedModel, Registry
 from gateway.processes import model_requests
 from gateway.processes.model_requests import ModelRequests
-from gateway.registry.models import ListedModel, Registry
 from tests.conftest import MANAGER_PORT, Running, running_gateway
 from tests.fakes.hub import FakeHub, write_cache
 from tests.fakes.threaded import serve_in_thread
 from tests.unit.test_registry import FILES
+from tests.waiting import PATIENCE_S
 
 MANAGER = f"http://gateway:{MANAGER_PORT}"
 CONFIG = """
@@ -45,7 +46,7 @@ async def gateway(tmp_path: Path, fake_hub: FakeHub) -> AsyncIterator[Running]:
     del fake_hub
     config = parse_config(CONFIG, {}, tmp_path)
     requests = ModelRequests(lambda: config, tmp_path / "state", {})
-    async with running_gateway({}, GATEWAY, wait=False, models=requests.run) as running:
+    async with running_gateway({}, GATEWAY, wait=False, manager=requests.run) as running:
         yield running
 
 
@@ -118,7 +119,7 @@ async def test_a_long_download_goes_on_in_the_background(
     write_cache(tmp_path / "cache", "org/model", FILES)
     monkeypatch.setattr(model_requests, "WAIT_S", 0.0)
     assert 200 == (await gateway.client.post(f"{MANAGER}/models/org%2Fmodel/download")).status_code
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while await status_of(gateway) != "downloaded":  # noqa: ASYNC110 - a thread changes it
             await asyncio.sleep(0.05)
 
@@ -172,9 +173,9 @@ async def test_the_status_reads_the_registry_every_few_seconds(
 async def test_the_status_does_not_wait_for_a_slow_registry(
     gateway: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_models, "RECENT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(manager, "RECENT_TIMEOUT_S", 0.01)
     released = threading.Event()
-    monkeypatch.setattr(Registry, "models", lambda _: released.wait(30) and [])
+    monkeypatch.setattr(Registry, "models", lambda _: released.wait(PATIENCE_S) and [])
     try:
         assert [] == (await gateway.client.get("/admin/status")).json()["registry"]
     finally:

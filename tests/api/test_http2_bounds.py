@@ -9,17 +9,17 @@ import grpc.aio
 import pytest
 
 from backends.tei_protos import tei_pb2 as pb
+from gateway.api.grpc import answers, frames
 from gateway.api.grpc import connection as connections
-from gateway.api.grpc import frames, open_services
 from gateway.api.grpc.connection import Http2Connection
-from gateway.api.grpc.frame_reader import FrameReader
-from gateway.api.grpc.frames import Frame, encode_frame
+from gateway.api.grpc.frames import Frame, FrameReader, encode_frame
 from gateway.api.grpc.hpack import BlockBounds, BlockDecoder, encode_block
 from gateway.tenants.keyring import key_digest
 from tests.api.test_grpc import AUTHORIZED, GRPC, Client, Code, grpc_gateway, limited, status_of
 from tests.conftest import KEY
 from tests.fakes.hooks import Gate, until
 from tests.fakes.tei import FakeTei
+from tests.waiting import PATIENCE_S
 
 EMBED, HEALTH = "/tei.v1.Embed/Embed", "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
@@ -220,7 +220,7 @@ async def test_an_endless_header_block_ends_the_connection(size: int) -> None:
 async def test_large_messages_without_a_key_are_refused_at_their_beginning(path: str) -> None:
     large = b"\x0a\x80\x80\xc0\x0f" + b"x" * (31 * 1024 * 1024)
     async with grpc_gateway() as client:
-        calls = [client.channel.stream_stream(path)(iter([large]), timeout=20) for _ in range(4)]
+        calls = [client.channel.stream_stream(path)(iter([large]), timeout=PATIENCE_S) for _ in range(4)]
         codes = [await rpc.code() for rpc in calls]
         details = {await rpc.details() for rpc in calls}
         (connection,) = client.server.connections
@@ -303,15 +303,15 @@ async def test_calls_that_are_reset_at_once_end_the_connection(path: str) -> Non
 
 
 async def test_replies_that_the_client_does_not_take_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_services, "OPEN_WAIT_S", 0.3)
+    monkeypatch.setattr(answers, "OPEN_WAIT_S", 0.3)
     question = b"\x3a\x00"
     async with grpc_gateway() as client, peer_of(client, {frames.INITIAL_WINDOW_SIZE: 0}) as peer:
         numbers = range(1, 41, 2)
         peer.send(b"".join([call(number, head(REFLECTION), question, ends=False) for number in numbers]))
-        await until(lambda: peer.connection.open_calls == open_services.OPEN_RPCS_OF_ONE_MAX)
+        await until(lambda: peer.connection.open_calls == answers.OPEN_RPCS_OF_ONE_MAX)
         await until(lambda: all(peer.status(number) is not None for number in numbers))
         statuses = [peer.status(number) for number in numbers]
-    assert statuses.count(4) == open_services.OPEN_RPCS_OF_ONE_MAX
+    assert statuses.count(4) == answers.OPEN_RPCS_OF_ONE_MAX
     assert set(statuses) == {4, 8}
     assert not peer.of(frames.DATA)
 
@@ -542,7 +542,7 @@ async def test_an_evicted_message_ends_its_call() -> None:
         await until(lambda: in_flight.bytes > 100_000)
         (body,) = in_flight.receiving
         in_flight.receiving.remove(body)
-        in_flight.release(body)
+        body.release()
         body.evict()
         await until(lambda: peer.status(1) is not None)
         assert 0 == in_flight.bytes
@@ -557,7 +557,7 @@ async def test_a_stopping_gateway_says_goodbye_and_finishes() -> None:
             server.hook = gate
         peer.send(call(1, head(**KEYED), text()))
         await until(lambda: gate.waiting > 0)
-        client.gateway.application.in_flight.draining = True
+        await client.gateway.application.in_flight.drain(0)
         await until(lambda: bool(peer.of(frames.GOAWAY)))
         assert frames.NUMBER_MAX == frames.number_of(peer.of(frames.GOAWAY)[0].content)
         peer.send(call(3, head(**KEYED), text()))
@@ -593,7 +593,10 @@ async def test_large_messages_pass_in_both_directions() -> None:
         async with grpc.aio.insecure_channel(client.address, options=options) as channel:
             rank = channel.unary_unary("/tei.v1.Rerank/Rerank")
             replies = await asyncio.gather(
-                *[rank(request.SerializeToString(), metadata=AUTHORIZED, timeout=30) for _ in range(4)]
+                *[
+                    rank(request.SerializeToString(), metadata=AUTHORIZED, timeout=PATIENCE_S)
+                    for _ in range(4)
+                ]
             )
         assert 0 == client.gateway.application.in_flight.bytes
     for reply in replies:

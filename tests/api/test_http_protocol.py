@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import pytest
 import uvicorn
 
-from gateway.api.server import unread_replies
+from gateway.api.server import in_flight
 from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
-from gateway.api.server.http_protocol import CONNECTION, BoundedProtocol
+from gateway.api.server.http_protocol import CONNECTION, BoundedProtocol, LingeringClose
 from gateway.api.server.in_flight import InFlight
-from gateway.api.server.lingering_close import LingeringClose
 from tests.fakes.hooks import until
+from tests.waiting import PATIENCE_S
 
 # Path → bytes of its reply. /large exceeds every buffer between two sockets; /small never pauses writing.
 SIZES = {"/large": 30_000_000, "/small": 60_000}
@@ -95,7 +95,7 @@ async def connected(kernel_bytes: int = 0, application: Any = sized_reply) -> As
 
 async def exchange(*pieces: bytes) -> bytes:
     """Send some pieces and return everything that the server sends until it closes the connection."""
-    async with connected() as (reader, writer), asyncio.timeout(10):
+    async with connected() as (reader, writer), asyncio.timeout(PATIENCE_S):
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
@@ -137,14 +137,14 @@ async def test_a_large_body_does_not_count_as_head() -> None:
 
 
 async def test_sequential_requests_on_one_connection_are_answered() -> None:
-    async with connected() as (reader, writer), asyncio.timeout(10):
+    async with connected() as (reader, writer), asyncio.timeout(PATIENCE_S):
         for _ in range(3):
             writer.write(HEAD + b"content-length: 2\r\n\r\nab")
             await reader.readuntil(b"xx")
 
 
 async def test_a_client_that_reads_nothing_is_disconnected() -> None:
-    async with connected() as (reader, writer), asyncio.timeout(10):
+    async with connected() as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         protocol = await ImpatientProtocol.accepted.get()
@@ -155,7 +155,7 @@ async def test_a_client_that_reads_nothing_is_disconnected() -> None:
 
 
 async def test_100_continue_is_sent_before_the_body() -> None:
-    async with connected() as (reader, writer), asyncio.timeout(10):
+    async with connected() as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(HEAD + b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n")
         assert b"HTTP/1.1 100 Continue\r\n\r\n" == await reader.readuntil(b"\r\n\r\n")
         writer.write(b"ab")
@@ -174,7 +174,7 @@ async def slow_client(
     path: str, kernel_bytes: int = 0
 ) -> AsyncIterator[tuple[socket.socket, ImpatientProtocol]]:
     """Connect a client with a small receive buffer that has sent a request; the test reads the reply."""
-    async with connected(kernel_bytes) as (_, writer), asyncio.timeout(30):
+    async with connected(kernel_bytes) as (_, writer), asyncio.timeout(PATIENCE_S):
         await ImpatientProtocol.accepted.get()
         loop = asyncio.get_running_loop()
         with socket.socket() as client:
@@ -271,13 +271,13 @@ async def test_reports_a_lost_connection_to_a_waiting_call(body_bytes: int) -> N
         started.set()
         while (await receive())["more_body"]:
             pass
-        scope["extensions"][CONNECTION].on_lost = lost.set
+        scope["extensions"][CONNECTION].watch(lost.set)
         body_read.set()
         await lost.wait()
         finished.append(scope["path"])
         ended.set()
 
-    async with connected(application=waiting) as (_, writer), asyncio.timeout(10):
+    async with connected(application=waiting) as (_, writer), asyncio.timeout(PATIENCE_S):
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % body_bytes)
         await started.wait()
         writer.write(b"x" * body_bytes)
@@ -295,10 +295,10 @@ async def test_does_not_report_a_lost_connection_to_an_answered_call() -> None:
     async def answering(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         connection = scope["extensions"][CONNECTION]
-        connection.on_lost = lambda: reported.append(scope["path"])
+        connection.watch(lambda: reported.append(scope["path"]))
         assert connection.answer(200, [(b"content-length", b"0")], b"")
 
-    async with connected(application=answering) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=answering) as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(b"POST /path HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         protocol = await ImpatientProtocol.accepted.get()
@@ -348,7 +348,7 @@ async def test_protocol_upgrades_are_answered_in_http_1(offer: bytes, pieces: in
         NESTED_REQUEST,
     )
     both = request + b"POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\nb"
-    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(PATIENCE_S):
         size = -(-len(both) // pieces)
         for start in range(0, len(both), size):
             writer.write(both[start : start + size])
@@ -360,7 +360,7 @@ async def test_protocol_upgrades_are_answered_in_http_1(offer: bytes, pieces: in
 
 async def test_many_upgrade_requests_in_one_packet_are_answered() -> None:
     request = b"POST /%d HTTP/1.1\r\nupgrade: x\r\nconnection: upgrade\r\ncontent-length: 1\r\n\r\nz"
-    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(b"".join(request % number for number in range(600)))
         assert [b"200 /%d=z" % number for number in range(600)] == await read_replies(reader, 600)
 
@@ -370,7 +370,7 @@ async def test_connect_is_refused() -> None:
 
 
 async def test_reading_pauses_while_pipelined_requests_wait() -> None:
-    async with connected(application=echo) as (reader, writer), asyncio.timeout(20):
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(PATIENCE_S):
         ImpatientProtocol.released = asyncio.Event()
         request = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: 4000\r\n\r\n" + b"x" * 4000
         writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
@@ -390,7 +390,7 @@ async def test_reading_pauses_while_pipelined_requests_wait() -> None:
 
 
 async def test_one_of_many_requests_in_one_packet_is_parsed_at_a_time() -> None:
-    async with connected(application=echo) as (reader, writer), asyncio.timeout(20):
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(PATIENCE_S):
         ImpatientProtocol.released = asyncio.Event()
         request = b"GET /slow HTTP/1.1\r\n\r\n"
         writer.write(request * 2000)
@@ -408,7 +408,7 @@ async def test_one_of_many_requests_in_one_packet_is_parsed_at_a_time() -> None:
 
 @pytest.mark.usefixtures("patient")
 async def test_requests_of_a_client_that_does_not_read_stay_unparsed() -> None:
-    async with connected(kernel_bytes=4096) as (reader, writer), asyncio.timeout(20):
+    async with connected(kernel_bytes=4096) as (reader, writer), asyncio.timeout(PATIENCE_S):
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"GET /small HTTP/1.1\r\n\r\n" * 10_000)
         protocol = await ImpatientProtocol.accepted.get()
@@ -422,8 +422,8 @@ async def test_requests_of_a_client_that_does_not_read_stay_unparsed() -> None:
 async def test_kept_requests_of_lost_connections_are_counted_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     # An eighth is for those that make no progress.
     monkeypatch.setattr(ImpatientProtocol, "in_flight", InFlight(8 * 40_000))
-    monkeypatch.setattr(unread_replies, "GRACE_S", 0.001)
-    async with connected(application=echo) as (_, first), asyncio.timeout(20):
+    monkeypatch.setattr(in_flight, "GRACE_S", 0.001)
+    async with connected(application=echo) as (_, first), asyncio.timeout(PATIENCE_S):
         ImpatientProtocol.released = asyncio.Event()
         opened = [await asyncio.open_connection(*first.get_extra_info("peername")[:2]) for _ in range(4)]
         protocols = [await ImpatientProtocol.accepted.get() for _ in range(5)][1:]
@@ -470,7 +470,7 @@ MIXED_REPLIES = [
 
 @pytest.mark.usefixtures("patient")
 async def test_requests_are_told_apart_wherever_they_are_cut() -> None:
-    async with connected(application=echo) as (reader, _), asyncio.timeout(60):
+    async with connected(application=echo) as (reader, _), asyncio.timeout(PATIENCE_S):
         protocol = await ImpatientProtocol.accepted.get()
         for cut in range(len(MIXED)):
             protocol.data_received(MIXED[:cut])
@@ -483,7 +483,7 @@ async def test_requests_are_told_apart_wherever_they_are_cut() -> None:
 
 @pytest.mark.usefixtures("patient")
 async def test_requests_that_come_byte_by_byte_are_told_apart() -> None:
-    async with connected(application=echo) as (reader, _), asyncio.timeout(60):
+    async with connected(application=echo) as (reader, _), asyncio.timeout(PATIENCE_S):
         protocol = await ImpatientProtocol.accepted.get()
         for byte in MIXED:
             await until(lambda: not protocol._rest)
@@ -493,7 +493,7 @@ async def test_requests_that_come_byte_by_byte_are_told_apart() -> None:
 
 @pytest.mark.parametrize("before", [b"", b"GET /a HTTP/1.1\r\n\r\n"])
 async def test_blank_lines_without_a_head_are_refused_at_the_bound_of_a_head(before: bytes) -> None:
-    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(before + b"\r\n" * 100_000)
         if before:
             assert [b"200 /a="] == await read_replies(reader, 1)
@@ -501,7 +501,7 @@ async def test_blank_lines_without_a_head_are_refused_at_the_bound_of_a_head(bef
 
 
 async def test_a_kept_request_is_answered_after_the_end_of_the_time_for_a_head() -> None:
-    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(PATIENCE_S):
         ImpatientProtocol.released = asyncio.Event()
         writer.write(b"GET /slow HTTP/1.1\r\n\r\nGET /b HTTP/1.1\r\n\r\nGET /c HT")
         await asyncio.sleep(2 * ImpatientProtocol.head_timeout_s)
@@ -528,7 +528,7 @@ async def _send(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
 async def test_complete_requests_are_answered_before_a_malformed_one_is_refused(
     malformed: bytes, status: bytes
 ) -> None:
-    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(PATIENCE_S):
         ImpatientProtocol.released = asyncio.Event()
         writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok" + malformed)
         protocol = await ImpatientProtocol.accepted.get()
@@ -540,14 +540,14 @@ async def test_complete_requests_are_answered_before_a_malformed_one_is_refused(
 
 async def test_many_small_requests_do_not_count_as_a_large_head() -> None:
     request = b"POST /%d HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
-    async with connected(application=echo) as (reader, writer), asyncio.timeout(20):
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(PATIENCE_S):
         sending = asyncio.create_task(_send(writer, [b"".join(request % number for number in range(4000))]))
         assert [b"200 /%d=" % number for number in range(4000)] == await read_replies(reader, 4000)
         await sending
 
 
 async def test_a_client_that_abandons_requests_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
-    async with connected(application=echo) as (_, writer), asyncio.timeout(10):
+    async with connected(application=echo) as (_, writer), asyncio.timeout(PATIENCE_S):
         ImpatientProtocol.released = asyncio.Event()
         writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n" * 3)
         protocol = await ImpatientProtocol.accepted.get()
@@ -577,7 +577,7 @@ async def echo_headers(scope: Any, receive: Any, send: Any) -> None:
 @pytest.mark.parametrize("name", [b"authorization", b"x-forwarded-for", b"expect"])
 async def test_trailers_are_no_headers(name: bytes) -> None:
     request = CHUNKED + b"x-real: 1\r\n\r\n2\r\nab\r\n0\r\n%b: 7\r\n\r\n" % name
-    async with connected(application=echo_headers) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=echo_headers) as (reader, writer), asyncio.timeout(PATIENCE_S):
         # In one packet, all of it is parsed before the application reads the headers.
         writer.write(request * 2)
         expected = b"200 host=x\ntransfer-encoding=chunked\nx-real=1"
@@ -593,7 +593,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def flood(start: bytes, piece: bytes) -> tuple[int, bytes]:
     """Send `start`, then `piece` for ever; return the number of bytes that were taken, and the reply."""
-    async with connected() as (reader, writer), asyncio.timeout(20):
+    async with connected() as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(start)
         protocol = await ImpatientProtocol.accepted.get()
         sent_bytes = 0
@@ -631,7 +631,7 @@ async def test_framing_of_a_body_is_bounded(start: bytes, piece: bytes) -> None:
 @pytest.mark.usefixtures("patient")
 async def test_a_body_of_small_chunks_is_taken() -> None:
     body = b"8\r\nabcdefgh\r\n" * 100_000 + b"0\r\n\r\n"
-    async with connected() as (reader, writer), asyncio.timeout(20):
+    async with connected() as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(CHUNKED + b"\r\n" + body)
         assert (await reader.readuntil(b"xx")).startswith(b"HTTP/1.1 200 ")
 
@@ -647,7 +647,7 @@ EARLY = b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n"
 
 
 async def test_an_early_reply_says_that_the_connection_closes_and_closes_it() -> None:
-    async with connected(application=echo_headers) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=echo_headers) as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(EARLY + b"GET /b HTTP/1.1\r\nhost: x\r\n\r\n")
         reply = await reader.read()
         assert reply.startswith(b"HTTP/1.1 200 ")
@@ -657,7 +657,7 @@ async def test_an_early_reply_says_that_the_connection_closes_and_closes_it() ->
 
 
 async def test_a_client_that_sends_its_whole_body_first_gets_an_early_reply() -> None:
-    async with connected(application=echo_headers) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=echo_headers) as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(EARLY)
         protocol = await ImpatientProtocol.accepted.get()
         await until(protocol.is_closing)
@@ -677,7 +677,7 @@ async def test_a_client_that_stays_after_an_early_reply_is_disconnected(
     bound: str, value: float, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LingeringClose, bound, value)
-    async with connected(application=echo_headers) as (_, writer), asyncio.timeout(10):
+    async with connected(application=echo_headers) as (_, writer), asyncio.timeout(PATIENCE_S):
         writer.write(EARLY)
         protocol = await ImpatientProtocol.accepted.get()
         await until(protocol.is_closing)
@@ -690,7 +690,7 @@ async def test_a_client_that_stays_after_an_early_reply_is_disconnected(
 
 @pytest.mark.usefixtures("patient")
 async def test_a_connection_persists_after_a_reply_to_a_whole_body() -> None:
-    async with connected(application=echo) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=echo) as (reader, writer), asyncio.timeout(PATIENCE_S):
         protocol = await ImpatientProtocol.accepted.get()
         for _ in range(2):
             writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n")
@@ -709,7 +709,7 @@ async def test_a_refused_body_ends_the_call_that_waits_for_it() -> None:
             pass
         ended.set()
 
-    async with connected(application=reading) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=reading) as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(CHUNKED + b"\r\nnonsense\r\n")
         assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 400 ")
         await ended.wait()
@@ -726,7 +726,7 @@ async def test_a_call_writes_no_reply_to_a_connection_that_was_refused() -> None
             answered.set_exception(error)
 
     # Both arrive in one piece, so that the body is refused before the call begins.
-    async with connected(application=answering) as (reader, writer), asyncio.timeout(10):
+    async with connected(application=answering) as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(CHUNKED + b"\r\nnonsense\r\n")
         assert await answered
         reply = await reader.read()
@@ -742,7 +742,7 @@ WHOLE = b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
 @asynccontextmanager
 async def limited(connections_max: int) -> AsyncIterator[Callable[[bytes], Awaitable[Connection]]]:
     """Serve `echo` with a bound on connections; yield a function that connects and sends bytes."""
-    async with connected(application=echo) as (_, first), asyncio.timeout(20):
+    async with connected(application=echo) as (_, first), asyncio.timeout(PATIENCE_S):
         await ImpatientProtocol.accepted.get()
         ImpatientProtocol.released = asyncio.Event()
         ImpatientProtocol.limit = ConnectionLimit(connections_max, new_max=0)

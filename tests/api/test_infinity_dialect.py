@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.vectors import sigmoid
-from tests.conftest import Boots
+from backends.contract.vectors import sigmoid
+from tests.conftest import Boots, posted
 from tests.fakes.hooks import CLASSIFIER, LABELS
 from tests.fakes.server import logit_of
 from tests.fakes.tei import FakeTei, logits_of, vector_of
@@ -93,8 +93,7 @@ async def test_rerank(
 
 
 async def test_classify(boot: Boots) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/infinity/classify", {"input": ["red", "blue"]})
+    reply = await posted(boot(fakes(), CONFIG), "/infinity/classify", {"input": ["red", "blue"]})
 
     for text, row in zip(("red", "blue"), reply.json()["data"], strict=True):
         logits = logits_of((text,), len(LABELS))
@@ -104,8 +103,7 @@ async def test_classify(boot: Boots) -> None:
 
 
 async def test_classify_returns_raw_scores_on_request(boot: Boots) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/infinity/classify", {"input": ["red"], "raw_scores": True})
+    reply = await posted(boot(fakes(), CONFIG), "/infinity/classify", {"input": ["red"], "raw_scores": True})
 
     assert max(logits_of(("red",), 3)) == pytest.approx(reply.json()["data"][0][0]["score"], rel=1e-5)
 
@@ -160,8 +158,7 @@ async def test_health_needs_no_key(boot: Boots) -> None:
 async def test_rejects_invalid_bodies_with_422_and_the_field(
     boot: Boots, path: str, body: Any, field: str
 ) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post(f"/infinity/{path}", body)
+    reply = await posted(boot(fakes(), CONFIG), f"/infinity/{path}", body)
 
     assert 422 == reply.status_code, reply.text
     (problem,) = reply.json()["detail"]

@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots
 from tests.fakes.hooks import CLASSIFIER, RERANKER, Gate, until

@@ -16,8 +16,9 @@ from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER, respond_with
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.openai import FakeOpenAI
-from tests.fakes.tei import FakeTei, Hook, is_canaries
+from tests.fakes.tei import FakeTei, Hook, is_reference_texts
 from tests.fakes.vllm import FakeVllm
+from tests.waiting import PATIENCE_S
 
 TWO = ["a", "b"]
 KINDS = ["tei", "infinity", "vllm", "openai"]
@@ -85,7 +86,7 @@ models: {{m: {{upstream: only}}}}
 
 async def ends(gateway: Running, path: str, body: Any) -> tuple[int, str]:
     """Return the status and body of a call that ends in time."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         reply = await gateway.post(path, body)
     assert "application/json" == reply.headers["content-type"]
     return reply.status_code, reply.text
@@ -176,7 +177,7 @@ ON_THE_WIRE: dict[str, tuple[bytes, bool]] = {
 
 @asynccontextmanager
 async def speaking(raw_reply: bytes, *, closes: bool) -> AsyncIterator[str]:
-    """Serve TEI's description and the canaries correctly, and send these bytes for everything else."""
+    """Serve TEI's description and the reference texts correctly, and send these bytes for everything else."""
     behind = FakeTei()
     held: list[asyncio.StreamWriter] = []
 
@@ -185,7 +186,7 @@ async def speaking(raw_reply: bytes, *, closes: bool) -> AsyncIterator[str]:
         while head := await _head(reader):
             path, length = head
             body = await reader.readexactly(length)
-            is_call = bool(body) and not is_canaries(next(iter(json.loads(body).values())))
+            is_call = bool(body) and not is_reference_texts(next(iter(json.loads(body).values())))
             writer.write(raw_reply if is_call else await _true_answer(behind, path, body))
             await writer.drain()
             if is_call and closes:

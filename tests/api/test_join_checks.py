@@ -11,7 +11,7 @@ import pytest
 
 from backends.contract import Embed, Reply, Work
 from backends.contract.errors import ReplicaFailed
-from backends.reference_texts import CANARIES, SCORED
+from backends.reference_texts import REFERENCE_TEXTS, SCORED
 from gateway.routing.prober import ProbeIntervals
 from gateway.upstreams import factory
 from gateway.vector_spaces.zero_vectors import WORDLESS
@@ -22,6 +22,7 @@ from tests.fakes.hosted_api import FakeHostedApi
 from tests.fakes.hostile_replica import HostileReplica
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.tei import FakeTei, vector_of
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 upstreams: {{u: {{backend: {kind}, replicas: [{replicas}]{more}}}}}
@@ -83,7 +84,7 @@ async def replicas_of(gateway: Running) -> list[dict[str, Any]]:
 async def until_states(gateway: Running, *states: str) -> list[dict[str, Any]]:
     """Wait until the replicas have these states."""
     found = await replicas_of(gateway)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while [replica["state"] for replica in found] != list(states):
             await asyncio.sleep(0.01)
             found = await replicas_of(gateway)
@@ -142,7 +143,7 @@ async def test_zeros_of_one_text_of_a_network_are_refused(boot: Boots) -> None:
 
 
 async def test_static_model_may_give_zeros_for_a_text_without_known_words(boot: Boots) -> None:
-    unknown = {CANARIES[3], WORDLESS, "未知"}
+    unknown = {REFERENCE_TEXTS[3], WORDLESS, "未知"}
     async with gateway_over(boot, Odd(FakeTei(), zeros_for(unknown.__contains__))) as gateway:
         await until_states(gateway, "up")
         reply = await gateway.post("/v1/embeddings", {"input": "未知"})
@@ -233,7 +234,9 @@ async def test_rerankers_of_other_names_and_scores_are_two_models(boot: Boots) -
 async def test_reference_text_that_fails_does_not_keep_the_others_from_joining(boot: Boots) -> None:
     def poison(path: str, body: dict[str, Any]) -> tuple[int, Any] | None:
         return (
-            (500, {"error": "bad word", "error_type": "Backend"}) if CANARIES[2] in texts_in(body) else None
+            (500, {"error": "bad word", "error_type": "Backend"})
+            if REFERENCE_TEXTS[2] in texts_in(body)
+            else None
         )
 
     async with gateway_over(boot, Odd(FakeTei(), poison)) as gateway:
@@ -285,7 +288,7 @@ async def test_call_that_waits_for_a_model_that_is_refused_does_not_wait_until_i
 
     more = ", when_unavailable: wait"
     async with gateway_over(boot, Odd(FakeTei(), fail), more=more, wait=False) as gateway:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             reply = await gateway.post("/v1/embeddings", {"input": "a"}, x_timeout_s="60")
         (replica,) = await until_states(gateway, "down")
 
@@ -335,7 +338,7 @@ models: {m: {upstream: u}}
 
 
 async def test_engine_that_fails_at_one_reference_text_joins_with_a_note(boot: Boots) -> None:
-    engine = PoisonedEngine({CANARIES[1]})
+    engine = PoisonedEngine({REFERENCE_TEXTS[1]})
     async with boot({}, ENGINE, engines={"u": engine}) as gateway:
         (replica,) = await until_states(gateway, "up")
         reply = await gateway.post("/v1/embeddings", {"input": "a"})
@@ -345,8 +348,8 @@ async def test_engine_that_fails_at_one_reference_text_joins_with_a_note(boot: B
 
 
 async def test_calls_do_not_wait_for_an_engine_that_fails_at_all_reference_texts(boot: Boots) -> None:
-    async with boot({}, ENGINE, engines={"u": PoisonedEngine(CANARIES)}, wait=False) as gateway:
-        async with asyncio.timeout(10):
+    async with boot({}, ENGINE, engines={"u": PoisonedEngine(REFERENCE_TEXTS)}, wait=False) as gateway:
+        async with asyncio.timeout(PATIENCE_S):
             reply = await gateway.post("/v1/embeddings", {"input": "a"}, x_timeout_s="60")
         (replica,) = await until_states(gateway, "down")
         (model,) = (await gateway.client.get("/admin/status")).json()["models"]

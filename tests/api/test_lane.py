@@ -17,16 +17,17 @@ from backends.contract.errors import (
     ReplicaUnavailable,
 )
 from gateway.errors import Overloaded
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.isolation import SUSPECT_S
+from gateway.lane.measures import SAMPLES_MIN
+from gateway.lane.retries import LaneSettings
 from gateway.lane.slices import Bounds
-from gateway.lane.tenant_activity import SUSPECT_S
 from gateway.lane.ticket import Owner
+from gateway.routing.checks import PLAIN_TEXT
 from gateway.routing.health import ReplicaEvent, State
-from gateway.routing.latencies import SAMPLES_MIN
 from gateway.routing.window import Window
-from gateway.routing.work_check import PLAIN_TEXT
 from tests.fakes.hooks import until
 from tests.fakes.replicas import Rig, assert_vectors, reply_to, tokens_of
+from tests.waiting import PATIENCE_S
 
 NO = InvalidWork("this text is not allowed: bad")
 
@@ -315,7 +316,7 @@ async def test_answers_a_call_that_arrives_as_identical_work_ends() -> None:
     rig.replica.handler = doing
     assert_vectors(await rig.call("same"), "same")
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert_vectors(await late[0], "same")
     await rig.assert_empty()
 
@@ -747,7 +748,8 @@ async def test_a_refusal_of_one_input_leaves_the_window_as_it_is() -> None:
 async def test_a_metered_replica_gets_no_check_and_is_held_after_two_inputs(pause_s: float | None) -> None:
     rig = Rig(1)
     rig.replicas[0].window = Window(start=4)
-    rig.replicas[0].capabilities = msgspec.structs.replace(rig.replica.capabilities, metered=True)
+    metered = msgspec.structs.replace(rig.replica.capabilities, metered=True)
+    rig.pool.update_capabilities(rig.replicas[0], metered)
     refusal = ReplicaOverloaded("full").with_facts(upstream_status="429", retry_after_s=pause_s)
     fails(rig, lambda texts: refusal if texts[0].startswith("bad") else None)
 

@@ -20,12 +20,13 @@ from backends.contract.errors import (
     ReplicaUnavailable,
 )
 from gateway.errors import GatewayError
-from gateway.lane.faults import SliceFailed
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.outcomes import SliceFailed
+from gateway.lane.retries import LaneSettings
 from gateway.lane.slices import Bounds
 from gateway.routing.health import ReplicaEvent, State
 from gateway.routing.window import Window
 from tests.fakes.replicas import Rig, assert_vectors, reply_to
+from tests.waiting import PATIENCE_S
 
 TROUBLE = (ReplicaOverloaded, ReplicaFailed, ConnectionLost, ReplicaUnavailable, AttemptTimedOut)
 # Few texts, so that calls share work. Every replica refuses poison.
@@ -152,7 +153,7 @@ async def live(history: dict[str, Any]) -> None:
             chance.revive()
 
     prober = asyncio.create_task(keep_reviving())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(chance.call(call) for call in history["calls"]))
         await chance.rig.assert_empty()
     prober.cancel()

@@ -12,15 +12,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.app import ROUTES
 from gateway.events import CallFinished, ConnectionFaulted, ReplicaChanged
-from gateway.telemetry.batched_histogram import BatchedHistogram
 from gateway.telemetry.call_metrics import KEYS_MAX
-from gateway.telemetry.load_metrics import ReplicaLoad, Sources
+from gateway.telemetry.instruments import BatchedHistogram
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.upstream_metrics import ReplicaLoad, Sources
 from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei
 from tests.route_labels import PLAIN_PATHS, ROUTE_LABELS
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 # Every label is listed here, so that adding one is a deliberate choice.
@@ -149,8 +150,8 @@ async def test_measures_batches_and_stages(boot: Boots) -> None:
         await gateway.post(OPENAI, {"input": ["a", "b", "c", "d", "e"]})
         families = await scrape(gateway)
 
-    assert 5 == value(families, "gateway_batch_inputs_sum", upstream="embedder")
-    assert 2 == value(families, "gateway_batch_inputs_count", upstream="embedder")
+    assert 5 == value(families, "gateway_upstream_request_inputs_sum", upstream="embedder")
+    assert 2 == value(families, "gateway_upstream_request_inputs_count", upstream="embedder")
     assert 2 == value(families, "gateway_batch_calls_sum", upstream="embedder")
     assert 1 == value(families, "gateway_tenant_calls_total", tenant="default", model="bge")
     stages = {"parse", "auth", "quota", "queue", "upstream", "encode"}
@@ -183,7 +184,7 @@ async def test_shows_the_age_of_the_oldest_queued_input(boot: Boots) -> None:
         calls = [asyncio.create_task(gateway.post(OPENAI, {"input": "a"}))]
         await until(lambda: gate.waiting == 1)
         calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "b"})))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not value(await scrape(gateway), "gateway_lane_oldest_seconds", upstream="embedder"):
                 pass
         families = await scrape(gateway)
@@ -277,7 +278,7 @@ async def test_shows_queued_tokens_while_they_wait(boot: Boots) -> None:
         await until(lambda: gate.waiting == 1)
         calls.append(asyncio.create_task(gateway.post(OPENAI, {"input": "def"})))
         queued = 0.0
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not queued:
                 queued = value(await scrape(gateway), "gateway_lane_queued_tokens", upstream="embedder")
         gate.opened.set()

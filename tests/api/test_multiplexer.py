@@ -16,15 +16,16 @@ from grpc_health.v1 import health_pb2
 from backends.tei_protos import tei_multiplexer_pb2 as mux
 from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc.messages import Envelope, field, open_envelope
-from gateway.api.grpc.multiplexer import SERVICE
 from gateway.api.grpc.server import guarded_answers
+from gateway.api.grpc.tei import MULTIPLEXER
 from gateway.api.wire.arrow import BATCHES_MAX
+from gateway.declared.host import InstanceInfo
 from gateway.errors import InvalidInput, MalformedBody
-from gateway.instances.records import InstanceInfo
 from tests.api.test_arrow import DELTAS, LONG, TEXT_TYPES, rows_of, stream, written
 from tests.api.test_grpc import AUTHORIZED, GRPC, Client, grpc_gateway, limited
 from tests.fakes.hooks import RERANKER, SPLADE, until
 from tests.fakes.tei import FakeTei, vector_of
+from tests.waiting import PATIENCE_S
 
 Code = grpc.StatusCode
 RECORDED: list[dict[str, Any]] = [
@@ -101,8 +102,8 @@ KEPT: dict[str, tuple[str, int]] = {
 
 async def replies_of(client: Client, method: str, messages: list[Any]) -> tuple[Any, list[bytes]]:
     """Send messages; return the call and its replies."""
-    call = client.channel.stream_stream(f"/{SERVICE}/{method}")(
-        iter([message.SerializeToString() for message in messages]), metadata=AUTHORIZED, timeout=20
+    call = client.channel.stream_stream(f"/{MULTIPLEXER}/{method}")(
+        iter([message.SerializeToString() for message in messages]), metadata=AUTHORIZED, timeout=PATIENCE_S
     )
     replies: list[bytes] = []
     with suppress(grpc.aio.AioRpcError):
@@ -117,7 +118,7 @@ def table_of(reply: bytes, kind: Any = mux.EmbedArrowResponse) -> pa.ipc.RecordB
 
 def test_all_methods_are_answered() -> None:
     service = mux.DESCRIPTOR.services_by_name["TeiMultiplexer"]
-    assert {f"/{SERVICE}/{method.name}" for method in service.methods} <= guarded_answers().keys()
+    assert {f"/{MULTIPLEXER}/{method.name}" for method in service.methods} <= guarded_answers().keys()
     assert {recorded["case"] for recorded in RECORDED} == SENT.keys()
     assert KEPT.keys() < SENT.keys()
 
@@ -243,9 +244,13 @@ async def test_a_key_reaches_its_own_models_only() -> None:
 async def test_no_method_is_open() -> None:
     async with grpc_gateway() as client:
         for path in guarded_answers():
-            assert Code.UNAUTHENTICATED == await client.channel.stream_stream(path)(timeout=20).code(), path
+            assert (
+                Code.UNAUTHENTICATED == await client.channel.stream_stream(path)(timeout=PATIENCE_S).code()
+            ), path
         check = client.channel.unary_unary("/grpc.health.v1.Health/Check")
-        reply = await check(health_pb2.HealthCheckRequest(service=SERVICE).SerializeToString(), timeout=20)
+        reply = await check(
+            health_pb2.HealthCheckRequest(service=MULTIPLEXER).SerializeToString(), timeout=PATIENCE_S
+        )
     assert health_pb2.HealthCheckResponse.SERVING == health_pb2.HealthCheckResponse.FromString(reply).status
 
 
@@ -277,7 +282,7 @@ async def test_arrow_batches_keep_nulls_and_rows() -> None:
     assert found.pop(1) is None
     np.testing.assert_array_equal(np.array([vector_of("a b"), vector_of("c")]), np.array(found))
     (event,) = client.finished()
-    assert (2, "bge", f"/{SERVICE}/EmbedArrow") == (event.inputs, event.model, event.route)
+    assert (2, "bge", f"/{MULTIPLEXER}/EmbedArrow") == (event.inputs, event.model, event.route)
 
 
 async def test_a_table_without_batches_has_none_in_the_reply() -> None:

@@ -17,6 +17,7 @@ from tests.conftest import Boots, Running
 from tests.fakes.tei import Hook
 from tests.fakes.threaded import serve_in_thread
 from tests.fakes.vllm import FakeVllm
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 upstreams: {vectors: {backend: vllm, replicas: [%s], policy: round_robin}}
@@ -77,7 +78,7 @@ ODDITIES = {
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition; the servers run in threads, which a busy loop would starve."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - plain state without an event
             await asyncio.sleep(0.005)
 
@@ -103,7 +104,7 @@ async def embed(gateway: Running) -> int:
 async def embed_until(gateway: Running, *expected: str, replica: str) -> list[int]:
     """Call without a pause until a replica has passed through these states; return the statuses."""
     seen: list[int] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while states(gateway, replica)[-len(expected) :] != list(expected):
             seen += await asyncio.gather(*(embed(gateway) for _ in range(4)))
     return seen
@@ -120,7 +121,7 @@ async def test_odd_replica_under_load_changes_nothing_for_callers(
         server.hook = ODDITIES[oddity] or dropping(server)
         while_odd = await embed_until(gateway, "down", replica=url)
         probes = len(server.requests) + 30
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(server.requests) < probes:
                 while_odd.append(await embed(gateway))
         during = offer(gateway)

@@ -6,24 +6,18 @@ import numpy as np
 import pytest
 
 from gateway import __version__
-from tests.conftest import Boots
-from tests.fakes.hooks import RERANKER
-from tests.fakes.tei import FakeTei, vector_of
+from tests.conftest import Boots, posted
+from tests.fakes.hooks import embedder_and_reranker as fakes
+from tests.fakes.tei import vector_of
 
 TEXTS = ["red", "green and blue"]
-
-
-def fakes() -> dict[str, Any]:
-    """Return an embedding model and a reranker."""
-    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
 @pytest.mark.parametrize("model", [{}, {"model": "bge"}, {"model": "bge:latest"}])
 @pytest.mark.parametrize("sent", [TEXTS, TEXTS[0]])
 async def test_embed_returns_one_vector_for_each_input(boot: Boots, model: dict[str, str], sent: Any) -> None:
     body = model | {"input": sent, "keep_alive": "5m", "options": {"temperature": 0, "num_gpu": None}}
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/api/embed", body)
+    reply = await posted(boot(fakes()), "/api/embed", body)
 
     texts = [sent] if isinstance(sent, str) else sent
     data = reply.json()
@@ -43,8 +37,7 @@ async def test_embed_cuts_dimensions(boot: Boots) -> None:
 
 
 async def test_the_older_form_embeds_one_text(boot: Boots) -> None:
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/api/embeddings", {"model": "bge", "prompt": "red", "keep_alive": 0})
+    reply = await posted(boot(fakes()), "/api/embeddings", {"model": "bge", "prompt": "red", "keep_alive": 0})
 
     assert {"embedding"} == reply.json().keys()
     np.testing.assert_allclose(vector_of("red"), reply.json()["embedding"], rtol=1e-6)
@@ -77,8 +70,7 @@ async def test_num_ctx_bounds_the_tokens_of_an_input(boot: Boots, context: int, 
 async def test_errors_are_one_sentence(
     boot: Boots, path: str, body: dict[str, Any], status: int, reason: str
 ) -> None:
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post(path, body)
+    reply = await posted(boot(fakes()), path, body)
 
     assert status == reply.status_code, reply.text
     assert {"error"} == reply.json().keys()

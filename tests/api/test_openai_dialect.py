@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from backends.contract import EmbedReply
+from gateway.api.dialects.openai.embeddings import encode_embeddings
 from gateway.api.server.encoding import Encoding, EncodingFormat
-from gateway.api.wire.embedding_replies import encode_embeddings
-from tests.conftest import KEY, Boots
+from tests.conftest import KEY, Boots, posted
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei, vector_of
 
@@ -33,8 +33,7 @@ def vector_in(item: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 @pytest.mark.parametrize("options", [{}, {"encoding_format": "float"}, {"encoding_format": None}])
 async def test_vectors_are_numbers_without_base64(boot: Boots, options: dict[str, Any]) -> None:
-    async with boot({"tei-0": FakeTei()}) as gateway:
-        reply = await gateway.post(PATH, {"input": "a", "model": "bge", **options})
+    reply = await posted(boot({"tei-0": FakeTei()}), PATH, {"input": "a", "model": "bge", **options})
 
     assert 200 == reply.status_code
     assert isinstance(reply.json()["data"][0]["embedding"], list)
@@ -87,16 +86,14 @@ async def test_dimensions_keep_the_first_components_and_length_one(boot: Boots) 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
 @pytest.mark.parametrize("extra", [{"user": "u-1"}, {"user": None}, {"unheard_of": {"deep": [1]}}])
 async def test_ignores_fields_that_change_nothing(boot: Boots, path: str, extra: dict[str, Any]) -> None:
-    async with boot({"tei-0": FakeTei()}) as gateway:
-        reply = await gateway.post(path, {"input": "a", **extra})
+    reply = await posted(boot({"tei-0": FakeTei()}), path, {"input": "a", **extra})
 
     assert 200 == reply.status_code
     np.testing.assert_array_equal(vector_of("a"), vector_in(reply.json()["data"][0]))
 
 
 async def test_uses_and_names_the_default_model(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei()}) as gateway:
-        reply = await gateway.post(PATH, {"input": "a"})
+    reply = await posted(boot({"tei-0": FakeTei()}), PATH, {"input": "a"})
 
     assert "bge" == reply.json()["model"]
 
@@ -115,8 +112,7 @@ async def test_rejects_a_model_that_does_not_embed(boot: Boots) -> None:
 
 
 async def test_model_without_truncation_rejects_a_long_input(boot: Boots) -> None:
-    async with boot({"tei-0": FakeTei()}) as gateway:
-        reply = await gateway.post(PATH, {"input": "w " * 20, "model": "strict"})
+    reply = await posted(boot({"tei-0": FakeTei()}), PATH, {"input": "w " * 20, "model": "strict"})
 
     assert 400 == reply.status_code
     assert ("invalid_request_error", None) == tuple(reply.json()["error"][k] for k in ("type", "code"))

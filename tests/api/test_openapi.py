@@ -10,40 +10,37 @@ import msgspec
 import pytest
 from msgspec.structs import fields
 
-from gateway.api.dialects import (
-    cohere,
-    gemini,
-    infinity,
-    nim,
-    ollama,
-    openai,
-    openai_batches,
-    rerank,
-    sie,
-    tei_vertex,
-    tokenize,
-    vllm,
-    vllm_pooling,
-    voyage,
-)
-from gateway.api.document.complete import TAGS
-from gateway.api.document.examples import EXAMPLES
-from gateway.api.document.fields import FIELDS, OWN_FIELDS
-from gateway.api.document.parts import PARTS
-from gateway.api.operators import host_models, keys, replicas
+from gateway.api.dialects.batches import batches as openai_batches
+from gateway.api.dialects.cohere import embed as cohere
+from gateway.api.dialects.cohere import rerank
+from gateway.api.dialects.gemini import dialect as gemini
+from gateway.api.dialects.infinity import dialect as infinity
+from gateway.api.dialects.nim import dialect as nim
+from gateway.api.dialects.ollama import dialect as ollama
+from gateway.api.dialects.openai import embeddings as openai
+from gateway.api.dialects.sie import dialect as sie
+from gateway.api.dialects.tei import operations
+from gateway.api.dialects.tei import tokens as tokenize
+from gateway.api.dialects.vllm import dialect as vllm
+from gateway.api.dialects.vllm import pooling as vllm_pooling
+from gateway.api.dialects.voyage import dialect as voyage
+from gateway.api.document.complete import texts_of
+from gateway.api.document.fields import MEANINGS
+from gateway.api.operators import keys, manager, replicas
 from gateway.api.operators.sign_in import SignInCode
-from gateway.api.wire import tei_bodies, tei_operations, tei_predictions
-from gateway.app import ROUTES
-from gateway.instances.records import CreateInstance
+from gateway.api.wire import tei
+from gateway.app import ROUTES, SERVED
+from gateway.declared.host import CreateInstance
 from tests.conftest import CONFIG, KEY, Boots
 from tests.fakes.tei import FakeTei
 
+TEXTS = texts_of(SERVED)
 # Path of each POST → struct that it decodes. Paths below /models/{name} decode the same as at the root.
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
     "/admin/instances": CreateInstance,
     "/ui/sign-on": SignInCode,
-    "/admin/registry": host_models.RegisterModel,
+    "/admin/registry": manager.RegisterModel,
     "/admin/replicas/drain": replicas.ReplicaBody,
     "/admin/replicas/undrain": replicas.ReplicaBody,
     "/admin/replicas/verify": replicas.VerifyBody,
@@ -51,7 +48,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/embeddings": openai.OpenAIEmbeddingsRequest,
     "/v1/multi-vector": openai.OpenAIEmbeddingsRequest,
     "/embeddings": openai.OpenAIEmbeddingsRequest,
-    "/embed": tei_bodies.EmbedRequest,
+    "/embed": tei.EmbedRequest,
     "/rerank": rerank.EitherRerankRequest,
     "/v1/rerank": rerank.RerankRequest,
     "/v2/rerank": rerank.RerankRequest,
@@ -59,17 +56,17 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v2/embed": cohere.EmbedV2Request,
     "/v1/encode/{name}": sie.SieEncodeRequest,
     "/v1/score/{name}": sie.SieScoreRequest,
-    "/similarity": tei_bodies.SimilarityRequest,
+    "/similarity": tei.SimilarityRequest,
     "/tokenize": tokenize.TokenizeRequest,
     "/decode": tokenize.DecodeRequest,
-    "/detokenize": tokenize.DetokenizeRequest,
-    "/embed_all": tei_bodies.TeiEncodeRequest,
-    "/embed_sparse": tei_bodies.TeiEncodeRequest,
-    "/predict": tei_predictions.PredictRequest,
-    "/": tei_operations.DefaultRequest,
-    "/invocations": tei_operations.DefaultRequest,
-    "/vertex": tei_vertex.VertexRequest,
-    "": tei_operations.DefaultRequest,
+    "/detokenize": vllm.DetokenizeRequest,
+    "/embed_all": tei.TeiEncodeRequest,
+    "/embed_sparse": tei.TeiEncodeRequest,
+    "/predict": tei.PredictRequest,
+    "/": operations.DefaultRequest,
+    "/invocations": operations.DefaultRequest,
+    "/vertex": operations.VertexRequest,
+    "": operations.DefaultRequest,
     "/score": vllm.VllmScoreRequest,
     "/v1/score": vllm.VllmScoreRequest,
     "/classify": vllm.VllmClassifyRequest,
@@ -267,7 +264,7 @@ async def test_every_field_of_a_body_has_a_meaning(boot: Boots) -> None:
         for field, member in schema.get("properties", {}).items()
         if member.get("description", "Default:").startswith("Default:")
     ]
-    assert [] == missing, "describe them in gateway/api/document/fields.py and parts.py"
+    assert [] == missing, "describe them in `meanings` of their dialect"
 
 
 async def test_every_number_of_a_body_has_a_bound(boot: Boots) -> None:
@@ -285,19 +282,26 @@ async def test_every_number_of_a_body_has_a_bound(boot: Boots) -> None:
 
 async def test_every_part_belongs_to_a_body(boot: Boots) -> None:
     found = schemas_of_bodies(await document(boot))
-    for place in PARTS:
+    for place in TEXTS.meanings:
         name, _, field = place.partition(".")
-        assert field in found[name]["properties"], place
+        assert not field or field in found[name]["properties"], place
 
 
 def test_meanings_and_examples_belong_to_bodies() -> None:
     structs = {body.__name__: {field.encode_name for field in fields(body)} for body in BODIES.values()}
 
-    assert structs.keys() == EXAMPLES.keys()
-    assert FIELDS.keys() <= set().union(*structs.values())
-    for name in OWN_FIELDS:
-        struct, _, field = name.partition(".")
-        assert field in structs[struct], name
+    assert structs.keys() == TEXTS.examples.keys()
+    plain = {field for field in TEXTS.meanings if "." not in field}
+    assert plain <= set().union(*structs.values())
+
+
+def test_no_two_dialects_describe_the_same() -> None:
+    """A field without its struct is everybody's: two meanings of it are those of `Struct.field`."""
+    meanings = [MEANINGS, *(dialect.meanings for dialect in SERVED)]
+    tables = (meanings, [dialect.tags for dialect in SERVED], [dialect.examples for dialect in SERVED])
+    for table in tables:
+        names = [name for of_dialect in table for name in of_dialect]
+        assert len(names) == len(set(names))
 
 
 async def test_every_example_is_a_valid_body(boot: Boots) -> None:
@@ -311,7 +315,7 @@ async def test_every_example_is_a_valid_body(boot: Boots) -> None:
 async def test_the_examples_of_the_fake_are_answered(boot: Boots) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         for path in ("/v1/embeddings", "/embed", "/similarity", "/tokenize"):
-            example = EXAMPLES[BODIES[path].__name__]
+            example = TEXTS.examples[BODIES[path].__name__]
             body = {name: value for name, value in example.items() if name != "model"}
             reply = await gateway.client.post(path, json=body)
             assert 200 == reply.status_code, (path, reply.text)
@@ -357,7 +361,7 @@ async def test_tags_are_described_and_openai_is_first(boot: Boots) -> None:
 
     assert "OpenAI" == names[0]
     assert "/v1/embeddings" == next(iter(openapi["paths"]))
-    assert {tag for operation in operations for tag in operation["tags"]} <= TAGS.keys()
+    assert {tag for operation in operations for tag in operation["tags"]} <= TEXTS.tags.keys()
     assert all(operation["summary"] for operation in operations)
 
 

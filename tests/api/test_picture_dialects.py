@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backends.contract.vectors import max_similarity
 from backends.http.media import probe_recording
-from backends.vectors import max_similarity
 from gateway.tenants.keyring import key_digest
-from tests.conftest import KEY, Boots
+from tests.conftest import KEY, Boots, posted
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import Gate, until
 from tests.fakes.infinity import FakeInfinity
@@ -118,8 +118,7 @@ def vectors_in(body: dict[str, Any]) -> list[list[float]]:
 async def test_each_input_gets_its_own_vector(
     boot: Boots, tokenizer: str, backend: str, path: str, body: dict[str, Any], sources: list[str]
 ) -> None:
-    async with boot({"one": servers()[backend]}, config_of(backend, tokenizer)) as gateway:
-        reply = await gateway.post(path, body)
+    reply = await posted(boot({"one": servers()[backend]}, config_of(backend, tokenizer)), path, body)
 
     assert 200 == reply.status_code, reply.text
     width = body.get("dimensions", 8)
@@ -130,8 +129,7 @@ async def test_each_input_gets_its_own_vector(
 
 async def test_vllm_reads_texts_and_pictures_together(boot: Boots) -> None:
     body = message({"type": "text", "text": "a b"}, picture_part(FIRST))
-    async with boot({"one": FakeVllm(images=True)}, config_of("vllm", "")) as gateway:
-        reply = await gateway.post("/v1/embeddings", body)
+    reply = await posted(boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), "/v1/embeddings", body)
 
     np.testing.assert_allclose(vector_of(f"user: a b {FIRST}"), vectors_in(reply.json())[0], atol=1e-6)
 
@@ -176,26 +174,6 @@ async def test_the_first_name_of_jinas_types_is_applied(boot: Boots, tokenizer: 
 
 
 @pytest.mark.parametrize(
-    ("backend", "server"), [("infinity", FakeInfinity()), ("vllm", FakeVllm()), ("tei", FakeTei())]
-)
-@pytest.mark.parametrize(("path", "body", "sources"), BODIES)
-async def test_a_model_of_texts_refuses_pictures(
-    boot: Boots,
-    tokenizer: str,
-    backend: str,
-    server: Any,
-    path: str,
-    body: dict[str, Any],
-    sources: list[str],
-) -> None:
-    async with boot({"one": server}, config_of(backend, tokenizer)) as gateway:
-        reply = await gateway.post(path, body)
-
-    assert reply.status_code in {400, 422}, (reply.text, sources)
-    assert "no model here can embed images" in reply.text
-
-
-@pytest.mark.parametrize(
     ("path", "body", "named"),
     [
         ("/v1/embeddings", message(picture_part("https://example.org/a.png")), "not fetched"),
@@ -228,8 +206,7 @@ async def test_a_model_of_texts_refuses_pictures(
 async def test_what_cannot_be_read_is_refused_by_name(
     boot: Boots, path: str, body: dict[str, Any], named: str
 ) -> None:
-    async with boot({"one": FakeVllm(images=True)}, config_of("vllm", "")) as gateway:
-        reply = await gateway.post(path, body)
+    reply = await posted(boot({"one": FakeVllm(images=True)}, config_of("vllm", "")), path, body)
 
     assert reply.status_code in {400, 422}, reply.text
     assert named in reply.text
@@ -324,24 +301,23 @@ async def test_each_recording_gets_its_own_vector(
 
 
 @pytest.mark.parametrize(
-    ("backend", "server"),
-    [("infinity", FakeInfinity(images=True)), ("vllm", FakeVllm(images=True)), ("tei", FakeTei())],
+    ("backend", "make"), [("infinity", FakeInfinity), ("vllm", FakeVllm), ("tei", FakeTei)]
 )
-@pytest.mark.parametrize(("path", "body", "sources"), SOUND_BODIES)
-async def test_a_model_without_sound_refuses_recordings(
-    boot: Boots,
-    tokenizer: str,
-    backend: str,
-    server: Any,
-    path: str,
-    body: dict[str, Any],
-    sources: list[str],
+@pytest.mark.parametrize(
+    ("medium", "path", "body"),
+    [
+        *(("images", path, body) for path, body, _ in BODIES),
+        *(("sound", path, body) for path, body, _ in SOUND_BODIES),
+    ],
+)
+async def test_a_model_without_a_medium_refuses_it(
+    boot: Boots, tokenizer: str, backend: str, make: Any, medium: str, path: str, body: dict[str, Any]
 ) -> None:
-    async with boot({"one": server}, config_of(backend, tokenizer)) as gateway:
-        reply = await gateway.post(path, body)
+    server = make(images=True) if medium == "sound" and backend != "tei" else make()
+    reply = await posted(boot({"one": server}, config_of(backend, tokenizer)), path, body)
 
-    assert reply.status_code in {400, 422}, (reply.text, sources)
-    assert "no model here can embed sound" in reply.text
+    assert reply.status_code in {400, 422}, reply.text
+    assert f"no model here can embed {medium}" in reply.text
 
 
 async def test_a_model_of_one_medium_refuses_the_other(boot: Boots, tokenizer: str) -> None:

@@ -21,7 +21,6 @@ from backends.contract import (
     Reply,
     Rerank,
     RerankReply,
-    inputs_of,
 )
 from backends.contract import Work as BackendWork
 from backends.contract.errors import (
@@ -42,7 +41,7 @@ from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError
 from gateway.events import AttemptFinished, Event, ReplicaChanged
 from gateway.lane.lane import Lane
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.retries import LaneSettings
 from gateway.prepare import TOKENS_MAX, Preparer
 from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
 from gateway.routing.health import ReplicaEvent, State
@@ -52,8 +51,9 @@ from gateway.routing.routes import Route
 from gateway.routing.window import Window
 from gateway.telemetry.timeline import Timeline
 from gateway.tenants.keyring import Tenant
-from gateway.upstreams.batch_bounds import BatchBounds
+from gateway.upstreams.factory import BatchBounds
 from gateway.upstreams.fair_threads import FairThreads
+from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.fakes.tei import score_of, vector_of
@@ -109,12 +109,12 @@ def kind_of(text: str) -> str | None:
 class PoisonedReplica:
     """A replica on which some texts have effects."""
 
-    def __init__(self, batch_inputs: int, work_s: float = WORK_S) -> None:
+    def __init__(self, request_inputs: int, work_s: float = WORK_S) -> None:
         self.work_s = work_s
         self.capabilities = Capabilities(
             "m",
             frozenset({Operation.EMBED, Operation.RERANK}),
-            batch_inputs=batch_inputs,
+            request_inputs=request_inputs,
             reports_input_tokens=True,
         )
         self.requests = 0
@@ -124,7 +124,7 @@ class PoisonedReplica:
 
     async def run(self, work: BackendWork, timeout_s: float) -> Reply:
         self.requests += 1
-        texts = [str(text) for text in inputs_of(work)]
+        texts = [str(text) for text in work.inputs]
         kinds = {kind for text in texts if (kind := kind_of(text)) is not None}
         if self.work_s > timeout_s:
             await asyncio.sleep(timeout_s)
@@ -175,12 +175,13 @@ class PoisonedWorld:
             self.pool, lane_settings, self.events.append, clock, BatchBounds(self.pool, settings)
         )
         space = VectorSpace("up", settings, None, lambda _: None)
-        self.upstream = Upstream("up", settings, self.pool, {"texts": self.lane}, space)
+        inputs = ModelInputs(settings, self.pool.capabilities)
+        self.upstream = Upstream("up", settings, self.pool, {"texts": self.lane}, space, inputs)
         self.preparer = Preparer(FairThreads(), _no_limits)
         self.dispatcher = Dispatcher(self.preparer)
         for replica, backend in zip(replicas, self.backends, strict=True):
             self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.capabilities)
-            replica.width = WIDTH
+            replica.record_space(WIDTH, is_foreign=False)
 
     async def call(
         self, index: int, work: Embed | Rerank, tenant: str, deadline_s: float = DEADLINE_S
@@ -194,7 +195,7 @@ class PoisonedWorld:
         prepared = await self.preparer.prepare(inputs, owner, route, Call(work), deadline)
         async with Grant(owner, prepared, deadline, reservation, MemoryLedger()) as grant:
             try:
-                lane = self.upstream.lane_of(grant.prepared.work)
+                lane, inputs = self.upstream.lane_of(grant.prepared.work), self.upstream.model_inputs
                 return await self.dispatcher.dispatch(grant, lane, inputs, Timeline())
             except GatewayError as error:
                 return error
@@ -223,7 +224,7 @@ def random_works(chance: Random) -> list[Embed | Rerank]:
 
 def assert_right(work: Embed | Rerank, result: Reply | GatewayError) -> None:
     """Check that a fine call has its own results, and another the error of one of its bad inputs."""
-    texts = [str(text) for text in inputs_of(work)]
+    texts = [str(text) for text in work.inputs]
     bad = [index for index, text in enumerate(texts) if kind_of(text) is not None]
     if isinstance(result, GatewayError):
         assert bad, result.message
@@ -270,7 +271,7 @@ async def run_history(chance: Random) -> None:
     assert not any(replica.is_held for replica in world.pool.replicas)
     assert 0 == world.lane.queued_tokens
     slices = sum(isinstance(event, AttemptFinished) for event in world.events)
-    texts = sum(len(inputs_of(work)) for work in works)
+    texts = sum(len(work.inputs) for work in works)
     assert slices <= 40 + 8 * texts
 
 

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 import uvicorn
 
-from gateway.cli.embed.command import embed as embed_files
+from gateway.cli.embed import embed as embed_files
 from gateway.cli.embed.options import add_embed_options
 from gateway.events import ReplicaChanged
 from gateway.tenants.keyring import key_digest
-from tests.api.test_batches import create, ended, results, upload
 from tests.backends.invalid_replies import body_of, packed
+from tests.batches import results, run
 from tests.conftest import KEY, Running, running_gateway
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER
 from tests.fakes.hostile_replica import HostileReplica
 from tests.fakes.tei import FakeTei, assert_vectors, vector_of
+from tests.waiting import PATIENCE_S
 
 BAD = "poison"
 KINDS = ("400", "413", "500", "null", "nan", "width", "lost", "hang", "503", "401", "403")
@@ -162,7 +163,7 @@ async def test_a_text_that_is_refused_for_a_while_delays_no_other_caller(
             return text, await gateway.post(OPENAI, {"input": [text]}, authorization=f"Bearer {key}")
 
         # The pause is 30 s.
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             replies = await asyncio.gather(*(call(number) for number in range(120)))
 
     for text, reply in replies:
@@ -254,8 +255,7 @@ async def test_a_batch_ends_with_the_error_of_one_line(tmp_path: Path, kind: str
     async with poisoned_gateway(tmp_path, kind, 1, more=more) as (gateway, _):
         gateway.client.headers["authorization"] = f"Bearer {KEY}"
         content = "".join(json.dumps(line) + "\n" for line in lines)
-        batch = await create(gateway, (await upload(gateway, content))["id"])
-        shown = await ended(gateway, batch["id"])
+        shown = await run(gateway, content)
         good = await results(gateway, shown["output_file_id"])
         bad = await results(gateway, shown["error_file_id"])
 
@@ -301,7 +301,7 @@ async def test_embed_skips_the_row_that_a_server_fails(tmp_path: Path, kind: str
             uvicorn.Config(gateway.application.asgi, port=0, lifespan="off", log_config=None)
         )
         serving = asyncio.create_task(server.serve())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not server.started:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.005)
         port = server.servers[0].sockets[0].getsockname()[1]

@@ -237,7 +237,7 @@ EXPANDING_TEXT = "\ufdfa" * 20
 async def test_texts_that_tokenizers_expand_keep_the_budget(boot: Boots, bytes_per_token: int) -> None:
     server = ExpandingTei(bytes_per_token, max_input_length=8192)
     async with gateway_of(boot, 4, server) as gateway:
-        # Without those of its canaries.
+        # Without those of its reference texts.
         server.tokens = 0
         # Equal texts would be computed once.
         texts = [f"{EXPANDING_TEXT} {number}" for number in range(60)]

@@ -9,10 +9,9 @@ from backends.contract.errors import BackendError, ReplicaFailed, ReplicaUnavail
 from gateway.events import ReplicaChanged
 from gateway.routing import prober
 from gateway.routing.health import State
-from gateway.routing.load import BatchLoad
 from gateway.routing.pool import Pool
 from gateway.routing.prober import ProbeIntervals, Prober
-from gateway.routing.replica import BRIEF_MIN_S, STALL_MIN_S, Replica
+from gateway.routing.replica import BRIEF_MIN_S, STALL_MIN_S, BatchLoad, Replica
 from tests.fakes.hooks import until
 from tests.fakes.replicas import HeldReplica, Rig, assert_vectors, reply_to
 
@@ -94,7 +93,7 @@ async def test_patience_is_several_times_the_slowest_recent_batch() -> None:
 async def test_brief_time_follows_the_slowest_batch_or_the_last_check() -> None:
     replica = Rig().replicas[0]
     assert replica.brief_s(30) == 30
-    replica.plain_s = 0.02
+    replica.record_check(0.02, 0.0)
     assert replica.brief_s(30) == BRIEF_MIN_S
     replica.add_batch(BatchLoad(32, 1_000, ["acme"]), 0.0)
     # A hundred times the tokens of a check.

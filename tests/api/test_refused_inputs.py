@@ -14,7 +14,7 @@ from tests.fakes.tei import FakeTei
 # More tokens than the tokenizer's checkpoint allows.
 LONG = "word " * 40
 CONFIG = """
-upstreams: {{only: {{backend: infinity, replicas: ["http://one"], tokenizer: {folder}, batch_inputs: 1}}}}
+upstreams: {{only: {{backend: infinity, replicas: ["http://one"], tokenizer: {folder}, request_inputs: 1}}}}
 models: {{m: {{upstream: only, truncate: error}}}}
 """
 

@@ -7,10 +7,10 @@ import httpx
 import numpy as np
 import pytest
 
-from gateway.additions.entries import Drain, Edit
 from gateway.api.operators.replicas import REPLICAS_MAX
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
+from gateway.declared.additions import Drain, Edit
 from gateway.events import ReplicaChanged
 from tests.api.test_added_models import FakeParent
 from tests.conftest import Boots, Running
@@ -27,7 +27,7 @@ NONE = PAIR.format(drained='"http://a", "http://b"', more="")
 
 
 class HeldTei(FakeTei):
-    """Fake TEI that holds requests, those with canaries too, once it is told to."""
+    """Fake TEI that holds requests, those with reference texts too, once it is told to."""
 
     def __init__(self) -> None:
         super().__init__()

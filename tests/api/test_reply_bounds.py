@@ -12,7 +12,7 @@ from tests.fakes.tei import FakeTei
 from tests.fakes.vllm import FakeVllm
 
 LATE = """
-upstreams: {only: {backend: vllm, replicas: ["http://one"], batch_inputs: 2}}
+upstreams: {only: {backend: vllm, replicas: ["http://one"], request_inputs: 2}}
 models: {m: {upstream: only}}
 """
 PLAIN = LATE.replace("vllm", "tei")

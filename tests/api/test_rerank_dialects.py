@@ -8,15 +8,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
+from gateway.api.dialects.cohere.rerank import NOT_CUT, REFUSED, RerankRequest, decode_documents
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.wire.rerank_bodies import NOT_CUT, REFUSED, RerankRequest, decode_documents
-from gateway.api.wire.vllm_options import VllmOptions
-from tests.conftest import CONFIG, Boots
+from gateway.api.server.request import Request
+from gateway.api.wire.vllm import VllmOptions
+from tests.conftest import CONFIG, Boots, posted
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.server import logit_of
-from tests.fakes.tei import FakeTei, score_of, vector_of
+from tests.fakes.tei import score_of, vector_of
 
 V1, V2, SHARED = "/v1/rerank", "/v2/rerank", "/rerank"
 TEXTS = ["red", "green", "blue", "", "cyan", "pink"]
@@ -24,15 +26,9 @@ ORDER = sorted(range(len(TEXTS)), key=lambda i: -score_of("q", TEXTS[i]))
 BODY = {"query": "q", "documents": TEXTS}
 
 
-def fakes() -> dict[str, FakeTei]:
-    """Return an embedding model and a reranker."""
-    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
-
-
 async def post_json(boot: Boots, path: str, body: Any, status: int = 200) -> Any:
     """Return the JSON of one POST, after a check of its status."""
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post(path, body)
+    reply = await posted(boot(fakes()), path, body)
     assert status == reply.status_code, reply.text
     return reply.json()
 
@@ -124,26 +120,19 @@ async def test_replies_as_voyage_to_a_body_with_top_k(
 
 
 @pytest.mark.parametrize("path", [V1, V2, SHARED])
-@pytest.mark.parametrize("top_n", [None, 1, 3, 6, 100])
+@pytest.mark.parametrize("top_n", [None, 0, 1, 3, 6, 100])
 async def test_top_n_limits_the_results(boot: Boots, path: str, top_n: int | None) -> None:
+    """0 means all documents, as in vLLM."""
     reply = await post_json(boot, path, BODY | {"top_n": top_n})
 
-    assert ORDER[:top_n] == [result["index"] for result in reply["results"]]
-
-
-@pytest.mark.parametrize("path", [V1, V2, SHARED])
-async def test_top_n_0_returns_all_as_vllm_does(boot: Boots, path: str) -> None:
-    reply = await post_json(boot, path, BODY | {"top_n": 0})
-
-    assert len(TEXTS) == len(reply["results"])
+    assert ORDER[: top_n or None] == [result["index"] for result in reply["results"]]
 
 
 @pytest.mark.parametrize("path", [V1, V2, SHARED])
 async def test_equal_scores_keep_the_requests_order(boot: Boots, path: str) -> None:
     ranks = [{"index": i, "score": score} for i, score in enumerate([0.5, 0.25, 0.5, 0.25])]
     server = tei_with_hook(respond_with(200, json.dumps(ranks).encode()), model_type=RERANKER)
-    async with boot({"rerank-0": server}) as gateway:
-        reply = await gateway.post(path, {"query": "q", "documents": ["a", "b", "c", "d"]})
+    reply = await posted(boot({"rerank-0": server}), path, {"query": "q", "documents": ["a", "b", "c", "d"]})
 
     assert [0, 2, 1, 3] == [result["index"] for result in reply.json()["results"]]
 
@@ -197,8 +186,7 @@ async def test_documents_are_cut_to_the_requested_tokens(
 ) -> None:
     tokenizer = f"tokenizer: {write_small_files(tmp_path)}, backend: tei"
     body = {"query": "q", "documents": ["a", "one two three"], field: 2, "model": model}
-    async with boot(fakes(), CONFIG.replace("backend: tei", tokenizer)) as gateway:
-        reply = await gateway.post(V1, body)
+    reply = await posted(boot(fakes(), CONFIG.replace("backend: tei", tokenizer)), V1, body)
 
     texts = ["a", "one two"]
     expected = [
@@ -228,8 +216,7 @@ async def test_queries_and_documents_are_cut_apart(
         unknown = await gateway.post(path, body | bounds)
         unbound = await gateway.post(path, body | {"max_tokens_per_query": 0, "model": model})
     tokenizer = f"tokenizer: {write_small_files(tmp_path)}, backend: tei"
-    async with boot(fakes(), CONFIG.replace("backend: tei", tokenizer)) as gateway:
-        reply = await gateway.post(path, body | bounds)
+    reply = await posted(boot(fakes(), CONFIG.replace("backend: tei", tokenizer)), path, body | bounds)
 
     assert (400, 200, 200) == (unknown.status_code, unbound.status_code, reply.status_code), reply.text
     assert "tokenizer" in unknown.text
@@ -312,12 +299,13 @@ async def test_malformed_json_on_the_shared_path_gets_teis_error(boot: Boots) ->
 
 
 @pytest.mark.parametrize(("priority", "bulk"), [(0, False), (None, False), (7, True)])
-def test_priority_above_0_is_bulk(priority: int | None, bulk: bool) -> None:
+async def test_priority_above_0_is_bulk(priority: int | None, bulk: bool) -> None:
     unused: Any = None
-    api = InferenceApi(unused, unused, 10)
+    api = InferenceApi(unused, unused, unused, unused, 10)
     data = RerankRequest(query="q", documents=["a"], priority=priority)
 
-    assert bulk is decode_documents(data, data.documents, None, api).bulk
+    call = await decode_documents(Request(data, unused, api), data.documents)
+    assert bulk is call.bulk
 
 
 # The fields that each peer documents. Those of `REFUSED` are refused, the others are applied.

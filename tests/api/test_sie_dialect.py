@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from backends.contract import EmbedReply, Encode, EncodeReply, Output, TermWeights
-from gateway.api.dialects.sie import (
+from gateway.api.dialects.sie.dialect import (
     EncodeParams,
     OutputDtype,
     SieEncodeRequest,
@@ -16,12 +16,12 @@ from gateway.api.dialects.sie import (
     decode_encode,
     encode_items,
 )
-from gateway.api.server.encoding import json_bytes
+from gateway.api.server.encoding import json_bytes, quantize_rows
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.server.quantization import quantize_rows
-from tests.conftest import CONFIG, Boots
-from tests.fakes.hooks import RERANKER
-from tests.fakes.tei import FakeTei, score_of, vector_of
+from gateway.api.server.request import Request
+from tests.conftest import CONFIG, Boots, posted
+from tests.fakes.hooks import embedder_and_reranker as fakes
+from tests.fakes.tei import score_of, vector_of
 
 ENCODE, SCORE = "/v1/encode/bge", "/v1/score/cross"
 TEXTS = ["red", "green", "blue"]
@@ -32,15 +32,9 @@ PROMPTED = CONFIG.replace(
 )
 
 
-def fakes() -> dict[str, FakeTei]:
-    """Return an embedding model and a reranker."""
-    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
-
-
 async def post_json(boot: Boots, path: str, body: Any, status: int = 200, config: str = CONFIG) -> Any:
     """Return the JSON of one POST, after a check of its status."""
-    async with boot(fakes(), config) as gateway:
-        reply = await gateway.post(path, body)
+    reply = await posted(boot(fakes(), config), path, body)
     assert status == reply.status_code, reply.text
     return reply.json()
 
@@ -163,7 +157,7 @@ async def test_requests_several_kinds_of_output_in_one_call() -> None:
     unused: Any = None
     data = SieEncodeRequest(items=[SieItem(text="a")], params=EncodeParams(output_types=["sparse", "dense"]))
 
-    call = await decode_encode(data, "bge", InferenceApi(unused, unused, 10))
+    call = await decode_encode(Request(data, unused, InferenceApi(unused, unused, unused, unused, 10), "bge"))
     assert Encode(("a",), frozenset({Output.SPARSE, Output.DENSE})) == call.work
 
 

@@ -18,6 +18,7 @@ from tests.fakes.hooks import until
 from tests.fakes.issuer import CLIENT, FakeIssuer, public_jwk, until_read
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 upstreams: {{embedder: {{backend: tei, replicas: ["http://tei-0"]}}}}
@@ -212,7 +213,7 @@ async def test_codes_that_a_slow_issuer_checks_keep_no_other_address_out(
             for address in addresses
             for number in range(sign_in.EXCHANGES_PER_ADDRESS + 2)
         ]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await until(lambda: all(task.done() for task in bogus[8:10]) and len(issuer.forms) >= 8)
             answer(issuer)
             fine = [await send("a-code", f"198.51.100.{number}") for number in range(5)]

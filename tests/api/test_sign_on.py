@@ -28,6 +28,7 @@ from tests.fakes.hooks import until
 from tests.fakes.issuer import FakeIssuer, public_jwk, until_read
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
+from tests.waiting import PATIENCE_S
 
 SIGN_ON = """
 sign_on:
@@ -295,7 +296,7 @@ async def test_new_keys_are_read_and_old_ones_end(
         assert 200 == (await embed(gateway, old)).status_code
         issuer.keys = [public_jwk("rsa-2")]
         replies = [await embed(gateway, new)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while replies[-1].status_code != 200:
                 # The client and the gateway share a loop, and no request of theirs yields to the reading.
                 await asyncio.sleep(0.005)

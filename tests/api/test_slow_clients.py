@@ -11,6 +11,7 @@ from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
 from tests.fakes.tei import FakeTei
 from tests.socket_gateway import SocketGateway, socket_gateway, wait_for_value
+from tests.waiting import PATIENCE_S
 
 CONFIG = f"""
 upstreams: {{up: {{backend: tei, replicas: ["http://tei-0"]}}}}
@@ -45,7 +46,7 @@ async def test_a_call_is_in_flight_until_its_reply_is_read(reads: bool) -> None:
     loop = asyncio.get_running_loop()
     async with (
         socket_gateway(FakeTei(max_client_batch_size=500), CONFIG, KERNEL_BYTES) as gateway,
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE_S),
     ):
         with await gateway.send_call(INPUTS, KERNEL_BYTES) as client:
             assert b"HTTP/1.1 200 OK" == await loop.sock_recv(client, 15)
@@ -67,7 +68,7 @@ async def test_replies_that_are_not_read_are_held_until_they_are_read() -> None:
     loop = asyncio.get_running_loop()
     async with (
         socket_gateway(FakeTei(max_client_batch_size=500), SMALL, KERNEL_BYTES) as gateway,
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE_S),
     ):
         held = gateway.application.in_flight
         with await gateway.send_call(INPUTS, KERNEL_BYTES) as client:
@@ -83,7 +84,7 @@ async def test_replies_that_are_not_read_are_held_until_they_are_read() -> None:
 
 async def test_readers_of_small_replies_are_held_too() -> None:
     loop = asyncio.get_running_loop()
-    async with socket_gateway(FakeTei(), CONFIG, KERNEL_BYTES) as gateway, asyncio.timeout(20):
+    async with socket_gateway(FakeTei(), CONFIG, KERNEL_BYTES) as gateway, asyncio.timeout(PATIENCE_S):
         held = gateway.application.in_flight
         # Its reply is sent in one piece, and the call is over before the client has read it.
         with await gateway.send_call(INPUTS[:300], KERNEL_BYTES) as client:
@@ -94,10 +95,10 @@ async def test_readers_of_small_replies_are_held_too() -> None:
 
 
 async def test_over_the_bound_slow_readers_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.api.server.unread_replies.GRACE_S", 0)
+    monkeypatch.setattr("gateway.api.server.in_flight.GRACE_S", 0)
     async with (
         socket_gateway(FakeTei(max_client_batch_size=500), SMALL, KERNEL_BYTES) as gateway,
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE_S),
         contextlib.AsyncExitStack() as stack,
     ):
         held = gateway.application.in_flight
@@ -117,7 +118,7 @@ async def test_new_bodies_are_refused_while_replies_use_the_rest(monkeypatch: py
     config = SMALL.replace("2000000", "700000")
     async with (
         socket_gateway(FakeTei(max_client_batch_size=500), config, KERNEL_BYTES) as gateway,
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE_S),
     ):
         held = gateway.application.in_flight
         with await gateway.send_call(INPUTS, KERNEL_BYTES):

@@ -21,6 +21,7 @@ from gateway.tenants.keyring import key_digest
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import RERANKER, Gate, tei_with_hook, until
 from tests.fakes.tei import FakeTei
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 CONSOLE = Path(ui.__file__).parent / "console" / "src"
@@ -41,7 +42,7 @@ async def get_status(gateway: Running) -> Snapshot:
 
 async def wait_for_status(gateway: Running, holds: Callable[[Snapshot], bool]) -> Snapshot:
     """Return the first snapshot that meets a condition. Attempts are counted one turn of the loop later."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not holds(snapshot := await get_status(gateway)):  # noqa: ASYNC110 - the gateway has no such event
             await asyncio.sleep(0)
     return snapshot
@@ -75,7 +76,7 @@ async def test_snapshot_has_calls_tenants_models_and_replicas(boot: Boots) -> No
     )
     assert "embed" in models["bge"].operations
     assert models["bge"].fingerprint
-    # TEI does not report the width: its canaries have shown it.
+    # TEI does not report the width: its reference texts have shown it.
     assert (8, None) == (models["bge"].dimensions, models["cross"].dimensions)
     replicas = {replica.name: replica for replica in snapshot.replicas}
     good, dead = replicas["http://tei-0"], replicas["http://tei-1"]

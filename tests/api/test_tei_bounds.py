@@ -68,7 +68,7 @@ def sizes(server: FakeTei) -> list[int]:
     return [len(body["input"]) for _, body in server.requests]
 
 
-async def test_server_with_fewer_permits_than_canaries_joins_and_serves(boot: Boots) -> None:
+async def test_server_with_fewer_permits_than_reference_texts_joins_and_serves(boot: Boots) -> None:
     server = FakeTei(max_concurrent_requests=2, max_client_batch_size=32)
     texts = [f"text {i}" for i in range(10)]
     with served(server) as config:
@@ -141,7 +141,7 @@ async def test_refused_size_is_split_and_learned(boot: Boots) -> None:
 async def test_configured_bytes_prevent_refusals(boot: Boots) -> None:
     server = large_texts_tei()
     texts = [text_of(i) for i in range(10)]
-    with served(server, ", batch_bytes: 290000") as config:
+    with served(server, ", request_bytes: 290000") as config:
         async with boot({}, config, sockets=True) as gateway:
             assert_vectors(await embed(gateway, *texts), *texts)
 
@@ -167,7 +167,7 @@ async def test_refusal_of_a_small_request_is_no_fault_of_the_caller(boot: Boots)
     server = FakeTei()
     with served(server) as config:
         async with boot({}, config, sockets=True) as gateway:
-            # The replica has joined: its limit is that of this call and not of its canaries.
+            # The replica has joined: its limit is that of this call and not of its reference texts.
             assert_vectors(await embed(gateway, "a", "b", "c"), "a", "b", "c")
             server.payload_limit = 10
             refused = await embed(gateway, "a", "b", "c")

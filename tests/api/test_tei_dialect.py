@@ -8,18 +8,14 @@ import numpy as np
 import pytest
 
 from backends.contract import Capabilities, Operation
-from gateway.api.dialects import tei
-from tests.conftest import Boots
+from gateway.api.dialects.tei import info as tei
+from tests.conftest import Boots, posted
 from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
+from tests.fakes.hooks import embedder_and_reranker as fakes
 from tests.fakes.tei import FakeTei, score_of, vector_of
 
 LONG = "w " * 20
 TEXTS = ["red", "green", "blue", "", "cyan", "pink"]
-
-
-def fakes() -> dict[str, FakeTei]:
-    """Return an embedding model on one replica, and a reranker."""
-    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}
 
 
 def sent_to(server: FakeTei) -> tuple[str, dict[str, Any]]:
@@ -28,27 +24,18 @@ def sent_to(server: FakeTei) -> tuple[str, dict[str, Any]]:
     return request
 
 
-@pytest.mark.parametrize("inputs", ["a", ["a"]])
-async def test_one_input_returns_a_list_of_one_vector(boot: Boots, inputs: Any) -> None:
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/embed", {"inputs": inputs})
+@pytest.mark.parametrize("inputs", ["a", ["a"], [f"text {i}" for i in range(10)]])
+async def test_embed_returns_a_list_of_vectors_in_input_order(boot: Boots, inputs: Any) -> None:
+    reply = await posted(boot(fakes()), "/embed", {"inputs": inputs})
 
     assert 200 == reply.status_code
-    np.testing.assert_array_equal([vector_of("a")], np.array(reply.json(), np.float32))
-
-
-async def test_embed_returns_vectors_in_input_order(boot: Boots) -> None:
-    texts = [f"text {i}" for i in range(10)]
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/embed", {"inputs": texts})
-
-    np.testing.assert_array_equal([vector_of(text) for text in texts], np.array(reply.json(), np.float32))
+    expected = [vector_of(text) for text in ([inputs] if isinstance(inputs, str) else inputs)]
+    np.testing.assert_array_equal(expected, np.array(reply.json(), np.float32))
 
 
 @pytest.mark.parametrize(("normalize", "length"), [(True, 1.0), (False, 2.0)])
 async def test_normalize_decides_the_length(boot: Boots, normalize: bool, length: float) -> None:
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/embed", {"inputs": "a", "normalize": normalize})
+    reply = await posted(boot(fakes()), "/embed", {"inputs": "a", "normalize": normalize})
 
     np.testing.assert_allclose(vector_of("a") * length, reply.json()[0], rtol=1e-6)
 
@@ -57,8 +44,7 @@ async def test_normalize_decides_the_length(boot: Boots, normalize: bool, length
 @pytest.mark.parametrize("dimensions", [1, 4, 8])
 async def test_dimensions_cut_before_normalizing(boot: Boots, dimensions: int, normalize: bool) -> None:
     body = {"inputs": "a", "dimensions": dimensions, "normalize": normalize}
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/embed", body)
+    reply = await posted(boot(fakes()), "/embed", body)
 
     (vector,) = reply.json()
     assert dimensions == len(vector)
@@ -67,8 +53,7 @@ async def test_dimensions_cut_before_normalizing(boot: Boots, dimensions: int, n
 
 async def test_prompt_name_reaches_the_server(boot: Boots) -> None:
     servers = fakes()
-    async with boot(servers) as gateway:
-        reply = await gateway.post("/embed", {"inputs": "a", "prompt_name": "query"})
+    reply = await posted(boot(servers), "/embed", {"inputs": "a", "prompt_name": "query"})
 
     assert 200 == reply.status_code
     assert "query" == sent_to(servers["tei-0"])[1]["prompt_name"]
@@ -77,8 +62,7 @@ async def test_prompt_name_reaches_the_server(boot: Boots) -> None:
 async def test_unknown_prompt_is_an_error_of_the_caller(boot: Boots) -> None:
     refusal = {"error": "Input validation error: unknown prompt", "error_type": "Validation"}
     server = tei_with_hook(respond_with(422, json.dumps(refusal).encode()))
-    async with boot({"tei-0": server}) as gateway:
-        reply = await gateway.post("/embed", {"inputs": "a", "prompt_name": "nowhere"})
+    reply = await posted(boot({"tei-0": server}), "/embed", {"inputs": "a", "prompt_name": "nowhere"})
 
     assert (422, "Validation") == (reply.status_code, reply.json()["error_type"])
     assert "unknown prompt" in reply.json()["error"]
@@ -106,8 +90,7 @@ async def test_truncate_decides_whether_long_inputs_are_cut(
 ) -> None:
     similarity = {"inputs": {"source_sentence": LONG, "sentences": ["a"]}, "parameters": options}
     body = {"inputs": LONG, **options} if path == "/embed" else similarity
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post(path, {**body, "model": model})
+    reply = await posted(boot(fakes()), path, {**body, "model": model})
 
     assert status == reply.status_code
 
@@ -116,8 +99,7 @@ async def test_truncate_decides_whether_long_inputs_are_cut(
 async def test_truncation_direction_reaches_the_server(boot: Boots, direction: str) -> None:
     servers = fakes()
     body = {"inputs": "a", "truncate": True, "truncation_direction": direction, "normalize": False}
-    async with boot(servers) as gateway:
-        reply = await gateway.post("/embed", body)
+    reply = await posted(boot(servers), "/embed", body)
 
     assert 200 == reply.status_code
     assert direction.lower() == sent_to(servers["tei-0"])[1]["truncation_direction"].lower()
@@ -129,16 +111,14 @@ async def test_truncation_direction_reaches_the_server(boot: Boots, direction: s
 async def test_rejects_null_where_tei_does(boot: Boots, field: str) -> None:
     reranks = field in ("raw_scores", "return_text", "query")
     body = {"query": "q", "texts": ["a"]} if reranks else {"inputs": "a"}
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/rerank" if reranks else "/embed", {**body, field: None})
+    reply = await posted(boot(fakes()), "/rerank" if reranks else "/embed", {**body, field: None})
 
     assert (422, "Validation") == (reply.status_code, reply.json()["error_type"])
 
 
 @pytest.mark.parametrize("field", ["truncate", "prompt_name", "dimensions", "model"])
 async def test_accepts_null_where_tei_does(boot: Boots, field: str) -> None:
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/embed", {"inputs": "a", field: None})
+    reply = await posted(boot(fakes()), "/embed", {"inputs": "a", field: None})
 
     assert 200 == reply.status_code
 
@@ -158,8 +138,7 @@ async def test_rerank_sorts_ranks_and_keeps_the_callers_indices(boot: Boots) -> 
 async def test_equal_scores_put_the_higher_index_first(boot: Boots) -> None:
     ranks = [{"index": i, "score": score} for i, score in enumerate([0.5, 0.25, 0.5, 0.25])]
     server = tei_with_hook(respond_with(200, json.dumps(ranks).encode()), model_type=RERANKER)
-    async with boot({"rerank-0": server}) as gateway:
-        reply = await gateway.post("/rerank", {"query": "q", "texts": ["a", "b", "c", "d"]})
+    reply = await posted(boot({"rerank-0": server}), "/rerank", {"query": "q", "texts": ["a", "b", "c", "d"]})
 
     assert [2, 0, 3, 1] == [rank["index"] for rank in reply.json()]
 
@@ -192,18 +171,28 @@ async def test_an_embedding_model_reranks_by_cosine(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "status", "kind"),
     [
-        ("/models/cross/embed", {"inputs": "a"}),
-        ("/models/cross/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
-        ("/models/no-rerank/rerank", {"query": "q", "texts": ["a"]}),
+        ("/models/cross/embed", {"inputs": "a"}, 424, "Backend"),
+        (
+            "/models/cross/similarity",
+            {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+            424,
+            "Backend",
+        ),
+        ("/models/no-rerank/rerank", {"query": "q", "texts": ["a"]}, 424, "Backend"),
+        ("/models/nowhere/embed", {"inputs": "a"}, 404, "NotFound"),
+        ("/models/org/nowhere/embed", {"inputs": "a"}, 404, "NotFound"),
+        ("/models/org/embed", {"inputs": "a"}, 404, "NotFound"),
+        ("/models/BGE/embed", {"inputs": "a"}, 404, "NotFound"),
     ],
 )
-async def test_replies_424_for_a_model_of_another_kind(boot: Boots, path: str, body: dict[str, Any]) -> None:
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post(path, body)
+async def test_refuses_a_model_of_another_kind_or_an_unknown_one(
+    boot: Boots, path: str, body: dict[str, Any], status: int, kind: str
+) -> None:
+    reply = await posted(boot(fakes()), path, body)
 
-    assert (424, "Backend") == (reply.status_code, reply.json()["error_type"])
+    assert (status, kind) == (reply.status_code, reply.json()["error_type"])
 
 
 async def test_similarity_is_the_cosine_with_each_sentence_in_order(boot: Boots) -> None:
@@ -219,8 +208,7 @@ async def test_similarity_is_the_cosine_with_each_sentence_in_order(boot: Boots)
 
 async def test_tokenize_returns_a_list_for_each_input(boot: Boots) -> None:
     texts = ["red", "green", "blue", "cyan", "pink"]
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post("/tokenize", {"inputs": texts})
+    reply = await posted(boot(fakes()), "/tokenize", {"inputs": texts})
 
     assert texts == [tokens[1]["text"] for tokens in reply.json()]
     assert {"id", "text", "special", "start", "stop"} == reply.json()[0][0].keys()
@@ -333,17 +321,8 @@ async def test_body_selects_the_model(boot: Boots, operation: str, body: dict[st
     assert (404, "NotFound") == (unknown.status_code, unknown.json()["error_type"])
 
 
-@pytest.mark.parametrize("name", ["nowhere", "org/nowhere", "org", "BGE"])
-async def test_unknown_model_in_the_path_is_not_found(boot: Boots, name: str) -> None:
-    async with boot(fakes()) as gateway:
-        reply = await gateway.post(f"/models/{name}/embed", {"inputs": "a"})
-
-    assert (404, "NotFound") == (reply.status_code, reply.json()["error_type"])
-
-
 async def test_path_overrides_the_model_in_the_body(boot: Boots) -> None:
     servers = fakes()
-    async with boot(servers) as gateway:
-        reply = await gateway.post("/models/strict/embed", {"inputs": LONG, "model": "bge"})
+    reply = await posted(boot(servers), "/models/strict/embed", {"inputs": LONG, "model": "bge"})
 
     assert 422 == reply.status_code

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import fields
 
-from gateway.api.dialects import rerank, tei_vertex, tokenize
-from gateway.api.dialects.openai import OpenAIEmbeddingsRequest
-from gateway.api.dialects.tei import InfoResponse
-from gateway.api.wire import tei_bodies, tei_operations, tei_predictions
+from gateway.api.dialects.cohere import rerank
+from gateway.api.dialects.openai.embeddings import OpenAIEmbeddingsRequest
+from gateway.api.dialects.tei import operations
+from gateway.api.dialects.tei import tokens as tokenize
+from gateway.api.dialects.tei.info import InfoResponse
+from gateway.api.wire import tei
 
 TRUNCATION = {"truncate", "truncation_direction"}
 EMBED = {"inputs", "prompt_name", "normalize", "dimensions", *TRUNCATION}
@@ -38,18 +40,18 @@ INFO = {
 }
 # Struct → the fields that TEI has there.
 DOCUMENTED: dict[Any, set[str]] = {
-    tei_bodies.EmbedRequest: EMBED,
-    tei_bodies.TeiEncodeRequest: ENCODE,
-    tei_predictions.PredictRequest: PREDICT,
-    tei_bodies.TeiRerankRequest: RERANK,
+    tei.EmbedRequest: EMBED,
+    tei.TeiEncodeRequest: ENCODE,
+    tei.PredictRequest: PREDICT,
+    tei.TeiRerankRequest: RERANK,
     rerank.EitherRerankRequest: RERANK,
-    tei_bodies.SimilarityRequest: SIMILARITY,
-    tei_bodies.SimilarityInputs: {"source_sentence", "sentences"},
-    tei_bodies.SimilarityParameters: {"prompt_name", *TRUNCATION},
+    tei.SimilarityRequest: SIMILARITY,
+    tei.SimilarityInputs: {"source_sentence", "sentences"},
+    tei.SimilarityParameters: {"prompt_name", *TRUNCATION},
     tokenize.TokenizeRequest: {"inputs", "add_special_tokens", "prompt_name"},
     tokenize.DecodeRequest: {"ids", "skip_special_tokens"},
-    tei_operations.DefaultRequest: EMBED | ENCODE | PREDICT | RERANK | SIMILARITY,
-    tei_vertex.VertexRequest: {"instances"},
+    operations.DefaultRequest: EMBED | ENCODE | PREDICT | RERANK | SIMILARITY,
+    operations.VertexRequest: {"instances"},
     OpenAIEmbeddingsRequest: {"input", "model", "user", "encoding_format", "dimensions"},
     InfoResponse: INFO,
 }
@@ -62,7 +64,7 @@ def test_every_documented_field_is_taken(struct: Any) -> None:
 
 @pytest.mark.parametrize(
     "struct",
-    [struct for struct in vars(tei_bodies).values() if isinstance(struct, type) and struct in DOCUMENTED],
+    [struct for struct in vars(tei).values() if isinstance(struct, type) and struct in DOCUMENTED],
     ids=str,
 )
 def test_a_field_of_the_gateways_own_is_the_model_only(struct: Any) -> None:

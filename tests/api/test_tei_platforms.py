@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.api.dialects.tei_vertex import truncated_in
+from gateway.api.dialects.tei.operations import truncated_in
 from tests.api.test_tei_operations import CONFIG, fakes
-from tests.conftest import Boots
+from tests.conftest import Boots, posted
 from tests.fakes.hooks import LABELS
 from tests.fakes.tei import score_of, vector_of
 
@@ -30,8 +30,7 @@ async def test_instances_with_the_same_options_share_upstream_requests(boot: Boo
         {"inputs": "d", "normalize": False},
         {"inputs": "e"},
     ]
-    async with boot(servers, CONFIG) as gateway:
-        reply = await gateway.post("/vertex", {"instances": instances})
+    reply = await posted(boot(servers, CONFIG), "/vertex", {"instances": instances})
 
     first, second, third, fourth = reply.json()["predictions"]
     np.testing.assert_array_equal([vector_of("a")], np.array(first, np.float32))
@@ -51,8 +50,7 @@ async def test_instances_of_every_kind_of_model(boot: Boots) -> None:
         {"inputs": "two words", "model": "splade"},
         {"inputs": {"source_sentence": "a", "sentences": ["a"]}},
     ]
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/vertex", {"instances": instances})
+    reply = await posted(boot(fakes(), CONFIG), "/vertex", {"instances": instances})
 
     assert 200 == reply.status_code, reply.text
     ranks, label, labels, batch, terms, cosines = reply.json()["predictions"]
@@ -83,8 +81,7 @@ def test_truncated_inputs_are_counted_over_all_calls() -> None:
     ids=lambda value: str(value)[:40],
 )
 async def test_vertex_refuses_instances_in_teis_envelope(boot: Boots, body: Any, status: int) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/vertex", body)
+    reply = await posted(boot(fakes(), CONFIG), "/vertex", body)
 
     assert status == reply.status_code
     assert {"error", "error_type"} == reply.json().keys()

@@ -18,6 +18,7 @@ from gateway.telemetry.tracing import create_traces
 from tests.conftest import CONFIG, KEY, Running, running_gateway
 from tests.fakes.hooks import Gate, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -50,7 +51,7 @@ class Traced:
     async def wait_queued(self, inputs: int) -> None:
         """Wait until this many inputs are queued for the embedding model."""
         line = f'gateway_lane_queued_inputs{{upstream="embedder"}} {inputs}.0'
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while line not in (await self.gateway.client.get("/metrics", headers={"host": "localhost"})).text:
                 pass
 
@@ -132,7 +133,7 @@ async def test_stages_follow_each_other_inside_the_call(traced: Boots) -> None:
 
 
 async def test_split_call_with_failover_is_one_trace(traced: Boots) -> None:
-    config = CONFIG.replace("embedder: {", "embedder: {batch_inputs: 2, policy: round_robin, ")
+    config = CONFIG.replace("embedder: {", "embedder: {request_inputs: 2, policy: round_robin, ")
     async with traced({"tei-0": tei_with_hook(respond_with(500)), "tei-1": FakeTei()}, config) as gateway:
         await gateway.embed("a", "b", "c", "d", "e")
         (call,) = gateway.named(f"POST {OPENAI}")

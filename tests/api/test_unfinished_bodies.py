@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.api.server.body_pace import BodyPace
+from gateway.api.server.http_protocol import BodyPace
 from gateway.events import CallFinished, Event, QuotaDecided
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
 from tests.fakes.hooks import Gate, tei_with_hook
 from tests.fakes.tei import FakeTei
 from tests.socket_gateway import SocketGateway, socket_gateway, wait_for_value
+from tests.waiting import PATIENCE_S
 
 GREEDY = "greedy-key-0123456789abcdef"
 HELD_MAX = 2_000_000
@@ -49,7 +50,7 @@ async def hang_up(gateway: SocketGateway, part: bytes) -> None:
 
 
 async def test_stalled_bodies_of_one_tenant_keep_no_other_out() -> None:
-    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(20):
+    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(PATIENCE_S):
         held = gateway.application.in_flight
         stalled, answered = [], 0
         for _ in range(8):
@@ -65,7 +66,7 @@ async def test_stalled_bodies_of_one_tenant_keep_no_other_out() -> None:
 
 
 async def test_a_body_that_makes_room_is_refused_in_its_dialect() -> None:
-    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(20):
+    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(PATIENCE_S):
         held = gateway.application.in_flight
         reader, writer = await gateway.send_part(GREEDY, b" " * 1_400_000, ANNOUNCED)
         await wait_for_value(1_400_000, lambda: held.bytes)
@@ -82,7 +83,7 @@ async def test_a_body_that_makes_room_is_refused_in_its_dialect() -> None:
 
 async def test_bodies_that_grow_together_are_not_all_refused() -> None:
     config = CONFIG.replace("requests_per_day: 2", "requests_per_day: 100")
-    async with socket_gateway(FakeTei(), config) as gateway, asyncio.timeout(20):
+    async with socket_gateway(FakeTei(), config) as gateway, asyncio.timeout(PATIENCE_S):
         held = gateway.application.in_flight
         rest = b" " * 300_000 + b'{"input": "a"}'
         begun = [await gateway.send_part(GREEDY, b" " * 200_000, 200_000 + len(rest)) for _ in range(6)]
@@ -96,7 +97,7 @@ async def test_bodies_that_grow_together_are_not_all_refused() -> None:
 
 
 async def test_hanging_up_in_a_large_body_costs_a_request() -> None:
-    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(20):
+    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(PATIENCE_S):
         await hang_up(gateway, LARGE)
         await hang_up(gateway, LARGE)
         await hang_up(gateway, LARGE)
@@ -109,7 +110,7 @@ async def test_hanging_up_in_a_large_body_costs_a_request() -> None:
 
 
 async def test_hanging_up_in_a_small_body_costs_nothing() -> None:
-    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(20):
+    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(PATIENCE_S):
         await hang_up(gateway, b" " * 1000)
         assert [] == decisions(gateway.events)
 
@@ -119,7 +120,7 @@ async def test_a_stalled_body_is_refused_soon_and_costs_a_request(
     part: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BodyPace, "check_s", 0.2)
-    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(20):
+    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(PATIENCE_S):
         reader, writer = await gateway.send_part(GREEDY, part, ANNOUNCED)
         assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
         await wait_for_value(["bad_request"], lambda: decisions(gateway.events))
@@ -131,12 +132,12 @@ async def test_a_slow_body_that_keeps_the_pace_is_served(monkeypatch: pytest.Mon
     checks: list[bool] = []
     is_late = BodyPace.is_late
 
-    def check(pace: BodyPace, *, was_paused: bool) -> bool:
-        checks.append(is_late(pace, was_paused=was_paused))
+    def check(pace: BodyPace, came: int, *, was_paused: bool) -> bool:
+        checks.append(is_late(pace, came, was_paused=was_paused))
         return checks[-1]
 
     monkeypatch.setattr(BodyPace, "is_late", check)
-    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(20):
+    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(PATIENCE_S):
         body = b'{"input": "a"' + b" " * 1_000_000 + b"}"
         reader, writer = await gateway.send_part(KEY, body[:13], len(body))
         sent = 13
@@ -151,7 +152,7 @@ async def test_a_slow_body_that_keeps_the_pace_is_served(monkeypatch: pytest.Mon
 
 
 async def test_a_refused_body_of_a_spent_tenant_renews_the_report() -> None:
-    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(20):
+    async with socket_gateway(FakeTei(), CONFIG) as gateway, asyncio.timeout(PATIENCE_S):
         held = gateway.application.in_flight
         # Three calls pass the check of the head while nothing is known, and stay there.
         parts = [await gateway.send_part(GREEDY, LARGE, ANNOUNCED) for _ in range(3)]
@@ -172,7 +173,7 @@ async def test_a_body_counts_as_its_decoded_text_until_the_call_ends(character: 
     gate = Gate()
     async with (
         socket_gateway(tei_with_hook(gate), CONFIG) as gateway,
-        asyncio.timeout(20),
+        asyncio.timeout(PATIENCE_S),
     ):
         held = gateway.application.in_flight
         inputs = ["a" * 9_999 + character] * 20

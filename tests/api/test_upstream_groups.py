@@ -257,7 +257,7 @@ async def test_an_upstream_that_appears_later_with_other_vectors_never_serves(bo
 
 
 async def test_an_upstream_is_compared_before_its_first_call(boot: Boots) -> None:
-    """The second upstream is started while the first serves, and waits until its canaries were embedded."""
+    """The second upstream starts while the first serves, and waits until its reference texts are embedded."""
     gate = Gate()
     first, second = FakeTei(), FakeTei()
     second.hook = gate

@@ -8,7 +8,7 @@ from gateway.events import CallFinished
 from gateway.telemetry.access_log import call_line
 from tests.conftest import Boots, Running
 from tests.fakes.openai import FakeOpenAI
-from tests.fakes.tei import FakeTei, is_canaries
+from tests.fakes.tei import FakeTei, is_reference_texts
 
 TWO = """
 upstreams: {u: {backend: tei, replicas: ["http://tei-0", "http://tei-1"], policy: round_robin}}
@@ -27,7 +27,7 @@ def failing(status: int, words: str) -> FakeTei:
     server = FakeTei()
 
     async def fail(path: str, body: dict[str, Any]) -> tuple[int, bytes] | None:
-        is_call = path != "/info" and not is_canaries(body.get("inputs", body.get("input")))
+        is_call = path != "/info" and not is_reference_texts(body.get("inputs", body.get("input")))
         return (status, b'{"error":"%b","error_type":"Backend"}' % words.encode()) if is_call else None
 
     server.hook = fail

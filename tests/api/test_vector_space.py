@@ -9,18 +9,20 @@ from gateway.config import schema as config
 from gateway.errors import NoReplica
 from gateway.events import ReplicaChanged, SpaceChecked
 from gateway.lane.lane import Lane
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.retries import LaneSettings
 from gateway.lane.slices import Bounds
 from gateway.routing import prober
 from gateway.routing.health import ReplicaEvent
 from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
+from gateway.upstreams.model_inputs import ModelInputs
 from gateway.upstreams.upstream import Upstream
 from gateway.vector_spaces.space import VectorSpace
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import RERANKER, until
 from tests.fakes.replicas import HeldReplica
 from tests.fakes.tei import FakeTei, TeiError
+from tests.waiting import PATIENCE_S
 
 ONE = """
 upstreams: {only: {backend: tei, replicas: ["http://tei-0"]%s}}
@@ -127,7 +129,7 @@ async def test_rejects_a_replica_with_other_vectors(boot: Boots) -> None:
     assert {good.replica: 20, bad.replica: 0} == {f"http://{name}": n for name, n in served.items()}
     assert (bad.replica[-1], "down") in states(gateway)
     # Two mismatches before the report, and one request for the fingerprint.
-    assert servers[bad.replica.removeprefix("http://")].canaries >= 4
+    assert servers[bad.replica.removeprefix("http://")].reference_requests >= 4
 
 
 async def test_replica_joins_once_its_vectors_match(boot: Boots) -> None:
@@ -172,8 +174,8 @@ async def test_ignores_a_single_mismatch(boot: Boots) -> None:
         await wait_for_checks(gateway, 2)
 
     assert {"fits"} == {check.outcome for check in checks(gateway)}
-    # The canaries take two requests.
-    assert (2, 4) == (first.canaries, second.canaries)
+    # The reference texts take two requests.
+    assert (2, 4) == (first.reference_requests, second.reference_requests)
 
 
 class GlitchTei(FakeTei):
@@ -184,11 +186,11 @@ class GlitchTei(FakeTei):
         self.first = first
 
     async def _answer(self, *arguments: Any) -> tuple[int, bytes]:
-        await until(lambda: self.first.canaries == 2)
+        await until(lambda: self.first.reference_requests == 2)
         return await super()._answer(*arguments)
 
     def _vector(self, text: str, body: dict[str, Any]) -> Any:
-        self.space = "other " if self.canaries == 1 else ""
+        self.space = "other " if self.reference_requests == 1 else ""
         return super()._vector(text, body)
 
 
@@ -276,29 +278,29 @@ async def fail_all_requests(server: FakeTei) -> None:
     server._answer = dead  # type: ignore[method-assign]
 
 
-class CanaryRejectingTei(FakeTei):
-    """Server that rejects the canaries."""
+class ReferenceRejectingTei(FakeTei):
+    """Server that rejects the reference texts."""
 
     def _check(self, texts: Any, body: dict[str, Any]) -> None:
-        if self.canaries and not self.requests:
+        if self.reference_requests and not self.requests:
             raise TeiError(422, "Input validation error: too odd", "Validation")
         super()._check(texts, body)
 
 
-async def test_replica_that_rejects_canaries_joins_unchecked(boot: Boots) -> None:
-    async with boot({"tei-0": CanaryRejectingTei()}, ONE % "") as gateway:
+async def test_replica_that_rejects_reference_texts_joins_unchecked(boot: Boots) -> None:
+    async with boot({"tei-0": ReferenceRejectingTei()}, ONE % "") as gateway:
         assert await fingerprint(gateway) is None
 
     assert ["unchecked"] == [check.outcome for check in checks(gateway)]
     assert [("0", "up")] == states(gateway)
 
 
-async def test_sends_no_canaries_to_replicas_that_do_not_embed(boot: Boots) -> None:
+async def test_sends_no_reference_texts_to_replicas_that_do_not_embed(boot: Boots) -> None:
     server = FakeTei(model_type=RERANKER)
     async with boot({"tei-0": server}, ONE % "") as gateway:
         assert [("0", "up")] == states(gateway)
 
-    assert 0 == server.canaries
+    assert 0 == server.reference_requests
     assert [] == checks(gateway)
 
 
@@ -328,19 +330,20 @@ async def test_records_metrics_and_log_lines(boot: Boots, caplog: pytest.LogCapt
 
 async def test_requests_do_not_wait_for_a_refused_engine() -> None:
     engine = Replica("engine", HeldReplica())
-    pool = Pool("up", [engine], "least_tokens", lambda _: None)
+    pool = Pool("up", [engine], "least_tokens", lambda _: None, holds=True)
     clock = asyncio.get_running_loop().time
     lane = Lane(pool, LaneSettings(1000, 30, holds=True), lambda _: None, clock, Bounds)
     upstream_settings = config.UpstreamSettings(backend="torch", model="m")
     space = VectorSpace("up", upstream_settings, None, lambda _: None)
-    upstream = Upstream("up", upstream_settings, pool, {"texts": lane}, space)
+    inputs = ModelInputs(upstream_settings, pool.capabilities)
+    upstream = Upstream("up", upstream_settings, pool, {"texts": lane}, space, inputs)
     waiting = asyncio.create_task(lane.wait_for_replica(clock() + 60))
     await asyncio.sleep(0)
     assert ("loading", False) == (upstream.state, upstream.startup_done)
-    engine.is_foreign = True
+    engine.record_space(None, is_foreign=True)
     pool.transition(engine, ReplicaEvent.FOREIGN, "another model")
 
     with pytest.raises(NoReplica, match="a different space"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await waiting
     assert ("refused", True) == (upstream.state, upstream.startup_done)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
 from gateway import __version__
 from gateway.api.server.encoding import NumberFormat
-from gateway.api.wire.vllm_options import VllmOptions, truncate_of
-from tests.conftest import Boots, Running
+from gateway.api.wire.vllm import VllmOptions
+from tests.conftest import Boots, Running, posted
 from tests.fakes.hooks import LABELS
 from tests.fakes.server import logit_of, token_rows
 from tests.fakes.tei import FakeTei, logits_of, vector_of
@@ -62,8 +62,7 @@ NAMES = [
 @pytest.mark.parametrize(("first", "second"), NAMES)
 @pytest.mark.parametrize("path", ["/score", "/v1/score", "/models/cross/score", "/models/cross/v1/score"])
 async def test_scores_pairs_under_every_field_name(boot: Boots, path: str, first: str, second: str) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post(path, {first: "q", second: ["red", "blue"]})
+    reply = await posted(boot(fakes(), CONFIG), path, {first: "q", second: ["red", "blue"]})
 
     assert 200 == reply.status_code
     expected = sigmoid(np.array([logit_of("q", text) for text in ("red", "blue")], np.float32))
@@ -87,8 +86,7 @@ async def test_scores_pairs_under_every_field_name(boot: Boots, path: str, first
 async def test_scores_one_to_many_and_many_to_many(
     boot: Boots, queries: Any, documents: Any, pairs: list[tuple[str, str]]
 ) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/score", {"queries": queries, "documents": documents})
+    reply = await posted(boot(fakes(), CONFIG), "/score", {"queries": queries, "documents": documents})
 
     expected = sigmoid(np.array([logit_of(*pair) for pair in pairs], np.float32))
     np.testing.assert_allclose(expected, scores_of(reply), rtol=1e-5)
@@ -96,8 +94,7 @@ async def test_scores_one_to_many_and_many_to_many(
 
 async def test_without_activation_scores_are_logits(boot: Boots) -> None:
     body = {"text_1": "q", "text_2": ["red"], "use_activation": False}
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/score", body)
+    reply = await posted(boot(fakes(), CONFIG), "/score", body)
 
     np.testing.assert_allclose([logit_of("q", "red")], scores_of(reply), rtol=1e-5)
 
@@ -119,15 +116,13 @@ async def test_an_embedding_model_scores_pairs_by_cosine(boot: Boots) -> None:
 async def test_more_pairs_than_a_request_holds_keep_their_order(boot: Boots) -> None:
     pairs = [(f"q{i}", f"text {i}") for i in range(100)]
     body = {"queries": [a for a, _ in pairs], "documents": [b for _, b in pairs], "use_activation": False}
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/score", body)
+    reply = await posted(boot(fakes(), CONFIG), "/score", body)
 
     np.testing.assert_allclose([logit_of(*pair) for pair in pairs], scores_of(reply), rtol=1e-5)
 
 
 async def test_classify_returns_probabilities_by_id_and_the_likeliest_label(boot: Boots) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/classify", {"input": ["red", "blue"]})
+    reply = await posted(boot(fakes(), CONFIG), "/classify", {"input": ["red", "blue"]})
 
     logits = np.array([logits_of((text,), 3) for text in ("red", "blue")])
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -141,8 +136,7 @@ async def test_classify_returns_probabilities_by_id_and_the_likeliest_label(boot
 
 @pytest.mark.parametrize("field", ["use_activation", "softmax", "activation"])
 async def test_classes_without_activation_are_logits(boot: Boots, field: str) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/classify", {"input": "red", field: False})
+    reply = await posted(boot(fakes(), CONFIG), "/classify", {"input": "red", field: False})
 
     np.testing.assert_allclose(logits_of(("red",), 3), reply.json()["data"][0]["probs"], rtol=1e-5)
 
@@ -345,8 +339,7 @@ async def test_tokenize_with_prompt_replies_in_vllms_dialect(boot: Boots, name: 
 
 
 async def test_detokenize_keeps_special_tokens(boot: Boots) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/detokenize", {"tokens": [101, 7, 102]})
+    reply = await posted(boot(fakes(), CONFIG), "/detokenize", {"tokens": [101, 7, 102]})
 
     assert {"prompt": "t101 t7 t102"} == reply.json()
 
@@ -469,8 +462,7 @@ async def test_other_errors_use_vllms_envelope_too(boot: Boots) -> None:
 async def test_every_path_accepts_and_rejects_the_same_options(
     boot: Boots, path: str, body: dict[str, Any], options: dict[str, Any], status: int
 ) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post(path, body | options)
+    reply = await posted(boot(fakes(), CONFIG), path, body | options)
 
     assert status == reply.status_code, reply.text
 
@@ -543,8 +535,7 @@ async def test_conversations_reach_vllm_as_they_are(
 async def test_vllms_refusal_of_a_conversation_has_its_reason(
     boot: Boots, fields: dict[str, Any], way_out: str
 ) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/v1/embeddings", {"model": "bge", **CHAT, **fields})
+    reply = await posted(boot(fakes(), CONFIG), "/v1/embeddings", {"model": "bge", **CHAT, **fields})
 
     assert 400 == reply.status_code
     assert way_out in reply.json()["error"]["message"]
@@ -565,8 +556,7 @@ async def test_a_long_conversation_is_cut_by_the_server_that_renders_it(boot: Bo
 @pytest.mark.parametrize("field", ["input_type", "task", "late_chunking"])
 async def test_conversations_have_no_fields_of_texts(boot: Boots, field: str) -> None:
     value = {"input_type": "query", "task": "retrieval.query", "late_chunking": True}[field]
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/v1/embeddings", {"model": "bge", **CHAT, field: value})
+    reply = await posted(boot(fakes(), CONFIG), "/v1/embeddings", {"model": "bge", **CHAT, field: value})
 
     assert (400, field) == (reply.status_code, reply.json()["error"]["param"])
 
@@ -575,8 +565,7 @@ async def test_conversations_have_no_fields_of_texts(boot: Boots, field: str) ->
 async def test_openais_path_returns_raw_vectors_on_request(
     boot: Boots, options: dict[str, Any], scale: int
 ) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post("/v1/embeddings", {"input": "red", "model": "bge"} | options)
+    reply = await posted(boot(fakes(), CONFIG), "/v1/embeddings", {"input": "red", "model": "bge"} | options)
 
     np.testing.assert_allclose(vector_of("red") * scale, reply.json()["data"][0]["embedding"], rtol=1e-5)
 
@@ -594,7 +583,7 @@ async def test_shared_rerank_path_returns_raw_scores_on_request(boot: Boots) -> 
 def test_truncation_side_alone_does_not_enable_truncation() -> None:
     options = VllmOptions(truncation_side="left")
 
-    assert truncate_of(options) is None
+    assert options.cuts is None
 
 
 @pytest.mark.parametrize(
@@ -611,8 +600,7 @@ def test_truncation_side_alone_does_not_enable_truncation() -> None:
 async def test_inputs_are_cut_at_the_requested_length(
     boot: Boots, path: str, body: dict[str, Any], tokens: int
 ) -> None:
-    async with boot(fakes(), CONFIG) as gateway:
-        reply = await gateway.post(path, body | {"truncate_prompt_tokens": 8})
+    reply = await posted(boot(fakes(), CONFIG), path, body | {"truncate_prompt_tokens": 8})
 
     assert 200 == reply.status_code, reply.text
     assert tokens == reply.json()["usage"]["total_tokens"]

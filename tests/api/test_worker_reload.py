@@ -13,7 +13,7 @@ from gateway.events import Event, ReplicaChanged, StoreChanged
 from gateway.routing.discovery import resolve
 from gateway.tenants.keyring import key_digest
 from gateway.upstreams.factory import Dependencies
-from gateway.upstreams.registry import ScopedObserver, UpstreamRegistry
+from gateway.upstreams.upstreams import ScopedObserver, Upstreams
 from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import CLASSIFIER, Gate, tei_with_hook, until
 from tests.fakes.replicas import HeldReplica
@@ -218,7 +218,7 @@ async def test_retired_upstream_reports_no_replica_events() -> None:
     ]
     for event in events:
         observer.observe(event)
-    observer.is_retired = True
+    observer.retire()
     for event in events:
         observer.observe(event)
 
@@ -235,17 +235,17 @@ async def test_replica_that_cannot_be_opened_changes_nothing() -> None:
             raise FileNotFoundError("no such file")
         return HeldReplica()
 
-    registry = UpstreamRegistry(Dependencies(open_replica, resolve, lambda _: None))
+    upstreams = Upstreams(Dependencies(open_replica, resolve, lambda _: None))
     upstream = UpstreamSettings(backend="tei", replicas=("http://old",))
-    registry.apply({"one": upstream}, {})
-    before = registry.upstreams
+    upstreams.apply({"one": upstream}, {})
+    before = upstreams.by_name
     with pytest.raises(FileNotFoundError):
-        registry.apply(
+        upstreams.apply(
             {"two": upstream, "three": UpstreamSettings(backend="tei", replicas=("http://new",))}, {}
         )
 
-    assert before == registry.upstreams
-    await registry.aclose()
+    assert before == upstreams.by_name
+    await upstreams.aclose()
 
 
 OUTCOME = ReloadOutcome(

@@ -28,7 +28,7 @@ from backends.contract import (
     Work,
 )
 from backends.contract.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
-from backends.vectors import sigmoid
+from backends.contract.vectors import sigmoid
 from tests.conftest import remote_backend
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER, SPLADE, respond_with

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backends.checkpoints.locations import locate_checkpoint, locate_tokenizer
-from backends.checkpoints.model_names import is_path
+from backends.checkpoints.needed_files import is_path
 from backends.contract.errors import ModelUnavailable
 
 

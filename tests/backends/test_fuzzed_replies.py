@@ -28,7 +28,6 @@ from backends.contract.errors import BackendError, ReplicaFailed
 from backends.http.client import UpstreamResponse
 from backends.infinity import wire as infinity_wire
 from backends.openai import api as openai_api
-from backends.openai import rerank_wire
 from backends.tei import adapter as tei
 from backends.tokens.tokenizer import TokenCount
 from backends.vllm import adapter as vllm
@@ -92,11 +91,11 @@ DECODERS: dict[str, tuple[bytes, Decode]] = {
     "cohere": (TYPED, lambda response: openai_api.decode(EMBED, response, OPENAI, None, typed=True)),
     "cohere_ranks": (
         RANKS["cohere"],
-        lambda response: rerank_wire.decode_rerank(RERANK, response, ScoreKind.SIGMOID, None, 8),
+        lambda response: openai_api.decode_rerank(RERANK, response, ScoreKind.SIGMOID, None, 8),
     ),
     "voyage_ranks": (
         RANKS["voyage"],
-        lambda response: rerank_wire.decode_rerank(RERANK, response, ScoreKind.LOGIT, None, 8),
+        lambda response: openai_api.decode_rerank(RERANK, response, ScoreKind.LOGIT, None, 8),
     ),
 }
 FAILURES = {

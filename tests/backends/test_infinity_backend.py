@@ -30,11 +30,11 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
+from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamClient, UpstreamResponse
 from backends.infinity.adapter import CHARACTERS_MAX, InfinityBackend, normalize_texts
 from backends.infinity.wire import decode, encode, failure
 from backends.tokens.tokenizer import TokenCount
-from backends.vectors import sigmoid
 from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
 from tests.fakes.hooks import respond_with
 from tests.fakes.infinity import FakeInfinity
@@ -101,7 +101,7 @@ async def test_describes_an_embedding_model(small_files: str) -> None:
     assert ("fake/model", 16, 4, 8) == (
         capabilities.model_id,
         capabilities.max_input_tokens,
-        capabilities.batch_inputs,
+        capabilities.request_inputs,
         capabilities.dimensions,
     )
     assert {"query": "query: "} == capabilities.prompts

@@ -9,9 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import (
-    API_ADDRESSES,
-    ApiKind,
-    ApiSettings,
     Embed,
     EmbedReply,
     Operation,
@@ -35,11 +32,12 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
+from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamResponse
 from backends.openai.adapter import OpenAIBackend
 from backends.openai.api import OpenAIProfile, decode, encode, failure
+from backends.openai.kind import API_ADDRESSES, ApiKind, ApiSettings
 from backends.openai.shapes import SHAPES, path_of
-from backends.vectors import sigmoid
 from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
 from tests.conftest import remote_backend
 from tests.fakes.hooks import fail_with, respond_with
@@ -64,7 +62,7 @@ def backend_of(
 ) -> OpenAIBackend:
     """Return the backend of a server, not joined yet."""
     source = None if tokenizer is None else TokenizerSource(tokenizer)
-    spec = ReplicaSpec(address, model, tokenizer=source, api=api)
+    spec = ReplicaSpec(address, model, tokenizer=source, settings=api)
     backend = remote_backend("openai", spec, httpx.ASGITransport(server))
     assert isinstance(backend, OpenAIBackend)
     return backend

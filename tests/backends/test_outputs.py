@@ -5,7 +5,7 @@ import pytest
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, RerankReply, TermWeights
 from backends.contract.errors import ReplicaFailed, UnsupportedWork
-from backends.http.outputs import check_outputs, merge_replies, split_outputs
+from backends.http.adapters import check_outputs, merge_replies, split_outputs
 from backends.http.replies import label_scores, term_weights, token_matrices
 
 ROWS = np.ones((1, 2), np.float32)

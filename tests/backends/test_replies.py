@@ -12,9 +12,9 @@ from backends.http.client import UpstreamClient, UpstreamResponse
 from backends.http.openai_wire import decode_embeddings
 from backends.http.replies import check_reported_cuts, read_gauge
 from backends.infinity.wire import failure as infinity_failure
+from backends.kinds import KINDS, open_replica
+from backends.openai.api import decode_scores
 from backends.openai.api import failure as openai_failure
-from backends.openai.rerank_wire import decode_scores
-from backends.registry import BACKENDS, open_replica
 from backends.tei.adapter import TeiBackend
 from backends.tei.adapter import failure as tei_failure
 from backends.vllm.wire import failure as vllm_failure
@@ -55,7 +55,7 @@ async def test_tei_reports_its_queue_depth_if_the_metric_exists(
     assert expected == await TeiBackend(UpstreamClient("http://tei", transport=transport)).queue_depth(1.0)
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_opening_a_backend_sends_nothing(kind: str) -> None:
     backend: Backend = open_replica(kind, ReplicaSpec("http://nowhere.invalid"))  # type: ignore[arg-type]
     try:

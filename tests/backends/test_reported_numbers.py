@@ -79,10 +79,10 @@ def openai(_: str) -> tuple[Backend, Callable[[int], None]]:
 
 BUILDERS = {
     "tei max_input_length": (tei("max_input_length"), "max_input_tokens"),
-    "tei max_client_batch_size": (tei("max_client_batch_size"), "batch_inputs"),
+    "tei max_client_batch_size": (tei("max_client_batch_size"), "request_inputs"),
     "tei max_concurrent_requests": (tei("max_concurrent_requests"), "concurrent_inputs"),
     "vllm max_model_len": (vllm, "max_input_tokens"),
-    "infinity batch_size": (infinity, "batch_inputs"),
+    "infinity batch_size": (infinity, "request_inputs"),
     "openai max_model_len": (openai, "max_input_tokens"),
 }
 
@@ -107,7 +107,7 @@ async def test_description_out_of_bounds_is_rejected_and_the_last_one_stays(
 
 
 @pytest.mark.parametrize("number", BAD)
-@pytest.mark.parametrize("field", ["max_input_tokens", "batch_inputs", "batch_tokens", "dimensions"])
+@pytest.mark.parametrize("field", ["max_input_tokens", "request_inputs", "request_tokens", "dimensions"])
 async def test_description_of_an_engine_is_bounded(field: str, number: int) -> None:
     body = msgspec.msgpack.encode({"model_id": "m", "operations": ["embed"], field: min(number, 2**63)})
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))

@@ -43,7 +43,7 @@ from backends.contract.errors import (
     RequestTooLarge,
 )
 from backends.http.client import UpstreamClient
-from backends.registry import open_replica
+from backends.kinds import open_replica
 from backends.tei.adapter import TeiBackend
 from backends.tei.grpc_channel import RpcStatus
 from backends.tei.grpc_wire import decode, encode, failure, model_type_of, tei_info
@@ -55,6 +55,7 @@ from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER, SPLADE, Gate, respon
 from tests.fakes.tei import FakeTei, vector_of
 from tests.fakes.tei_grpc import FakeTeiGrpc, grpc_tei
 from tests.processes.tls_files import Authority
+from tests.waiting import PATIENCE_S
 
 DENSE = {"embedding": {"pooling": "cls"}}
 LONG = "w " * 20
@@ -160,7 +161,7 @@ async def test_capabilities_equal_those_over_http(model_type: dict[str, Any]) ->
     def common(capabilities: Capabilities) -> Capabilities:
         labels = tuple(sorted(capabilities.labels))
         return msgspec.structs.replace(
-            capabilities, labels=labels, pooling=None, truncates=None, batch_bytes=None
+            capabilities, labels=labels, pooling=None, truncates=None, request_bytes=None
         )
 
     assert common(expected) == common(found)
@@ -349,7 +350,7 @@ async def test_dead_server_is_unavailable_at_once_and_found_again() -> None:
     handlers = server_of()
     gate = Gate()
     async with grpc_tei(handlers, port):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not await _joins(backend):  # noqa: ASYNC110 - grpc reconnects by itself
                 await asyncio.sleep(0.05)
         handlers.model.hook = gate  # type: ignore[assignment]

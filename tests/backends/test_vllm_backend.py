@@ -31,8 +31,8 @@ from backends.contract.errors import (
     ReplicaUnavailable,
     UnsupportedWork,
 )
+from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamClient, UpstreamResponse
-from backends.vectors import sigmoid
 from backends.vllm.adapter import VllmBackend, decode, encode
 from backends.vllm.probe import VllmProfile, count_specials, detect_score_support
 from backends.vllm.wire import failure, restore_status

@@ -17,6 +17,7 @@ from gateway import __version__
 from gateway.config.load import parse_config
 from gateway.config.schema import Config
 from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Bundle, Manifest, bundle, containers, labels_of
+from tests.waiting import PATIENCE_S
 
 # It has no wheel for some machines.
 helm = pytest.importorskip("helm_python", reason="no helm-python-sdk for this machine")
@@ -107,7 +108,7 @@ def kustomized(overlay: str) -> list[Manifest]:
 def built_by_kubectl(overlay: str) -> list[Manifest]:
     """Return an overlay's objects as kubectl builds them, without the hash in names of ConfigMaps."""
     command = ["kubectl", "kustomize", str(KUBERNETES / "overlays" / overlay)]
-    text = subprocess.run(command, capture_output=True, check=True, timeout=30, text=True).stdout
+    text = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S, text=True).stdout
     made = list(yaml.safe_load_all(re.sub(r"-config-[a-z0-9]{10}\b", "-config", text)))
     for manifest in made:
         manifest["metadata"].pop("namespace", None)
@@ -244,7 +245,6 @@ VALUES = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.timeout(180)
 @settings(max_examples=40)
 @given(values=VALUES, name=st.sampled_from(["gateway", "team-a", "my-gateway-2"]))
 def test_any_values_make_a_valid_release(

@@ -18,8 +18,9 @@ from gateway import __version__
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, wait_until
+from tests.waiting import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 REPOSITORY = "embedding-gateway"
 BASE = "python:3.11-slim-bookworm"
@@ -30,7 +31,9 @@ MB = 1e6
 
 
 def docker(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["docker", *arguments], capture_output=True, timeout=120, text=True, check=check)
+    return subprocess.run(
+        ["docker", *arguments], capture_output=True, timeout=PATIENCE_S, text=True, check=check
+    )
 
 
 def image(suffix: str) -> str:

@@ -16,6 +16,7 @@ from gateway.config.load import parse_config
 from gateway.config.schema import Config, host_and_port
 from gateway.processes.engine_process import KILL_AFTER_S
 from tests.deploy.manifests import KUBERNETES, OVERLAYS, ROOT, Bundle, Manifest, bundle, containers, labels_of
+from tests.waiting import PATIENCE_S
 
 # The oldest supported release of Kubernetes.
 RELEASE = "1.30"
@@ -74,7 +75,7 @@ def test_validation_detects_a_wrong_manifest() -> None:
 def test_kubectl_builds_the_same_objects(name: str) -> None:
     folder = KUBERNETES / "overlays" / name
     kustomize = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, check=True, timeout=30, text=True
+        ["kubectl", "kustomize", str(folder)], capture_output=True, check=True, timeout=PATIENCE_S, text=True
     )
     manifests = [built for built in yaml.safe_load_all(kustomize.stdout) if built["kind"] != "ConfigMap"]
 
@@ -127,7 +128,7 @@ def test_probe_paths_are_served(overlay: Bundle) -> None:
         probes = {name: probe["httpGet"] for name, probe in container.items() if name.endswith("Probe")}
         assert {"readinessProbe", "livenessProbe"} == set(probes)
         assert ("/readyz", "/livez") == (probes["readinessProbe"]["path"], probes["livenessProbe"]["path"])
-        assert all(ROUTES.parse(probe["path"]).on_both_listeners for probe in probes.values())
+        assert all(ROUTES.parse(probe["path"]).options.on_both_listeners for probe in probes.values())
         assert {"http"} == {probe["port"] for probe in probes.values()}
 
 

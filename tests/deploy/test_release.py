@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from gateway import __version__
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -26,11 +27,11 @@ def archives(tree: Path, folder: Path) -> dict[str, str]:
     """Build the sdist of a tree, and the wheel from it; return the digests by name."""
     environment = os.environ | {"SOURCE_DATE_EPOCH": "1767225600"}
     build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(folder)]
-    subprocess.run(build, cwd=tree, env=environment, check=True, capture_output=True, timeout=50)
+    subprocess.run(build, cwd=tree, env=environment, check=True, capture_output=True, timeout=PATIENCE_S)
     (sdist,) = folder.glob("*.tar.gz")
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     command = [*wheel, "--wheel-dir", str(folder), str(sdist)]
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=50)
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=PATIENCE_S)
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
@@ -57,7 +58,7 @@ def test_two_builds_give_the_same_bytes(tmp_path: Path) -> None:
 def components() -> dict[str, Any]:
     """Return the SBOM's components of this environment, by their normalized names."""
     command = [BIN / "cyclonedx-py", "environment", "--gather-license-texts", "-o", "-", sys.executable]
-    made = subprocess.run(command, check=True, capture_output=True, timeout=50, text=True)
+    made = subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S, text=True)
     listed = json.loads(made.stdout)["components"]
     return {normalized(component["name"]): component for component in listed}
 
@@ -86,7 +87,7 @@ def test_every_package_has_a_license_that_allows_to_ship_it(components: dict[str
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_workflows_fit_the_schema_of_the_forge(path: Path) -> None:
     command = [BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", str(path)]
-    checked = subprocess.run(command, capture_output=True, timeout=50, text=True, check=False)
+    checked = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, text=True, check=False)
 
     assert 0 == checked.returncode, checked.stdout
 
@@ -96,13 +97,13 @@ def test_the_schema_of_the_forge_detects_a_mistake(tmp_path: Path) -> None:
     wrong.write_text(WORKFLOWS[0].read_text().replace("runs-on:", "run-on:"))
     command = [BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", str(wrong)]
 
-    assert 0 != subprocess.run(command, capture_output=True, timeout=50, check=False).returncode
+    assert 0 != subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False).returncode
 
 
 def test_an_audit_finds_no_weakness_in_the_workflows() -> None:
     command = [BIN / "zizmor", "--offline", "--no-progress", "--format", "plain", "--min-severity", "medium"]
     audited = subprocess.run(
-        [*command, ROOT / ".github"], capture_output=True, timeout=50, text=True, check=False
+        [*command, ROOT / ".github"], capture_output=True, timeout=PATIENCE_S, text=True, check=False
     )
 
     assert 0 == audited.returncode, audited.stdout
@@ -147,7 +148,9 @@ def release_notes(tag: str, changelog: str, folder: Path) -> subprocess.Complete
     shutil.copyfile(ROOT / "gateway/__init__.py", folder / "gateway/__init__.py")
     (folder / "CHANGELOG.md").write_text(changelog)
     command = ["make", "--silent", "release-notes", f"TAG={tag}"]
-    return subprocess.run(command, cwd=folder, capture_output=True, timeout=30, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, timeout=PATIENCE_S, text=True, check=False
+    )
 
 
 CHANGELOG = (

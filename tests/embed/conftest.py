@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gateway.cli.embed.command import embed
-from gateway.cli.embed.options import add_embed_options
+from gateway.cli.embed import embed
+from gateway.cli.embed.options import add_embed_options, sources_of
+from gateway.cli.embed.plan import Request, Settings
 from tests.fakes.embedder import FakeEmbedder
 from tests.fakes.tei import vector_of
 from tests.fakes.threaded import serve_in_thread
@@ -90,11 +91,34 @@ class Command:
         return [json.loads(line) for line in content.splitlines()]
 
 
+def settings_of(paths: list[Path], encoding: str | None = None) -> Settings:
+    """Return the settings of a run whose texts are in the column `text`."""
+    request = Request("", "/v1/embeddings")
+    return Settings(sources_of(paths), "text", None, None, "error", request, "embedding", encoding=encoding)
+
+
+class Relay:
+    """Server that passes each call to the one of the test in progress."""
+
+    def __init__(self) -> None:
+        self.server = FakeEmbedder()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.server(scope, receive, send)
+
+
+@pytest.fixture(scope="session")
+def relay() -> Iterator[tuple[Relay, str]]:
+    found = Relay()
+    with serve_in_thread(found) as url:
+        yield found, url
+
+
 @pytest.fixture
-def command(tmp_path: Path, capsys: Any) -> Iterator[Command]:
-    server = FakeEmbedder()
-    with serve_in_thread(server) as url:
-        yield Command(tmp_path, server, url, capsys)
+def command(tmp_path: Path, capsys: Any, relay: tuple[Relay, str]) -> Command:
+    found, url = relay
+    found.server = FakeEmbedder()
+    return Command(tmp_path, found.server, url, capsys)
 
 
 def assert_vectors(rows: list[dict[str, Any]], field: str = "text", tolerance: float = 1e-6) -> None:

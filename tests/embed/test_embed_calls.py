@@ -9,13 +9,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from gateway.cli.embed import replies
-from gateway.cli.embed.calls import _retry_after_s
-from gateway.cli.embed.packing import Bounds, Position, Row, pack
-from gateway.cli.embed.replies import ARROW, Unreadable, problem_of, read_reply, read_truncated
+from gateway.cli.embed import calls
+from gateway.cli.embed.calls import (
+    ARROW,
+    Unreadable,
+    _retry_after_s,
+    problem_of,
+    read_reply,
+    read_truncated,
+)
+from gateway.cli.embed.embedding import pack
+from gateway.cli.embed.plan import Position
+from gateway.cli.embed.text_rows import Row
 from tests.embed.conftest import Command, assert_vectors
 from tests.fakes.arrow_memory import counted_memory
 from tests.fakes.embedder import Reply, arrow_of, error
+from tests.waiting import PATIENCE_S
 
 ROWS = [{"text": f"text {number}"} for number in range(6)]
 TWO = ("--batch-inputs", "2", "--concurrency", "1")
@@ -173,7 +182,7 @@ def test_the_number_of_calls_at_once_is_bounded(command: Command) -> None:
         with lock:
             inside += 1
             most = max(most, inside)
-        both.wait(20)
+        both.wait(PATIENCE_S)
         with lock:
             inside -= 1
 
@@ -292,7 +301,7 @@ def test_compressed_vectors_are_read_within_a_bound(codec: str, monkeypatch: pyt
     body = stream_of(column, codec)
     assert len(body) < 100_000
     assert (1024, 1024) == read_reply(body, ARROW, 1024).vectors.shape
-    monkeypatch.setattr(replies, "REPLY_BYTES_MAX", 4 * 1024 * 1024 - 1)
+    monkeypatch.setattr(calls, "REPLY_BYTES_MAX", 4 * 1024 * 1024 - 1)
     before = pa.total_allocated_bytes()
     with pytest.raises(Unreadable, match="once it is decompressed"):
         read_reply(body, ARROW, 1024)
@@ -343,15 +352,15 @@ def test_rows_are_packed_by_texts_and_bytes() -> None:
     def row(text: str | None, size: int = 1, group: int = 0) -> Row:
         return Row(1, text, size, None, Position(), group)
 
-    def sizes(rows: list[Row], bounds: Bounds) -> list[int]:
-        return [len(packed) for packed in pack(rows, bounds)]
+    def sizes(rows: list[Row], *bounds: int) -> list[int]:
+        return [len(packed) for packed in pack(rows, *bounds)]
 
-    assert sizes([row("a")] * 7, Bounds(3, 100)) == [3, 3, 1]
-    assert sizes([row("aaa"), row("éé"), row("b" * 50), row("c")], Bounds(9, 7)) == [2, 1, 1]
-    assert sizes([row("a", 60), row(None, 60), row("b", 10)], Bounds(9, 99, 100)) == [1, 2]
-    assert sizes([row(None)] * 5 + [row("a")] * 2, Bounds(1, 9)) == [6, 1]
-    assert sizes([row("a"), row("b", group=1)], Bounds(9, 99)) == [1, 1]
-    assert sizes([], Bounds(9, 99)) == []
+    assert sizes([row("a")] * 7, 3, 100) == [3, 3, 1]
+    assert sizes([row("aaa"), row("éé"), row("b" * 50), row("c")], 9, 7) == [2, 1, 1]
+    assert sizes([row("a", 60), row(None, 60), row("b", 10)], 9, 99, 100) == [1, 2]
+    assert sizes([row(None)] * 5 + [row("a")] * 2, 1, 9) == [6, 1]
+    assert sizes([row("a"), row("b", group=1)], 9, 99) == [1, 1]
+    assert sizes([], 9, 99) == []
 
 
 SPENT = "limit tokens_per_day: 0 remain, it starts again on 2026-11-27 (UTC), try again in 18h"

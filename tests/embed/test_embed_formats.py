@@ -276,7 +276,7 @@ def test_without_pylance_the_way_out_is_named(command: Command, monkeypatch: pyt
 
 
 def test_without_pyarrow_the_extra_is_named(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.cli.embed.command.find_spec", lambda _: None)
+    monkeypatch.setattr("gateway.cli.embed.find_spec", lambda _: None)
     assert "extra `grpc`" in command.run("in.jsonl", "--to", "out.jsonl").errors
 
 

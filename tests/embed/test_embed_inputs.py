@@ -10,13 +10,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from gateway.cli.embed.lines import encoding_of
-from gateway.cli.embed.options import sources_of
-from gateway.cli.embed.packing import Position
-from gateway.cli.embed.parquet_sizes import BATCH_BYTES_MAX, RowSizes
-from gateway.cli.embed.plan import Reading
+from gateway.cli.embed.options import encoding_of, sources_of
+from gateway.cli.embed.parquet_rows import BATCH_BYTES_MAX, RowSizes
+from gateway.cli.embed.plan import Position
 from gateway.cli.embed.text_rows import CsvRows, JsonLines
-from tests.embed.conftest import Command, assert_vectors
+from tests.embed.conftest import Command, assert_vectors, settings_of
 
 # Rows whose first text is missing; all have other texts.
 GAPS: list[list[dict[str, Any]]] = [
@@ -302,7 +300,7 @@ def test_long_values_of_a_dictionary_bound_what_is_decoded_at_once(command: Comm
         "in.parquet", {"text": values * 200, "n": [[1, 2]] * 400}, dictionary_pagesize_limit=2**24
     )
     with pq.ParquetFile(path) as file:
-        sizes = RowSizes(sources_of([path])[0], file, 2**20)
+        sizes = RowSizes(sources_of([path])[0], file)
         rows = sizes.batch_rows(0)
         sizes.close()
     assert rows * 1_000_000 <= BATCH_BYTES_MAX < (rows + 10) * 1_100_000
@@ -329,9 +327,8 @@ def test_reading_goes_on_behind_every_row_of_other_encodings(
     else:
         content = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
     path = command.write(name, content.encode(encoding))
-    reading = Reading("text", encoding=encoding_of(encoding))
-    sources = sources_of([path])
-    reader = CsvRows(sources, reading) if "csv" in name else JsonLines(sources, reading, "embedding")
+    settings = settings_of([path], encoding_of(encoding))
+    reader = CsvRows(settings) if "csv" in name else JsonLines(settings)
     rows = list(reader.rows(Position()))
     assert texts == [row.text for row in rows]
     for number, row in enumerate(rows):

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.cli.embed.options import sources_of
-from gateway.cli.embed.packing import Bounds, Position, Row, pack
+from gateway.cli.embed.embedding import RowReader, pack
 from gateway.cli.embed.parquet_rows import ParquetRows
-from gateway.cli.embed.plan import Reading
-from gateway.cli.embed.text_rows import CsvRows, JsonLines, RowReader
+from gateway.cli.embed.plan import Position
+from gateway.cli.embed.text_rows import CsvRows, JsonLines, Row
+from tests.embed.conftest import settings_of
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
 FILES = st.lists(st.lists(st.tuples(TEXTS, TEXTS), max_size=6), min_size=1, max_size=3)
@@ -51,19 +51,15 @@ def opened(files: list[list[tuple[str, str]]], ending: str) -> Iterator[RowReade
         paths = [Path(folder) / f"{number}.{ending}" for number in range(len(files))]
         for path, rows in zip(paths, files, strict=True):
             write(path, rows)
-        sources, reading = sources_of(paths), Reading("text")
-        if sources[0].format == "jsonl":
-            yield JsonLines(sources, reading, "embedding")
-        elif sources[0].format == "csv":
-            yield CsvRows(sources, reading)
-        else:
-            yield ParquetRows(sources, reading)
+        settings = settings_of(paths)
+        readers = {"jsonl": JsonLines, "csv": CsvRows, "parquet": ParquetRows}
+        yield readers[settings.sources[0].format](settings)
 
 
 def values(reader: RowReader, rows: list[Row]) -> list[tuple[str, str]]:
     """Return the rows as their record batches hold them."""
     found: list[tuple[str, str]] = []
-    for packed in pack(rows, Bounds(2, 1000)):
+    for packed in pack(rows, 2, 1000):
         for row in reader.batch(packed).to_pylist():
             fields: dict[str, Any] = json.loads(row["line"]) if "line" in row else row
             found.append((fields["text"], fields["other"]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.embed import progress
+from gateway.cli.embed import run as embed_run
 from tests.embed.conftest import Command, assert_vectors
 from tests.fakes.embedder import Reply, error
 
@@ -61,7 +61,7 @@ def test_progress_without_a_terminal_is_a_line(command: Command, monkeypatch: py
     command.write_rows("in.jsonl", ROWS)
     arguments = ("--batch-inputs", "10", "--concurrency", "1")
     assert "texts/s" not in command.run("in.jsonl", "--to", "quick.jsonl", *arguments).errors
-    monkeypatch.setattr(progress, "LINE_S", 0.0)
+    monkeypatch.setattr(embed_run, "LINE_S", 0.0)
     lines = command.run("in.jsonl", "--to", "slow.jsonl", *arguments).errors.splitlines()
     rows = [line.split()[1] for line in lines if line.endswith(" tokens/s")]
     assert ["10", "20", "30", "40"] == rows

@@ -7,8 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.embed.json_columns import JsonColumns
-from gateway.cli.embed.json_types import ListShape, ObjectShape, common, is_plain, shape_of
+from gateway.cli.embed.outputs import JsonColumns, common, is_plain, shape_of
 
 SCALARS = (
     st.none()
@@ -56,22 +55,23 @@ def test_every_value_is_stored(rows: list[dict[str, Any]]) -> None:
 
 @given(VALUES, VALUES, VALUES)
 def test_the_order_of_values_does_not_matter(first: Any, second: Any, third: Any) -> None:
-    a, b, c = shape_of(first), shape_of(second), shape_of(third)
+    a, b, c = shape_of([first]), shape_of([second]), shape_of([third])
     assert common(a, b) == common(b, a)
     assert common(common(a, b), c) == common(a, common(b, c))
     assert common(a, a) == a
+    assert common(common(a, b), c) == shape_of([first, second, third])
 
 
 def test_shapes_of_values() -> None:
-    assert shape_of([1, 2.5, None]) == ListShape("float")
-    assert shape_of({"a": [True]}) == ObjectShape({"a": ListShape("bool")})
+    assert shape_of([[1, 2.5, None]]) == ["float"]
+    assert shape_of([{"a": [True]}]) == {"a": ["bool"]}
     assert common("large", "float") == "json"
     assert common("int", "large") == "large"
-    assert common(shape_of([]), shape_of(["x"])) == ListShape("string")
-    assert not is_plain(shape_of({"a": {}}))
-    assert is_plain(shape_of({"a": [{"b": None}]}))
+    assert common(shape_of([[]]), shape_of([["x"]])) == ["string"]
+    assert not is_plain(shape_of([{"a": {}}]))
+    assert is_plain(shape_of([{"a": [{"b": None}]}]))
     deep: Any = 1
     for _ in range(40):
         deep = [deep]
-    assert not is_plain(shape_of(deep))
-    assert shape_of({str(number): 1 for number in range(1001)}) == "json"
+    assert not is_plain(shape_of([deep]))
+    assert shape_of([{str(number): 1 for number in range(1001)}]) == "json"

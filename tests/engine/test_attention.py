@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from backends.torch.networks import blocks
-from backends.torch.networks.attention import attend, attend_joined
-from backends.torch.networks.blocks import (
+from backends.torch.networks import attention
+from backends.torch.networks.attention import (
     CUTTINGS,
     Cutting,
     Piece,
     Visibility,
+    attend,
+    attend_joined,
     cut_blocks,
     fastest_cutting,
     group_runs,
@@ -40,7 +41,7 @@ def attend_plainly(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, 
 def test_every_sequence_attends_only_to_itself(
     causal: bool, window: int, key_heads: int, cutting: Cutting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "fastest_cutting", lambda _: cutting)
+    monkeypatch.setattr(attention, "fastest_cutting", lambda _: cutting)
     torch.manual_seed(0)
     tokens = sum(LENGTHS)
     q, k, v = (torch.randn(tokens, heads, 8) for heads in (4, key_heads, key_heads))
@@ -129,7 +130,7 @@ def test_runs_with_a_window_have_no_spare_keys_and_causal_ones_no_mask() -> None
 def test_long_causal_sequences_are_computed_in_parts(
     lengths: tuple[int, ...], cutting: Cutting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "fastest_cutting", lambda _: cutting)
+    monkeypatch.setattr(attention, "fastest_cutting", lambda _: cutting)
     torch.manual_seed(0)
     q, k, v = (torch.randn(sum(lengths), heads, 8) for heads in (4, 2, 2))
     starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)

@@ -15,17 +15,17 @@ from safetensors.torch import load_file, save_file
 
 from backends.contract import Embed, EmbedReply, Encode, Output, Rerank, Score, Vectors, Work
 from backends.contract.errors import InvalidWork, ModelUnavailable
-from backends.recipe.lengths import DEFAULT_POSITIONS, POSITION_KEYS
-from backends.reference_texts import embed_canaries
+from backends.recipe.positions import DEFAULT_POSITIONS, POSITION_KEYS
+from backends.reference_texts import embed_reference_texts
 from backends.torch import wire
 from backends.torch.inputs.sequences import InputSequence, PreparedSequences
-from backends.torch.load.construction import _padding_id
 from backends.torch.load.inspection import inspect_folder
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import load
-from backends.torch.networks.architectures import default_of
+from backends.torch.networks.opening import padding_id
 from backends.torch.passes.engine import Engine
 from backends.torch.passes.loaded_model import LoadedModel
+from backends.torch.stock.architectures import default_of
 from tests.engine.checkpoints import ENCODERS, SMALL, make_classifier, make_encoder
 from tests.engine.engines import EngineInProcess, cosines, load_tiny
 from tests.engine.texts import PHRASES
@@ -193,7 +193,7 @@ async def test_reference_texts_with_a_bad_word_are_left_out(minilm: Path, tmp_pa
     spoil(tmp_path, 4419, 7929)
     backend = EngineInProcess(load(tmp_path, "m", LoadOptions("float32", "cpu")))
 
-    reply, failure = await embed_canaries(backend, None, 30)
+    reply, failure = await embed_reference_texts(backend, None, 30)
 
     assert isinstance(failure, InvalidWork)
     assert [True, True, False, False, False, False] == [bool(np.isnan(row).all()) for row in reply.vectors]
@@ -235,4 +235,4 @@ async def test_a_network_whose_file_states_no_positions_has_its_default(minilm: 
     ("pad_id", "words", "expected"), [(1, 10, 1), (10, 10, 0), (-1, 10, 0), (None, 10, 0), (7, None, 7)]
 )
 def test_padding_has_a_vector(pad_id: int | None, words: int | None, expected: int) -> None:
-    assert expected == _padding_id(SimpleNamespace(pad_token_id=pad_id, vocab_size=words))
+    assert expected == padding_id(SimpleNamespace(pad_token_id=pad_id, vocab_size=words))

@@ -19,6 +19,7 @@ from backends.torch.passes.engine import RENDERING
 from backends.torch.passes.loaded_model import LoadedModel
 from tests.engine.checkpoints import ENCODERS, make_classifier, make_encoder
 from tests.engine.engines import engine_on, load_tiny, run_work
+from tests.waiting import PATIENCE_S
 
 TEXTS_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -272,4 +273,4 @@ async def test_a_text_does_not_wait_for_a_conversation(model: tuple[LoadedModel,
     finally:
         gate.set()
     assert 1 == len((await talk).vectors)
-    assert all(future.result(60) for future in held)
+    assert all(future.result(PATIENCE_S) for future in held)

@@ -11,13 +11,13 @@ import pytest
 from backends.contract import Embed, EmbedReply, Vectors
 from backends.contract.errors import ModelUnavailable
 from backends.torch.load.load_plan import LoadOptions
-from backends.torch.load.loader import load
-from backends.torch.load.loading import load_model, options_of
+from backends.torch.load.loader import load, load_model, options_of
 from backends.torch.passes.engine import Engine
 from backends.torch.passes.loaded_model import LoadedModel
 from backends.torch.wire import ModelBoot
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.engine.texts import real_texts
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,7 @@ def compiled(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled
         [sys.executable, "-c", SERVE_COMPILED, str(folder), str(vectors)],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=PATIENCE_S,
         check=True,
         cwd=Path(__file__).parents[2],
     )
@@ -88,7 +88,6 @@ def compiled(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled
     return Compiled(folder, np.load(vectors), loaded, served)
 
 
-@pytest.mark.timeout(180)
 async def test_compiled_model_gives_the_same_vectors(compiled: Compiled) -> None:
     engine = Engine(load_tiny(compiled.checkpoint, compiled=False), batch_tokens=256, queue_tokens=10**9)
     reply = await engine.run(Embed(tuple(real_texts()[:40])))
@@ -97,7 +96,6 @@ async def test_compiled_model_gives_the_same_vectors(compiled: Compiled) -> None
     np.testing.assert_allclose(reply.vectors, compiled.vectors, atol=1e-4)
 
 
-@pytest.mark.timeout(180)
 def test_model_is_compiled_once_for_all_lengths(compiled: Compiled) -> None:
     # One graph for the first shape and one for all others, again for half of the cores. None while serving.
     assert 1 <= compiled.loaded <= 4

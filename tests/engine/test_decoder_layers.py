@@ -5,8 +5,7 @@ import torch
 import transformers
 from torch import nn
 
-from backends.torch.networks.decoder_layers import FusedDecoderLayer, RootMeanSquareNorm
-from backends.torch.networks.fusing import fuse
+from backends.torch.networks.fused_layers import FusedDecoderLayer, RootMeanSquareNorm
 from backends.torch.networks.precision import (
     CastLinear,
     PrepackedLinear,
@@ -14,6 +13,7 @@ from backends.torch.networks.precision import (
     multiplied,
     replace_linears,
 )
+from backends.torch.stock.fusing import fuse
 from tests.engine.test_fusing import inputs_of, pack_model
 
 SIZES = {

@@ -20,11 +20,10 @@ from backends.recipe.options import DTypeName, TaskSettings
 from backends.torch import wire
 from backends.torch.load.inspection import inspect_folder
 from backends.torch.load.load_plan import LoadOptions
-from backends.torch.load.loader import load
-from backends.torch.load.loading import estimate_bytes
+from backends.torch.load.loader import estimate_bytes, load
 from backends.torch.media.features import open_image_reader
-from backends.torch.networks.native_configs import read_config
 from backends.torch.passes.engine import Engine
+from backends.torch.stock.architectures import read_config
 from tests.engine.engines import cosines, engine_on, load_tiny, run_work
 from tests.engine.texts import PHRASES
 

@@ -111,7 +111,6 @@ def reference_scores_by_length(checkpoint: Path, query: str, documents: list[str
     return scores
 
 
-@pytest.mark.timeout(180)
 async def test_rerank_scores_equal_those_of_transformers(cross_encoder: Path, engine_of: Engines) -> None:
     engine = engine_of(cross_encoder, "float32")
     documents = [pair[1] for pair, _ in labelled_pairs()][:30]

@@ -11,9 +11,10 @@ from torch import nn
 
 from backends.contract import Embed, EmbedReply, Encode, EncodeReply, Output, Rerank, RerankReply, Vectors
 from backends.recipe.options import DTypeName, TaskSettings
-from backends.torch.load.construction import open_network
 from backends.torch.memory import held_bytes
+from backends.torch.networks import bert
 from backends.torch.passes.loaded_model import LoadedModel
+from backends.torch.stock import construction
 from tests.engine.checkpoints import DECODERS, ENCODERS, make_classifier, make_encoder, make_language_model
 from tests.engine.engines import TEXTS, cosines, dense_of, engine_on, load_tiny, run_work
 
@@ -89,10 +90,11 @@ def test_weights_are_held_in_their_final_format(name: str, minilm: Path, tmp_pat
     assert 2 < narrow / numbers < 2.1
 
 
+@pytest.mark.parametrize("name", ["bert", "electra"])
 def test_norms_and_heads_are_read_without_rounding(
-    minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make_classifier(ENCODERS["bert"][0](), minilm, tmp_path)
+    folder = make_classifier(ENCODERS[name][0](), minilm, tmp_path)
     stored = load_file(folder / "model.safetensors")
     opened: list[nn.Module] = []
 
@@ -100,19 +102,18 @@ def test_norms_and_heads_are_read_without_rounding(
         opened.append(model)
         raise ValueError("enough")
 
-    monkeypatch.setitem(open_network.__globals__["OPENERS"], "classifier", keep)
+    monkeypatch.setitem(bert.OPENERS, "classifier", keep)
+    monkeypatch.setitem(construction.OPENERS, "classifier", keep)
     with pytest.raises(Exception, match="enough"):
         load_tiny(folder, "bfloat16")
 
     weights = opened[0].state_dict()
-    assert weights["bert.encoder.layer.0.output.dense.weight"].dtype == torch.bfloat16
-    for name in (
-        "bert.encoder.layer.0.output.LayerNorm.weight",
-        "bert.pooler.dense.weight",
-        "classifier.weight",
-    ):
-        assert torch.equal(weights[name], stored[name])
-    assert type(opened[0]) is transformers.BertForSequenceClassification
+    assert weights[f"{name}.encoder.layer.0.output.dense.weight"].dtype == torch.bfloat16
+    wide = [key for key in weights if key.startswith((f"{name}.pooler", "classifier")) or "LayerNorm" in key]
+    assert len(wide) > 3
+    for key in wide:
+        assert torch.equal(weights[key], stored[key])
+    assert type(opened[0]) in {bert.BertClassifier, transformers.ElectraForSequenceClassification}
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen3", "mpnet", "modernbert"])

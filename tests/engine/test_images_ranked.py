@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from backends.contract import EmbedParts, EncodeReply, Output
+from backends.contract.vectors import max_similarity
 from backends.http.media import probe_recording
-from backends.vectors import max_similarity
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Running, running_gateway
 from tests.engine.dual_checkpoints import make_dual

@@ -15,14 +15,15 @@ from safetensors.torch import load_file, save_file
 from backends.checkpoints.locations import DEFAULT_MODEL
 from backends.contract import Capabilities
 from backends.torch import wire
-from backends.torch.load import small_network
 from backends.torch.load.inspection import inspect, inspect_folder
 from backends.torch.serving.smoke import smoke_load
+from backends.torch.stock import small_network
 from gateway.cli import main as command_line
 from gateway.cli import models as command
 from gateway.config.load import parse_config
 from tests.engine.checkpoints import DECODER, ENCODERS, make_encoder, make_language_model
 from tests.fakes.hub import write_cache
+from tests.waiting import PATIENCE_S
 
 GATEWAY = (sys.executable, "-m", "gateway", "models", "inspect")
 
@@ -33,7 +34,9 @@ def encoder(minilm: Path, tmp_path: Path) -> Path:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*GATEWAY, *arguments], capture_output=True, text=True, timeout=55, check=False)
+    return subprocess.run(
+        [*GATEWAY, *arguments], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
 
 def options(*arguments: str) -> object:
@@ -188,7 +191,7 @@ def test_verify_loads_a_cached_model_and_keeps_what_it_found(encoder: Path, tmp_
             [*command, *arguments],
             capture_output=True,
             text=True,
-            timeout=55,
+            timeout=PATIENCE_S,
             check=False,
             env=environment,
             cwd=tmp_path,

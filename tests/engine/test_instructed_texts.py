@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from backends.contract import Embed, EmbedReply, Rerank, Truncate
 from backends.contract.errors import InvalidWork, UnsupportedWork
 from backends.recipe.options import TaskSettings
-from gateway.prompts import with_prompt_lengths
-from gateway.upstreams.instructions import InstructedModel, with_query_prompt
+from gateway.prepare import InstructedModel
 from tests.engine.checkpoints import ENCODERS, make_classifier, make_encoder, make_sentence_model
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 
@@ -38,9 +37,7 @@ def prompted(texts: list[str]) -> Embed:
     """Return work whose texts begin with several prompts in turn."""
     plain = Embed(tuple(texts))
     inputs = tuple(PROMPTS[i % len(PROMPTS)] + text for i, text in enumerate(texts))
-    work = with_prompt_lengths(replace(plain, inputs=inputs, prompt_name=""), plain)
-    assert isinstance(work, Embed)
-    return work
+    return replace(plain, inputs=inputs, prompt_name="").with_prompt_lengths(plain)
 
 
 async def test_prompts_written_into_the_texts_are_left_out_of_the_pooling(
@@ -102,7 +99,7 @@ async def test_an_instruct_embedder_reads_the_instruction_in_the_form_of_its_own
     instructed = InstructedModel("m", None, ChainMap(model.capabilities.prompts), model.capabilities)
 
     prompt = instructed.query_prompt("Find a similar text")
-    reply = await run_work(engine_on(model), with_query_prompt(Embed(tuple(TEXTS)), prompt), EmbedReply)
+    reply = await run_work(engine_on(model), Embed(tuple(TEXTS)).with_prompt(prompt), EmbedReply)
 
     by_card = "Instruct: Find a similar text\nQuery:"
     expected = reference.encode(TEXTS, prompt=by_card, normalize_embeddings=True, show_progress_bar=False)

@@ -17,7 +17,7 @@ from backends.torch.load.inspection import inspect_folder
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import describe, served_dtype
 from backends.torch.memory import held_bytes
-from backends.torch.networks import blocks, int8, quantization
+from backends.torch.networks import attention, int8
 from backends.torch.networks.int8 import Int8Linear, KernelProbe, probe_kernel, refuse_slow, require_int8
 from backends.torch.networks.precision import WideLinear
 from backends.torch.passes.loaded_model import LoadedModel
@@ -45,18 +45,18 @@ def quantized(layer: nn.Linear, peaks: Tensor | None = None) -> Int8Linear:
     return Int8Linear(layer, peaks, saturates=probe_kernel().saturates)
 
 
-@pytest.mark.parametrize("cutting", [blocks.Cutting(), blocks.Cutting(64), blocks.Cutting(128, 16)])
+@pytest.mark.parametrize("cutting", [attention.Cutting(), attention.Cutting(64), attention.Cutting(128, 16)])
 async def test_minilm_is_faithful_and_its_vectors_do_not_depend_on_the_batch(
-    minilm: Path, engine_of: Engines, monkeypatch: pytest.MonkeyPatch, cutting: blocks.Cutting
+    minilm: Path, engine_of: Engines, monkeypatch: pytest.MonkeyPatch, cutting: attention.Cutting
 ) -> None:
-    monkeypatch.setattr(blocks, "fastest_cutting", lambda _: cutting)
+    monkeypatch.setattr(attention, "fastest_cutting", lambda _: cutting)
     texts = ("ok", *TEXTS)
     engine = engine_of(minilm, "int8")
     expected = (await run_work(engine_of(minilm, "float32"), Embed(texts), EmbedReply)).vectors
     together = (await run_work(engine, Embed(texts), EmbedReply)).vectors
     alone = [(await run_work(engine, Embed((text,)), EmbedReply)).vectors[0] for text in texts[:8]]
 
-    assert cosines(together, expected).min() >= quantization.MIN_COSINE
+    assert cosines(together, expected).min() >= int8.MIN_COSINE
     assert cosines(together, expected).min() < 0.99999
     assert cosines(np.stack(alone), together[:8]).min() > 0.9999
 
@@ -74,7 +74,7 @@ async def test_architectures_are_served_with_and_without_padding(
 
     expected = await vectors_of(load_tiny(folder, "float32"), TEXTS)
     assert model.capabilities.dtype == "int8"
-    assert cosines(await vectors_of(model, TEXTS), expected).min() >= quantization.MIN_COSINE
+    assert cosines(await vectors_of(model, TEXTS), expected).min() >= int8.MIN_COSINE
     layers = [type(layer) for layer in model.head._network.modules()]  # type: ignore[attr-defined]
     assert Int8Linear in layers
     assert not {nn.Linear, WideLinear} & {*layers}

@@ -23,8 +23,8 @@ from backends.contract.errors import InvalidWork, ModelUnavailable
 from backends.recipe.checkpoint import read_recipe
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.kinds import recognize
+from backends.recipe.notes import pooling_notes
 from backends.recipe.options import Pooling, TaskSettings
-from backends.recipe.pooling_notes import pooling_notes
 from backends.recipe.recipe import ModelKind
 from backends.tokens.tokenizer import open_tokenizer
 from backends.torch import wire

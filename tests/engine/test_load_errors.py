@@ -15,8 +15,7 @@ from transformers import AutoModelForMaskedLM
 from backends.contract.errors import ModelUnavailable
 from backends.torch import wire
 from backends.torch.load.inspection import inspect_folder
-from backends.torch.load.loader import load, require_device
-from backends.torch.load.loading import options_of
+from backends.torch.load.loader import load, options_of, require_device
 from backends.torch.refusals import describe_error, refuse_on_error
 from tests.engine.checkpoints import (
     DECODER,

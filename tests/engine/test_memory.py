@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 # Prints the page faults in the second of two equal rounds, and the bytes released after it.
 PROGRAM = """
 import resource, torch
@@ -48,7 +50,7 @@ TOUCHED_PAGES = 20 * 99 * 256
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's allocator")
 def test_memory_is_reused_between_passes_and_released_on_request() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
 
     pages, released = done.stdout.split()
@@ -92,7 +94,7 @@ def test_a_tokenizer_has_threads_of_its_own_only_next_to_a_gpu(device: str, *, h
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
 

@@ -19,12 +19,12 @@ from backends.torch import wire
 from backends.torch.inputs.sequences import InputSequence, Row
 from backends.torch.load.inspection import inspect_folder
 from backends.torch.load.load_plan import LoadOptions
-from backends.torch.load.loader import load
-from backends.torch.load.loading import RunOnDevice, estimate_bytes, load_model
+from backends.torch.load.loader import RunOnDevice, estimate_bytes, load, load_model
 from backends.torch.memory import held_bytes
 from backends.torch.passes.loaded_model import LoadedModel
 from backends.torch.serving.model_host import ModelHost
 from tests.engine.checkpoints import ENCODERS, make_encoder
+from tests.waiting import PATIENCE_S
 
 HELLO = Embed(("hello",))
 
@@ -160,7 +160,7 @@ class Gate:
         self, boot: wire.ModelBoot, folder: Path, report: Callable[[str], None], run_on_device: RunOnDevice
     ) -> LoadedModel:
         if boot.name == self.shut:
-            assert self.open.wait(15)
+            assert self.open.wait(PATIENCE_S)
         return load_model(boot, folder, report, run_on_device)
 
 

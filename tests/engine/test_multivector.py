@@ -13,10 +13,9 @@ from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import nn
 
-from backends.contract import Operation, Output, Rerank, RerankReply, Score, ScoreKind, Vectors
+from backends.contract import Lengths, Operation, Output, Rerank, RerankReply, Score, ScoreKind, Vectors
 from backends.contract.errors import ModelUnavailable
 from backends.torch.passes.loaded_model import LoadedModel
-from gateway.lane.slices import token_bounds
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.engine.engines import TEXTS, cosines, encode, encode_singly, engine_on, load_tiny, run_work
 
@@ -122,8 +121,8 @@ async def test_counted_tokens_stay_within_the_reserved_bound(
     for query, document in (("a", "b"), ("a " * 300, "b " * 300)):
         work = Rerank(query, (document,))
         reply = await run_work(engine_on(model), work, RerankReply)
-        (bound,) = token_bounds(
-            work, capabilities.max_input_tokens, pair_overhead=capabilities.overhead_tokens
+        (bound,) = work.token_bounds(
+            Lengths(capabilities.max_input_tokens, pair_overhead=capabilities.overhead_tokens)
         )
         assert reply.tokens <= bound
 

@@ -14,8 +14,7 @@ from backends.contract.errors import ModelUnavailable
 from backends.recipe.options import TaskSettings
 from backends.torch import wire
 from backends.torch.load.load_plan import LoadOptions
-from backends.torch.load.loader import describe, load
-from backends.torch.load.loading import load_model, locate_model
+from backends.torch.load.loader import describe, load, load_model, locate_model
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.engine.engines import TEXTS, cosines, encode, engine_on, load_tiny, run_work
 from tests.engine.own_code import MODULE, OWN_AUTO_MAP, code_files, make_own_model, token_vectors

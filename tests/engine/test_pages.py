@@ -8,17 +8,17 @@ import pytest
 
 from backends.contract import EmbedParts, Encode, EncodeReply, Operation, Output, PatchGrid, Rerank, Truncate
 from backends.contract.errors import InvalidWork, ModelUnavailable, UnsupportedWork
+from backends.contract.vectors import max_similarity
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import describe, load
 from backends.torch.passes.engine import Engine
-from backends.vectors import max_similarity
 from tests.engine.engines import engine_on, load_tiny, run_work
 from tests.engine.families.checkpoint import write_checkpoint
 from tests.engine.families.pages import FAMILIES, QUERY_LENGTH
 
 pytest.importorskip("PIL", reason="pictures need the extra `media`")
 
-from backends.torch.media.pages import patch_grid
+from backends.torch.media.features import patch_grid
 from tests.pictures import encoded, noise, part_of
 
 NAMES = [family.name for family in FAMILIES]

@@ -26,7 +26,6 @@ from tests.engine.dual_checkpoints import make_dual
 from tests.pictures import encoded, noise, one_bit_png, part_of, progressive_jpeg
 
 # Processes import the libraries, which takes long on a busy machine.
-pytestmark = pytest.mark.timeout(240)
 WAIT_S = 30
 
 

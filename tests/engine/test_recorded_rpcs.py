@@ -24,6 +24,7 @@ from tests.conftest import KEY, running_gateway
 from tests.engine.checkpoints import with_activation
 from tests.engine.engines import EngineInProcess
 from tests.recorded_tei import fake_of
+from tests.waiting import PATIENCE_S
 
 RECORDED: list[dict[str, Any]] = [
     json.loads(line) for line in Path("tests/golden/tei/grpc.jsonl").read_text(encoding="utf-8").splitlines()
@@ -208,7 +209,7 @@ async def test_an_rpc_is_answered_as_tei_does(channel: grpc.aio.Channel, recorde
     call = channel.stream_stream(f"/{path}" if path.startswith("grpc.") else f"/tei.v1.{path}")(
         (message.SerializeToString() for message in sent.messages),
         metadata=(("authorization", f"Bearer {KEY}"), ("model", sent.model)),
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     replies = []
     with suppress(grpc.aio.AioRpcError):

@@ -21,13 +21,12 @@ from transformers import (
     PretrainedConfig,
 )
 
-from backends.contract import Operation, Rerank, RerankReply, Score, ScoreKind, Truncate
+from backends.contract import Lengths, Operation, Rerank, RerankReply, Score, ScoreKind, Truncate
 from backends.contract.errors import InvalidWork, ModelUnavailable
 from backends.recipe.options import DTypeName, RerankPrompt, TaskSettings
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import describe
 from backends.torch.passes.loaded_model import LoadedModel
-from gateway.lane.slices import token_bounds
 from tests.engine.checkpoints import DECODER
 from tests.engine.engines import TEXTS, engine_on, load_tiny, run_work
 from tests.engine.rerank_cards import Ids, bge_ids, encode_with, mxbai_ids, qwen3_ids, score_by_card
@@ -138,7 +137,7 @@ def test_instruction_takes_the_place_of_the_own_one(family: str, tmp_path: Path)
     for work in (Rerank(QUERY, ("a b",), instruction=task), Score(((QUERY, "a b"),), instruction=task)):
         (sequence,) = model.preparer.prepare(work).sequences
         assert ids_by_card(folder, QUERY, "a b", task) == sequence.ids
-        (bound,) = token_bounds(work, None, pair_overhead=model.capabilities.overhead_tokens)
+        (bound,) = work.token_bounds(Lengths(None, pair_overhead=model.capabilities.overhead_tokens))
         assert len(sequence.ids) <= bound
 
 

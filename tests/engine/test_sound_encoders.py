@@ -15,8 +15,8 @@ from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import load
 from backends.torch.media.features import open_sound_reader
 from backends.torch.media.sounds import open_recording
-from backends.torch.networks.native_configs import read_config
 from backends.torch.passes.engine import Engine
+from backends.torch.stock.architectures import read_config
 from tests.engine.dual_checkpoints import DualModel, make_dual, sound_vectors, text_vectors
 from tests.engine.engines import cosines, engine_on, load_tiny, run_work
 from tests.engine.texts import PHRASES

@@ -21,8 +21,8 @@ from backends.contract import Embed, EmbedParts, EmbedReply, Encode, EncodeReply
 from backends.contract.errors import ReplicaFailed, ReplicaOverloaded
 from backends.torch.inputs.sequences import Head, InputSequence, Row
 from backends.torch.passes.engine import Engine
+from backends.torch.passes.jobs import plan
 from backends.torch.passes.loaded_model import LoadedModel
-from backends.torch.passes.planner import plan
 from backends.torch.passes.threads import ForwardThreads
 from backends.torch.priority import BACKGROUND_NICENESS, NICENESS_MAX
 from tests.engine.checkpoints import DECODERS, make_encoder

@@ -18,6 +18,7 @@ from backends.tei_protos import tei_pb2 as pb
 from tests.conftest import KEY, Running, running_gateway
 from tests.engine.engines import EngineInProcess, load_tiny
 from tests.engine.texts import real_texts
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 grpc: {listen: 127.0.0.1:0}
@@ -80,13 +81,13 @@ class Wires:
     async def grpc_unary(self, text: str) -> Any:
         embed: Any = self.channel.unary_unary("/tei.v1.Embed/Embed")
         request = pb.EmbedRequest(inputs=text).SerializeToString()
-        reply = await embed(request, metadata=(*AUTHORIZED, ("model", "minilm")), timeout=30)
+        reply = await embed(request, metadata=(*AUTHORIZED, ("model", "minilm")), timeout=PATIENCE_S)
         return pb.EmbedResponse.FromString(reply).embeddings
 
     async def grpc_stream(self, text: str) -> Any:
         embed: Any = self.channel.stream_stream("/tei.v1.Embed/EmbedStream")
         requests = iter([pb.EmbedRequest(inputs=text).SerializeToString()])
-        replies = embed(requests, metadata=(*AUTHORIZED, ("model", "minilm")), timeout=30)
+        replies = embed(requests, metadata=(*AUTHORIZED, ("model", "minilm")), timeout=PATIENCE_S)
         (reply,) = [reply async for reply in replies]
         return pb.EmbedResponse.FromString(reply).embeddings
 
@@ -95,7 +96,7 @@ class Wires:
         request = mux.EmbedArrowRequest(
             target=mux.Target(instance_name="minilm"), arrow_ipc=arrow_stream([text]), normalize=True
         )
-        reply = await embed(request.SerializeToString(), metadata=AUTHORIZED, timeout=30)
+        reply = await embed(request.SerializeToString(), metadata=AUTHORIZED, timeout=PATIENCE_S)
         stream = mux.EmbedArrowResponse.FromString(reply).arrow_ipc
         return pa.ipc.open_stream(stream).read_all()["embeddings"].to_pylist()[0]
 
@@ -134,7 +135,7 @@ async def test_ranks_are_equal_over_every_wire(wires: Wires) -> None:
     ranks = (await wires.client.post("/rerank", json=body)).json()
     rerank: Any = wires.channel.unary_unary("/tei.v1.Rerank/Rerank")
     request = pb.RerankRequest(query=TEXTS[0], texts=TEXTS).SerializeToString()
-    reply = await rerank(request, metadata=(*AUTHORIZED, ("model", "cross")), timeout=30)
+    reply = await rerank(request, metadata=(*AUTHORIZED, ("model", "cross")), timeout=PATIENCE_S)
     over_grpc = pb.RerankResponse.FromString(reply).ranks
     assert [rank["index"] for rank in ranks] == [rank.index for rank in over_grpc]
 
@@ -146,7 +147,7 @@ async def test_an_arrow_stream_names_the_row_that_is_too_long(wires: Wires) -> N
     )
     embed: Any = wires.channel.unary_unary("/tei_multiplexer.v1.TeiMultiplexer/EmbedArrow")
     request = mux.EmbedArrowRequest(target=mux.Target(instance_name="minilm"), arrow_ipc=content)
-    call = embed(request.SerializeToString(), metadata=AUTHORIZED, timeout=30)
+    call = embed(request.SerializeToString(), metadata=AUTHORIZED, timeout=PATIENCE_S)
     assert (422, grpc.StatusCode.INVALID_ARGUMENT) == (reply.status_code, await call.code())
     assert "row 3: " in reply.text
     assert (await call.details()).startswith("row 3: ")

@@ -1,11 +1,11 @@
 """Parent process that reads and stores additions as the real one does, without workers."""
 
-from gateway.additions.composing import ComposedConfig, compose, listing_of
-from gateway.additions.entries import Additions, Edit, Listing, Put, UnknownAddition, apply_edit
-from gateway.api.operators.added_models import AdditionsClient
+from gateway.api.operators.additions import AdditionsClient
 from gateway.config.diff import ReloadOutcome, compare_configs
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
+from gateway.declared.additions import Additions, Edit, Listing, Put, UnknownAddition
+from gateway.declared.composition import ComposedConfig, compose, listing_of
 
 
 class ReadingParent:
@@ -19,7 +19,7 @@ class ReadingParent:
     async def _change(self, edit: Edit) -> ReloadOutcome:
         before = self._compose(self._additions)
         try:
-            wanted = apply_edit(self._file, self._additions, edit)
+            wanted = edit.apply(self._file, self._additions)
         except ConfigError as error:
             return ReloadOutcome(problems=tuple(error.problems))
         except UnknownAddition as error:

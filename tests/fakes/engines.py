@@ -4,7 +4,7 @@ import numpy as np
 
 from backends.contract import Capabilities, Embed, EmbedReply, Operation, Reply, Truncate, Vectors, Work
 from backends.contract.errors import InvalidWork
-from backends.vectors import shape_vectors
+from backends.contract.vectors import shape_vectors
 from tests.fakes.tei import DIMENSIONS, vector_of
 
 # Longer texts are cut, or refused.
@@ -17,15 +17,15 @@ def tokens_of(text: str) -> int:
 
 
 class FakeEngine:
-    """Embedding model. texts: all texts that it has computed, canaries included."""
+    """Embedding model. texts: all texts that it has computed, reference texts included."""
 
-    def __init__(self, revision: str = "1", batch_inputs: int = 4) -> None:
+    def __init__(self, revision: str = "1", request_inputs: int = 4) -> None:
         self.revision = revision
         self.texts: list[str] = []
         self.capabilities = Capabilities(
             "org/model",
             frozenset({Operation.EMBED}),
-            batch_inputs=batch_inputs,
+            request_inputs=request_inputs,
             dimensions=DIMENSIONS,
             dtype="float32",
             reports_input_tokens=True,

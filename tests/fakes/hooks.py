@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.fakes.tei import FakeTei, Hook
+from tests.waiting import PATIENCE_S
 
 LABELS = ("joy", "anger", "fear")
 CLASSIFIER = {"classifier": {"id2label": {str(i): label for i, label in enumerate(LABELS)}, "label2id": {}}}
@@ -55,6 +56,11 @@ def tei_with_hook(hook: Hook | Gate, **info: Any) -> FakeTei:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Run other tasks until a condition is true, for at most ten seconds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - the condition is plain state without an event
             await asyncio.sleep(0)
+
+
+def embedder_and_reranker() -> dict[str, FakeTei]:
+    """Return the servers of an embedding model and of a reranker, as `tests.conftest.CONFIG` names them."""
+    return {"tei-0": FakeTei(), "rerank-0": FakeTei(model_type=RERANKER)}

@@ -12,6 +12,8 @@ from typing import Any
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
+from tests.waiting import PATIENCE_S
+
 AUDIENCE = "gateway-test"
 CLIENT = "console-test"
 
@@ -139,6 +141,6 @@ async def until_read(gateway: Any, names: Collection[str] | None = None) -> None
     """Wait until a gateway has read the keys of its issuers. names: of those, None for all."""
     issuers = gateway.application.sign_on.issuers
     sources = [issuers[name].source for name in names or issuers]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while any(source.version == 0 for source in sources):  # noqa: ASYNC110
             await asyncio.sleep(0.005)

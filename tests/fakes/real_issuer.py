@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 FOLDER = Path(__file__).parents[1] / "issuer"
 SECRET = "a-secret-of-the-issuer-alone"
 
@@ -50,7 +52,7 @@ class RealIssuer:
     def stop(self) -> None:
         """End its process."""
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(PATIENCE_S)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

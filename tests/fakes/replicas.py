@@ -9,7 +9,7 @@ from backends.contract import Capabilities, Embed, EmbedReply, Operation, Reply,
 from backends.contract.errors import AttemptTimedOut, BackendError
 from gateway.events import AttemptFinished, Event
 from gateway.lane.lane import Lane
-from gateway.lane.lane_settings import LaneSettings
+from gateway.lane.retries import LaneSettings
 from gateway.lane.slices import Bounds, Slice
 from gateway.lane.ticket import Owner
 from gateway.routing.health import ReplicaEvent
@@ -114,7 +114,9 @@ class Rig:
         self.events: list[Event] = []
         self.bounds = bounds or Bounds()
         self.clock = asyncio.get_running_loop().time
-        self.pool = Pool("up", self.replicas, "least_tokens", self.events.append, seed=0)
+        self.pool = Pool(
+            "up", self.replicas, "least_tokens", self.events.append, seed=0, holds=settings.holds
+        )
         self.lane = Lane(self.pool, settings, self.events.append, self.clock, lambda: self.bounds)
         for replica, backend in zip(self.replicas, self.backends, strict=True):
             self.pool.transition(replica, ReplicaEvent.JOINED, "", backend.capabilities)

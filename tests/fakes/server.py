@@ -27,8 +27,8 @@ class FakeServer:
     """Fake server of one wire.
 
     requests: every (path, body) received. headers, queries: those of every request. hook: can answer instead
-    of the server. api_key: required on all paths. The canaries sent when a replica joins are not recorded and
-    do not pass the hook.
+    of the server. api_key: required on all paths. The reference texts sent when a replica joins are not
+    recorded and do not pass the hook.
     """
 
     def __init__(self, *, prefix: str = "") -> None:

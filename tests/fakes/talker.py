@@ -3,7 +3,8 @@
 import os
 import sys
 
-if __name__ == "__main__":
+
+def main() -> None:
     status_fd = int(sys.stdin.readline())
     line = b"x" * 1_000_000 + b"\n" + b"short\n"
     while line:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from backends.reference_texts import CANARIES, SCORED
+from backends.reference_texts import REFERENCE_TEXTS, SCORED
 
 DIMENSIONS = 8
 PAYLOAD_LIMIT = 2_000_000
@@ -44,15 +44,15 @@ def vector_of(text: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     return (raw / np.linalg.norm(raw)).astype(np.float32)
 
 
-def is_canaries(texts: Any) -> bool:
-    """Return True if the texts are the canaries sent to replicas when they join."""
-    return isinstance(texts, list) and bool(texts) and all(text in CANARIES for text in texts)
+def is_reference_texts(texts: Any) -> bool:
+    """Return True if the texts are the reference texts sent to replicas when they join."""
+    return isinstance(texts, list) and bool(texts) and all(text in REFERENCE_TEXTS for text in texts)
 
 
 def is_probe(body: dict[str, Any]) -> bool:
-    """Return True for the canaries, and for the pairs that a reranker is sent when it joins."""
+    """Return True for the reference texts, and for the pairs that a reranker is sent when it joins."""
     texts = body.get("inputs", body.get("input", body.get("texts")))
-    return body.get("query", body.get("text_1")) == SCORED.query or is_canaries(texts)
+    return body.get("query", body.get("text_1")) == SCORED.query or is_reference_texts(texts)
 
 
 def score_of(query: str, text: str) -> float:
@@ -221,19 +221,19 @@ class Computed(NamedTuple):
 class FakeTei:
     """TEI server of one model.
 
-    requests: every (path, body) received. hook: can answer instead of the server. canaries: the number of
-    canary requests, which are not recorded and do not pass the hook. space: changes all vectors. prompts:
-    names of its prompts, None for any name. payload_limit: most bytes of a body. in_flight: inputs that hold
-    a permit, those of other clients included; most_in_flight: the most of them so far. refused, too_large:
-    requests answered with 429 and 413. headers_sent: headers
-    that replace the ones of the server, None to leave one out. default_prompt: as --default-prompt; it counts
-    in texts without `prompt_name`.
+    requests: every (path, body) received. hook: can answer instead of the server. reference_requests: number
+    of requests with reference texts, which are not recorded and do not pass the hook. space: changes all
+    vectors. prompts: names of its prompts, None for any name. payload_limit: most bytes of a body. in_flight:
+    inputs that hold a permit, those of other clients included; most_in_flight: the most of them so far.
+    refused, too_large: requests answered with 429 and 413. headers_sent: headers that replace the ones of the
+    server, None to leave one out. default_prompt: as --default-prompt; it counts in texts without
+    `prompt_name`.
     """
 
     def __init__(self, **info: Any) -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.headers: list[dict[str, str]] = []
-        self.canaries = 0
+        self.reference_requests = 0
         self.space = ""
         self.hook: Hook | None = None
         self.api_key: str | None = None
@@ -304,7 +304,7 @@ class FakeTei:
             raise TeiError(413, "Failed to buffer the request body: length limit exceeded", None)
         parsed = _parse(body)
         if is_probe(parsed):
-            self.canaries += "query" not in parsed
+            self.reference_requests += "query" not in parsed
         else:
             self.requests.append((path, parsed))
         return await self._serve(path, parsed, extra)

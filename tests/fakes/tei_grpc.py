@@ -147,7 +147,7 @@ class FakeTeiGrpc(grpc.GenericRpcHandler):
             await call.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         body = _body(method, request)
         if is_probe(body):
-            self.model.canaries += "query" not in body
+            self.model.reference_requests += "query" not in body
         else:
             self.model.requests.append((path, body))
         permits = _inputs_in(body) if path in COMPUTES else 0

@@ -9,6 +9,8 @@ from typing import Any
 
 import uvicorn
 
+from tests.waiting import PATIENCE_S
+
 
 @contextmanager
 def serve_in_thread(server: Any) -> Iterator[str]:
@@ -27,5 +29,5 @@ def serve_in_thread(server: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         http.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE_S)
         loop.close()

@@ -18,7 +18,8 @@ from backends.contract.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
 )
-from backends.tei.adapter import TeiBackend, open_replica
+from backends.tei.adapter import TeiBackend
+from backends.tei.replica import open_replica
 from loadtest.stub import Stub, StubConnection
 from loadtest.stub_protocol import MARK_COMPONENTS, StubSettings, mark_of
 from loadtest.timer import Timer

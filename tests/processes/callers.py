@@ -5,6 +5,7 @@ import threading
 import httpx
 
 from tests.processes.conftest import Served
+from tests.waiting import PATIENCE_S
 
 
 class Callers:
@@ -22,7 +23,7 @@ class Callers:
         """Wait for the requests in flight."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
 
     def _call(self) -> None:
         with self._gateway.client() as client:

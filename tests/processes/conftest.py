@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 KEY = "process-test-key"
-START_TIMEOUT_S = 50
 SERVE = (sys.executable, "-m", "gateway", "serve")
 # httpx loads all certificate authorities for each client without a context, in 17 ms.
 TLS_CONTEXT = httpx.create_ssl_context(trust_env=False)
@@ -58,7 +59,7 @@ class Served:
 
     def wait_until_up(self) -> "Served":
         """Wait for the complete banner."""
-        if not self._up.wait(START_TIMEOUT_S) or not self.banner:
+        if not self._up.wait(PATIENCE_S) or not self.banner:
             self.stop()
             raise AssertionError("the gateway did not start:\n" + "".join(self.log))
         return self
@@ -75,7 +76,7 @@ class Served:
         return httpx.Client(
             base_url=self.url,
             headers={"authorization": f"Bearer {KEY}"},
-            timeout=40,
+            timeout=PATIENCE_S,
             trust_env=False,
             verify=TLS_CONTEXT,
         )
@@ -93,7 +94,7 @@ class Served:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(30)
+            return self.process.wait(PATIENCE_S)
         finally:
             self.process.kill()
             for reader in self._readers:
@@ -137,7 +138,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: "object", timeout_s: float = 20) -> bool:
+def wait_until(condition: "object", timeout_s: float = PATIENCE_S) -> bool:
     """Poll a condition that no event signals, because another process fulfils it."""
     assert callable(condition)
     end_s = time.monotonic() + timeout_s
@@ -152,7 +153,9 @@ def run_serve(config: Path) -> subprocess.CompletedProcess[str]:
     """Run `gateway serve` until it exits, for a config that it cannot start with."""
     command = [sys.executable, "-m", "gateway", "serve", "-c", str(config)]
     environment = os.environ | {"XDG_STATE_HOME": str(config.parent / "state")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
+    )
 
 
 @pytest.fixture(scope="session")

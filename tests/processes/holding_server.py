@@ -8,6 +8,7 @@ import uvicorn
 
 from tests.fakes.tei import FakeTei
 from tests.processes.conftest import wait_until
+from tests.waiting import PATIENCE_S
 
 HELD = "held"
 
@@ -41,7 +42,7 @@ class HoldingServer:
         """Stop the server and its thread."""
         self.release()
         self._http.should_exit = True
-        self._thread.join(20)
+        self._thread.join(PATIENCE_S)
         self._loop.close()
 
     async def _hold(self, _: str, sent: dict[str, Any]) -> None:

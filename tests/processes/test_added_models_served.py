@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from gateway.additions.store import ADDED
+from gateway.declared.store import ADDED
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.callers import Callers, is_logged, status
 from tests.processes.conftest import Served, wait_until
 from tests.processes.holding_server import HELD, HoldingServer
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -117,7 +118,7 @@ def pair(running_pair: Pair) -> Pair:
 
 def put(gateway: Served, path: str, settings: Any) -> httpx.Response:
     with gateway.client() as client:
-        return client.put(f"/admin/{path}", json=settings, timeout=120)
+        return client.put(f"/admin/{path}", json=settings, timeout=PATIENCE_S)
 
 
 def removed(gateway: Served, path: str) -> httpx.Response:
@@ -167,13 +168,13 @@ def test_additions_reach_every_worker_of_every_gateway(pair: Pair) -> None:
     # The requests that specify no model stay those of the file's model.
     assert {"m"} == {served_without_a_model(first) for _ in range(12)}
     assert f"Bearer {OF_FILE}" in {sent.get("authorization") for sent in place.fake.headers}
-    assert wait_until(lambda: statuses(second, "org/shared") == {200}, 10)
+    assert wait_until(lambda: statuses(second, "org/shared") == {200})
     # A secret that only first gateway has keeps the other from serving only this upstream.
     assert 200 == put(first, "upstreams/apart", place.tei(headers=headers)).status_code
     assert 200 == put(first, "models/apart", {"upstream": "apart"}).status_code
     assert {200} == statuses(first, "apart")
     assert OF_ENVIRONMENT in {sent.get("x-key") for sent in place.fake.headers}
-    assert wait_until(lambda: listed(second, "models").get("apart", {}).get("problem"), 10)
+    assert wait_until(lambda: listed(second, "models").get("apart", {}).get("problem"))
     shown = [listed(gateway, "upstreams") for gateway in (first, second)]
     assert [None, True] == [
         upstreams["apart"]["problem"] and "UPSTREAM_KEY" in upstreams["apart"]["problem"]
@@ -188,7 +189,7 @@ def test_additions_reach_every_worker_of_every_gateway(pair: Pair) -> None:
     for path in ("models/org/shared", "upstreams/shared", "models/apart", "upstreams/apart"):
         assert 200 == removed(second, path).status_code
     assert {404} == statuses(second, "org/shared")
-    assert wait_until(lambda: statuses(first, "org/shared") == {404}, 10)
+    assert wait_until(lambda: statuses(first, "org/shared") == {404})
     assert 404 == removed(first, "models/org/shared").status_code
     # `running_pair` searches the complete logs for secrets.
     assert not [secret for secret in (OF_FILE, OF_ENVIRONMENT) if secret in f"{stored}{shown}"]
@@ -223,9 +224,9 @@ def test_keeps_all_concurrent_additions_of_two_gateways(pair: Pair) -> None:
             for name, gateway in zip(names, gateways, strict=False)
         ]
         puts += [pool.submit(reloaded, gateway) for gateway in (first, second)]
-        assert {200} == {each.result(60).status_code for each in puts}
+        assert {200} == {each.result(PATIENCE_S).status_code for each in puts}
     for gateway in (first, second):
-        assert wait_until(lambda gateway=gateway: set(names) <= listed(gateway, "models").keys(), 10)
+        assert wait_until(lambda gateway=gateway: set(names) <= listed(gateway, "models").keys())
         assert {200} == {status(gateway, name) for name in names}
 
 
@@ -296,7 +297,6 @@ def test_keeps_serving_and_rejects_additions_while_redis_is_unavailable(pair: Pa
     assert ({}, 200) == (listed(gateway, "models"), status(gateway))
 
 
-@pytest.mark.timeout(120)
 def test_adding_and_removing_under_load_loses_no_request(pair: Pair) -> None:
     stub = HoldingServer()
     held: list[int] = []
@@ -322,7 +322,7 @@ def test_adding_and_removing_under_load_loses_no_request(pair: Pair) -> None:
         ]
         assert {404} == statuses(gateway, "slow")
         stub.release()
-        caller.join(30)
+        caller.join(PATIENCE_S)
     finally:
         callers.stop()
         stub.stop()
@@ -336,7 +336,6 @@ def _called(gateway: Served, model: str, text: str) -> int:
         return client.post("/v1/embeddings", json={"model": model, "input": text}).status_code
 
 
-@pytest.mark.timeout(180)
 def test_loads_added_torch_upstream_first_and_restores_it_after_restart(place: Place) -> None:
     torch = {"backend": "torch", "model": "sentence-transformers/all-MiniLM-L6-v2", "dtype": "float32"}
     with place.gateway() as gateway:
@@ -353,6 +352,6 @@ def test_loads_added_torch_upstream_first_and_restores_it_after_restart(place: P
     place.redis.command("HSET", ADDED, "version", "other", "additions", broken)
     with place.gateway() as gateway:
         assert 200 == status(gateway)
-        assert wait_until(lambda: status(gateway, "t") == 200, 60)
+        assert wait_until(lambda: status(gateway, "t") == 200)
         assert listed(gateway, "upstreams")["broken"]["problem"]
         assert listed(gateway, "upstreams")["t"]["problem"] is None

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.batches import line
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, Served
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +41,7 @@ def run(gateway: Served, tmp_path: Path) -> Run:
             [sys.executable, "-m", "gateway", "batch", action, "--url", gateway.url, *rest],
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=PATIENCE_S,
             check=False,
             cwd=tmp_path,
             env={**os.environ, "GATEWAY_API_KEY": key, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -49,13 +51,7 @@ def run(gateway: Served, tmp_path: Path) -> Run:
 
 
 def write_lines(path: Path, count: int, model: str = "bge") -> None:
-    body = {"model": model, "input": "text"}
-    path.write_text(
-        "\n".join(
-            json.dumps({"custom_id": str(n), "method": "POST", "url": "/v1/embeddings", "body": body})
-            for n in range(count)
-        )
-    )
+    path.write_text("\n".join(line(str(number), "text", model=model) for number in range(count)))
 
 
 def test_submits_waits_and_fetches(run: Run, tmp_path: Path) -> None:
@@ -70,7 +66,7 @@ def test_submits_waits_and_fetches(run: Run, tmp_path: Path) -> None:
     assert summary == f"{batch} is completed: 200 of 200 lines completed, 0 failed"
     assert status.stdout.strip() == summary
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
-    assert [json.loads(line)["custom_id"] for line in lines] == [str(n) for n in range(200)]
+    assert [json.loads(text)["custom_id"] for text in lines] == [str(n) for n in range(200)]
     assert list(tmp_path.glob("*.part")) == []
 
 

@@ -15,6 +15,7 @@ from tests.fakes.threaded import serve_in_thread
 from tests.processes.callers import Callers, is_logged, status
 from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -162,7 +163,6 @@ def test_applies_a_changed_file_if_watched(urls: list[str], tmp_path: Path) -> N
         gateway.stop()
 
 
-@pytest.mark.timeout(120)
 def test_thirty_reloads_under_load_lose_no_request(urls: list[str], tmp_path: Path) -> None:
     redis = RedisServer(tmp_path)
     operator = Operator(tmp_path / "router.yaml", urls, redis.url, 2)
@@ -253,10 +253,9 @@ def called(engine_gateway: Served) -> Iterator[Served]:
 def reloaded(gateway: Served) -> httpx.Response:
     with gateway.client() as client:
         # Some of these replies wait for a model to load.
-        return client.post("/admin/reload", timeout=120)
+        return client.post("/admin/reload", timeout=PATIENCE_S)
 
 
-@pytest.mark.timeout(300)
 def test_reload_keeps_unchanged_engine_while_another_starts_and_stops(
     called: Served, engine_config: Path
 ) -> None:
@@ -278,7 +277,6 @@ def test_reload_keeps_unchanged_engine_while_another_starts_and_stops(
     assert not has_metric(called, 'te_queue_size{upstream="second"}')
 
 
-@pytest.mark.timeout(300)
 def test_changed_engine_takes_over_once_all_its_models_are_loaded(
     called: Served, engine_config: Path
 ) -> None:
@@ -297,7 +295,6 @@ def test_changed_engine_takes_over_once_all_its_models_are_loaded(
     assert 200 == status(called, "n")
 
 
-@pytest.mark.timeout(300)
 def test_each_listed_device_has_an_engine_that_serves_without_the_other(
     called: Served, engine_config: Path
 ) -> None:

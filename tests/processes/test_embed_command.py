@@ -20,6 +20,7 @@ from tests.fakes.embedder import FakeEmbedder
 from tests.fakes.tei import FakeTei, vector_of
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, Served
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -94,9 +95,9 @@ def test_a_killed_run_is_completed_by_the_next_ones(gateway: Served, tmp_path: P
         if not parts:
             break
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE_S)
         kills += 1
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, errors
     assert kills > 0
     assert json.loads(output)["rows"] == ROWS
@@ -111,10 +112,10 @@ def test_an_interrupted_run_stores_what_is_complete(
     process = start(gateway, tmp_path, "--batch-inputs", "4", "--concurrency", "1")
     assert wait_for_parts(tmp_path, 1, process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "run the same command again to continue" in errors) == (status, True)
     process = start(gateway, tmp_path)
-    _, errors = process.communicate(timeout=50)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert "continuing after" in errors
     assert_complete(tmp_path)
 
@@ -125,15 +126,15 @@ def test_a_run_interrupted_before_its_first_part_has_kept_nothing(tmp_path: Path
 
     def hold(_: Sequence[str]) -> None:
         called.set()
-        ended.wait(20)
+        ended.wait(PATIENCE_S)
 
     server = FakeEmbedder()
     server.hook = hold
     with serve_in_thread(server) as url:
         process = start(None, tmp_path, "--url", url)
-        assert called.wait(30)
+        assert called.wait(PATIENCE_S)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         ended.set()
     assert (process.returncode, "nothing was kept" in errors) == (130, True)
 
@@ -146,7 +147,7 @@ def test_a_run_interrupted_while_it_asks_for_the_model_ends_with_a_line(tmp_path
         connection, _ = listener.accept()
         with connection:
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert errors == "stopped by a signal; nothing was kept, and the same command starts from the beginning\n"
 
@@ -154,8 +155,8 @@ def test_a_run_interrupted_while_it_asks_for_the_model_ends_with_a_line(tmp_path
 def test_the_command_line_loads_nothing_heavy() -> None:
     script = "import sys, gateway.cli.main as line; line.parser_of('embed'); print(*sys.modules)"
     ended = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=PATIENCE_S
     )
     loaded: set[Any] = set(ended.stdout.split())
     assert "gateway.cli.embed.options" in loaded
-    assert not {"pyarrow", "lance", "gateway.cli.embed.session"} & loaded
+    assert not {"pyarrow", "lance", "gateway.cli.embed.run"} & loaded

@@ -173,6 +173,7 @@ def test_upstream_runs_in_a_process_of_its_own(tmp_path: Path, checkpoint: Path)
     try:
         with gateway.client() as client:
             assert [embed(client, name).status_code for name in ("m0", "m1")] == [200, 200]
-        assert len([line for line in gateway.children().values() if "torch.server" in line]) == 2
+        engines = [line for line in gateway.children().values() if "backends.torch.serving.server" in line]
+        assert 2 == len(engines)
     finally:
         gateway.stop()

@@ -13,6 +13,7 @@ import pytest
 
 from tests.processes.conftest import TLS_CONTEXT, Served, alive, wait_until
 from tests.processes.test_admin_listener import free_port
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,12 @@ class Manager:
     def send(self, method: str, path: str = "", **body: Any) -> httpx.Response:
         """Send a request of an operator of this machine."""
         return httpx.request(
-            method, self._url + path, json=body or None, timeout=40, trust_env=False, verify=TLS_CONTEXT
+            method,
+            self._url + path,
+            json=body or None,
+            timeout=PATIENCE_S,
+            trust_env=False,
+            verify=TLS_CONTEXT,
         )
 
     def wait_for(self, name: str, *, pid_other_than: int | None = None) -> int:
@@ -50,14 +56,14 @@ class Manager:
             info = self.send("GET", f"/{name}").json()
             return info["status"] == "running" and info["pid"] != pid_other_than
 
-        assert wait_until(runs, 30), self.send("GET", f"/{name}/logs").text
+        assert wait_until(runs), self.send("GET", f"/{name}/logs").text
         pid: int = self.send("GET", f"/{name}").json()["pid"]
         return pid
 
     def run(self, *words: str) -> str:
         """Run `gateway instances` and return what it prints."""
         command = [sys.executable, "-m", "gateway", "instances", *words, "--url", self.gateway.url]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
         assert 0 == done.returncode, done.stderr
         return done.stdout
 
@@ -104,11 +110,11 @@ def test_instances_start_restart_stop_and_fail(manager: Manager) -> None:
     assert 503 == manager.embed("a")
     assert 200 == manager.send("POST", "/a/start").status_code
     third = manager.wait_for("a")
-    assert wait_until(lambda: manager.send("GET", "/e").json()["status"] == "failed", 60)
+    assert wait_until(lambda: manager.send("GET", "/e").json()["status"] == "failed")
     assert "does-not-exist" in manager.send("GET", "/e").json()["reason"]
     assert "failed: " in manager.send("GET", "/e/logs?start=-1").json()["lines"][0]
     assert 204 == manager.send("DELETE", "/e").status_code
     assert ["a"] == [info["name"] for info in manager.send("GET").json()]
     # A gateway that is killed leaves no command behind.
     manager.gateway.process.kill()
-    assert wait_until(lambda: not alive(third), 20)
+    assert wait_until(lambda: not alive(third))

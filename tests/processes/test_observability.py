@@ -20,6 +20,7 @@ import yaml
 from gateway.tenants.keyring import key_digest
 from loadtest.processes import free_port, listens
 from tests.processes.conftest import KEY, Served, wait_until
+from tests.waiting import PATIENCE_S
 
 OBSERVABILITY = Path(__file__).parents[2] / "deploy/observability"
 DASHBOARDS = sorted((OBSERVABILITY / "grafana/dashboards").glob("*.json"))
@@ -60,7 +61,7 @@ def promtool(*arguments: str, cwd: Path = OBSERVABILITY, given: str = "") -> str
         input=given,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert 0 == ended.returncode, ended.stdout + ended.stderr
@@ -106,7 +107,7 @@ def under_load(gateway: Served) -> Iterator[None]:
     finally:
         over.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +147,6 @@ def answer(prometheus: httpx.Client, expression: str) -> list[float]:
     return [v for result in reply["data"]["result"] if math.isfinite(v := float(result["value"][1]))]
 
 
-@pytest.mark.timeout(120)
 def test_every_panel_query_returns_data(gateway: Served, prometheus: httpx.Client) -> None:
     queries = [
         (path.stem, *query) for path in DASHBOARDS for query in expressions(json.loads(path.read_text()))
@@ -162,7 +162,6 @@ def test_every_panel_query_returns_data(gateway: Served, prometheus: httpx.Clien
     assert [] == silent
 
 
-@pytest.mark.timeout(120)
 def test_every_alert_is_evaluated_without_error(prometheus: httpx.Client) -> None:
     groups: list[dict[str, Any]] = []
 

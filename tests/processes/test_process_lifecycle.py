@@ -13,6 +13,7 @@ import pytest
 
 from backends.checkpoints.locations import DEFAULT_MODEL
 from tests.processes.conftest import KEY, Served, alive, run_serve, wait_until
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def embed(url: str, texts: list[str]) -> httpx.Response:
     headers = {"authorization": f"Bearer {KEY}"}
-    return httpx.post(f"{url}/embed", json={"inputs": texts}, headers=headers, timeout=60, trust_env=False)
+    return httpx.post(
+        f"{url}/embed", json={"inputs": texts}, headers=headers, timeout=PATIENCE_S, trust_env=False
+    )
 
 
 def test_gateway_is_a_tei_upstream_of_another_without_torch(shared: Served, tmp_path: Path) -> None:
@@ -77,7 +80,7 @@ def test_a_lame_duck_is_not_ready_and_serves_new_calls(shared: Served, tmp_path:
         assert wait_until(lambda: ready() == 503)
         # On a new connection.
         assert 200 == embed(front.url, ["a"]).status_code
-        assert 0 == front.process.wait(30)
+        assert 0 == front.process.wait(PATIENCE_S)
     finally:
         front.stop()
 

@@ -20,6 +20,7 @@ from openai import NotFoundError, OpenAI
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, Served
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +136,7 @@ def test_search_example_ranks_the_expected_functions_first(served: Served, repos
         env={"GATEWAY_URL": served.url, "GATEWAY_API_KEY": KEY, "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=PATIENCE_S,
         check=True,
     )
     first = {
@@ -152,7 +153,9 @@ def verified(config: Path) -> "subprocess.CompletedProcess[str]":
     """Run `gateway verify --json` until it exits."""
     words = [sys.executable, "-m", "gateway", "verify", "-c", str(config), "--json"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    return subprocess.run(words, capture_output=True, text=True, timeout=55, check=False, env=environment)
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment
+    )
 
 
 def test_verify_starts_its_own_engine(repository: Path) -> None:
@@ -233,7 +236,7 @@ def test_lines_on_a_terminal_do_not_break_into_each_other(tmp_path: Path) -> Non
             seen += os.read(ours, 65536).decode(errors="replace")
     finally:
         gateway.terminate()
-        gateway.wait(30)
+        gateway.wait(PATIENCE_S)
         os.close(ours)
 
     logged = [line for line in seen.splitlines() if " INFO " in line or " WARNING " in line]

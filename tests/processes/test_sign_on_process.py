@@ -78,4 +78,4 @@ def test_a_real_issuers_tokens_are_accepted_also_after_its_keys_were_replaced(
     assert 200 == embed(gateway, token).status_code
     issuer.start()
     replaced = issuer.machine_token()
-    assert wait_until(lambda: [embed(gateway, replaced).status_code for _ in range(4)] == [200] * 4, 40)
+    assert wait_until(lambda: [embed(gateway, replaced).status_code for _ in range(4)] == [200] * 4)

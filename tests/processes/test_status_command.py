@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import yaml
 
+from gateway.cli.context import BLANK_NOTE
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
-from gateway.cli.lost_tenants import BLANK_NOTE
 from gateway.cli.printable import plain
 from gateway.cli.status import StatusDisplay
 from gateway.telemetry.snapshot import Snapshot
@@ -26,6 +26,7 @@ from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,7 @@ def status(config: Path, *words: str, **variables: str) -> subprocess.CompletedP
         command,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
         env={**environment, **variables},
     )
@@ -161,7 +162,7 @@ def cut_off(*words: str) -> tuple[int, str]:
             stdout=writing,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=30,
+            timeout=PATIENCE_S,
             check=False,
             env={**os.environ, "GATEWAY_API_KEY": OPERATOR},
         )
@@ -200,7 +201,7 @@ def test_serves_with_a_closed_standard_output(config: Path) -> None:
         assert gateway.poll() is None
     finally:
         gateway.terminate()
-        assert 0 == gateway.wait(30)
+        assert 0 == gateway.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("words", [("--json",), ("--once",)])
@@ -265,7 +266,7 @@ class Terminal:
         """Press Ctrl-C and return the exit status."""
         self.process.send_signal(signal.SIGINT)
         try:
-            return self.process.wait(10)
+            return self.process.wait(PATIENCE_S)
         finally:
             self.process.kill()
             self._reader.join(5)

@@ -26,6 +26,7 @@ from tests.fakes.tei import FakeTei
 from tests.processes.conftest import KEY as SERVED_KEY
 from tests.processes.conftest import Served
 from tests.processes.tls_files import Authority
+from tests.waiting import PATIENCE_S
 
 LISTENER = """
 listen: 127.0.0.1:0
@@ -118,7 +119,7 @@ def grpc_answers(address: str, credentials: grpc.ChannelCredentials) -> bool:
     with grpc.secure_channel(address, credentials) as channel:
         content = EmbedRequest(inputs="a").SerializeToString()
         with pytest.raises(grpc.RpcError) as raised:
-            channel.unary_unary("/tei.v1.Embed/Embed")(content, metadata=metadata, timeout=20)
+            channel.unary_unary("/tei.v1.Embed/Embed")(content, metadata=metadata, timeout=PATIENCE_S)
     return raised.value.code() is grpc.StatusCode.NOT_FOUND
 
 

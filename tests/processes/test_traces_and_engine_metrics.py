@@ -96,7 +96,7 @@ def test_metrics_answer_without_the_engine(traced: Served) -> None:
     os.kill(traced.child("backends.torch.serving.server"), signal.SIGKILL)
 
     assert "gateway_calls" in families(traced)
-    assert wait_until(lambda: "te_queue_size" in families(traced), 40)
+    assert wait_until(lambda: "te_queue_size" in families(traced))
 
 
 def test_log_lines_are_json_without_a_terminal(traced: Served) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.store import TenantStore
+from tests.waiting import PATIENCE_S
 
 
 def binary() -> str:
@@ -102,7 +103,7 @@ class RedisServer:
     def kill(self) -> None:
         """Send SIGKILL."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
     def restart(self) -> None:
         """Start the server again, empty, on the same port."""
@@ -118,7 +119,7 @@ class RedisServer:
     def stop(self) -> None:
         """Kill the server, whatever state it is in."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
 
 class SentinelServer(RedisServer):

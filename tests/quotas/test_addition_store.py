@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.additions.entries import Additions, Put
-from gateway.additions.state import AdditionsState
-from gateway.additions.store import ADDED, AdditionsInRedis
+from gateway.declared.additions import Additions, Put
+from gateway.declared.composition import AdditionsState
+from gateway.declared.store import ADDED, AdditionsInRedis
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from tests.quotas.redis_server import RedisServer
@@ -57,3 +57,19 @@ async def test_ignores_fields_of_another_release(store: AdditionsInRedis, redis:
     composed = await AdditionsState(store, {}).compose(file(), stored.additions)
 
     assert ({"one"}, {("upstreams", "x")}) == (composed.config.upstreams.keys(), composed.rejected.keys())
+
+
+async def test_reads_former_keys_and_writes_the_current_ones(
+    store: AdditionsInRedis, redis: RedisServer
+) -> None:
+    written = (
+        '{"upstreams": {"x": {"backend": "tei", "batch_inputs": 3, "batch_bytes": 4, "request_bytes": 5}}}'
+    )
+    redis.command("HSET", ADDED, "version", "v", "additions", written)
+    stored = await store.load()
+    await store.replace("v", stored.additions)
+    current = redis.command("HGET", ADDED, "additions")
+
+    assert {"x": {"backend": "tei", "request_inputs": 3, "request_bytes": 5}} == stored.additions.upstreams
+    assert "request_inputs" in current
+    assert "batch_" not in current

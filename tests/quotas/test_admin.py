@@ -10,6 +10,7 @@ from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 
 def config(store: str, listen: str = "127.0.0.1:8080", scopes: str = "[embed, admin]") -> str:
@@ -28,7 +29,7 @@ async def accepted(gateway: Running, key: str) -> bool:
 
 
 async def until_accepted(gateway: Running, key: str, expected: bool) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while await accepted(gateway, key) is not expected:  # noqa: ASYNC110 - each check is a request
             await asyncio.sleep(0.02)
 

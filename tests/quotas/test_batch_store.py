@@ -11,20 +11,20 @@ from gateway.batches.records import ChunkResult, Counts
 from gateway.batches.redis_store import RedisJobStore
 from gateway.batches.sqlite_store import SqliteJobStore
 from gateway.batches.store import (
+    BoundExceeded,
     ByteBounds,
     JobStore,
     JobStoreUnavailable,
     Page,
+    QueueState,
     Row,
     RowBounds,
-    StorageFull,
-    TooManyRows,
 )
 from gateway.store.redis_client import RedisClient
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 RESULT = ChunkResult("attempt", Counts(3, 1, 20, 2), {"out": 10, "err": 5})
-SHORT_LEASE_S = 0.05
 
 
 def row(id_: str, at_ms: int, tenant: str = "acme", **fields: object) -> Row:
@@ -58,6 +58,21 @@ async def open_store(
 @pytest.fixture
 def store(open_store: Callable[[], JobStore]) -> JobStore:
     return open_store()
+
+
+@pytest.fixture
+def short_lease(monkeypatch: pytest.MonkeyPatch) -> float:
+    for module in (redis_store, sqlite_store):
+        monkeypatch.setattr(module, "LEASE_S", 0.05)
+    return 0.05
+
+
+async def claimed(store: JobStore, owner: str) -> int:
+    """Return the next chunk of a batch once there is one."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (chunk := await store.claim("batch_1", owner)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    return chunk
 
 
 async def test_keeps_rows_and_replaces_them(store: JobStore) -> None:
@@ -94,12 +109,10 @@ async def test_bounds_the_bytes_of_a_tenant_and_of_all(store: JobStore) -> None:
     bounds = ByteBounds(tenant=100, total=150)
     await store.put(row("file-1", 1, bytes=60), bounds)
     await store.put(row("file-1", 1, bytes=90), bounds)
-    with pytest.raises(StorageFull) as full:
+    with pytest.raises(BoundExceeded, match="tenant"):
         await store.put(row("file-2", 1, bytes=11), bounds)
-    assert full.value.of_tenant
-    with pytest.raises(StorageFull) as full:
+    with pytest.raises(BoundExceeded, match="total"):
         await store.put(row("file-3", 1, "other", bytes=61), bounds)
-    assert not full.value.of_tenant
     await store.put(row("file-3", 1, "other", bytes=60), bounds)
     await store.remove("file-1")
     await store.put(row("file-2", 1, bytes=90), bounds)
@@ -116,10 +129,8 @@ async def test_bounds_the_rows_of_a_tenant(store: JobStore) -> None:
         for act in (store.check, store.put):
             try:
                 await act(new, bounds, counts)
-            except TooManyRows as error:
-                found.add("active" if error.of_active else "shown")
-            except StorageFull:
-                found.add("bytes")
+            except BoundExceeded as error:
+                found.add(error.bound)
             else:
                 found.add("none")
         (only,) = found
@@ -129,7 +140,7 @@ async def test_bounds_the_rows_of_a_tenant(store: JobStore) -> None:
     assert await refusal(row("batch_2", 1, bytes=10)) == "none"
     assert await refusal(row("batch_3", 1, bytes=10)) == "active"
     await store.put(row("batch_1", 1, bytes=10, is_active=False))
-    assert await refusal(row("batch_3", 1, bytes=81)) == "bytes"
+    assert await refusal(row("batch_3", 1, bytes=81)) == "tenant"
     assert await refusal(row("batch_3", 1, bytes=10)) == "none"
     assert [item.id for item in await store.active("acme")] == ["batch_2", "batch_3"]
     await store.put(row("batch_2", 1, bytes=10, is_active=False))
@@ -153,9 +164,9 @@ async def test_a_row_counts_once_it_is_shown(store: JobStore) -> None:
     for number in range(2):
         await store.put(row(f"file-{number}", 1, bytes=10), bounds, counts)
 
-    with pytest.raises(TooManyRows):
+    with pytest.raises(BoundExceeded, match="shown"):
         await store.put(row("file-2", 1, bytes=10), bounds, counts)
-    with pytest.raises(TooManyRows):
+    with pytest.raises(BoundExceeded, match="shown"):
         await store.put(row("file-3", 1, is_shown=False), bounds, counts)
     await store.put(row("file-1", 1, bytes=12), bounds, counts)
     assert [item.id for item in await store.rows(Page("file", "acme", 9))] == ["file-1", "file-0"]
@@ -210,31 +221,27 @@ async def test_gives_each_chunk_to_one_owner(open_store: Callable[[], JobStore])
     claimed = await asyncio.gather(*map(claim_all, range(3)))
 
     assert sorted(chunk for chunks in claimed for chunk in chunks) == list(range(30))
-    assert await stores[1].has_chunks("batch_1")
+    assert (await stores[1].queue_of("batch_1")).open == 30
     for number, chunks in enumerate(claimed):
         for chunk in chunks:
             await stores[number].finish("batch_1", chunk, RESULT)
-    assert not await stores[1].has_chunks("batch_1")
+    assert await stores[1].queue_of("batch_1") == QueueState(True, 0, 30, False)
     assert await stores[2].progress("batch_1") == dict.fromkeys(range(30), RESULT)
-    assert await stores[2].finished("batch_1") == 30
-    assert await stores[0].is_queued("batch_1")
     await stores[0].drop("batch_1")
-    assert not await stores[1].is_queued("batch_1")
+    assert await stores[1].queue_of("batch_1") == QueueState(False, 0, 0, False)
     assert await stores[1].progress("batch_1") == {}
     assert await stores[1].claim("batch_2", "owner") == 0
 
 
 async def test_passes_on_the_chunk_of_an_owner_that_is_gone(
-    open_store: Callable[[], JobStore], monkeypatch: pytest.MonkeyPatch
+    open_store: Callable[[], JobStore], short_lease: float
 ) -> None:
-    for module in (redis_store, sqlite_store):
-        monkeypatch.setattr(module, "LEASE_S", SHORT_LEASE_S)
     dead, alive = open_store(), open_store()
     await dead.enqueue("batch_1", [0, 1])
     assert await dead.claim("batch_1", "dead") == 0
     assert await alive.claim("batch_1", "alive") == 1
     # A live owner renews its own chunk, and gets that of the other after its lease.
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (chunk := await alive.claim("batch_1", "alive")) is None:
             await alive.renew("batch_1", [1], "alive")
             await asyncio.sleep(0.005)
@@ -294,15 +301,11 @@ async def test_redis_away_is_reported(own_redis: RedisServer) -> None:
 
 
 async def test_a_chunk_that_its_owner_lost_is_claimed_again_by_it(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
+    store: JobStore, short_lease: float
 ) -> None:
-    for module in (redis_store, sqlite_store):
-        monkeypatch.setattr(module, "LEASE_S", SHORT_LEASE_S)
     await store.enqueue("batch_1", [0])
     assert await store.claim("batch_1", "owner") == 0
-    async with asyncio.timeout(5):
-        while await store.claim("batch_1", "owner") is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    assert await claimed(store, "owner") == 0
 
 
 async def test_a_released_chunk_rests_until_its_time_or_until_it_is_released_again(
@@ -317,32 +320,26 @@ async def test_a_released_chunk_rests_until_its_time_or_until_it_is_released_aga
     await first.release("batch_1", 0, "first")
     assert await second.claim("batch_1", "second") == 0
     await second.release("batch_1", 0, "second", 0.02)
-    async with asyncio.timeout(5):
-        while await first.claim("batch_1", "first") is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    assert await claimed(first, "first") == 0
 
 
-async def test_a_job_is_idle_while_no_owner_has_a_chunk_of_it(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_store, "LEASE_S", SHORT_LEASE_S)
-    monkeypatch.setattr(sqlite_store, "LEASE_S", SHORT_LEASE_S)
-    assert not await store.is_idle("batch_1")
+async def test_a_job_is_idle_while_no_owner_has_a_chunk_of_it(store: JobStore, short_lease: float) -> None:
+    assert not (await store.queue_of("batch_1")).is_idle
     await store.enqueue("batch_1", [0, 1])
-    assert await store.is_idle("batch_1")
+    assert (await store.queue_of("batch_1")).is_idle
     await store.claim("batch_1", "owner")
-    assert not await store.is_idle("batch_1")
+    assert not (await store.queue_of("batch_1")).is_idle
     await store.release("batch_1", 0, "owner")
-    assert await store.is_idle("batch_1")
+    assert (await store.queue_of("batch_1")).is_idle
     await store.claim("batch_1", "owner")
     # Its owner was killed.
-    await asyncio.sleep(2 * SHORT_LEASE_S)
-    assert await store.is_idle("batch_1")
+    await asyncio.sleep(2 * short_lease)
+    assert (await store.queue_of("batch_1")).is_idle
     for _ in range(2):
         chunk = await store.claim("batch_1", "owner")
         assert chunk is not None
         await store.finish("batch_1", chunk, RESULT)
-    assert not await store.is_idle("batch_1")
+    assert not (await store.queue_of("batch_1")).is_idle
 
 
 async def test_keeps_the_reason_for_which_a_job_waits_for_a_time(store: JobStore) -> None:

@@ -19,6 +19,7 @@ import pytest
 from gateway.tenants.keyring import key_digest
 from loadtest.batches import bounded_disk
 from loadtest.processes import family
+from tests.batches import ENDED, line
 from tests.fakes.tei import FakeTei, vector_of
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, TLS_CONTEXT, Served
@@ -72,17 +73,9 @@ class Gateways:
 
     def submit(self) -> str:
         """Upload an input and create its batch."""
-        lines = [
-            {
-                "custom_id": f"id-{number}",
-                "method": "POST",
-                "url": "/v1/embeddings",
-                "body": {"model": "bge", "input": f"text {number}", "encoding_format": "base64"},
-            }
-            for number in range(LINES)
-        ]
+        lines = [line(f"id-{n}", f"text {n}", encoding_format="base64") for n in range(LINES)]
         client = self.client()
-        content = "\n".join(map(json.dumps, lines)).encode()
+        content = "\n".join(lines).encode()
         file = client.files.create(file=("input.jsonl", content), purpose="batch")
         return client.batches.create(
             input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
@@ -97,7 +90,7 @@ class Gateways:
                 found = self.client(-1).batches.retrieve(batch)
             except openai.APIError:
                 found = None
-            if found is not None and found.status in {"completed", "failed", "expired", "cancelled"}:
+            if found is not None and found.status in ENDED:
                 return found
             counts = None if found is None else found.request_counts
             if done is not None and counts is not None and counts.completed >= done:
@@ -111,7 +104,7 @@ class Gateways:
         assert end.status == "completed"
         assert end.request_counts.model_dump() == {"completed": LINES, "failed": 0, "total": LINES}
         output = self.client(-1).files.content(end.output_file_id).text.splitlines()
-        results = [json.loads(line) for line in output]
+        results = [json.loads(text) for text in output]
         assert [result["custom_id"] for result in results] == [f"id-{number}" for number in range(LINES)]
         for number, result in enumerate(results):
             embedding = base64.b64decode(result["response"]["body"]["data"][0]["embedding"])
@@ -140,7 +133,6 @@ def upstream() -> Iterator[tuple[FakeTei, str]]:
         yield server, url
 
 
-@pytest.mark.timeout(200)
 def test_every_line_has_one_result_under_kills(
     own_redis: RedisServer, upstream: tuple[FakeTei, str], tmp_path: Path
 ) -> None:
@@ -162,7 +154,6 @@ def test_every_line_has_one_result_under_kills(
     assert LINES <= counted <= computed <= LINES + 2 * 2 * 8
 
 
-@pytest.mark.timeout(200)
 def test_goes_on_when_redis_has_lost_its_data(
     own_redis: RedisServer, upstream: tuple[FakeTei, str], tmp_path: Path
 ) -> None:
@@ -182,7 +173,6 @@ def test_goes_on_when_redis_has_lost_its_data(
     assert listed == [batch, done]
 
 
-@pytest.mark.timeout(200)
 def test_a_full_disk_makes_a_batch_wait(
     own_redis: RedisServer, upstream: tuple[FakeTei, str], tmp_path: Path
 ) -> None:
@@ -204,15 +194,14 @@ def test_a_full_disk_makes_a_batch_wait(
             )
         waits = "waits: results cannot be stored: No space left on device"
         end_s = time.monotonic() + 20
-        while not any(waits in line for line in gateways.running[0].log) and time.monotonic() < end_s:
+        while not any(waits in text for text in gateways.running[0].log) and time.monotonic() < end_s:
             time.sleep(0.04)
         filler.unlink()
         gateways.check(batch)
 
-        assert any(waits in line for line in gateways.running[0].log)
+        assert any(waits in text for text in gateways.running[0].log)
 
 
-@pytest.mark.timeout(100)
 def test_gateways_of_one_redis_must_share_the_folder(
     own_redis: RedisServer, upstream: tuple[FakeTei, str], tmp_path: Path
 ) -> None:

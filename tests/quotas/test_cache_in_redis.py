@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.cache.keys import SHARED
+from gateway.cache.entries import SHARED
 from gateway.cache.redis_store import ENTRY_OVERHEAD, RedisBounds, RedisStore, open_redis_clients
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 ENTRY = bytes(range(256)) * 2
 KEYS = [bytes([number]) * 32 for number in range(10)]
@@ -34,7 +35,7 @@ async def store_on(server: RedisServer, size: int = 10**6, ttl_s: float = 60.0) 
 
 async def written(store: RedisStore) -> None:
     """Wait for the writes in the background."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*store._writes)
 
 
@@ -63,7 +64,7 @@ async def test_entries_expire(server: RedisServer) -> None:
     async with store_on(server, ttl_s=0.05) as store:
         store.put([(KEYS[0], ENTRY)], SHARED)
         await written(store)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while await store.get([KEYS[0]], SHARED) != [None]:  # noqa: ASYNC110 - Redis has its own clock
                 await asyncio.sleep(0.01)
 

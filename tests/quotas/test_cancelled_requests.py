@@ -3,8 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from gateway.app import Application
 from gateway.tenants.keyring import key_digest
 from tests.conftest import KEY
@@ -12,6 +10,7 @@ from tests.fakes.hooks import Gate
 from tests.fakes.tei import FakeTei
 from tests.quotas.redis_server import RedisServer
 from tests.socket_gateway import socket_gateway, wait_for_value
+from tests.waiting import PATIENCE_S
 
 # Enough for eight batches that the replica computes, and eight full ones after them.
 CALLERS = 300
@@ -60,11 +59,10 @@ NOTHING = {
 
 
 # Each caller is a connection of its own.
-@pytest.mark.timeout(150)
 async def test_cancelled_requests_release_all_resources(own_redis: RedisServer) -> None:
     server = FakeTei(max_client_batch_size=32)
     config = CONFIG.format(store=own_redis.url, digest=key_digest(KEY))
-    async with socket_gateway(server, config) as gateway, asyncio.timeout(120):
+    async with socket_gateway(server, config) as gateway, asyncio.timeout(PATIENCE_S):
         application = gateway.application
         # The first request opens the connections to Redis.
         assert (await gateway.call()).status_code == 200

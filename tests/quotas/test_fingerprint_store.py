@@ -18,6 +18,7 @@ from gateway.vector_spaces.space import VectorSpace
 from gateway.vector_spaces.store import SPACES, FingerprintStore
 from tests.fakes.tei import vector_of
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 UPSTREAM = UpstreamSettings(backend="tei", replicas=("http://up",), attempt_timeout_s=1)
 CAPABILITIES = Capabilities("org/model", frozenset({Operation.EMBED}), dtype="float32")
@@ -101,7 +102,7 @@ async def test_follows_an_accepted_fingerprint_and_rejudges_replicas(
     accepted = second.space._fingerprints["r1"]
     following = [asyncio.create_task(gateway.space.follow_store()) for gateway in (first, second)]
     await operator.store.replace("up", accepted)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not (first.space.is_foreign("r0") and not second.space.is_foreign("r1")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     for task in following:
@@ -117,7 +118,7 @@ async def test_replica_joins_on_the_local_fingerprint_while_redis_is_frozen(
 ) -> None:
     own_redis.freeze()
     first = gateways[0]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await first.check(Model())
         assert not await first.check(Model("other "), "r1")
         assert not await first.check(Model("other "), "r1")
@@ -180,5 +181,5 @@ async def test_ignores_an_unreadable_fingerprint(gateways: list[Gateway], own_re
         await first.store.load("up")
 
 
-def test_other_canaries_use_another_key() -> None:
+def test_other_reference_texts_use_another_key() -> None:
     assert SPACES.endswith(f":{EDITION}")

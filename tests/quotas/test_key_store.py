@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 import pytest
 
 from gateway.api.server.authentication import Authenticator
-from gateway.api.server.request_context import RequestContext
-from gateway.app import ROUTES
 from gateway.config.schema import TenantConfig
 from gateway.errors import TenantUnknown, Unauthenticated
 from gateway.tenants.follower import KeyFollower
@@ -23,7 +21,7 @@ from gateway.tenants.keyring import (
     unknown_tenant_note,
 )
 from gateway.tenants.store import KEYS, TENANTS
-from tests.conftest import KEY, Boots
+from tests.conftest import KEY, Boots, request_with
 from tests.fakes.tei import FakeTei
 from tests.quotas.redis_server import RedisServer, opened
 
@@ -175,13 +173,8 @@ async def test_requests_with_a_new_key_are_no_guesses(own_redis: RedisServer) ->
     authenticator = Authenticator(keyring)
 
     def status(key: str) -> str:
-        scope = {
-            "headers": [(b"authorization", f"Bearer {key}".encode())],
-            "client": ("10.0.0.1", 1),
-            "http_version": "1.1",
-        }
         try:
-            authenticator.authenticate(RequestContext(scope, ROUTES.parse("/embed"), {}))
+            authenticator.authenticate(request_with(b"authorization", f"Bearer {key}"))
         except Exception as error:  # noqa: BLE001 - the kind of error is compared
             return type(error).__name__
         return "ok"

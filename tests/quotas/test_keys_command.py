@@ -29,6 +29,7 @@ from gateway.tenants.store import TenantStore
 from tests.processes.conftest import KEY, TLS_CONTEXT, Served, wait_until
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 listen: 127.0.0.1:0
@@ -54,7 +55,7 @@ def config(own_redis: RedisServer, tmp_path: Path) -> Path:
 
 def gateway(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gateway", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def accepted(url: str, key: str) -> bool:
@@ -73,10 +74,10 @@ def test_revoked_key_is_rejected_by_every_gateway(config: Path, own_redis: Redis
     key = gateway("keys", "create", "acme", "--id", "first", "-c", str(config)).stdout.strip()
     running = [Served(config).wait_until_up() for _ in range(2)]
     try:
-        assert all(wait_until(lambda url=served.url: accepted(url, key), 5) for served in running)
+        assert all(wait_until(lambda url=served.url: accepted(url, key)) for served in running)
         assert '"first"' in gateway("keys", "list", "--json", "-c", str(config)).stdout
         assert 0 == gateway("keys", "revoke", "first", "-c", str(config)).returncode
-        assert all(wait_until(lambda url=served.url: not accepted(url, key), 3) for served in running)
+        assert all(wait_until(lambda url=served.url: not accepted(url, key)) for served in running)
         logs = "".join(line for served in running for line in (*served.log, served.banner))
         assert key not in logs
         assert key not in own_redis.command("HGETALL", "gw:{store}:keys")
@@ -223,7 +224,7 @@ async def known(keyring: Keyring, key: str, expected: bool) -> None:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - a keyring has no event
             await asyncio.sleep(0.02)
 
@@ -314,6 +315,6 @@ def test_gateway_started_in_an_outage_accepts_its_first_key_afterwards(
     try:
         assert not accepted(gateway.url, KEY)
         own_redis.restart()
-        assert wait_until(lambda: accepted(gateway.url, KEY), 10)
+        assert wait_until(lambda: accepted(gateway.url, KEY))
     finally:
         gateway.stop()

@@ -12,9 +12,10 @@ import pytest
 from backends.contract import Capabilities, Operation
 from gateway.store.redis_client import RedisClient
 from gateway.upstreams.group import UpstreamGroup
-from gateway.upstreams.groups import GroupRegistry
+from gateway.upstreams.groups import Groups
 from gateway.vector_spaces.fingerprint import Fingerprint, fingerprint_of
-from gateway.vector_spaces.model_space import MODEL_SPACES, ModelSpace, ModelSpaceStore
+from gateway.vector_spaces.model_space import ModelSpace
+from gateway.vector_spaces.store import MODEL_SPACES, ModelSpaceStore
 from tests.conftest import Boots, Running
 from tests.fakes.hooks import until
 from tests.fakes.tei import FakeTei, vector_of
@@ -168,11 +169,11 @@ async def test_two_gateways_that_reach_different_upstreams_serve_one_space(
 
 async def test_groups_are_settled_once_the_space_is_agreed_on(gateway_of: Gateways) -> None:
     space = gateway_of("a", "b").space
-    registry = GroupRegistry(lambda _: None, None)
-    registry.groups = {"m": cast("UpstreamGroup", SimpleNamespace(space=space))}
-    before = registry.is_settled
+    groups = Groups(lambda _: None, None)
+    groups.groups = {"m": cast("UpstreamGroup", SimpleNamespace(space=space))}
+    before = groups.is_settled
     space.propose({"a": fingerprint()}, is_complete=False)
-    meanwhile = registry.is_settled
+    meanwhile = groups.is_settled
     await space.share()
 
-    assert (True, False, True) == (before, meanwhile, registry.is_settled)
+    assert (True, False, True) == (before, meanwhile, groups.is_settled)

@@ -22,6 +22,7 @@ from tests.fakes.hooks import Gate
 from tests.fakes.tei import FakeTei, Hook
 from tests.quotas.redis_server import RedisServer
 from tests.socket_gateway import SocketGateway, socket_gateway, wait_for_value
+from tests.waiting import PATIENCE_S
 
 CONFIG = """
 quotas: {{store: "{store}", timeout_ms: 20000}}
@@ -42,7 +43,7 @@ class LoneCall(NamedTuple):
 
     async def used(self) -> int:
         """Return the requests that the store has counted today."""
-        await self.gateway.application.gateway._admission._ledger.flush()
+        await self.gateway.application.gateway._admission.ledger.flush()
         spent = await self.spending
         self.other.settle(spent, spent.request.cost)
         probe = await self.other.reserve(quota_request("probe", 0))
@@ -65,7 +66,7 @@ async def lone_call(
     """
     config = CONFIG.format(store=redis.url, digest=key_digest(KEY))
     other = RedisLedger(RedisClient(redis.url, 20.0), OutagePolicy(), "other", lambda _: None)
-    async with socket_gateway(server, config) as gateway, asyncio.timeout(30):
+    async with socket_gateway(server, config) as gateway, asyncio.timeout(PATIENCE_S):
         assert (await gateway.call()).headers["x-ratelimit-remaining-requests"] == "999"
         # Opens the other gateway's connection.
         other.settle(await other.reserve(quota_request("first", 0)), Cost(0))

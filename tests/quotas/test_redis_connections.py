@@ -23,6 +23,7 @@ from tests.processes.conftest import wait_until
 from tests.processes.tls_files import Authority
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer, SentinelServer, binary, has_tls
+from tests.waiting import PATIENCE_S
 
 LIMITS = (parse_limit("requests_per_day", 3), parse_limit("tokens_per_hour", 1000))
 SLOTS = 16384
@@ -142,7 +143,7 @@ async def test_uses_a_cluster_that_comes_up_later(one_node: RedisServer) -> None
             request = QuotaRequest(str(number), "acme", LIMITS, Cost(), 60 * SECOND_US, "m")
             assert (await ledger.reserve(request)).degraded
         one_node.restart()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             while [True, False] != [event.away for event in events if isinstance(event, StoreChanged)]:  # noqa: ASYNC110 - maintain() has no event
                 await asyncio.sleep(0.02)
         assert 2 == await call(ledger, "acme")
@@ -201,7 +202,7 @@ async def test_follows_a_sentinel_failover(tmp_path: Path) -> None:
 
 async def _beats(ledger: RedisLedger) -> None:
     """Send heartbeats until the store replies, as maintain() does."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 await ledger.beat()
@@ -279,7 +280,7 @@ async def distant(server: RedisServer, each_way_s: float) -> AsyncIterator[int]:
         yield proxy.sockets[0].getsockname()[1]
     finally:
         proxy.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*_other_tasks(), return_exceptions=True)
 
 
@@ -294,7 +295,7 @@ async def test_connecting_may_take_longer_than_the_timeout(encrypted: tuple[Redi
         client = RedisClient(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={ours.ca}", 0.1)
         with pytest.raises(StoreUnavailable, match="no answer within"):
             await client.execute("PING")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not await _pong(client):
                 pass
         await client.aclose()

@@ -22,6 +22,7 @@ from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import Script
 from tests.quotas.redis_server import RedisServer
 from tests.quotas.test_redis_ledger import Clock
+from tests.waiting import PATIENCE_S
 
 LIMITS = (parse_limit("requests_per_hour", 3600), parse_limit("tokens_per_day", 1000))
 Trouble = Callable[[RedisServer], object]
@@ -52,7 +53,7 @@ class Running:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for the background work, which runs once a second."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():  # noqa: ASYNC110 - maintain() has no event
                 await asyncio.sleep(0.02)
 
@@ -214,7 +215,7 @@ async def test_closing_a_ledger_sends_unsent_settlements(own_redis: RedisServer)
 
 
 async def test_closing_a_ledger_does_not_wait_for_a_store_outage(own_redis: RedisServer) -> None:
-    async with asyncio.timeout(10), running(own_redis, maintain=False) as gateway:
+    async with asyncio.timeout(PATIENCE_S), running(own_redis, maintain=False) as gateway:
         await gateway.call()
         own_redis.freeze()
         closing_s = time.monotonic()
@@ -748,7 +749,7 @@ async def admitted(ledger: RedisLedger, tenant: str, times: int) -> int:
 async def test_idle_tenants_keep_their_limits_while_the_store_is_down(own_redis: RedisServer) -> None:
     async with running(own_redis) as one, running(own_redis, name="two") as two:
         # Both know of each other after their second heartbeats.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while {one.ledger._gateways, two.ledger._gateways} != {2}:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         for number in range(10):

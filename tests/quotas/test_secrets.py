@@ -21,6 +21,7 @@ from tests.fakes.hooks import respond_with
 from tests.fakes.tei import FakeTei
 from tests.processes.conftest import KEY, Served, wait_until
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +60,7 @@ def upstream() -> Iterator[tuple[str, FakeTei]]:
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://127.0.0.1:{port}", fake
     server.should_exit = True
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
 
 def found(haystacks: Mapping[str, bytes], secrets: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -82,7 +83,7 @@ def calls(gateway: Served, fake: FakeTei) -> dict[str, bytes]:
     caller, operator, wrong = (SECRETS[name] for name in ("caller's key", "operator's key", "wrong key"))
     for key in (caller, operator, wrong):
         bearer = {"authorization": f"Bearer {key}"}
-        with httpx.Client(base_url=gateway.url, headers=bearer, timeout=30, trust_env=False) as web:
+        with httpx.Client(base_url=gateway.url, headers=bearer, timeout=PATIENCE_S, trust_env=False) as web:
             for path, body in (
                 ("/v1/embeddings", b'{"model": "bge", "input": "a text"}'),
                 ("/v1/embeddings", b'{"model": "none", "input": "a text"}'),
@@ -149,11 +150,11 @@ def test_no_output_of_a_run_holds_a_secret(own_redis: RedisServer, tmp_path: Pat
             with gateway.client() as web:
                 new_key = web.post("/admin/keys", json={"tenant": "acme", "id": "new"}).json()["key"]
                 web.headers["authorization"] = f"Bearer {new_key}"
-                assert wait_until(lambda: web.get("/v1/models").status_code == 200, 5)
+                assert wait_until(lambda: web.get("/v1/models").status_code == 200)
                 replies |= shown("keys", web.get("/admin/keys"))
             haystacks = replies | processes(gateway) | stored(own_redis, tmp_path)
             own_redis.kill()
-            assert wait_until(lambda: any("store is unreachable" in line for line in gateway.log), 20)
+            assert wait_until(lambda: any("store is unreachable" in line for line in gateway.log))
         finally:
             gateway.stop()
     haystacks |= {"log": "".join(gateway.log).encode(), "banner": gateway.banner.encode()}

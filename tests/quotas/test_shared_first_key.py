@@ -236,7 +236,7 @@ def test_gateway_that_starts_after_a_loss_of_data_accepts_the_same_key(
     try:
         key = key_file(tmp_path, "d").read_text().strip()
         own_redis.command("FLUSHALL")
-        assert wait_until(lambda: stored_digest(own_redis) == key_digest(key), 10)
+        assert wait_until(lambda: stored_digest(own_redis) == key_digest(key))
         running.append(served(tmp_path, "e", own_redis).wait_until_up())
         assert [True, True] == [accepted(gateway.url, key) for gateway in running]
         running[0].stop()
@@ -258,9 +258,9 @@ def test_first_start_in_an_outage_creates_the_key_when_redis_returns(
         assert f"to be created in {file}, once Redis is available" in gateway.banner
         assert not file.exists()
         own_redis.restart()
-        assert wait_until(file.exists, 10)
+        assert wait_until(file.exists)
         key = file.read_text().strip()
-        assert wait_until(lambda: accepted(gateway.url, key), 10)
+        assert wait_until(lambda: accepted(gateway.url, key))
     finally:
         gateway.stop()
     messages = [json.loads(line).get("message", "") for line in gateway.log]
@@ -277,7 +277,7 @@ def test_key_of_the_environment_waits_for_redis_and_is_not_stored(
     gateway = served(tmp_path, "d", own_redis, KEY).wait_until_up()
     try:
         own_redis.restart()
-        assert wait_until(lambda: accepted(gateway.url, KEY), 10)
+        assert wait_until(lambda: accepted(gateway.url, KEY))
         assert not stored_digest(own_redis)
     finally:
         gateway.stop()

@@ -17,8 +17,6 @@ import msgspec
 import pytest
 
 from gateway.api.server.authentication import Authenticator
-from gateway.api.server.request_context import RequestContext
-from gateway.app import ROUTES
 from gateway.config.schema import TenantConfig
 from gateway.errors import AuthThrottled, QuotaUnavailable, Unauthenticated
 from gateway.events import Event, StoreLost
@@ -30,11 +28,12 @@ from gateway.tenants.guess_throttle import GUESSES_MAX
 from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
 from gateway.tenants.snapshot import CONFIRM_EVERY_S, FILE_NAME, SnapshotFile
 from gateway.tenants.store import KEYS, TENANTS, VERSION, TenantStore
-from tests.conftest import KEY, Boots, Running
+from tests.conftest import KEY, Boots, Running, request_with
 from tests.fakes.tei import FakeTei
 from tests.processes.tls_files import Authority
 from tests.quotas.redis_server import RedisServer, opened
 from tests.quotas.test_first_key import start
+from tests.waiting import PATIENCE_S
 
 NUMBERS = range(20)
 CONFIG = """
@@ -82,13 +81,8 @@ class Worker:
 
     def status(self, key: str) -> str:
         """Return the outcome of a call with this key."""
-        scope = {
-            "headers": [(b"authorization", f"Bearer {key}".encode())],
-            "client": ("10.0.0.1", 1),
-            "http_version": "1.1",
-        }
         try:
-            tenant = self.authenticator.authenticate(RequestContext(scope, ROUTES.parse("/embed"), {}))
+            tenant = self.authenticator.authenticate(request_with(b"authorization", f"Bearer {key}"))
         except (Unauthenticated, AuthThrottled, QuotaUnavailable) as error:
             return type(error).__name__
         return tenant.name
@@ -335,7 +329,7 @@ def run_gateway(folder: Path, url: str, *words: str) -> subprocess.CompletedProc
     path = folder / "router.yaml"
     path.write_text(CONFIG.format(store=url) + f"state_dir: {folder}\n")
     command = [sys.executable, "-m", "gateway", *words, "-c", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
 
 
 @pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "while stopped"])
@@ -438,7 +432,7 @@ async def test_unknown_keys_are_not_wrong_while_redis_is_away(own_redis: RedisSe
 
 async def until_away(worker: Worker) -> None:
     """Wait until the follower has noticed that the store does not answer."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while worker.status("sk-new") != "QuotaUnavailable":  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
@@ -467,7 +461,7 @@ async def test_version_of_an_earlier_release_goes_on(own_redis: RedisServer) -> 
 
 async def written(path: Path) -> None:
     """Wait for a file that a thread writes."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not path.exists():  # noqa: ASYNC110, ASYNC240
             await asyncio.sleep(0.02)
 
@@ -480,12 +474,12 @@ async def store_status(gateway: Running) -> dict[str, Any]:
 async def test_status_and_metrics_show_a_loss(boot: Boots, own_redis: RedisServer) -> None:
     await fill(own_redis)
     async with boot({"tei-0": FakeTei()}, CONFIG.format(store=own_redis.url) + OPS) as gateway:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             # It is ready before it has read the store: it has a tenant in its file.
             while (before := await store_status(gateway))["keys"] != len(NUMBERS):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         own_redis.command("FLUSHALL")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not any(isinstance(event, StoreLost) for event in gateway.events):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         after = await store_status(gateway)
@@ -516,7 +510,7 @@ async def test_status_has_the_reason_of_an_outage(boot: Boots, own_redis: RedisS
     async with boot({"tei-0": FakeTei()}, CONFIG.format(store=own_redis.url) + OPS) as gateway:
         assert (await store_status(gateway))["reason"] == ""
         own_redis.command("ACL", "SETUSER", "default", "nocommands", "+acl")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not (status := await store_status(gateway))["away"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         assert "its user lacks rights" in status["reason"]
@@ -567,7 +561,7 @@ async def test_gateway_that_redis_refuses_is_not_ready(
             {"tei-0": FakeTei()}, CONFIG.format(store=url) + more, tenants_file=tenants_file, wait=False
         ) as gateway,
     ):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not any("Redis refuses" in line for line in caplog.messages):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         plain = await gateway.client.get("/readyz")
@@ -613,7 +607,7 @@ async def test_gateway_without_an_answer_is_ready_if_it_knows_its_tenants(
             await written(tenants_file.with_name(FILE_NAME))
     own_redis.kill()
     async with boot({"tei-0": FakeTei()}, config, tenants_file=tenants_file, wait=False) as gateway:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 reply = await gateway.client.get("/readyz?verbose")
                 checks = {check["name"]: check for check in reply.json()["checks"]}
@@ -622,7 +616,7 @@ async def test_gateway_without_an_answer_is_ready_if_it_knows_its_tenants(
                     break
                 await asyncio.sleep(0.02)
         own_redis.restart()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await gateway.client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from gateway.additions.store import ADDED
 from gateway.config import schema as config
+from gateway.declared.store import ADDED
 from gateway.errors import Unauthenticated
 from gateway.quotas.limits import UNITS
 from gateway.tenants.file_store import FileTenantStore
@@ -25,6 +25,7 @@ from tests.fakes.tei import FakeTei
 from tests.quotas.conftest import Commands, Ended
 from tests.quotas.redis_server import RedisServer, opened
 from tests.quotas.test_keys_command import gateway as process
+from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 CONFIG = """
@@ -58,7 +59,7 @@ async def called(gateway: Running, key: str, model: str = "bge") -> int:
 
 
 async def until_called(gateway: Running, key: str, status: int, model: str = "bge") -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while await called(gateway, key, model) != status:  # noqa: ASYNC110 - each check is a request
             await asyncio.sleep(0.02)
 
@@ -508,7 +509,7 @@ async def followed(store: TenantStore) -> AsyncIterator[Keyring]:
 
 
 async def until_known(keyring: Keyring, key: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 keyring.identify(key)

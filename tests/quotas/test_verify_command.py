@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.additions.store import ADDED
+from gateway.declared.store import ADDED
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.tei import FakeTei

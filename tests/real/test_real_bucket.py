@@ -1,7 +1,5 @@
 """Objects in a bucket, and a whole batch with one, against the S3 server of moto."""
 
-import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +7,12 @@ import httpx
 import numpy as np
 import pytest
 
-from gateway.batches.objects import ObjectsUnavailable
+from gateway.batches.objects import Objects, ObjectsUnavailable
 from gateway.config.schema import BucketSettings
-from tests import object_contract
-from tests.api.test_batches import SERVERS, create, ended, results, texts, upload
-from tests.conftest import CONFIG, Boots
+from tests.batches import results, run, servers, texts, with_batches
+from tests.conftest import Boots
 from tests.fakes.tei import vector_of
+from tests.object_contract import ObjectContract
 from tests.real.servers import bucket_server
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -34,11 +32,14 @@ def bucket(server: str, request: pytest.FixtureRequest) -> BucketSettings:
     return BucketSettings(name, "prefix", server, access_key="key", secret_key="secret", timeout_s=10)
 
 
-@pytest.mark.parametrize("check", object_contract.CHECKS, ids=lambda check: check.__name__)
-async def test_keeps_the_contract(check: object, bucket: BucketSettings, tmp_path: Path) -> None:
-    from gateway.batches.bucket import BucketObjects
+class TestBucket(ObjectContract):
+    """A bucket keeps the promises."""
 
-    await check(BucketObjects(bucket), tmp_path)  # type: ignore[operator]
+    @pytest.fixture
+    def objects(self, bucket: BucketSettings) -> Objects:
+        from gateway.batches.bucket import BucketObjects
+
+        return BucketObjects(bucket)
 
 
 async def test_a_server_that_is_away_is_reported(tmp_path: Path) -> None:
@@ -55,21 +56,10 @@ async def test_a_server_that_is_away_is_reported(tmp_path: Path) -> None:
 
 
 async def test_runs_a_batch_in_a_bucket(boot: Boots, bucket: BucketSettings, tmp_path: Path) -> None:
-    settings = {
-        "dir": str(tmp_path),
-        "bucket": {
-            "name": bucket.name,
-            "prefix": "gateway",
-            "endpoint": bucket.endpoint,
-            "access_key": "key",
-            "secret_key": "secret",
-        },
-    }
-    config = CONFIG + f"batches: {json.dumps(settings)}\n"
-    async with boot({name: kind() for name, kind in SERVERS.items()}, config) as gateway:
-        batch = await create(gateway, (await upload(gateway, texts(300)))["id"])
-        async with asyncio.timeout(60):
-            end = await ended(gateway, batch["id"])
+    place = {"name": bucket.name, "prefix": "gateway", "endpoint": bucket.endpoint}
+    keys = {"access_key": "key", "secret_key": "secret"}
+    async with boot(servers(), with_batches(tmp_path, bucket=place | keys)) as gateway:
+        end = await run(gateway, texts(300))
         lines = await results(gateway, end["output_file_id"])
         await gateway.client.delete(f"/v1/files/{end['output_file_id']}")
 

@@ -21,7 +21,7 @@ from backends.contract import (
     Rerank,
     Score,
 )
-from backends.registry import open_replica
+from backends.kinds import open_replica
 from backends.torch.load.load_plan import LoadOptions
 from backends.torch.load.loader import load
 from backends.torch.passes.engine import Engine

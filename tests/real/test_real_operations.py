@@ -18,7 +18,7 @@ from backends.contract import (
     Score,
 )
 from backends.contract.errors import UnsupportedWork
-from backends.registry import open_replica
+from backends.kinds import open_replica
 from tests.real.classifier import LABELS, logits_by_transformers
 from tests.real.record import make_models, replica_spec
 from tests.real.servers import HOME, Server, serve_model

@@ -6,21 +6,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.additions.composing import compose, listing_of
-from gateway.additions.entries import (
+from gateway.config.load import parse_config
+from gateway.config.problems import ConfigError
+from gateway.config.schema import Config, UpstreamSettings
+from gateway.declared.additions import (
     WRITTEN_BYTES_MAX,
     Additions,
     Part,
     Put,
     Remove,
     UnknownAddition,
-    apply_edit,
 )
-from gateway.additions.reading import HIDDEN, SecretSources, read_model, read_upstream, redact
-from gateway.additions.store import AdditionsInMemory
-from gateway.config.load import parse_config
-from gateway.config.problems import ConfigError
-from gateway.config.schema import Config, UpstreamSettings
+from gateway.declared.composition import compose, listing_of
+from gateway.declared.settings import HIDDEN, SecretSources, read_model, read_upstream, redact
+from gateway.declared.store import AdditionsInMemory
 
 FILE = 'upstreams: {one: {backend: tei, replicas: ["http://a"]}}\nmodels: {bge: {upstream: one}}\n'
 TEI = {"backend": "tei", "replicas": ["http://b"]}
@@ -129,6 +128,12 @@ def test_redacts_secrets_written_directly_to_the_store() -> None:
         "api_key": HIDDEN,
         "headers": {"x": HIDDEN, "y": "${UPSTREAM_KEY}"},
     } == redact(written)
+
+
+def test_a_former_key_names_the_current_one(sources: SecretSources) -> None:
+    found = problems({**TEI, "batch_tokens": 9}, sources)
+
+    assert {"batch_tokens": "`batch_tokens` is now `request_tokens`"} == found
 
 
 @pytest.mark.parametrize("name", ["Host", "content-length", "Transfer-Encoding"])
@@ -279,12 +284,12 @@ def test_added_engines_run_in_their_own_process(sources: SecretSources) -> None:
 
 
 def test_replaces_and_removes_entries_by_name() -> None:
-    additions = apply_edit(file(), Additions(), Put("upstreams", "two", TEI))
-    additions = apply_edit(file(), additions, Put("models", "more", {"upstream": "two"}))
-    additions = apply_edit(file(), additions, Put("models", "more", {"upstream": "one"}))
+    additions = Put("upstreams", "two", TEI).apply(file(), Additions())
+    additions = Put("models", "more", {"upstream": "two"}).apply(file(), additions)
+    additions = Put("models", "more", {"upstream": "one"}).apply(file(), additions)
     assert {"more": {"upstream": "one"}} == additions.models
-    additions = apply_edit(file(), additions, Remove("upstreams", "two"))
-    additions = apply_edit(file(), additions, Remove("models", "more"))
+    additions = Remove("upstreams", "two").apply(file(), additions)
+    additions = Remove("models", "more").apply(file(), additions)
     assert Additions() == additions
 
 
@@ -293,23 +298,23 @@ def test_rejects_edits_of_entries_in_the_file(part: Part) -> None:
     name = "one" if part == "upstreams" else "bge"
     for edit in (Put(part, name, {}), Remove(part, name)):
         with pytest.raises(ConfigError, match=f"{part}.{name}: router.yaml defines it"):
-            apply_edit(file(), Additions(), edit)
+            edit.apply(file(), Additions())
     # An addition made before the file defined the name can be removed.
     additions = Additions({"one": TEI}, {"bge": {"upstream": "two"}})
-    assert additions != apply_edit(file(), additions, Remove(part, name))
+    assert additions != Remove(part, name).apply(file(), additions)
 
 
 def test_keeps_upstreams_in_use_and_reports_unknown_entries() -> None:
     additions = Additions({"two": TEI}, {"more": {"upstream": "two"}, "other": {"upstream": "one"}, "odd": 5})
     with pytest.raises(ConfigError, match="models, which go first: more"):
-        apply_edit(file(), additions, Remove("upstreams", "two"))
+        Remove("upstreams", "two").apply(file(), additions)
     with pytest.raises(UnknownAddition):
-        apply_edit(file(), additions, Remove("models", "none"))
+        Remove("models", "none").apply(file(), additions)
 
 
 def test_bounds_the_size_of_additions() -> None:
     with pytest.raises(ConfigError, match="more than"):
-        apply_edit(file(), Additions(), Put("upstreams", "two", {"model": "x" * WRITTEN_BYTES_MAX}))
+        Put("upstreams", "two", {"model": "x" * WRITTEN_BYTES_MAX}).apply(file(), Additions())
 
 
 async def test_rejects_a_replacement_of_an_old_version() -> None:

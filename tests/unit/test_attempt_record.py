@@ -4,7 +4,7 @@ import pytest
 
 from backends.contract import Embed, Rerank
 from backends.contract.errors import ReplicaFailed
-from gateway.telemetry.attempt_record import REPLICAS_MAX, AttemptRecord, hide_inputs, without_quotations
+from gateway.telemetry.timeline import REPLICAS_MAX, AttemptRecord, hide_inputs, without_quotations
 
 SECRET = "the quick brown fox of tenant acme jumps over the lazy dog"
 

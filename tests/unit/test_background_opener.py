@@ -8,6 +8,7 @@ import pytest
 from backends.contract.errors import ModelUnavailable
 from gateway.upstreams import background_opener
 from gateway.upstreams.background_opener import BackgroundOpener
+from tests.waiting import PATIENCE_S
 
 
 def fail() -> int:
@@ -18,7 +19,7 @@ async def test_all_callers_share_one_opening() -> None:
     opened, gate = list[int](), threading.Event()
 
     def open_once() -> int:
-        gate.wait(10)
+        gate.wait(PATIENCE_S)
         opened.append(1)
         return 7
 
@@ -36,7 +37,7 @@ async def test_callers_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(background_opener, "OPEN_TIMEOUT_S", 0.05)
     gate, opener = threading.Event(), BackgroundOpener[int]()
     with pytest.raises(ModelUnavailable, match="within"):
-        await opener.get(lambda: int(gate.wait(10)))
+        await opener.get(lambda: int(gate.wait(PATIENCE_S)))
     monkeypatch.setattr(background_opener, "OPEN_TIMEOUT_S", 10)
     gate.set()
 

@@ -2,20 +2,22 @@
 
 import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gateway.batches.objects import UNFINISHED, FolderObjects, ObjectsUnavailable
-from tests import object_contract
+from gateway.batches.objects import UNFINISHED, FolderObjects, Objects, ObjectsUnavailable
+from tests.object_contract import ObjectContract
 
 
-@pytest.mark.parametrize("check", object_contract.CHECKS, ids=lambda check: check.__name__)
-async def test_keeps_the_contract(check: object, tmp_path: Path) -> None:
-    objects = FolderObjects(tmp_path / "objects")
-    await check(objects, tmp_path)  # type: ignore[operator]
+class TestFolder(ObjectContract):
+    """A folder keeps the promises, and leaves nothing unfinished."""
 
-    assert list((tmp_path / "objects" / UNFINISHED).iterdir()) == []
+    @pytest.fixture
+    def objects(self, tmp_path: Path) -> Iterator[Objects]:
+        yield FolderObjects(tmp_path / "objects")
+        assert list((tmp_path / "objects" / UNFINISHED).iterdir()) == []
 
 
 async def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:

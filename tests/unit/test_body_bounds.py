@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.server.body_bounds import (
+    DIGITS,
     PAUSE_BYTES,
     UNCOUNTED_BYTES,
     VALUES_MAX,
@@ -20,8 +21,8 @@ from gateway.api.server.body_bounds import (
     count_json,
     count_msgpack,
     has_few_values,
+    has_long_number,
 )
-from gateway.api.server.long_numbers import DIGITS, has_long_number
 from gateway.errors import InvalidInput, MalformedBody
 
 TEXTS = st.text(st.sampled_from('a"\\[]{},:\n\té😀\u2028')) | st.text()

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from gateway.api.dialects.openai import OpenAIEmbeddingsRequest
+from gateway.api.dialects.openai.embeddings import OpenAIEmbeddingsRequest
 from gateway.api.server.endpoints import Endpoint
 from gateway.api.server.paths import options_of
 from gateway.app import HANDLERS

@@ -18,8 +18,7 @@ from backends.contract import (
     Truncate,
 )
 from backends.contract.errors import ReplicaFailed
-from gateway.cache.entries import Entry, SplitCall, SplitPairs, decode_entry, encode_entry
-from gateway.cache.keys import entry_keys, is_cacheable
+from gateway.cache.entries import Entry, SplitCall, decode_entry, encode_entry, entry_keys
 from gateway.cache.memory_store import ENTRY_OVERHEAD, MemoryStore
 
 PLAIN = Embed(("a",))
@@ -57,14 +56,14 @@ def test_equal_texts_alone_have_equal_keys(texts: list[str]) -> None:
 
 
 def test_only_single_vectors_of_the_models_width_are_cached() -> None:
-    assert is_cacheable(PLAIN, 8)
-    assert is_cacheable(msgspec.structs.replace(PLAIN, dimensions=8), 8)
-    assert not is_cacheable(msgspec.structs.replace(PLAIN, dimensions=9), 8)
-    assert is_cacheable(msgspec.structs.replace(PLAIN, dimensions=7), 8)
-    assert not is_cacheable(msgspec.structs.replace(PLAIN, dimensions=7), 8, is_cut_plainly=False)
-    assert is_cacheable(msgspec.structs.replace(PLAIN, dimensions=8), 8, is_cut_plainly=False)
-    assert not is_cacheable(msgspec.structs.replace(PLAIN, late_chunking=True), 8)
-    assert not is_cacheable(Encode(("a",), frozenset({Output.SPARSE})), 8)
+    assert PLAIN.is_cacheable(8)
+    assert msgspec.structs.replace(PLAIN, dimensions=8).is_cacheable(8)
+    assert not msgspec.structs.replace(PLAIN, dimensions=9).is_cacheable(8)
+    assert msgspec.structs.replace(PLAIN, dimensions=7).is_cacheable(8)
+    assert not msgspec.structs.replace(PLAIN, dimensions=7).is_cacheable(8, is_cut_plainly=False)
+    assert msgspec.structs.replace(PLAIN, dimensions=8).is_cacheable(8, is_cut_plainly=False)
+    assert not msgspec.structs.replace(PLAIN, late_chunking=True).is_cacheable(8)
+    assert not Encode(("a",), frozenset({Output.SPARSE})).is_cacheable(8)
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=5), st.integers(0, 2**32 - 1))
@@ -130,7 +129,7 @@ def score_of(value: float, tokens: int, *, is_cut: bool | None = False, logit: f
     ],
 )
 def test_found_and_computed_pairs_are_joined_in_order(work: Rerank | Score, missing: Rerank | Score) -> None:
-    split = SplitPairs(work, [None, score_of(0.25, 7, is_cut=True), None])
+    split = SplitCall(work, [None, score_of(0.25, 7, is_cut=True), None], 2)
     computed = RerankReply(np.array([0.5, 0.75], np.float32), 30, (1,))
     reply = split.joined(computed)
 
@@ -149,11 +148,11 @@ def test_found_and_computed_pairs_are_joined_in_order(work: Rerank | Score, miss
 def test_pairs_that_were_found_keep_the_order_of_their_logits() -> None:
     logits = np.array([20.0, 30.0], np.float32)
     computed = RerankReply(np.ones(2, np.float32), 30, (), logits)
-    split = SplitPairs(Rerank("q", ("a", "b", "c")), [None, score_of(1.0, 7, logit=25.0), None])
+    split = SplitCall(Rerank("q", ("a", "b", "c")), [None, score_of(1.0, 7, logit=25.0), None], 2)
 
     assert [20, 25, 30] == split.joined(computed).order.tolist()
     found = [entry for _, entry in split.new_entries(computed, (10, 20))]
-    again = SplitPairs(Rerank("q", ("a", "c")), found)
+    again = SplitCall(Rerank("q", ("a", "c")), found, 2)
     assert ([1, 1], [20, 30]) == (again.joined(None).scores.tolist(), again.joined(None).order.tolist())
 
 

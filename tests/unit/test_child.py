@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.processes.child import Child, ChildSpec
+from tests.waiting import PATIENCE_S
 
 # Writes two lines to the file descriptor that its first line of standard input names.
 TALKER = "tests.fakes.talker"
@@ -24,7 +25,7 @@ async def test_receives_lines_of_any_length() -> None:
     lines: list[bytes] = []
     child = Child(ChildSpec("talker", TALKER, environment()), lambda fd: str(fd).encode(), lines.append)
     running = asyncio.create_task(child.keep_running())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while len(lines) < 2:  # noqa: ASYNC110 - no event signals it
             await asyncio.sleep(0.01)
     await child.stop(signal.SIGTERM, 10)

@@ -13,6 +13,7 @@ import yaml
 from gateway.cli import main as command_line
 from gateway.config.schema import TenantConfig
 from gateway.tenants.file_store import FILE_NAME, FileTenantStore
+from tests.waiting import PATIENCE_S
 
 NAME = "müller-日本🙂"
 
@@ -40,7 +41,9 @@ def test_a_wrong_command_line_ends_with_a_hint(
 
 def test_help_imports_neither_libraries_nor_the_server() -> None:
     script = "import sys, gateway.cli.main as line; line.parser_of().format_help(); print(*sys.modules)"
-    modules = set(subprocess.check_output([sys.executable, "-c", script], text=True, timeout=30).split())
+    modules = set(
+        subprocess.check_output([sys.executable, "-c", script], text=True, timeout=PATIENCE_S).split()
+    )
 
     assert not modules & {"msgspec", "numpy", "httpx", "redis", "rich", "gateway.config.schema"}
 
@@ -49,7 +52,7 @@ def gateway(*words: str, encoding: str) -> "subprocess.CompletedProcess[bytes]":
     """Run a command on a terminal of an encoding."""
     environment = os.environ | {"PYTHONIOENCODING": encoding}
     command = [sys.executable, "-m", "gateway", *words]
-    return subprocess.run(command, env=environment, capture_output=True, timeout=50, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, timeout=PATIENCE_S, check=False)
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

@@ -21,7 +21,7 @@ def replica(
     tokens: int = 10,
     min_cosine: float | None = None,
 ) -> ReplicaVectors:
-    """Return the vectors of a replica; the first six belong to the canaries."""
+    """Return the vectors of a replica; the first six belong to the reference texts."""
     capabilities = Capabilities(model, frozenset(), dtype="float32")
     return ReplicaVectors(
         name, upstream or name, fingerprint_of(vectors[:6], kind, capabilities), vectors, tokens, min_cosine

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.additions.entries import Additions, Put, Remove
-from gateway.additions.state import AdditionsState
-from gateway.additions.store import AdditionsInMemory, StoredAdditions
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.config.schema import Config
+from gateway.declared.additions import Additions, Put, Remove
+from gateway.declared.composition import AdditionsState
+from gateway.declared.store import AdditionsInMemory, StoredAdditions
 from gateway.processes.child import Restarts
 from gateway.processes.config_applier import EDIT_ATTEMPTS_MAX, ConfigApplier, ConfigSource, ReloadJob
 from gateway.processes.engine_pool import EnginePool, EngineProcess

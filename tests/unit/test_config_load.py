@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from backends.recipe.options import RerankPrompt
-from gateway.config.file_checks import missing_exporter, missing_upstream_grpc
 from gateway.config.load import load_config, parse_config
+from gateway.config.local_files import EXTRAS, file_problems, upstream_file_problems
 from gateway.config.problems import ConfigError, Problem
-from gateway.config.schema import Config, Key, UpstreamSettings, host_and_port
+from gateway.config.schema import Config, Key, UpstreamSettings, UpstreamTls, host_and_port
 from gateway.tenants.keyring import key_digest
 
 INVALID = Path(__file__).parent.parent / "configs" / "invalid"
@@ -56,6 +56,13 @@ FAULTS: dict[str, set[str]] = {
         "media.fetch.private[1]",
         "media.fetch.private[2]",
         "media.fetch.request_bytes",
+    },
+    "former_keys": {
+        "upstreams.tei.batch_inputs",
+        "upstreams.tei.request_tokens",
+        "upstreams.tei.batch_tokens",
+        "upstreams.tei.batch_bytes",
+        "models.bge.upstream",
     },
     "limits_of_models": {
         "models.bge.limits.tokens_per_day",
@@ -136,7 +143,7 @@ FAULTS: dict[str, set[str]] = {
         "workers",
         "drain_s",
         "upstreams.tei.replicas",
-        "upstreams.tei.batch_inputs",
+        "upstreams.tei.request_inputs",
         "upstreams.tei.policy",
         "upstreams.tei.headers.x",
         "models.bge.truncate",
@@ -173,23 +180,28 @@ def test_no_message_repeats_a_secret(name: str) -> None:
     assert SECRET not in "\n".join(f"{problem.path} {problem.message}" for problem in faults_of(name))
 
 
-@pytest.mark.parametrize(("package", "paths"), [("no.such.package", ["tracing"]), ("opentelemetry.sdk", [])])
-def test_tracing_needs_the_exporter_package(package: str, paths: list[str]) -> None:
-    config = parse_config("tracing: {}\n" + MINIMAL, {}, BASE)
-
-    assert paths == [problem.path for problem in missing_exporter(config, package)]
-    assert [] == list(missing_exporter(parse_config(MINIMAL, {}, BASE), package))
+SIGNED_ON = "sign_on: {a: {issuer: 'https://a.example.org', audience: [g], claims: {tenant: {claim: t}}}}\n"
 
 
-def test_grpc_replica_needs_its_packages() -> None:
-    http, grpc = (
-        UpstreamSettings(backend="tei", replicas=(f"{scheme}://t:1",)) for scheme in ("http", "grpc")
-    )
-    found = list(missing_upstream_grpc(grpc, "upstreams.t.replicas", ("no_such_package",)))
+@pytest.mark.parametrize(
+    ("text", "extra", "path"),
+    [
+        ("tracing: {}\n", "otlp", "tracing"),
+        ("grpc: {listen: '127.0.0.1:0'}\n", "grpc", "grpc"),
+        (SIGNED_ON, "oidc", "sign_on"),
+        ("", "grpc", "upstreams.tei.replicas"),
+    ],
+)
+def test_a_section_needs_its_optional_packages(text: str, extra: str, path: str) -> None:
+    minimal = MINIMAL.replace("http://", "grpc://") if path.startswith("upstreams") else MINIMAL
+    config = parse_config(text + minimal, {}, BASE)
+    for package in ("no_such_package", "no.such.package"):
+        [problem] = file_problems(config, {**EXTRAS, extra: (package,)})
+        assert path == problem.path
+        assert f"needs the extra `{extra}`" in problem.message
 
-    assert ["upstreams.t.replicas"] == [problem.path for problem in found]
-    assert "extra `grpc`" in found[0].message
-    assert not [*missing_upstream_grpc(http, "", ("no_such_package",)), *missing_upstream_grpc(grpc, "")]
+    assert [] == list(file_problems(config, {**EXTRAS, extra: ("msgspec",)}))
+    assert [] == list(file_problems(parse_config(MINIMAL, {}, BASE), {**EXTRAS, extra: ("no_such_package",)}))
 
 
 def test_table_lists_every_invalid_file() -> None:
@@ -203,6 +215,7 @@ def test_table_lists_every_invalid_file() -> None:
         ("unknown_key", "upstreams, models, defaults, tenants"),
         ("unknown_backend", "tei, infinity, vllm, openai, cohere, jina, voyage, torch"),
         ("infinity_without_a_tokenizer", "a hub id, or the path"),
+        ("former_keys", "`batch_inputs` is now `request_inputs`"),
         ("unknown_limit", "<requests|tokens|inputs|images|batch_tokens>_per_<second|minute|hour|day|month>"),
         ("unknown_default", "bge"),
         ("listen_without_a_port", "127.0.0.1:8080"),
@@ -329,13 +342,13 @@ def test_prefers_a_folder_to_a_hub_id(tmp_path: Path) -> None:
 def test_merged_mapping_can_be_overridden() -> None:
     config = parsed(
         "upstreams:\n"
-        "  one: &one {backend: tei, replicas: ['http://one'], batch_inputs: 4}\n"
-        "  two: &two {<<: *one, batch_inputs: 8}\n"
-        "  three: {<<: *two, batch_inputs: 16}\n"
+        "  one: &one {backend: tei, replicas: ['http://one'], request_inputs: 4}\n"
+        "  two: &two {<<: *one, request_inputs: 8}\n"
+        "  three: {<<: *two, request_inputs: 16}\n"
         "models: {bge: {upstream: one}}\n"
     )
 
-    assert [4, 8, 16] == [upstream.batch_inputs for upstream in config.upstreams.values()]
+    assert [4, 8, 16] == [upstream.request_inputs for upstream in config.upstreams.values()]
     assert ("http://one",) == config.upstreams["three"].replicas
 
 
@@ -617,14 +630,14 @@ def test_lines_follow_merges_and_names_with_dots() -> None:
     text = (
         "upstreams:\n"
         "  one: &one\n    backend: tei\n    policy: fastest\n    replicas: ['http://one']\n"
-        "  two.5: {<<: *one, batch_inputs: 0}\n"
+        "  two.5: {<<: *one, request_inputs: 0}\n"
         "models: {bge: {upstream: one}}\n"
     )
 
     assert [
         (4, "upstreams.one.policy"),
         (4, "upstreams.two.5.policy"),
-        (6, "upstreams.two.5.batch_inputs"),
+        (6, "upstreams.two.5.request_inputs"),
     ] == [(problem.line, problem.path) for problem in problems_of(text)]
 
 
@@ -666,3 +679,16 @@ def test_a_key_without_a_space_shows_no_secret() -> None:
 
     assert "api_key" in str(raised.value)
     assert SECRET not in str(raised.value)
+
+
+@pytest.mark.parametrize("missing", ["certificate", "private_key"])
+def test_problem_names_the_missing_file_of_tls(tmp_path: Path, missing: str) -> None:
+    files = {name: tmp_path / f"{name}.pem" for name in ("certificate", "private_key")}
+    for name, path in files.items():
+        if name != missing:
+            path.write_text("")
+    tls = UpstreamTls(certificate=str(files["certificate"]), private_key=str(files["private_key"]))
+
+    [problem] = upstream_file_problems(UpstreamSettings(backend="tei", tls=tls), "upstreams.u")
+    assert f"upstreams.u.tls.{missing}" in str(problem)
+    assert "No such file or directory" in str(problem)

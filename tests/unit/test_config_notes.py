@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.check import check
+from gateway.config.load import parse_config
+from gateway.config.notes import ignored_keys
 
 UPSTREAMS = 'upstreams: {t: {backend: tei, replicas: ["http://t:1"]%s}}\n'
 CACHE = "models: {m: {upstream: t, cache: true}}\ncache: {ttl_s: 60}\n"
@@ -59,3 +61,18 @@ def test_a_limit_that_a_restart_may_forget_is_noted(
     for kept in ("quotas: {store: 'redis://redis:6379'}\n", "state_dir: state\n"):
         assert not notes_of(tmp_path, text + LIMITED % limit + kept, capsys)
     assert not notes_of(tmp_path, text + LIMITED % "tokens_per_hour", capsys)
+
+
+def test_keys_of_the_engine_have_no_effect_on_a_server() -> None:
+    ignored = "pooling: mean, dtype: int8, preload: false"
+    text = "upstreams: {t: {%s, " + ignored + "}}\n" + SIGN_ON.partition("sign_on")[0] + TENANT
+    server, engine = (
+        list(ignored_keys(parse_config(text % kind, {}, Path.cwd())))
+        for kind in ("backend: tei, replicas: ['http://t:1']", "backend: torch, model: acme/model")
+    )
+
+    assert {"upstreams.t.pooling", "upstreams.t.dtype", "upstreams.t.preload"} == {
+        problem.path for problem in server
+    }
+    assert {"has no effect: it is for torch, and this is tei"} == {problem.message for problem in server}
+    assert not engine

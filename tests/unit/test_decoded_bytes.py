@@ -6,7 +6,7 @@ import sys
 import msgspec
 import pytest
 
-from gateway.api.server.decoded_bytes import decoded_bytes
+from gateway.api.server.body_bounds import decoded_bytes
 
 MILLION = 1_000_000
 

@@ -22,18 +22,28 @@ from backends.contract import (
     Score,
     Truncate,
 )
-from gateway.api.dialects import cohere, gemini, infinity, ollama, openai, rerank, sie, vllm, vllm_pooling
+from gateway.api.dialects.cohere import embed as cohere
+from gateway.api.dialects.cohere import rerank
+from gateway.api.dialects.gemini import dialect as gemini
+from gateway.api.dialects.infinity import dialect as infinity
+from gateway.api.dialects.ollama import dialect as ollama
+from gateway.api.dialects.openai import embeddings as openai
+from gateway.api.dialects.openai.embeddings import encode_embeddings
+from gateway.api.dialects.sie import dialect as sie
+from gateway.api.dialects.vllm import dialect as vllm
+from gateway.api.dialects.vllm import pooling as vllm_pooling
 from gateway.api.server.encoding import Encoding, NumberFormat, json_bytes, msgpack_bytes
 from gateway.api.server.inference_api import InferenceApi
-from gateway.api.wire import tei_bodies, tei_predictions
-from gateway.api.wire.embedding_replies import encode_embeddings
-from gateway.api.wire.tei_bodies import rank_order
+from gateway.api.server.request import Request
+from gateway.api.wire import tei
+from gateway.api.wire.replies import rank_documents
+from gateway.api.wire.tei import rank_order
 from gateway.calls import Call
 from gateway.lane.slices import Slice, join
 
 many = settings(max_examples=100, deadline=None)
 UNUSED: Any = None
-API = InferenceApi(UNUSED, UNUSED, 2048)
+API = InferenceApi(UNUSED, UNUSED, UNUSED, UNUSED, 2048)
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=8)
 DIMENSIONS = st.none() | st.integers(1, 4096)
@@ -48,6 +58,11 @@ def decoded(body: dict[str, Any], kind: Any) -> Any:
     """Return a body after encoding and decoding. Fields that are None are not sent."""
     sent = {field: value for field, value in body.items() if value is not None}
     return msgspec.json.decode(msgspec.json.encode(sent), type=kind)
+
+
+def asked(body: Any, name: str | None = "m", api: InferenceApi = API) -> Request[Any]:
+    """Return a request whose path names a model."""
+    return Request(body, UNUSED, api, name)
 
 
 def result_of(call: Coroutine[Any, Any, Call]) -> Call:
@@ -65,7 +80,7 @@ def test_a_request_without_options_is_the_same_call_as_one_with_defaults(texts: 
     # The id changes nothing of the call, but its presence has all options checked.
     named = msgspec.structs.replace(plain, request_id="r")
 
-    calls = [result_of(openai.decode_embeddings(data, None, UNUSED, API)) for data in (plain, named)]
+    calls = [result_of(openai.decode_embeddings(asked(data, None))) for data in (plain, named)]
     assert [Call(Embed(tuple(texts)), "m")] * 2 == calls
 
 
@@ -82,12 +97,12 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
     plain = decoded({"texts": texts, "output_dimension": dimensions}, dict)
     types = {"query": "search_query", "document": "search_document", None: None}
 
-    assert call == result_of(openai.decode_embeddings(jina, "m", UNUSED, API))
+    assert call == result_of(openai.decode_embeddings(asked(jina)))
     if role is None:
         body = decoded(
             {"input": texts, "model": "m", "dimensions": dimensions}, infinity.InfinityEmbeddingsRequest
         )
-        assert call == result_of(infinity.decode_embeddings(body, UNUSED, API_WITHOUT_CAPABILITIES))
+        assert call == result_of(infinity.decode_embeddings(asked(body, None, API_WITHOUT_CAPABILITIES)))
         body = decoded({"input": texts, "model": "m", "dimensions": dimensions}, ollama.OllamaEmbedRequest)
         assert call == ollama.decode_embed(body, API)
     tasks = {"query": "RETRIEVAL_QUERY", "document": "RETRIEVAL_DOCUMENT", None: None}
@@ -97,14 +112,14 @@ def test_an_embedding_is_the_same_call_in_every_dialect(
     assert call == gemini.decode_requests(batch.requests, "m", API)
     if role is not None:
         v2 = decoded({**plain, "input_type": types[role]}, cohere.EmbedV2Request)
-        assert call == cohere.decode_embed(v2, cohere.texts_of(v2, API), "m", API)
+        assert call == result_of(cohere.decode_embed(asked(v2)))
     if dimensions is None:
         items = [{"text": text} for text in texts]
         options = {"is_query": None if role is None else role == "query"}
         body = decoded({"items": items, "params": {"options": options}}, sie.SieEncodeRequest)
         v1 = decoded({"texts": texts, "input_type": types[role]}, cohere.EmbedV1Request)
-        assert call == result_of(sie.decode_encode(body, "m", API))
-        assert call == cohere.decode_embed(v1, texts, "m", API)
+        assert call == result_of(sie.decode_encode(asked(body)))
+        assert call == result_of(cohere.decode_embed(asked(v1)))
 
 
 @many
@@ -117,8 +132,8 @@ def test_truncation_is_the_same_call_in_tei_and_cohere(
     words = None if truncate is None else SIDES[side]
     v2 = decoded({"texts": texts, "input_type": "clustering", "truncate": words}, cohere.EmbedV2Request)
 
-    call = cohere.decode_embed(v2, texts, "m", API)
-    of_tei = result_of(tei_bodies.decode_embed(decoded(body, tei_bodies.EmbedRequest), "m", UNUSED, API))
+    call = result_of(cohere.decode_embed(asked(v2)))
+    of_tei = result_of(tei.decode_embed(decoded(body, tei.EmbedRequest), "m", UNUSED, API))
     assert (of_tei.truncate, of_tei.side) == (call.truncate, call.side) == cut
 
 
@@ -132,11 +147,11 @@ def test_a_rerank_is_the_same_call_in_every_dialect(query: str, texts: list[str]
         {"query": {"text": query}, "items": [{"text": text} for text in texts]}, sie.SieScoreRequest
     )
 
-    assert call == rerank.decode_documents(data, data.documents, "m", API)
-    assert call == tei_bodies.decode_rerank(
-        decoded({"query": query, "texts": texts}, tei_bodies.TeiRerankRequest), "m", API
+    assert call == result_of(rerank.decode_documents(asked(data), data.documents))
+    assert call == result_of(
+        tei.decode_rerank(decoded({"query": query, "texts": texts}, tei.TeiRerankRequest), "m", UNUSED, API)
     )
-    assert call == result_of(sie.decode_score(items, "m", API))
+    assert call == result_of(sie.decode_score(asked(items)))
     plain = decoded({"query": query, "documents": texts, "model": "m"}, infinity.InfinityRerankRequest)
     assert call == infinity.decode_rerank(plain, API)
 
@@ -158,14 +173,14 @@ API_WITHOUT_CAPABILITIES: Any = ApiWithoutCapabilities()
 @given(TEXTS)
 def test_a_classification_is_the_same_call_in_every_dialect(texts: list[str]) -> None:
     call = Call(Classify(tuple(texts)), "m")
-    batch = decoded({"inputs": [[text] for text in texts]}, tei_predictions.PredictRequest)
+    batch = decoded({"inputs": [[text] for text in texts]}, tei.PredictRequest)
     of_vllm = decoded({"input": texts, "model": "m"}, vllm.VllmClassifyRequest)
     of_pooling = decoded({"input": texts, "task": "classify"}, vllm_pooling.PoolingRequest)
     of_infinity = decoded({"input": texts, "model": "m"}, infinity.InfinityClassifyRequest)
 
-    assert call == tei_predictions.decode_predict(batch, "m", API_WITHOUT_CAPABILITIES)
-    assert call == result_of(vllm.decode_classify(of_vllm, None, UNUSED, API_WITHOUT_CAPABILITIES))
-    assert call == result_of(vllm_pooling.decode_pooling(of_pooling, "m", UNUSED, API_WITHOUT_CAPABILITIES))
+    assert call == result_of(tei.decode_predict(batch, "m", UNUSED, API_WITHOUT_CAPABILITIES))
+    assert call == result_of(vllm.decode_classify(asked(of_vllm, None, API_WITHOUT_CAPABILITIES)))
+    assert call == result_of(vllm_pooling.decode_pooling(asked(of_pooling, "m", API_WITHOUT_CAPABILITIES)))
     assert call == infinity.decode_classify(of_infinity, API)
 
 
@@ -181,7 +196,7 @@ def test_pairs_are_the_same_call_under_every_name_and_in_every_shape(query: str,
         {"text_1": query, "text_2": parts},
     ):
         data = decoded(body, vllm.VllmScoreRequest)
-        assert call == result_of(vllm.decode_score(data, "m", UNUSED, API_WITHOUT_CAPABILITIES))
+        assert call == result_of(vllm.decode_score(asked(data, "m", API_WITHOUT_CAPABILITIES)))
 
 
 @many
@@ -191,9 +206,9 @@ def test_pooling_for_vectors_is_an_embedding(texts: list[str]) -> None:
     raw = decoded({"input": texts, "use_activation": False}, vllm_pooling.PoolingRequest)
 
     assert Call(Embed(tuple(texts)), "m") == result_of(
-        vllm_pooling.decode_pooling(body, "m", UNUSED, API_WITHOUT_CAPABILITIES)
+        vllm_pooling.decode_pooling(asked(body, "m", API_WITHOUT_CAPABILITIES))
     )
-    read = result_of(vllm_pooling.decode_pooling(raw, "m", UNUSED, API_WITHOUT_CAPABILITIES))
+    read = result_of(vllm_pooling.decode_pooling(asked(raw, "m", API_WITHOUT_CAPABILITIES)))
     assert Call(Embed(tuple(texts), normalize=False), "m") == read
 
 
@@ -238,7 +253,7 @@ def test_vectors_decode_the_same_from_every_dialect(vectors: np.ndarray) -> None
 @given(SCORES, st.none() | st.integers(0, 50))
 def test_scores_decode_the_same_best_first_with_ties_in_order(scores: np.ndarray, top_n: int | None) -> None:
     reply = RerankReply(scores, 7)
-    ranks = rerank.rank_documents(reply, top_n)
+    ranks = rank_documents(reply, top_n)
     items = sie.score_items(reply, [None] * len(scores))
 
     assert (min(top_n or len(scores), len(scores))) == len(ranks)
@@ -257,8 +272,8 @@ def test_saturated_scores_are_ordered_by_their_logits() -> None:
     logits = np.array([17.0, 40.0, 18.0, 90.0], np.float32)
     reply = RerankReply(np.ones(4, np.float32), 7, (), logits)
 
-    assert [3, 1] == [item["index"] for item in rerank.rank_documents(reply, 2)]
-    assert [3, 1, 2, 0] == [item["index"] for item in rerank.rank_documents(reply, None)]
+    assert [3, 1] == [item["index"] for item in rank_documents(reply, 2)]
+    assert [3, 1, 2, 0] == [item["index"] for item in rank_documents(reply, None)]
     assert [3, 1, 2, 0] == rank_order(reply)
     names = ["item-3", "item-1", "item-2", "item-0"]
     assert names == [item["item_id"] for item in sie.score_items(reply, [None] * 4)]
@@ -287,4 +302,4 @@ def test_sies_bodies_are_the_same_call_in_json_and_msgpack(packs: bool, texts: l
     codec = msgspec.msgpack if packs else msgspec.json
 
     read = codec.decode(codec.encode(body), type=sie.SieEncodeRequest)
-    assert Call(Embed(tuple(texts)), "m") == result_of(sie.decode_encode(read, "m", API))
+    assert Call(Embed(tuple(texts)), "m") == result_of(sie.decode_encode(asked(read)))

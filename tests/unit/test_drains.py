@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.additions.composing import compose
-from gateway.additions.entries import Additions, Drain, Put, Remove, UnknownAddition, apply_edit
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
+from gateway.declared.additions import Additions, Drain, Put, Remove, UnknownAddition
+from gateway.declared.composition import compose
 
 ONE, TWO = "http://one", "http://two"
 FILE = """
@@ -26,7 +26,7 @@ def file(more: str = "") -> Config:
 def edited(*edits: Drain | Put | Remove) -> Additions:
     additions = Additions()
     for edit in edits:
-        additions = apply_edit(file(), additions, edit)
+        additions = edit.apply(file(), additions)
     return additions
 
 
@@ -68,7 +68,7 @@ def test_refuses_edits_of_what_does_not_exist(edit: Drain, message: str) -> None
 def test_drains_are_bounded_together() -> None:
     additions = Additions(drained={"pair": ("x" * 1024 * 1024,)})
     with pytest.raises(ConfigError, match="additions"):
-        apply_edit(file(), additions, drain(ONE))
+        drain(ONE).apply(file(), additions)
 
 
 def test_drains_add_to_those_of_the_file_and_of_additions() -> None:

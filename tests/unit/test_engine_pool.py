@@ -33,7 +33,7 @@ async def test_lane_settings_need_no_new_process(change: dict[str, object]) -> N
     [
         {"model": "x"},
         {"dtype": "float16"},
-        {"batch_tokens": 9},
+        {"request_tokens": 9},
         {"preload": False},
         {"when_loading": "refuse"},
     ],

@@ -6,7 +6,7 @@ from prometheus_client import Metric
 from backends.contract import Embed, Rerank, Tokenize, Work
 from backends.torch.stats import BOUNDS, Recorder, Stopwatch, joined_stats
 from backends.tracing import is_sampled
-from gateway.telemetry.engine_metrics import families
+from gateway.telemetry.upstream_metrics import families
 
 
 def watched(*lengths: int) -> Stopwatch:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.server.error_bodies import RERANK, TEI, document_errors, render_error
+from gateway.api.dialects.cohere.errors import RERANK
+from gateway.api.server.error_bodies import TEI, document_errors, render_error
 from gateway.app import ROUTES
 from gateway.errors import FACTS, GatewayError, InvalidInput
 

@@ -10,6 +10,7 @@ from gateway.errors import Overloaded
 from gateway.upstreams import fair_threads
 from gateway.upstreams.fair_threads import LONG_CHARACTERS, Claim, FairThreads
 from tests.fakes.hooks import until
+from tests.waiting import PATIENCE_S
 
 A, B = Claim("a", 1), Claim("b", 2)
 
@@ -65,7 +66,7 @@ async def test_long_chunks_leave_a_thread_to_ordinary_ones(gate: threading.Event
     claims = [Claim(f"tenant {number}", number) for number in range(3)]
     long = [asyncio.create_task(threads.run(claim, LONG_CHARACTERS + 1, gate.wait)) for claim in claims]
     await asyncio.sleep(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert "done" == await threads.run(B, 1, lambda: "done")
 
     gate.set()
@@ -100,7 +101,7 @@ async def test_chunk_that_runs_when_its_caller_leaves_frees_its_thread(gate: thr
     await asyncio.gather(running, return_exceptions=True)
     gate.set()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert "next" == await threads.run(B, 1, lambda: "next")
 
 

@@ -10,8 +10,7 @@ import trustme
 
 from gateway.config.schema import FetchSettings
 from gateway.media.addresses import Target
-from gateway.media.fetch import Connector, Fetcher
-from gateway.media.permits import Permits
+from gateway.media.fetch import Connector, Fetcher, Permits
 from tests.fakes.picture_host import BODY, PictureHost, reply, serving
 
 

@@ -12,8 +12,9 @@ from gateway.cli.first_key import KeySources, first_key
 from gateway.config.load import parse_config
 from gateway.config.schema import TenantConfig
 from gateway.config.state_folder import JOBS_FILE, folder_warning
-from gateway.instances.state_file import StateFile
-from gateway.registry.records import Record, Records
+from gateway.declared.checkpoints import Records
+from gateway.declared.host import CheckpointRecord
+from gateway.declared.instances import InstanceFile
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.file_store import FILE_NAME, FileTenantStore
 from gateway.tenants.first_key_file import keep_first_key
@@ -60,11 +61,11 @@ async def test_files_are_private_in_a_folder_that_is_not(path: Path) -> None:
         (folder / name).touch()
         (folder / name).chmod(0o644)
     await FileTenantStore(path).put_tenant("acme", TenantConfig())
-    instances = StateFile(folder)
+    instances = InstanceFile(folder)
     instances.open()
     instances.write([])
     instances.close()
-    Records(folder).write("a/b", Record("downloaded"))
+    Records(folder).write("a/b", CheckpointRecord("downloaded"))
     with Records(folder).working_on("a/b"), Records(folder).dividing_space():
         pass
     jobs = SqliteJobStore(folder / JOBS_FILE)

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
@@ -27,7 +29,7 @@ print(*{name.partition(".")[0] for name in sys.modules})
 
 def test_worker_of_remote_upstreams_imports_nothing_heavy() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=PATIENCE_S
     )
     loaded = set(ended.stdout.split())
     assert {"gateway", "litestar", "numpy"} <= loaded

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, SLOW_BYTES_PER_S, SMALL_BODY_BYTES, InFlight
+from gateway.api.server.in_flight import (
+    RETRY_AFTER_DRAIN_S,
+    SLOW_BYTES_PER_S,
+    SMALL_BODY_BYTES,
+    HeldBody,
+    InFlight,
+)
 from gateway.errors import GatewayFull, ShuttingDown
 
 MIB = 1024 * 1024
@@ -29,24 +35,23 @@ def test_counts_calls_from_enter_to_leave() -> None:
     assert [0, 1, 2, 1, 2, 1, 0] == counts
 
 
-class SentBody:
+class SentBody(HeldBody):
     """Body of a request, which one tenant sends."""
 
     def __init__(self, in_flight: InFlight, tenant: str = "acme", *, is_complete: bool = True) -> None:
-        self.tenant = tenant
-        self.held_bytes = 0
+        super().__init__(in_flight, tenant)
         self.evicted = False
-        self._in_flight = in_flight
+        self._all = in_flight
         if not is_complete:
             in_flight.receiving.add(self)
 
     def arrive(self, size: int) -> bool:
         """Return whether the bytes were taken."""
-        others = self._in_flight.bytes - self.held_bytes
+        others = self._all.bytes - self.held_bytes
         try:
-            self._in_flight.hold(self, size)
+            self.hold(size)
         except GatewayFull:
-            assert others == self._in_flight.bytes
+            assert others == self._all.bytes
             assert 0 == self.held_bytes
             return False
         return True
@@ -60,8 +65,8 @@ def test_a_tenant_takes_three_quarters_until_it_releases_some() -> None:
     in_flight = InFlight(100)
     bodies = [SentBody(in_flight) for _ in range(5)]
     assert [True, True, True, False] == [body.arrive(25) for body in bodies[:4]]
-    in_flight.release(bodies[0])
-    in_flight.release(bodies[0])
+    bodies[0].release()
+    bodies[0].release()
     assert 50 == in_flight.bytes
     assert bodies[4].arrive(25)
 
@@ -76,9 +81,9 @@ def test_a_refused_body_leaves_its_room_to_others_that_grow() -> None:
 
 def test_a_refusal_has_a_time_to_retry() -> None:
     in_flight = InFlight(100)
-    in_flight.hold(SentBody(in_flight), 80)
+    SentBody(in_flight).hold(80)
     with pytest.raises(GatewayFull) as caught:
-        in_flight.hold(SentBody(in_flight), 1)
+        SentBody(in_flight).hold(1)
     assert 1 == caught.value.retry_after_s
 
 
@@ -87,7 +92,7 @@ def test_accepts_a_single_body_of_any_size() -> None:
     body = SentBody(in_flight)
     assert [True, True] == [body.arrive(50), body.arrive(450)]
     assert not SentBody(in_flight).arrive(1)
-    in_flight.release(body)
+    body.release()
     assert SentBody(in_flight).arrive(500)
 
 
@@ -147,7 +152,7 @@ def test_bodies_of_tenants_never_exceed_the_bound(plan: list[tuple[str, int | No
             if bodies:
                 body = bodies.pop(0)
                 in_flight.receiving.discard(body)
-                in_flight.release(body)
+                body.release()
             continue
         body = SentBody(in_flight, tenant, is_complete=is_complete)
         if body.arrive(size):
@@ -159,7 +164,7 @@ def test_bodies_of_tenants_never_exceed_the_bound(plan: list[tuple[str, int | No
         assert sum(held) == in_flight.bytes
         assert sum(held) <= 100
     for body in bodies:
-        in_flight.release(body)
+        body.release()
     assert 0 == in_flight.bytes
 
 

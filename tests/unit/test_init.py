@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.init import Ask, init, schema
+from gateway.cli.init import Ask, editor_line, editor_schema, init, schema
 from gateway.cli.main import full_parser
-from gateway.config.editor_schema import editor_line, editor_schema
 from gateway.config.load import load_config
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.tei import FakeTei

@@ -8,12 +8,15 @@ import pytest
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import UpstreamSettings
-from gateway.instances.log_lines import BYTES_MAX, LINE_BYTES_MAX, LINES_MAX, LogLines
-from gateway.instances.records import CreateInstance, Record
-from gateway.instances.state_file import StateFile, StateFileError
-from gateway.instances.table import InstanceTable
-from gateway.instances.templates import render, values_of
-from gateway.instances.validation import engine_settings
+from gateway.declared.host import CreateInstance, InstanceRecord, InstanceTable
+from gateway.declared.instances import (
+    InstanceFile,
+    StateFileError,
+    engine_settings,
+    render,
+    values_of,
+)
+from gateway.processes.instance import BYTES_MAX, LINE_BYTES_MAX, LINES_MAX, LogLines
 from tests.fakes.instances import CONFIG
 
 
@@ -26,7 +29,6 @@ def test_the_log_keeps_the_last_lines() -> None:
     log.feed(b"end")
     log.finish()
     assert ["half a line", "�", "end"] == log.slice(-3, None).lines
-    assert "end" == log.last_line()
 
 
 def test_the_log_is_bounded_in_bytes() -> None:
@@ -80,22 +82,24 @@ def test_braces_in_values_are_text() -> None:
 
 
 def test_the_state_file_has_one_owner_and_keeps_the_order(tmp_path: Path) -> None:
-    file = StateFile(tmp_path / "state")
+    file = InstanceFile(tmp_path / "state")
     assert () == file.open()
-    records = [Record(CreateInstance(name, "m"), "engine", 1.5, started=name != "b") for name in "cab"]
+    records = tuple(
+        InstanceRecord(CreateInstance(name, "m"), "engine", 1.5, started=name != "b") for name in "cab"
+    )
     file.write(records)
     with pytest.raises(StateFileError, match="another gateway"):
-        StateFile(tmp_path / "state").open()
+        InstanceFile(tmp_path / "state").open()
     file.close()
-    again = StateFile(tmp_path / "state")
-    assert tuple(records) == again.open()
+    again = InstanceFile(tmp_path / "state")
+    assert records == again.open()
     again.close()
     assert ["instances.json", "instances.lock"] == sorted(
         path.name for path in (tmp_path / "state").iterdir()
     )
     (tmp_path / "state/instances.json").write_text("[{")
     with pytest.raises(StateFileError, match="repair or remove"):
-        StateFile(tmp_path / "state").open()
+        InstanceFile(tmp_path / "state").open()
 
 
 def test_an_empty_table_has_no_instances() -> None:

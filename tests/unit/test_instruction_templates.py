@@ -5,17 +5,16 @@ from typing import Any
 
 import pytest
 
-from backends.contract import Capabilities, Embed, Encode, Operation, Output, Rerank, Score
+from backends.contract import Capabilities, Embed, Encode, Lengths, Operation, Output, Rerank, Score
 from backends.instructions import PUBLISHED, instruction_prompt, template_in, template_problem
-from gateway.api.wire.instructions import INSTRUCTION_BYTES_MAX, check_instruction
+from gateway.api.wire.inputs import INSTRUCTION_BYTES_MAX, check_instruction
 from gateway.calls import Call
 from gateway.config.schema import UpstreamSettings
 from gateway.errors import InvalidInput, NoReplica
-from gateway.lane.slices import Bounds, cut, request_bytes, token_bounds
-from gateway.prepare import _build
+from gateway.lane.slices import Bounds, cut
+from gateway.prepare import InstructedModel, _build
 from gateway.routing.offers import is_uniform, offers, union
 from gateway.routing.routes import Route
-from gateway.upstreams.instructions import InstructedModel
 from gateway.upstreams.model_inputs import ModelInputs
 
 RETRIEVE = "Given a web search query, retrieve relevant passages that answer the query"
@@ -137,11 +136,11 @@ def test_an_instruction_counts_in_the_tokens_and_bytes_of_every_pair(work: Reran
         **{field: getattr(work, field) for field in work.__struct_fields__} | {"instruction": "find"}
     )
 
-    plain_tokens = token_bounds(work, None)
-    assert [tokens + 4 for tokens in plain_tokens] == token_bounds(instructed, None)
-    assert request_bytes(work) + len('"find"') == request_bytes(instructed)
+    plain_tokens = work.token_bounds(Lengths())
+    assert [tokens + 4 for tokens in plain_tokens] == instructed.token_bounds(Lengths())
+    assert work.request_bytes + len('"find"') == instructed.request_bytes
     # A body that holds both pairs holds only one of them next to the instruction.
-    bounds = Bounds(bytes=request_bytes(work))
+    bounds = Bounds(bytes=work.request_bytes)
     assert (1, 2) == (len(cut(work, [1, 1], bounds)), len(cut(instructed, [1, 1], bounds)))
     assert all("find" == piece.work.instruction for piece in cut(instructed, [1, 1], bounds))
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import Chat, Embed, EmbedReply, Rerank, Truncate
-from gateway.lane.joining import BatchTotals, are_joinable, join_slices, split_reply
+from gateway.lane.joining import BatchTotals, join_slices, split_reply
 from gateway.lane.slices import Bounds, Slice, cut
 
 many = settings(max_examples=200, deadline=None)
@@ -110,10 +110,10 @@ def test_only_embeddings_with_equal_options_are_joinable(other: Embed | Rerank) 
     first, same = Slice(0, Embed(("a",)), 1, 1), Slice(0, Embed(("b",)), 1, 1)
     different = Slice(0, other, 1, 1)
 
-    assert are_joinable(first, same)
-    assert not are_joinable(first, different)
-    assert not are_joinable(different, first)
-    assert not are_joinable(Slice(0, Rerank("q", ("a",)), 1, 1), Slice(0, Rerank("q", ("b",)), 1, 1))
+    assert first.work.is_joinable(same.work)
+    assert not first.work.is_joinable(different.work)
+    assert not different.work.is_joinable(first.work)
+    assert not Rerank("q", ("a",)).is_joinable(Rerank("q", ("b",)))
 
 
 def test_joined_and_cut_texts_keep_the_lengths_of_their_prompts() -> None:
@@ -123,8 +123,8 @@ def test_joined_and_cut_texts_keep_the_lengths_of_their_prompts() -> None:
     ]
     whole = join_slices(pieces)
 
-    assert are_joinable(*pieces)
-    assert not are_joinable(pieces[0], Slice(0, Embed(("d",)), 1, 9))
+    assert pieces[0].work.is_joinable(pieces[1].work)
+    assert not pieces[0].work.is_joinable(Embed(("d",)))
     assert Embed(("p: a", "b", "query: c"), prompt_characters=(3, 0, 7)) == whole.work
     parts = cut(whole.work, [1, 1, 1], Bounds(inputs=2))
     assert [pieces[0].work, pieces[1].work] == [part.work for part in parts]
@@ -133,5 +133,5 @@ def test_joined_and_cut_texts_keep_the_lengths_of_their_prompts() -> None:
 def test_late_chunking_shares_no_request() -> None:
     late = Slice(0, Embed(("a",), late_chunking=True), 1, 3)
 
-    assert not are_joinable(late, late)
-    assert not are_joinable(late, Slice(0, Embed(("a",)), 1, 3))
+    assert not late.work.is_joinable(late.work)
+    assert not late.work.is_joinable(Embed(("a",)))

@@ -12,6 +12,7 @@ from gateway.quotas import kept_ledger
 from gateway.quotas.kept_ledger import COUNTS_FILE, USAGE_FOLDER, KeptLedger
 from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost, Limit, parse_limit
+from tests.waiting import PATIENCE_S
 
 START_US = 1_795_773_600 * SECOND_US  # 2026-11-27 10:00 UTC
 DAY_US = 24 * 3600 * SECOND_US
@@ -84,13 +85,13 @@ async def test_a_new_day_starts_again_and_past_usage_stays(tmp_path: Path, clock
 async def test_written_while_it_runs(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_ledger, "WRITE_EVERY_S", 0.01)
     ledger = KeptLedger(tmp_path, clock)
-    running = asyncio.create_task(ledger.maintain())
     await call(ledger, 60)
-    async with asyncio.timeout(10):
-        while not (tmp_path / COUNTS_FILE).exists():  # noqa: ASYNC110
+    running = asyncio.create_task(ledger.maintain())
+    written = (tmp_path / COUNTS_FILE, tmp_path / USAGE_FOLDER / f"{day(clock)}.json")
+    async with asyncio.timeout(PATIENCE_S):
+        while not all(path.exists() for path in written):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    usage = tmp_path / USAGE_FOLDER / f"{day(clock)}.json"
-    for path in (tmp_path / COUNTS_FILE, usage):
+    for path in written:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -136,7 +137,7 @@ async def test_a_second_gateway_keeps_nothing_and_says_so(
     await first.aclose()
     # It takes over once the first has ended, and adds what that counted.
     running = asyncio.create_task(second.maintain())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not second._folder.is_held:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     with pytest.raises(QuotaExceeded):
@@ -178,7 +179,7 @@ async def test_usage_is_kept_for_400_days_and_leaves_memory(
     await call(ledger, 1)
     clock.now_us += 2 * DAY_US
     await call(ledger, 2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while ("acme", first) in ledger._usage:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert [row.tokens for row in await ledger.usage("acme", [first, day(clock)])] == [1, 2]

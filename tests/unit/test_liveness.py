@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from gateway.processes.child import MISSES_MAX, Heartbeats, watch_liveness
+from tests.waiting import PATIENCE_S
 
 EVERY_S = 0.01
 
@@ -36,7 +37,7 @@ async def watched(answer: Callable[[int, Watched], bool], checks: int, grace: in
         return answer(seen, child)
 
     watching = asyncio.create_task(watch_liveness(child, is_alive, EVERY_S, grace))  # type: ignore[arg-type]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await over.wait()
     watching.cancel()
     return child.killed

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.additions.entries import Additions, Remove, apply_edit
-from gateway.config.ignored_keys import ignored_keys
 from gateway.config.load import parse_config
+from gateway.config.notes import ignored_keys
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config, ModelSettings
+from gateway.declared.additions import Additions, Remove
 
 UPSTREAMS = """
 upstreams:
@@ -74,4 +74,4 @@ def test_stickiness_of_one_upstream_has_no_effect() -> None:
 def test_an_added_upstream_that_a_model_refers_to_is_not_removed(model: dict[str, object]) -> None:
     additions = Additions(upstreams={"new": {}}, models={"n": model})
     with pytest.raises(ConfigError, match="it serves models, which go first: n"):
-        apply_edit(read("{upstream: a}"), additions, Remove("upstreams", "new"))
+        Remove("upstreams", "new").apply(read("{upstream: a}"), additions)

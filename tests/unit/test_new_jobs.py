@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,29 @@ class UnreadObjects(FolderObjects):
         raise AssertionError(name, offset, length)
 
 
+class Store(SqliteJobStore):
+    """Store that notes of which jobs the progress is read, and does something before a row is put."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.progress_of: list[str] = []
+        self.before_put: list[Callable[[], Awaitable[object]]] = []
+
+    async def progress(self, job: str) -> dict[int, ChunkResult]:
+        """Return the results of finished chunks."""
+        self.progress_of.append(job)
+        return await super().progress(job)
+
+    async def put(self, row: Row, *bounds: Any) -> None:
+        """Add or replace a row."""
+        while self.before_put:
+            await self.before_put.pop()()
+        await super().put(row, *bounds)
+
+
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[JobStore]:
-    store = SqliteJobStore(tmp_path / "jobs.sqlite")
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    store = Store(tmp_path / "jobs.sqlite")
     yield store
     await store.aclose()
 
@@ -93,44 +113,23 @@ async def test_ended_jobs_count_until_they_are_removed(tmp_path: Path, store: Jo
     await jobs.create(new)
 
 
-async def test_counts_are_read_again_only_after_a_chunk(
-    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_counts_are_read_again_only_after_a_chunk(tmp_path: Path, store: Store) -> None:
     jobs, new = await jobs_in(tmp_path, store)
     job = (await jobs.create(new)).planned(Plan(1.0, total=8))
     await store.put(job_row(job))
-    reads: list[str] = []
-    progress = store.progress
-
-    async def read(id_: str) -> dict[int, ChunkResult]:
-        reads.append(id_)
-        return await progress(id_)
-
-    monkeypatch.setattr(store, "progress", read)
     seen = []
     for number in range(3):
         seen += [(await jobs.get("acme", job.id)).job.counts.completed for _ in range(3)]
         await store.finish(job.id, number, RESULT)
 
     assert seen == [0, 0, 0, 3, 3, 3, 6, 6, 6]
-    assert reads == [job.id] * 2
+    assert store.progress_of == [job.id] * 2
 
 
-async def test_a_cancellation_is_not_replaced_by_an_older_row(
-    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancellation_is_not_replaced_by_an_older_row(tmp_path: Path, store: Store) -> None:
     jobs, new = await jobs_in(tmp_path, store)
     job = (await jobs.create(new)).planned(Plan(1.0, total=8))
-    put, is_first = store.put, True
-
-    async def cancel_first(row: Row, *bounds: Any) -> None:
-        nonlocal is_first
-        if is_first:
-            is_first = False
-            await jobs.cancel("acme", job.id)
-        await put(row, *bounds)
-
-    monkeypatch.setattr(store, "put", cancel_first)
+    store.before_put.append(lambda: jobs.cancel("acme", job.id))
     stored = await jobs.put_latest(job)
 
     state = await jobs.get("acme", job.id)

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from rich.table import Table
 
-from backends.reference_texts import CANARIES
-from gateway.cli.batch_state import Batch, BatchPage, Counts, show_batches
-from gateway.cli.check import show_problems
-from gateway.cli.output import show_line, show_table
-from gateway.cli.verify_report import show_report
+from backends.reference_texts import REFERENCE_TEXTS
+from gateway.cli.batch import Batch, BatchPage, Counts, show_batches
+from gateway.cli.output import show_line, show_problems, show_table
+from gateway.cli.verify import show_report
 from gateway.config.problems import ConfigError, Problem
 from gateway.vector_spaces.comparison import ReplicaVectors, report_on
 from gateway.vector_spaces.fingerprint import Fingerprint
@@ -54,7 +53,7 @@ def test_problems_of_a_file_are_clean(printed: Printed) -> None:
 
 
 def test_reports_on_servers_are_clean(printed: Printed) -> None:
-    vectors = np.ones((len(CANARIES), 4), np.float32)
+    vectors = np.ones((len(REFERENCE_TEXTS), 4), np.float32)
     fingerprint = Fingerprint("0123456789abcdef", "tei", EVIL, None, 4, vectors.tobytes())
     show_report(report_on([ReplicaVectors("one", "one", fingerprint, vectors, 2)], {}))
     assert printed.is_clean()

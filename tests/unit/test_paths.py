@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.server.paths import SLASH, model_name
+from gateway.api.dialects.manager.dialect import NOWHERE, move_path
+from gateway.api.server.paths import CONSOLE_PATHS, SLASH, model_name
 from gateway.app import ROUTES
 from gateway.config.schema import OPERATION_SEGMENTS
 from tests.route_labels import PLAIN_PATHS, ROUTE_LABELS
@@ -223,3 +224,29 @@ def test_labels_are_a_closed_list(rest: str) -> None:
     )
     for path in (start + rest for start in starts):
         assert ROUTES.parse(path).label in ROUTE_LABELS
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/instances/a/start", "/admin/instances/a/start"),
+        ("/models", "/admin/registry"),
+        ("/health", "/admin/manager/health"),
+        ("/embed", NOWHERE),
+    ],
+)
+def test_paths_of_the_manager_are_moved_below_admin(path: str, expected: str) -> None:
+    scope = {"path": path, "raw_path": path.encode()}
+    move_path(scope)
+
+    assert (expected, expected.encode()) == (scope["path"], scope["raw_path"])
+
+
+def test_the_paths_of_the_console_are_on_both_listeners_as_they_are_written() -> None:
+    on_both = {path for path in (*CONSOLE_PATHS, "/livez", "/embed") if is_on_both(path)}
+    assert {*CONSOLE_PATHS, "/livez"} == on_both
+    assert not any(map(is_on_both, ("/usage/", "/livez/", "/docs/other", "/models/a/embed")))
+
+
+def is_on_both(path: str) -> bool:
+    return ROUTES.parse(path).options.on_both_listeners

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.torch.passes.planner import RECTANGLE_BUDGETS, plan
+from backends.torch.passes.jobs import RECTANGLE_BUDGETS, plan
 
 lengths_of = st.lists(st.integers(1, 600), max_size=200)
 BUDGET = 512

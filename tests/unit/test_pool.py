@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from backends.contract import Backend, Capabilities, Embed, Operation, ReplicaSpec, Rerank
 from backends.contract.errors import ConnectionLost, ReplicaUnavailable
-from backends.tei.adapter import open_replica
+from backends.tei.replica import open_replica
 from gateway.events import Event, ReplicaChanged
+from gateway.routing.choice import Policy
 from gateway.routing.health import ReplicaEvent, State
-from gateway.routing.load import SMALL_INPUTS, BatchLoad, LoadKind
 from gateway.routing.offers import offers
-from gateway.routing.policies import Policy
-from gateway.routing.pool import Pool, has_room, is_replica_expected, lacking
-from gateway.routing.replica import Replica
+from gateway.routing.pool import Pool
+from gateway.routing.replica import SMALL_INPUTS, BatchLoad, LoadKind, Replica
 from gateway.routing.window import Window
 
 
@@ -36,6 +35,16 @@ class PoolBench:
         return self
 
 
+# Events that lead to a state.
+HISTORIES: dict[State, list[ReplicaEvent]] = {
+    State.JOINING: [],
+    State.UP: [ReplicaEvent.JOINED],
+    State.DOWN: [ReplicaEvent.JOIN_FAILED],
+    State.PROBATION: [ReplicaEvent.JOIN_FAILED, ReplicaEvent.JOINED],
+    State.GONE: [ReplicaEvent.REMOVED],
+}
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(get_args(Policy)),
@@ -51,8 +60,11 @@ def test_picked_replica_is_usable_and_has_room(
 ) -> None:
     bench = PoolBench(len(states), policy)
     for replica, (state, texts, media, tokens) in zip(bench.replicas, states, strict=True):
-        replica.state, replica.tokens = state, tokens
-        replica.slots_by_kind |= {"texts": texts, "media": media}
+        for other, batches in (("texts", texts), ("media", media)):
+            for _ in range(batches):
+                replica.add_batch(BatchLoad(1, tokens, ["acme"], other), 0)
+        for event in HISTORIES[state]:
+            bench.pool.transition(replica, event, "")
     picked = bench.pool.pick(1, (), kind=kind)
 
     slots = {State.UP: 2, State.PROBATION: 1}
@@ -72,7 +84,7 @@ def test_pick_avoids_replicas_that_failed_the_slice() -> None:
 def test_two_small_batches_fill_a_window_of_sixteen() -> None:
     backend = PoolBench(1).replicas[0].backend
     replica = Replica("r", backend, Window(start=16), small_batch_slots=8)
-    replica.state = State.UP
+    replica.enter(State.UP)
     small, full = BatchLoad(31, 100, ["acme"]), BatchLoad(SMALL_INPUTS, 100, ["acme"])
 
     assert (replica.free_slots("texts", 1), replica.free_slots("texts", SMALL_INPUTS)) == (2, 16)
@@ -127,7 +139,7 @@ def test_permits_bound_inputs_in_flight_except_of_a_single_large_batch(
 
 def test_state_change_is_observed_and_reported_once() -> None:
     bench, states = PoolBench(1), []
-    bench.pool.subscribers.add(lambda: states.append(bench.replicas[0].state), lambda _: None)
+    bench.pool.subscribe(lambda: states.append(bench.replicas[0].state), lambda _: None)
     for event in (ReplicaEvent.JOINED, ReplicaEvent.JOINED, ReplicaEvent.LOST, ReplicaEvent.UNREACHED):
         bench.pool.transition(bench.replicas[0], event, event.value)
 
@@ -175,11 +187,11 @@ def test_calls_wait_a_moment_for_a_replica_that_broke_its_connections() -> None:
     bench = PoolBench(1).join_all()
     (replica,) = bench.replicas
     bench.pool.expect_return(replica)
-    assert not is_replica_expected(bench.pool, holds=False)
+    assert not bench.pool.is_expected
     bench.pool.record_failure(replica, ConnectionLost("reset"), 0, 0)
-    assert is_replica_expected(bench.pool, holds=False)
+    assert bench.pool.is_expected
     bench.pool.give_up(replica)
-    assert not is_replica_expected(bench.pool, holds=False)
+    assert not bench.pool.is_expected
 
 
 def test_unreachable_replica_is_ejected_without_a_probe() -> None:
@@ -195,11 +207,11 @@ def test_work_goes_only_to_replicas_that_offer_it() -> None:
     for replica, operations in zip(bench.replicas, both, strict=True):
         bench.pool.transition(replica, ReplicaEvent.JOINED, "", capabilities_of("m", *operations))
 
-    assert [] == list(lacking(bench.pool, embed))
-    assert [bench.replicas[0]] == list(lacking(bench.pool, rerank))
+    assert [] == list(bench.pool.lacking(embed))
+    assert [bench.replicas[0]] == list(bench.pool.lacking(rerank))
     assert offers(bench.pool.capabilities(), rerank)
     bench.pool.update_capabilities(bench.replicas[0], capabilities_of("m", *both[1]))
-    assert () == lacking(bench.pool, rerank)
+    assert () == bench.pool.lacking(rerank)
 
 
 def test_equal_capabilities_stay_the_same_object_while_replicas_come_and_go() -> None:
@@ -217,7 +229,7 @@ def test_looking_for_room_takes_no_turn() -> None:
     bench = PoolBench(3, policy="round_robin").join_all()
     picked = []
     for _ in range(3):
-        assert has_room(bench.pool, 1)
+        assert bench.pool.has_room(1)
         picked.append(bench.pool.pick(1, ()))
 
     assert bench.replicas == picked

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.additions.composing import compose
-from gateway.additions.entries import Additions
 from gateway.config.diff import compare_configs, with_live_settings
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
+from gateway.declared.additions import Additions
+from gateway.declared.composition import compose
 from gateway.tenants.keyring import key_digest
 
 FILE = f"""

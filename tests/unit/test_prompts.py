@@ -81,20 +81,22 @@ def test_an_unknown_prompt_name_is_left_to_the_backend() -> None:
 def test_a_rerank_by_cosine_gives_query_and_documents_their_prompts(
     prompts: dict[str, str], default: str | None, inputs: tuple[str, ...]
 ) -> None:
-    assert Embed(inputs, prompt_name="") == with_roles(Embed(("a", "b", "c")), ChainMap(prompts), default)
+    work, roles = Embed(("a", "b", "c")), (True, False, False)
+
+    assert Embed(inputs, prompt_name="") == with_roles(work, roles, ChainMap(prompts), default)
 
 
 def test_a_rerank_by_a_model_without_roles_keeps_its_default_prompt() -> None:
     work = Embed(("a", "b"))
 
-    assert work is with_roles(work, ChainMap({"STS": "s: "}), "STS")
+    assert work is with_roles(work, (True, False), ChainMap({"STS": "s: "}), "STS")
 
 
 def test_a_name_of_the_configuration_takes_precedence_over_other_names_of_the_role() -> None:
     configured, checkpoint = ChainMap({}, {"query": "query: ", "passage": "passage: "}), {"document": ""}
 
     work = with_prompt(Embed(TEXTS), "document", configured, checkpoint)
-    reranked = with_roles(Embed(TEXTS), ChainMap(*configured.maps, checkpoint), None)
+    reranked = with_roles(Embed(TEXTS), (True, False), ChainMap(*configured.maps, checkpoint), None)
 
     assert work.inputs == ("passage: a", "passage: b")
     assert reranked.inputs == ("query: a", "passage: b")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from backends.contract import Vectors
-from gateway.api.server.quantization import QuantizedType, component_range, quantize, quantize_rows
+from gateway.api.server.encoding import QuantizedType, component_range, quantize, quantize_rows
 
 DIALECTS = Path(__file__).parents[2] / "docs" / "dialects.md"
 WIDTHS = (384, 768, 1024, 2048, 3072, 4096)

@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 
 from gateway.events import AttemptFinished, CallFinished
-from gateway.telemetry.recent_calls import CALLS_MAX, RecentCalls
+from gateway.telemetry.history import CALLS_MAX, RecentCalls
 
 
 def call(request_id: str, route: str = "/v1/embeddings") -> CallFinished:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.http.openai_envelope import REFUSED_INPUT, ErrorDetail, refused_input
+from backends.http.openai_wire import REFUSED_INPUT, ErrorDetail, refused_input
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,19 @@ from backends.contract.errors import ModelUnavailable
 from backends.torch.wire import SmokeLoad
 from gateway.cli.main import main
 from gateway.config.schema import UpstreamSettings
-from gateway.registry import models as registry_models
-from gateway.registry.checksums import damaged_files, digest_of
-from gateway.registry.models import Registry, RegistryError, used_models
-from gateway.registry.records import FILE_NAME, Record, Records, RegistryBusy
-from gateway.registry.space import NoSpace, models_to_remove
+from gateway.declared import checkpoints
+from gateway.declared.checkpoints import (
+    NoSpace,
+    Records,
+    Registry,
+    RegistryBusy,
+    RegistryError,
+    damaged_files,
+    digest_of,
+    models_to_remove,
+    used_models,
+)
+from gateway.declared.host import CheckpointRecord
 from tests.fakes.hub import FakeHub, Files, commit_of, write_cache
 from tests.fakes.threaded import serve_in_thread
 
@@ -266,7 +274,7 @@ def test_downloads_at_once_keep_below_the_bound_together(tmp_path: Path, fake_hu
     fits = registry(tmp_path, 14_000)
     with records.working_on("org/other"):
         # Of another process, which has written nothing yet.
-        records.write("org/other", Record("downloading", total_bytes=9_000))
+        records.write("org/other", CheckpointRecord("downloading", total_bytes=9_000))
         with pytest.raises(RegistryError, match=r"too many for `registry\.disk_bytes`"):
             fits.pull("org/model", None, no_report)
         assert not fake_hub.downloads
@@ -275,7 +283,7 @@ def test_downloads_at_once_keep_below_the_bound_together(tmp_path: Path, fake_hu
 
 
 def test_a_download_that_ended_reserves_nothing(tmp_path: Path, fake_hub: FakeHub) -> None:
-    Records(tmp_path / "state").write("org/other", Record("downloading", total_bytes=9_000))
+    Records(tmp_path / "state").write("org/other", CheckpointRecord("downloading", total_bytes=9_000))
     registry(tmp_path, 14_000).pull("org/model", None, no_report)
     assert fake_hub.downloads
 
@@ -315,7 +323,7 @@ def test_a_size_that_is_not_known_is_refused_below_a_bound(
     def unreachable(*_: Any) -> int:
         raise ModelUnavailable("the Hub cannot be reached")
 
-    monkeypatch.setattr(registry_models, "downloaded_bytes", unreachable)
+    monkeypatch.setattr(checkpoints, "downloaded_bytes", unreachable)
     with pytest.raises(RegistryError, match="needs the model's size: the Hub cannot be reached"):
         registry(tmp_path, 10).pull("org/model", None, no_report)
     assert not fake_hub.downloads
@@ -338,8 +346,8 @@ def test_a_download_of_other_content_fails(
 
 def test_a_killed_download_or_load_is_shown_as_failed(tmp_path: Path, cache: Path) -> None:
     write_cache(cache, "org/loaded", FILES)
-    Records(tmp_path / "state").write("org/pulled", Record("downloading", total_bytes=5))
-    Records(tmp_path / "state").write("org/loaded", Record("loading"))
+    Records(tmp_path / "state").write("org/pulled", CheckpointRecord("downloading", total_bytes=5))
+    Records(tmp_path / "state").write("org/loaded", CheckpointRecord("loading"))
     models = registry(tmp_path)
     assert {"org/pulled": "failed", "org/loaded": "failed"} == states(models)
     assert "it ended while downloading" in [found.record and found.record.error for found in models.models()]
@@ -355,7 +363,7 @@ def test_a_model_that_is_worked_on_is_not_evicted(tmp_path: Path, cache: Path, f
 
 def test_a_verified_model_stays_verified(tmp_path: Path, cache: Path) -> None:
     write_cache(cache, "org/model", FILES)
-    Records(tmp_path / "state").write("org/model", Record("verified", commit_of("org/model")))
+    Records(tmp_path / "state").write("org/model", CheckpointRecord("verified", commit_of("org/model")))
     models = registry(tmp_path)
     models.pull("org/model", None, no_report)
     assert {"org/model": "verified"} == states(models)
@@ -363,10 +371,10 @@ def test_a_verified_model_stays_verified(tmp_path: Path, cache: Path) -> None:
 
 def test_a_damaged_file_of_records_counts_as_none(tmp_path: Path, cache: Path) -> None:
     records = Records(tmp_path / "state")
-    records.write("org/a", Record("failed", error="x" * 10_000))
+    records.write("org/a", CheckpointRecord("failed", error="x" * 10_000))
     assert 2000 == len(records.read()["org/a"].error or "")
-    assert {"org/a"} == json.loads((tmp_path / "state" / FILE_NAME).read_text()).keys()
-    (tmp_path / "state" / FILE_NAME).write_text("{")
+    assert {"org/a"} == json.loads((tmp_path / "state" / "registry.json").read_text()).keys()
+    (tmp_path / "state" / "registry.json").write_text("{")
     assert {} == records.read()
     assert cache.is_dir()
     assert [] == hub.cached_models()

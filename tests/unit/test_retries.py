@@ -16,12 +16,13 @@ from backends.contract.errors import (
     RequestTooLarge,
     UnsupportedWork,
 )
-from gateway.lane.lane_settings import LaneSettings
 from gateway.lane.retries import (
     ATTEMPT_MIN_S,
+    FREE_ATTEMPTS,
     MASKED_MESSAGE,
     REFUSALS_MAX,
     Fail,
+    LaneSettings,
     Retry,
     RetryPolicy,
     Split,
@@ -31,7 +32,6 @@ from gateway.lane.retries import (
     is_refused,
     timed_out_early,
 )
-from gateway.routing.retry_budget import FREE_ATTEMPTS
 
 MESSAGE = "no room for 'a text'"
 SETTINGS = LaneSettings(1000, 30, holds=False)

@@ -41,7 +41,7 @@ def test_capabilities_and_upstream_are_part_of_the_identity() -> None:
 
 
 def test_what_changes_no_score_is_not_part_of_the_identity() -> None:
-    settings = msgspec.structs.replace(SETTINGS, queue_tokens=5, batch_inputs=7)
+    settings = msgspec.structs.replace(SETTINGS, queue_tokens=5, request_inputs=7)
     elsewhere = msgspec.structs.replace(CAPABILITIES, checkpoint="/elsewhere", notes=("x",))
 
     assert digest_of() == digest_of(settings, elsewhere)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
@@ -14,34 +14,21 @@ from backends.contract import (
     Audio,
     Capabilities,
     Chat,
-    Classify,
-    ClassifyReply,
-    Detokenize,
-    DetokenizeReply,
     Embed,
     EmbedParts,
     EmbedReply,
-    Encode,
-    EncodeReply,
     Image,
+    Lengths,
     Operation,
-    Output,
-    Reply,
     Rerank,
-    RerankReply,
-    Score,
-    TermWeights,
-    Token,
     Tokenize,
-    TokenizeReply,
     Work,
-    inputs_of,
 )
 from backends.contract.errors import ReplicaFailed
 from backends.contract.texts import normalized_bytes, token_upper_bound, token_upper_bounds
 from gateway.lane.slices import (
-    DEFAULT_BATCH_INPUTS,
-    DEFAULT_BATCH_TOKENS,
+    DEFAULT_REQUEST_INPUTS,
+    DEFAULT_REQUEST_TOKENS,
     Bounds,
     ConfiguredBounds,
     Slice,
@@ -49,9 +36,9 @@ from gateway.lane.slices import (
     cut,
     join,
     tightest,
-    token_bounds,
 )
 from gateway.lane.ticket import Owner, Ticket
+from tests.works import REPLICA_WORKS
 
 many = settings(max_examples=200, deadline=None)
 
@@ -62,97 +49,9 @@ BOUNDS = st.builds(Bounds, st.integers(1, 12), st.integers(1, 60), st.one_of(st.
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[Work, list[int], Bounds]:
     """Draw a call, the tokens of each of its inputs, and the bounds of a request."""
-    texts = tuple(draw(TEXTS))
-    work: Work = draw(
-        st.sampled_from(
-            [
-                Embed(texts, dimensions=2),
-                Encode(texts, frozenset({Output.DENSE, Output.SPARSE, Output.MULTIVECTOR})),
-                Rerank("what?", texts, raw_scores=True),
-                Score(tuple((text, text[::-1]) for text in texts)),
-                Classify(tuple(text if len(text) % 2 else (text, "b") for text in texts)),
-                Tokenize(texts),
-                Detokenize(tuple(tuple(map(ord, text)) for text in texts)),
-            ]
-        )
-    )
-    counts = draw(st.lists(st.integers(0, 40), min_size=len(texts), max_size=len(texts)))
+    work: Work = draw(st.one_of(*REPLICA_WORKS.values()).filter(lambda work: not work.is_indivisible))
+    counts = draw(st.lists(st.integers(0, 40), min_size=len(work.inputs), max_size=len(work.inputs)))
     return work, counts, draw(BOUNDS)
-
-
-def answer(work: Work, tokens: int = 0, truncated: tuple[int, ...] | None = ()) -> Reply:
-    """Return a reply in which each input's result differs from every other's."""
-    inputs = inputs_of(work)
-    numbers = np.array([abs(hash(work_input)) % 2**20 for work_input in inputs], dtype=np.float32)
-    vectors = np.stack([numbers, -numbers], axis=1)
-    match work:
-        case Embed():
-            return EmbedReply(vectors, tokens, truncated)
-        case Encode():
-            matrices = tuple(vectors[[i] * (1 + int(n) % 3)] for i, n in enumerate(numbers))
-            terms = tuple(TermWeights(row.astype(np.int32), row) for row in numbers[:, None])
-            return EncodeReply(tokens, vectors, terms, matrices, truncated=truncated)
-        case Rerank() | Score():
-            return RerankReply(numbers, tokens, truncated)
-        case Classify():
-            return ClassifyReply(("yes", "no"), vectors, tokens, truncated)
-        case Tokenize():
-            return TokenizeReply(tuple((Token(0, str(work_input), special=False),) for work_input in inputs))
-        case Detokenize():
-            return DetokenizeReply(tuple(map(str, inputs)))
-
-
-def flat(reply: Reply) -> list[object]:
-    """Return only the results, in order."""
-    match reply:
-        case EmbedReply():
-            return list(reply.vectors.tolist())
-        case EncodeReply():
-            assert reply.dense is not None
-            assert reply.sparse is not None
-            assert reply.multivector is not None
-            terms = [(weights.indices.tolist(), weights.values.tolist()) for weights in reply.sparse]
-            matrices = [matrix.tolist() for matrix in reply.multivector]
-            return list(zip(reply.dense.tolist(), terms, matrices, strict=True))
-        case RerankReply() | ClassifyReply():
-            return list(reply.scores.tolist())
-        case TokenizeReply():
-            return list(reply.inputs)
-        case DetokenizeReply():
-            return list(reply.texts)
-
-
-@many
-@given(calls())
-def test_cut_and_join_return_every_result_once_in_order(case: tuple[Work, list[int], Bounds]) -> None:
-    work, counts, bounds = case
-    slices = cut(work, counts, bounds)
-
-    assert list(inputs_of(work)) == [text for piece in slices for text in inputs_of(piece.work)]
-    assert flat(answer(work)) == flat(join(slices, [answer(piece.work) for piece in slices]))
-
-
-@many
-@given(calls())
-def test_slice_has_the_right_start_inputs_and_tokens(case: tuple[Work, list[int], Bounds]) -> None:
-    work, counts, bounds = case
-    start = 0
-    for piece in cut(work, counts, bounds):
-        assert (start, len(inputs_of(piece.work))) == (piece.start, piece.inputs)
-        assert sum(counts[start : start + piece.inputs]) == piece.tokens
-        start += piece.inputs
-    assert len(counts) == start
-
-
-@many
-@given(calls())
-def test_slice_of_several_inputs_is_within_input_and_token_bounds(
-    case: tuple[Work, list[int], Bounds],
-) -> None:
-    work, counts, bounds = case
-    for piece in cut(work, counts, bounds):
-        assert bounds.inputs >= piece.inputs >= 1
-        assert piece.inputs == 1 or bounds.tokens >= piece.tokens
 
 
 def wire_bytes(texts: Sequence[str]) -> int:
@@ -160,23 +59,12 @@ def wire_bytes(texts: Sequence[str]) -> int:
     return sum(len(msgspec.json.encode(text)) + 1 for text in texts)
 
 
-@many
-@given(calls())
-def test_slice_of_several_inputs_is_within_the_byte_bound(
-    case: tuple[Work, list[int], Bounds],
-) -> None:
-    work, counts, bounds = case
-    for piece in cut(work, counts, bounds):
-        texts = inputs_of(piece.work)
-        assert bounds.bytes is None or piece.inputs == 1 or bounds.bytes >= wire_bytes(texts)
-
-
 @pytest.mark.parametrize("text", ["", "\x00", '"', "ä", "a"])
 def test_small_inputs_of_any_characters_stay_within_the_byte_bound(text: str) -> None:
     work = Embed((text,) * 100)
     for most in (100, 310, 450, 601, 801):
         for piece in cut(work, [1] * 100, Bounds(1000, 1000, most)):
-            assert most >= wire_bytes(inputs_of(piece.work))
+            assert most >= wire_bytes(piece.work.inputs)
 
 
 def test_query_bytes_count_in_every_slice() -> None:
@@ -190,21 +78,12 @@ def test_query_bytes_count_in_every_slice() -> None:
 @given(calls())
 def test_no_slice_has_room_for_the_next_input(case: tuple[Work, list[int], Bounds]) -> None:
     work, counts, bounds = case
+    assume(work.conversation is None)
     bounds = msgspec.structs.replace(bounds, bytes=None)
     slices = cut(work, counts, bounds)
     for piece, following in pairwise(slices):
         full = piece.inputs == bounds.inputs
         assert full or piece.tokens + counts[following.start] > bounds.tokens
-
-
-@many
-@given(calls())
-def test_slices_keep_the_options_of_the_call(case: tuple[Work, list[int], Bounds]) -> None:
-    work, counts, bounds = case
-    own = {Rerank: "documents", Score: "pairs"}.get(type(work), "inputs")
-    nothing: dict[str, tuple[()]] = {own: ()}
-    for piece in cut(work, counts, bounds):
-        assert msgspec.structs.replace(work, **nothing) == msgspec.structs.replace(piece.work, **nothing)
 
 
 def test_call_that_fits_is_one_slice() -> None:
@@ -225,10 +104,14 @@ def slices_of(*sizes: int) -> list[Slice]:
     return [Slice(a, Embed(("x",) * n), n, n) for a, n in zip(starts, sizes, strict=True)]
 
 
+def vectors_of(inputs: int, tokens: int, truncated: tuple[int, ...] | None = ()) -> EmbedReply:
+    return EmbedReply(np.ones((inputs, 2), np.float32), tokens, truncated)
+
+
 def test_truncated_indices_follow_the_callers_order() -> None:
     slices = slices_of(3, 1, 2)
     cut_at = [(0, 2), (), (1,)]
-    replies = [answer(piece.work, 5, at) for piece, at in zip(slices, cut_at, strict=True)]
+    replies = [vectors_of(piece.inputs, 5, at) for piece, at in zip(slices, cut_at, strict=True)]
 
     assert (0, 2, 5) == join(slices, replies).truncated
 
@@ -236,9 +119,7 @@ def test_truncated_indices_follow_the_callers_order() -> None:
 @pytest.mark.parametrize("unknown", [0, 1, 2])
 def test_truncation_is_unknown_if_a_slice_does_not_report_it(unknown: int) -> None:
     slices = slices_of(1, 1, 1)
-    replies = [
-        answer(piece.work, 5, None if index == unknown else (0,)) for index, piece in enumerate(slices)
-    ]
+    replies = [vectors_of(1, 5, None if index == unknown else (0,)) for index in range(3)]
 
     assert join(slices, replies).truncated is None
 
@@ -246,21 +127,21 @@ def test_truncation_is_unknown_if_a_slice_does_not_report_it(unknown: int) -> No
 def test_truncation_of_a_single_slice_stays_unknown() -> None:
     slices = slices_of(2)
 
-    assert join(slices, [answer(slices[0].work, 5, None)]).truncated is None
+    assert join(slices, [vectors_of(2, 5, None)]).truncated is None
 
 
 @many
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 10**6)), min_size=1, max_size=8))
 def test_tokens_of_a_call_are_the_sum_of_its_slices(parts: list[tuple[int, int]]) -> None:
     slices = slices_of(*(size for size, _ in parts))
-    replies = [answer(piece.work, tokens) for piece, (_, tokens) in zip(slices, parts, strict=True)]
+    replies = [vectors_of(size, tokens) for size, tokens in parts]
 
     assert sum(tokens for _, tokens in parts) == join(slices, replies).tokens
 
 
 def test_joined_vectors_are_contiguous_float32() -> None:
     slices = slices_of(2, 3)
-    joined = join(slices, [answer(piece.work) for piece in slices])
+    joined = join(slices, [vectors_of(piece.inputs, 1) for piece in slices])
 
     assert isinstance(joined, EmbedReply)
     assert ((5, 2), np.float32) == (joined.vectors.shape, joined.vectors.dtype)
@@ -274,10 +155,10 @@ def capabilities_with(**values: int) -> Capabilities:
 @pytest.mark.parametrize(
     ("reported", "configured", "expected"),
     [
-        ({}, (None, None), Bounds(DEFAULT_BATCH_INPUTS, DEFAULT_BATCH_TOKENS, None)),
-        ({"batch_inputs": 8, "batch_tokens": 100, "batch_bytes": 9}, (None, None), Bounds(8, 100, 9)),
-        ({"batch_inputs": 8, "batch_tokens": 100}, (4, 50), Bounds(4, 50, None)),
-        ({"batch_inputs": 8, "batch_tokens": 100}, (16, 200), Bounds(8, 100, None)),
+        ({}, (None, None), Bounds(DEFAULT_REQUEST_INPUTS, DEFAULT_REQUEST_TOKENS, None)),
+        ({"request_inputs": 8, "request_tokens": 100, "request_bytes": 9}, (None, None), Bounds(8, 100, 9)),
+        ({"request_inputs": 8, "request_tokens": 100}, (4, 50), Bounds(4, 50, None)),
+        ({"request_inputs": 8, "request_tokens": 100}, (16, 200), Bounds(8, 100, None)),
         ({}, (1000, 10**6), Bounds(1000, 10**6, None)),
     ],
 )
@@ -314,7 +195,7 @@ EXPANDING = "\ufdfa\u3314\u1e9b\u0390\u1f82\u0130\u023a\u212b\uac01\u0149\ufb03\
 @pytest.mark.parametrize("sign", EXPANDING)
 @pytest.mark.parametrize("times", [1, 20])
 def test_token_bound_covers_signs_that_normal_forms_expand(sign: str, times: int) -> None:
-    [bound] = token_bounds(Embed((sign * times,)), None)
+    [bound] = Embed((sign * times,)).token_bounds(Lengths())
 
     assert bound >= byte_tokens(sign * times) + 2
     # And hardly more: a bound that is too high refuses calls that fit.
@@ -345,7 +226,7 @@ def test_bytes_of_texts_without_such_signs_are_their_own() -> None:
 def test_token_bound_covers_input_prompt_and_special_tokens(
     texts: list[str], prompt: str, most: int | None
 ) -> None:
-    for text, bound in zip(texts, token_bounds(Embed(tuple(texts)), most, prompt), strict=True):
+    for text, bound in zip(texts, Embed(tuple(texts)).token_bounds(Lengths(most, prompt)), strict=True):
         longest = byte_tokens(prompt + text) + 2
         assert bound >= (longest if most is None else min(longest, most))
         assert most is None or bound <= most
@@ -368,24 +249,24 @@ def test_bounds_of_several_replicas_are_the_tightest(order: int) -> None:
 
 
 def test_token_bound_of_a_document_includes_the_query() -> None:
-    alone = token_bounds(Embed(("doc",)), None)
-    paired = token_bounds(Rerank("a query", ("doc",)), None)
+    alone = Embed(("doc",)).token_bounds(Lengths())
+    paired = Rerank("a query", ("doc",)).token_bounds(Lengths())
 
     assert [alone[0] + len("a query")] == paired
 
 
 def test_token_bound_of_a_text_that_is_only_tokenized_has_no_maximum() -> None:
     # The bytes, and a reserve for special tokens.
-    assert [100 + 4] == token_bounds(Tokenize(("a" * 100,)), 16)
+    assert [100 + 4] == Tokenize(("a" * 100,)).token_bounds(Lengths(16))
 
 
 def test_media_have_no_more_tokens_than_their_model_says() -> None:
     large, small = Image(b"", "image/png", 4000, 3000), Image(b"", "image/png", 8, 8)
     work = EmbedParts(((large,), ("a" * 200,), (small, "b"), (Audio(b"", "audio/wav"),)))
 
-    assert [50, 77, 50 + 5, 50] == token_bounds(work, 77, media_tokens=50)
-    assert [900, 77, 256 + 5, 900] == token_bounds(work, 77, media_tokens=900)
-    assert 256 + 4000 * 3000 // 784 == token_bounds(work, 77)[0]
+    assert [50, 77, 50 + 5, 50] == work.token_bounds(Lengths(77, media_tokens=50))
+    assert [900, 77, 256 + 5, 900] == work.token_bounds(Lengths(77, media_tokens=900))
+    assert 256 + 4000 * 3000 // 784 == work.token_bounds(Lengths(77))[0]
 
 
 def test_inputs_of_late_chunking_stay_together() -> None:
@@ -397,7 +278,7 @@ def test_inputs_of_late_chunking_stay_together() -> None:
 
 def test_a_conversation_is_alone_and_may_fill_the_model() -> None:
     work = Embed(("[]", "[{}]"), chat=Chat(), special_tokens=False)
-    tokens = token_bounds(work, 512)
+    tokens = work.token_bounds(Lengths(512))
 
     assert [512, 512] == tokens
     assert [("[]",), ("[{}]",)] == [piece.work.inputs for piece in cut(work, tokens, Bounds())]
@@ -406,16 +287,16 @@ def test_a_conversation_is_alone_and_may_fill_the_model() -> None:
 def test_pictures_weigh_by_their_pixels_where_the_model_counts_few_tokens() -> None:
     large, small = Image(b"", "image/png", 9_400, 9_400), Image(b"", "image/png", 640, 480)
     work = EmbedParts(((large,),) * 20)
-    tokens = token_bounds(work, 77, media_tokens=50)
+    tokens = work.token_bounds(Lengths(77, media_tokens=50))
     slices = cut(work, tokens, Bounds())
 
     assert [1] * 20 == [piece.inputs for piece in slices]
     assert {50} == {piece.tokens for piece in slices}
-    assert all(piece.cost > DEFAULT_BATCH_TOKENS for piece in slices)
+    assert all(piece.cost > DEFAULT_REQUEST_TOKENS for piece in slices)
     assert all(Ticket(piece, Owner("a"), 1.0, 0.0).entry.cost == piece.cost for piece in slices)
 
     photos = EmbedParts(((small,),) * 32)
-    (piece,) = cut(photos, token_bounds(photos, 77, media_tokens=50), Bounds())
+    (piece,) = cut(photos, photos.token_bounds(Lengths(77, media_tokens=50)), Bounds())
     assert (32, 50 * 32, 75 * 32) == (piece.inputs, piece.tokens, piece.cost)
     mixed = EmbedParts(((small,), (large,), ("a text",), (small,)))
     assert [1, 1, 2] == [piece.inputs for piece in cut(mixed, [50, 50, 6, 50], Bounds())]

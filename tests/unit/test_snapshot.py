@@ -13,7 +13,7 @@ from gateway.events import (
     SpaceChecked,
     StoreChanged,
 )
-from gateway.telemetry.change_history import CHANGES_MAX, ChangeHistory
+from gateway.telemetry.history import CHANGES_MAX, ChangeHistory
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.snapshot import (
     CallsStatus,

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from backends.checkpoints.locations import DEFAULT_MODEL, locate_tokenizer
-from backends.contract import Truncate
-from backends.contract.texts import ModelInput
+from backends.contract import ModelInput, Truncate
 from backends.tokens.tokenizer import TextCounter, open_counter, open_tokenizer
-from gateway.upstreams import token_counts
+from gateway.upstreams import model_inputs
 from gateway.upstreams.fair_threads import Claim, FairThreads
-from gateway.upstreams.token_counts import TokenCount, count_here
+from gateway.upstreams.model_inputs import TokenCount, count_here
 from tests.fakes.checkpoint import write_small_files
 
 CHECKPOINT = locate_tokenizer(DEFAULT_MODEL)
@@ -71,7 +70,7 @@ async def test_counts_pairs_as_the_tokenizer_does(pairs: list[tuple[str, str]], 
 async def test_counts_in_chunks_in_the_order_of_the_inputs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(token_counts, "CHUNK_CHARACTERS", 8)
+    monkeypatch.setattr(model_inputs, "CHUNK_CHARACTERS", 8)
     counter = RecordingCounter(write_small_files(tmp_path))
     texts = ["a b", "c", "d e f g h i", "", "j k"]
 
@@ -80,7 +79,7 @@ async def test_counts_in_chunks_in_the_order_of_the_inputs(
 
 
 async def test_tokenizes_the_query_of_a_rerank_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(token_counts, "CHUNK_INPUTS", 2)
+    monkeypatch.setattr(model_inputs, "CHUNK_INPUTS", 2)
     counter = RecordingCounter(write_small_files(tmp_path))
     query = "long query"
     pairs = [(query, f"document {number}") for number in range(5)]
@@ -99,7 +98,7 @@ async def test_reads_no_more_of_a_text_than_the_model_can(tmp_path: Path) -> Non
 
 
 async def test_stops_as_soon_as_the_call_cannot_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(token_counts, "CHUNK_CHARACTERS", 4)
+    monkeypatch.setattr(model_inputs, "CHUNK_CHARACTERS", 4)
     counter, bounds = RecordingCounter(write_small_files(tmp_path)), list[int]()
 
     async def at_most_twelve(tokens: int) -> None:

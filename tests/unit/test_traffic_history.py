@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from gateway.events import CallFinished
+from gateway.telemetry.history import FILE_NAME, POINTS_MAX, TrafficHistory
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.totals import Totals
-from gateway.telemetry.traffic_history import FILE_NAME, POINTS_MAX, TrafficHistory
 
 
 def totals_of(metrics: Metrics, *calls: tuple[str, float]) -> Totals:

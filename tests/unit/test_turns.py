@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.api.grpc.turns import CALLS_IN_TURN, Turns
+from gateway.api.grpc.connection import CALLS_IN_TURN, Turns
 
 
 class Waiting:

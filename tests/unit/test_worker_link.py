@@ -10,6 +10,7 @@ import pytest
 from gateway.processes import messages
 from gateway.processes.child import WORKER_CHECK_EVERY_S
 from gateway.processes.worker import HEARTBEAT_EVERY_S, ParentLink
+from tests.waiting import PATIENCE_S
 
 
 async def read_messages(read_fd: int, lines: int) -> list[object]:
@@ -23,7 +24,7 @@ async def read_messages(read_fd: int, lines: int) -> list[object]:
 async def test_sends_heartbeats_more_often_than_they_are_checked() -> None:
     read_fd, write_fd = os.pipe()
     sending = asyncio.create_task(ParentLink(write_fd).send_heartbeats())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         assert [messages.Heartbeat()] * 2 == await read_messages(read_fd, 2)
     sending.cancel()
     os.close(read_fd)
@@ -38,7 +39,7 @@ async def test_full_pipe_does_not_block_the_worker(monkeypatch: pytest.MonkeyPat
     room = fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ)
     sending = asyncio.create_task(ParentLink(write_fd).send_heartbeats())
     # More turns than the pipe has room for: a write that waited would block the loop.
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         for _ in range(room // len(msgspec.json.encode(messages.Heartbeat())) + 1):
             await asyncio.sleep(0)
         # Once the pipe is read again, heartbeats continue.

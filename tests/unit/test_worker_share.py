@@ -5,9 +5,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.boot import worker_share
 from gateway.config.load import parse_config
 from gateway.config.schema import Config
-from gateway.config.worker_share import worker_share
 
 CONFIG = """
 workers: {workers}

@@ -12,10 +12,13 @@ from threading import local
 from types import FrameType
 from typing import Any
 
+from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from backends.contract.errors import InvalidWork
 
+# What a template can raise besides its own errors: a wrong type or value of a variable, endless recursion.
+FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 # Processor time of one conversation; one of 1,024 messages takes some milliseconds.
 RENDER_S_MAX = 1.0
 # Steps between two looks at the clock.

@@ -9,20 +9,15 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
-from jinja2 import TemplateError
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from backends.contract import Chat, WorkInput
 from backends.contract.errors import InvalidWork, UnsupportedWork, input_too_long
 from backends.contract.texts import CHARACTERS_PER_TOKEN
 from backends.recipe.recipe import ChatTemplate
-from backends.torch.inputs.bounded_rendering import bounded
 
 Message = dict[str, Any]
 # A mark that no template contains.
 MARK = "\u2983content\u2984"
-# What a template can raise besides its own errors: a wrong type or value of a variable, endless recursion.
-FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 conversation_decoder = msgspec.json.Decoder(list[Message])
 
 
@@ -66,6 +61,11 @@ class ChatRenderer:
 
     def _text(self, messages: list[Message], chat: Chat) -> str:
         assert self._template is not None
+        # Only a model with a template for conversations needs transformers and Jinja.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        from backends.torch.inputs.bounded_rendering import FAULTS, bounded
+
         variables = {**self._template.special_tokens, **msgspec.json.decode(chat.variables)}
         try:
             with bounded(self._most):

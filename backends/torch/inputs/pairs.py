@@ -6,10 +6,10 @@ Knows nothing of torch, queues or replies.
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from backends.contract import Truncate
+from backends.contract import ModelInput, Truncate
 from backends.contract.errors import InvalidWork, ModelUnavailable, UnsupportedWork, input_too_long
-from backends.contract.texts import ModelInput, clip_text
-from backends.recipe.rerank_template import Prompt, RerankTemplate, Slot
+from backends.contract.texts import clip_text
+from backends.recipe.rerank_template import Placeholder, Prompt, RerankTemplate
 from backends.tokens.tokenizer import AddedIds, TextTokenizer, TokenSequences
 
 Pair: TypeAlias = tuple[str, str]
@@ -118,10 +118,10 @@ class PairEncoder:
         tokens = [self._tokenizer.tokens_with_starts(text) for text in texts]
         total = sum(map(len, tokens))
         excess = total - room
-        slots: tuple[Slot, ...] = ("document", "query")
-        for slot in slots:
-            place = next(i for i, piece in enumerate(prompt) if slot in piece.slots)
-            inside = _within(tokens[place], texts[place], *prompt[place].span(slot, values))
+        placeholders: tuple[Placeholder, ...] = ("document", "query")
+        for placeholder in placeholders:
+            place = next(i for i, piece in enumerate(prompt) if placeholder in piece.placeholders)
+            inside = _within(tokens[place], texts[place], *prompt[place].span(placeholder, values))
             kept = max(0, len(inside) - excess)
             removed = set(inside[: len(inside) - kept] if truncate is Truncate.LEFT else inside[kept:])
             tokens[place] = [token for i, token in enumerate(tokens[place]) if i not in removed]

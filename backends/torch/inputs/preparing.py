@@ -1,11 +1,15 @@
-"""Preparation of a piece of work for the network: prompts, roles, pairs, templates, truncation.
+"""Preparation of a piece of work for the network: prompts, roles, pairs, templates, fillers, truncation.
 
 Rule: CPU-bound, therefore called off the event loop, except for a few words. Knows nothing of torch, queues
-or replies.
+or replies. Ids are compared with the network's table before a pass: a processor raises an IndexError in the
+middle of it, and a GPU loses all that the process computes.
+Sources: Günther et al., "Late Chunking" (2024), and its code, in which the first chunk takes the special
+tokens and the prompt before the text, and the last one those after it. One input has the vector that it has
+without late chunking.
 """
 
-from collections.abc import Sequence
-from itertools import repeat
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain, pairwise, repeat
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -22,19 +26,111 @@ from backends.contract import (
     Truncate,
     Work,
     WorkInput,
-    with_prefix,
 )
-from backends.contract.errors import InvalidWork, UnsupportedWork, input_too_long
-from backends.contract.texts import check_no_instruction, check_plain_texts, clip_text
-from backends.recipe.recipe import QueryExpansion, Recipe, takes_late_chunking
+from backends.contract.errors import InvalidWork, ModelUnavailable, UnsupportedWork, input_too_long
+from backends.contract.refusals import check_no_instruction, check_plain_texts
+from backends.contract.texts import CHARACTERS_PER_TOKEN, clip_text
+from backends.recipe.recipe import QueryExpansion, QueryForm, Recipe, takes_late_chunking
 from backends.recipe.rerank_template import RerankTemplate
 from backends.tokens.tokenizer import TextTokenizer, TokenSequences
-from backends.torch.inputs.chunks import prepare_chunks
-from backends.torch.inputs.fillers import filler_id
-from backends.torch.inputs.page_queries import prepare_queries
 from backends.torch.inputs.pairs import Pair, PairEncoder
 from backends.torch.inputs.sequences import LOGITS, InputSequence, PreparedSequences
-from backends.torch.inputs.word_table import require_words
+
+
+def filler_id(expansion: QueryExpansion | None, token_id: Callable[[str], int | None]) -> int:
+    """Return the id that fills up texts. token_id: returns that of a token, None for an unknown one.
+
+    Raises: ModelUnavailable if the vocabulary has none of the tokens.
+    """
+    if expansion is None:
+        return 0
+    found = [token_id(token) for token in expansion.tokens]
+    ids = [id_ for id_ in found if id_ is not None]
+    if not ids or (expansion.is_stated and found[0] is None):
+        names = " or ".join(map(repr, expansion.tokens)) or "its mask or end token, which no file names"
+        raise ModelUnavailable(
+            f"queries are filled up with {names}, which the vocabulary does not have: name the token as "
+            "`token` of `query_expansion`, or as `mask_token` in tokenizer_config.json"
+        )
+    return ids[0]
+
+
+def prepare_chunks(texts: Sequence[str], tokenizer: TextTokenizer, skip: int = 0) -> PreparedSequences:
+    """Return one sequence with the tokens of all texts, which are tokenized one by one.
+
+    skip: tokens at its start that belong to a prompt and are left out of pooling. Raises: InvalidWork, if the
+    sequence is longer than the model, or a text has no tokens.
+    """
+    _check_size(sum(map(len, texts)), tokenizer.max_tokens * CHARACTERS_PER_TOKEN, "characters", tokenizer)
+    rows = tokenizer.ids(texts)
+    empty = next((index for index, row in enumerate(rows) if not row), None)
+    if empty is not None:
+        raise InvalidWork("it has no tokens, and `late_chunking` needs one of each input", input_index=empty)
+    before, after = tokenizer.added_ids()
+    rows[0] = [*before, *rows[0]]
+    rows[-1] = [*rows[-1], *after]
+    ids = list(chain.from_iterable(rows))
+    _check_size(len(ids), tokenizer.max_tokens, "tokens", tokenizer)
+    lengths = tuple(map(len, rows))
+    # The last token of a prompt can also be the first of its text; something has to be pooled.
+    bounds = [min(skip, lengths[0] - 1), *accumulate(lengths)]
+    sequence = InputSequence(ids, [0] * len(ids), chunks=tuple(pairwise(bounds)))
+    return PreparedSequences([sequence], frozenset({Output.DENSE}), (), lengths)
+
+
+def _check_size(size: int, most: int, unit: str, tokenizer: TextTokenizer) -> None:
+    if size > most:
+        raise InvalidWork(
+            f"This model's maximum context length is {tokenizer.max_tokens} tokens; with `late_chunking` all "
+            f"inputs are one text, which has {size} {unit}. Please reduce the length of the input prompt"
+        )
+
+
+def prepare_queries(
+    texts: Sequence[str],
+    work: Embed | Encode,
+    outputs: frozenset[Output],
+    form: QueryForm,
+    tokenizer: TextTokenizer,
+) -> PreparedSequences:
+    """Tokenize queries; truncation keeps what stands around them. Raises: InvalidWork, UnsupportedWork."""
+    check_plain_texts(work, "a model of pages")
+    if work.truncate is Truncate.LEFT:
+        raise UnsupportedWork("this model cannot cut the left end of a query, where its prefix is")
+    (suffix,) = tokenizer.ids([form.suffix])
+    limit = min(work.max_tokens or tokenizer.max_tokens, tokenizer.max_tokens) - len(suffix)
+    written = [form.prefix + text for text in texts]
+    encoded = tokenizer.encode(written, work.truncate, limit, special=False)
+    too_long = next((i for i, ids in enumerate(encoded.ids) if len(ids) > limit), None)
+    if too_long is not None:
+        raise input_too_long(limit, f"{encoded.lengths[too_long]} tokens", too_long)
+    sequences = [InputSequence([*ids, *suffix], [0] * (len(ids) + len(suffix))) for ids in encoded.ids]
+    lengths = tuple(sequence.tokens for sequence in sequences)
+    return PreparedSequences(sequences, outputs, encoded.truncated, lengths)
+
+
+NAMED_MAX = 5
+
+
+def require_words(prepared: PreparedSequences, rows: int, tokenizer: TextTokenizer) -> None:
+    """Compare ids with the rows of a table. Raises: InvalidWork for the first text with a higher one."""
+    for place, sequence in enumerate(prepared.sequences):
+        if sequence.ids and max(sequence.ids) >= rows:
+            token = tokenizer.token(next(id_ for id_ in sequence.ids if id_ >= rows))
+            raise InvalidWork(
+                f"it contains the token {token!r}, for which the network has no vector",
+                input_index=prepared.input_of(place),
+            )
+
+
+def missing_words(tokenizer: TextTokenizer, rows: int) -> tuple[str, ...]:
+    """Return the note on tokens without a vector, if there are any."""
+    beyond = tokenizer.tokens_from(rows)
+    if not beyond:
+        return ()
+    names = ", ".join(map(repr, beyond[:NAMED_MAX])) + (", …" if len(beyond) > NAMED_MAX else "")
+    note = f"the network has vectors for {rows} tokens, and none for {len(beyond)} of its tokenizer: {names}"
+    return (f"{note}; a text with one of them is refused",)
 
 
 class RoleTokenizer(msgspec.Struct, frozen=True):
@@ -115,7 +211,7 @@ class Preparer:
 
     def prompted(self, work: Embed | Encode | Tokenize) -> list[str]:
         """Return each input with its prompt before it. Raises: InvalidWork."""
-        return list(with_prefix(work, self._prompt(work.prompt_name)))
+        return list(work.with_prompt(self._prompt(work.prompt_name)).inputs)
 
     def _encode_classified(self, work: Classify) -> TokenSequences:
         if work.chat is None:

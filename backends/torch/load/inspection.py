@@ -13,9 +13,8 @@ from pathlib import Path
 import msgspec
 
 from backends.checkpoints.locations import locate_checkpoint, locate_tokenizer, stored_weight_bytes
-from backends.checkpoints.model_names import is_path
-from backends.checkpoints.needed_files import has_weights
-from backends.checkpoints.network_folder import network_folder
+from backends.checkpoints.needed_files import has_weights, is_path
+from backends.checkpoints.small_files import network_folder
 from backends.checkpoints.static_models import StaticModel, max_tokens
 from backends.contract import Capabilities
 from backends.contract.errors import ModelUnavailable
@@ -26,13 +25,12 @@ from backends.recipe.rerank_template import RerankTemplate
 from backends.tokens.tokenizer import open_tokenizer
 from backends.torch import wire
 from backends.torch.load.load_plan import plan_load
-from backends.torch.load.loader import require_device, served_dtype
-from backends.torch.load.loading import describe_folder, options_of
-from backends.torch.load.small_network import refuse_unloadable, try_network
+from backends.torch.load.loader import describe_folder, options_of, require_device, served_dtype
 from backends.torch.load.weight_sizes import Tensors, sizes_of, tensors_of
-from backends.torch.load.weights import NetworkSource
-from backends.torch.networks.static_files import check_vocabulary, read_table_file
+from backends.torch.networks.opening import NetworkSource
+from backends.torch.networks.static import check_vocabulary, read_table_file
 from backends.torch.networks.weight_files import StoredTensor
+from backends.torch.stock.small_network import refuse_unloadable, try_network
 
 
 def inspect(boot: wire.ModelBoot) -> wire.Inspection:
@@ -116,7 +114,10 @@ def _of_network(tensors: Tensors | None, folders: Sequence[str]) -> dict[str, St
 def _template_text(template: RerankTemplate) -> str | None:
     if not template.prompt:
         return None
-    return "".join(piece.fill({slot: f"{{{slot}}}" for slot in piece.slots}) for piece in template.prompt)
+    return "".join(
+        piece.fill({placeholder: f"{{{placeholder}}}" for placeholder in piece.placeholders})
+        for piece in template.prompt
+    )
 
 
 def _sizes(boot: wire.ModelBoot, files: CheckpointFiles, kind: ModelKind) -> wire.WeightSizes:

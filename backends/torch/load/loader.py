@@ -1,42 +1,56 @@
-"""Loading of a checkpoint folder into a model that the engine can run."""
+"""Loading of a model from its settings and its folder into what the engine can run."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from threading import Thread
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import torch
 
-from backends.checkpoints.locations import locate_code
-from backends.checkpoints.network_folder import network_folder
+from backends.checkpoints.locations import locate_checkpoint, locate_code, locate_tokenizer
+from backends.checkpoints.needed_files import is_path
+from backends.checkpoints.small_files import network_folder
+from backends.checkpoints.static_models import StaticModel
 from backends.contract import Capabilities, Operation, Output, ScoreKind
 from backends.contract.errors import ModelUnavailable
 from backends.contract.texts import SPECIAL_TOKENS
 from backends.recipe.checkpoint import MAIN_OUTPUTS, dense_width, outputs_of
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.kinds import recognize
+from backends.recipe.options import TaskSettings
 from backends.recipe.recipe import ModelKind, Recipe, takes_late_chunking
 from backends.recipe.rerank_template import RerankTemplate
 from backends.tokens.tokenizer import TextTokenizer
+from backends.torch import wire
 from backends.torch.inputs.chat import ChatRenderer
 from backends.torch.inputs.pairs import PairEncoder
 from backends.torch.inputs.preparing import Preparer, Templates
-from backends.torch.load.construction import Choose, OpenedNetwork, open_network
-from backends.torch.load.load_plan import LoadOptions, LoadPlan, permitted_code, plan_load
-from backends.torch.load.weights import NetworkSource, Placement
+from backends.torch.load.load_plan import LoadOptions, LoadPlan, plan_load, trusted_code
+from backends.torch.load.weight_sizes import sizes_of
 from backends.torch.media.preparing import MediaPreparer
-from backends.torch.media.readers import open_reader
 from backends.torch.media.reading import ProcessReader
 from backends.torch.media.reading_wire import ReaderKind, ReadsMedium
-from backends.torch.networks.first_passes import run_first_passes, run_media_passes
+from backends.torch.networks.bert import open_bert
+from backends.torch.networks.heads import run_first_passes, run_media_passes
 from backends.torch.networks.int8 import require_int8
+from backends.torch.networks.opening import (
+    Choose,
+    NetworkSource,
+    OpenedNetwork,
+    OwnCode,
+    Placement,
+    TrustedCode,
+)
 from backends.torch.networks.openvino_passes import require_openvino
-from backends.torch.networks.own_network import TrustedCode
 from backends.torch.networks.precision import best_dtype, dtype_name
-from backends.torch.networks.static_files import table_dtype, table_width
+from backends.torch.networks.projection import read_sentence_projections
+from backends.torch.networks.static import StaticHead, read_table, table_dtype, table_width
 from backends.torch.passes.loaded_model import (
     CPU_BATCH_TOKENS,
     GPU_BATCH_TOKENS,
@@ -51,9 +65,9 @@ ReportStep: TypeAlias = Callable[[str], None]
 # Runs a function on a thread that computes, and returns its result.
 RunOnDevice: TypeAlias = Callable[[Callable[[], int]], int]
 # A later slice of a larger request must not wait long behind an earlier one.
-BATCH_INPUTS = 32
+REQUEST_INPUTS = 32
 # Those of a static model take less time than their way to the engine.
-STATIC_BATCH_INPUTS = 256
+STATIC_REQUEST_INPUTS = 256
 
 
 def load(
@@ -91,16 +105,8 @@ def load(
             notes += (_chosen(network.choose, run_on_device),)
     if options.compiled:
         report(f"compiled in {time.perf_counter() - started_s:.0f} s")
-    capabilities = msgspec.structs.replace(
-        _capabilities(recipe, template, network.outputs, width),
-        model_id=model_id,
-        dtype=dtype_name(dtype),
-        checkpoint=str(checkpoint),
-        overhead_tokens=_overhead_tokens(recipe, tokenizer, template),
-        notes=(*plan.notes, *notes),
-        truncation_side=plan.tokenizer.traits.truncation_side,
-        media_tokens=None if reader is None else reader.tokens_max,
-    )
+    capabilities = _capabilities(checkpoint, model_id, options, plan, network.outputs, width, reader)
+    capabilities = msgspec.structs.replace(capabilities, loaded=True, notes=(*plan.notes, *notes))
     templates = Templates(template, ChatRenderer(recipe.chat, recipe.max_tokens))
     preparer = Preparer(recipe, tokenizer, network.outputs, width, templates, plan.words)
     return LoadedModel(
@@ -113,6 +119,28 @@ def load(
         reentrant=network.reentrant,
         media=_media_preparer(reader, checkpoint, recipe, preparer),
     )
+
+
+def open_network(source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    """Load a network with its readers. Raises: ModelUnavailable."""
+    files = CheckpointFiles(source.checkpoint)
+    if files.static is not None:
+        return _open_static(files.static, source, placement)
+    opened = open_bert(source, placement, files.config)
+    if opened is not None:
+        return opened
+    from backends.torch.stock.construction import open_stock
+
+    return open_stock(source, placement)
+
+
+def _open_static(static: StaticModel, source: NetworkSource, placement: Placement) -> OpenedNetwork:
+    if placement.compiled:
+        raise ModelUnavailable("`compile` does not serve static models, which have nothing to compile")
+    table = read_table(static, source.tokenizer, placement.dtype, placement.device)
+    projections = read_sentence_projections(source.checkpoint, source.recipe)
+    head = StaticHead(table, projections)
+    return OpenedNetwork(head, packed=True, outputs=frozenset({Output.DENSE}))
 
 
 def _media_preparer(
@@ -133,18 +161,9 @@ def describe(checkpoint: Path, model_id: str, options: LoadOptions) -> Capabilit
     """
     checkpoint = network_folder(checkpoint)
     plan = plan_load(checkpoint, options)
-    recipe = plan.recipe
-    reader = _open_reader(checkpoint, recipe)
-    return msgspec.structs.replace(
-        _capabilities(recipe, plan.template, outputs_of(recipe), _width(checkpoint, recipe)),
-        model_id=model_id,
-        dtype=dtype_name(served_dtype(checkpoint, options)),
-        checkpoint=str(checkpoint),
-        overhead_tokens=_overhead_tokens(recipe, plan.tokenizer, plan.template),
-        notes=plan.notes,
-        truncation_side=plan.tokenizer.traits.truncation_side,
-        media_tokens=None if reader is None else reader.tokens_max,
-        loaded=False,
+    reader, outputs = _open_reader(checkpoint, plan.recipe), outputs_of(plan.recipe)
+    return _capabilities(
+        checkpoint, model_id, options, plan, outputs, _width(checkpoint, plan.recipe), reader
     )
 
 
@@ -162,7 +181,11 @@ def _reader_kind(recipe: Recipe) -> ReaderKind | None:
 def _open_reader(checkpoint: Path, recipe: Recipe) -> ReadsMedium | None:
     """Return the reader of pictures or recordings, None for a network of texts. Raises: ModelUnavailable."""
     kind = _reader_kind(recipe)
-    return None if kind is None else open_reader(kind, checkpoint)
+    if kind is None:
+        return None
+    from backends.torch.media.features import open_reader
+
+    return open_reader(kind, checkpoint)
 
 
 def best_device(device: str | None) -> torch.device:
@@ -209,7 +232,7 @@ def served_dtype(checkpoint: Path, options: LoadOptions) -> torch.dtype:
             raise ModelUnavailable(
                 "`dtype: int8` does not serve static models, which multiply nothing; leave `dtype` out"
             )
-        if permitted_code(checkpoint, options) is not None:
+        if trusted_code(checkpoint, options) is not None:
             raise ModelUnavailable(
                 "`dtype: int8` does not serve models with code of their own, whose layers may differ from "
                 "transformers' layers; leave `dtype` out"
@@ -286,9 +309,16 @@ REPORTED_POOLINGS: dict[ModelKind, str] = {"sparse": "splade", "language": "last
 
 
 def _capabilities(
-    recipe: Recipe, template: RerankTemplate, outputs: frozenset[Output], width: int | None
+    checkpoint: Path,
+    model_id: str,
+    options: LoadOptions,
+    plan: LoadPlan,
+    outputs: frozenset[Output],
+    width: int | None,
+    reader: ReadsMedium | None,
 ) -> Capabilities:
-    """Derive the capabilities that follow from a recipe and a template."""
+    """Derive the capabilities of a model that is not loaded."""
+    recipe, template = plan.recipe, plan.template
     # In a prompt for pairs a single text has no label.
     own = OPERATIONS["language" if template.prompt else recipe.kind]
     operations = own | {Operation.TOKENIZE, Operation.DETOKENIZE}
@@ -299,10 +329,17 @@ def _capabilities(
     has_width = recipe.kind in {"dense", "static", "dual"}
     is_pooled = recipe.kind in {"dense", "static"}
     return Capabilities(
-        model_id="",
+        model_id=model_id,
+        dtype=dtype_name(served_dtype(checkpoint, options)),
+        checkpoint=str(checkpoint),
+        notes=plan.notes,
+        overhead_tokens=_overhead_tokens(recipe, plan.tokenizer, template),
+        truncation_side=plan.tokenizer.traits.truncation_side,
+        media_tokens=None if reader is None else reader.tokens_max,
+        loaded=False,
         operations=frozenset(operations),
         max_input_tokens=recipe.max_tokens,
-        batch_inputs=STATIC_BATCH_INPUTS if recipe.kind == "static" else BATCH_INPUTS,
+        request_inputs=STATIC_REQUEST_INPUTS if recipe.kind == "static" else REQUEST_INPUTS,
         dimensions=width if has_width else None,
         pooling="+".join(recipe.pooling) if is_pooled else REPORTED_POOLINGS.get(recipe.kind),
         prompts=recipe.prompts,
@@ -338,3 +375,122 @@ def _overhead_tokens(recipe: Recipe, tokenizer: TextTokenizer, template: RerankT
     # Together, query and document may be longer than one sequence.
     beyond_one = sum(recipe.late.lengths(recipe.max_tokens)) - recipe.max_tokens
     return SPECIAL_TOKENS * 2 + sum(len(ids) for ids in prompts) + max(0, beyond_one)
+
+
+T = TypeVar("T")
+LoadModel: TypeAlias = Callable[[wire.ModelBoot, Path, ReportStep, RunOnDevice], LoadedModel]
+
+
+def locate_model(boot: wire.ModelBoot) -> Path:
+    """Return the folder of a model, after downloading what its load needs: weights, and code if permitted.
+
+    Raises: ModelUnavailable, before it downloads weights if the small files suffice to refuse them.
+    """
+
+    def approve(folder: Path) -> None:
+        own_code_of(boot, folder)
+
+    folder = locate_checkpoint(boot.model, boot.revision, with_code=boot.trust_remote_code, approve=approve)
+    code = own_code_of(boot, folder)
+    if code is not None:
+        locate_code(folder, code.classes, boot.code_revision)
+    return folder
+
+
+def describe_model(boot: wire.ModelBoot) -> Capabilities:
+    """Return the capabilities of a model, read without its weights. Raises: ModelUnavailable."""
+    return describe_folder(boot, locate_tokenizer(boot.model, boot.revision))
+
+
+def describe_folder(boot: wire.ModelBoot, folder: Path) -> Capabilities:
+    """Return the capabilities of a model whose small files are in a folder. Raises: ModelUnavailable."""
+    found = describe(folder, boot.model, options_of(boot))
+    return msgspec.structs.replace(found, notes=(*found.notes, *_ignored_settings(boot)))
+
+
+def own_code_of(boot: wire.ModelBoot, folder: Path) -> OwnCode | None:
+    """Return the code of its own that a model runs, None if it runs none. Raises: ModelUnavailable."""
+    return trusted_code(network_folder(folder), options_of(boot))
+
+
+def settings_of(boot: wire.ModelBoot) -> TaskSettings:
+    """Return the settings of a model that override its files."""
+    return TaskSettings(boot.task, boot.pooling, boot.rerank_template, boot.model, boot.adapter)
+
+
+def estimate_bytes(boot: wire.ModelBoot, folder: Path) -> int:
+    """Return the bytes of a model's weights once they are loaded. Raises: ModelUnavailable."""
+    with refuse_on_error(f"the sizes of the weights in {folder} could not be read"):
+        options, files = options_of(boot), CheckpointFiles(network_folder(folder))
+        kind = recognize(files, options.settings)
+        # Code of a checkpoint holds float32 before its layers are cast.
+        runs_code = trusted_code(files.checkpoint, options) is not None
+        dtype = torch.float32 if runs_code else served_dtype(files.checkpoint, options)
+        sizes = sizes_of(files, kind, dtype)
+        # Weights of 8 bits are made of those in the files, which are read first.
+        held_first = sizes.file_bytes if dtype == torch.int8 else None
+        found = max(sizes.memory_bytes or 0, held_first or 0) or sizes.file_bytes or 0
+        # The other runtime holds float32, and its compiled form.
+        return found + (2 * (sizes.file_bytes or 0) if options.runtime == "openvino" else 0)
+
+
+def load_model(
+    boot: wire.ModelBoot, folder: Path, report: ReportStep, run_on_device: RunOnDevice
+) -> LoadedModel:
+    """Load a model with its network.
+
+    report: called with each step. run_on_device: runs its first batches. Raises: ModelUnavailable.
+    """
+    loaded = load(folder, boot.model, options_of(boot), report, run_on_device)
+    found = loaded.capabilities
+    found = msgspec.structs.replace(found, notes=(*found.notes, *_ignored_settings(boot)))
+    return msgspec.structs.replace(loaded, capabilities=found)
+
+
+def _ignored_settings(boot: wire.ModelBoot) -> Iterator[str]:
+    """Yield a note for each setting that has no effect."""
+    if boot.revision is not None and is_path(boot.model):
+        yield "`revision` has no effect: the model is a folder, whose files are read as they are"
+    if boot.compiled and not _may_compile(boot):
+        yield "`compile` has no effect on a processor, where the engine is faster without it"
+
+
+def _may_compile(boot: wire.ModelBoot) -> bool:
+    """Return False on a processor, where compiled networks are 1.02 to 1.35 times as slow."""
+    return best_device(boot.device).type != "cpu"
+
+
+def options_of(boot: wire.ModelBoot) -> LoadOptions:
+    """Return the settings of a model that its load takes."""
+    return LoadOptions(
+        boot.dtype,
+        boot.device,
+        boot.compiled and _may_compile(boot),
+        boot.trust_remote_code,
+        boot.code_revision,
+        settings_of(boot),
+        boot.tokenizer,
+        boot.runtime,
+    )
+
+
+async def run_in_new_thread(function: Callable[[], T]) -> T:
+    """Run a function once, on a thread that ends with it and has no OpenMP team.
+
+    OpenMP keeps a team for every thread that computes, as long as the thread lives. A second team next to
+    that of the forward passes makes both slow, and reading weights gains little from one.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        threads_before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(1)
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
+            future.set_exception(error)
+        finally:
+            torch.set_num_threads(threads_before)
+
+    Thread(target=run, name="load", daemon=True).start()
+    return await asyncio.wrap_future(future)

@@ -7,25 +7,29 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import transformers
-
 from backends.contract.errors import ModelUnavailable
+from backends.recipe.bert_config import read_bert
 from backends.recipe.chat_template import read_chat_template
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.options import RerankPrompt, TaskSettings
 from backends.recipe.recipe import Recipe
-from backends.recipe.rerank_families import FAMILIES, published_family
-from backends.recipe.rerank_template import Prompt, RerankTemplate, Slot, split_at, written_template
-from backends.torch.inputs.chat import FAULTS
-from backends.torch.networks.architectures import is_decoder
+from backends.recipe.rerank_template import (
+    FAMILIES,
+    Placeholder,
+    Prompt,
+    RerankTemplate,
+    published_family,
+    split_at,
+    written_template,
+)
 
 INSTRUCTION_MARK, QUERY_MARK, DOCUMENT_MARK = (
     "\u2983instruction\u2984",
     "\u2983query\u2984",
     "\u2983document\u2984",
 )
-MARKS: dict[str, Slot] = {QUERY_MARK: "query", DOCUMENT_MARK: "document"}
-MARKS_WITH_INSTRUCTION: dict[str, Slot] = {INSTRUCTION_MARK: "instruction", **MARKS}
+MARKS: dict[str, Placeholder] = {QUERY_MARK: "query", DOCUMENT_MARK: "document"}
+MARKS_WITH_INSTRUCTION: dict[str, Placeholder] = {INSTRUCTION_MARK: "instruction", **MARKS}
 ROLES = ("query", "document")
 WAY_OUT = (
     f"set `rerank_template` of its upstream to the template that it was trained with: {', '.join(FAMILIES)}, "
@@ -77,12 +81,20 @@ def _of_reranking_classifier(files: CheckpointFiles, settings: TaskSettings) -> 
         )
     template = _configured(settings) or _published(settings) or _of_roles(files)
     # Nothing separates the two texts of a pair in such a network.
-    if template is None and is_decoder(str(files.config.get("model_type"))):
+    if template is None and _is_decoder(files):
         raise ModelUnavailable(
             f"{files.checkpoint} is a language model with a classifier whose files do not state the prompt "
             f"around a query and its document; {WAY_OUT}, without tokens"
         )
     return template or RerankTemplate(query_prefix=_default_prompt(files))
+
+
+def _is_decoder(files: CheckpointFiles) -> bool:
+    if read_bert(files.config) is not None:
+        return False
+    from backends.torch.stock.architectures import is_decoder
+
+    return is_decoder(str(files.config.get("model_type")))
 
 
 def template_notes(files: CheckpointFiles, recipe: Recipe, settings: TaskSettings) -> Iterator[str]:
@@ -171,6 +183,10 @@ def _default_prompt(files: CheckpointFiles) -> str:
 
 def _render(files: CheckpointFiles, instructions: list[str]) -> list[str]:
     """Return the chat around the marks with each instruction; "" if the template does not support it."""
+    import transformers
+
+    from backends.torch.inputs.bounded_rendering import FAULTS
+
     options: dict[str, Any] = files.transformer_config.get("processing_kwargs", {}).get("chat_template", {})
     # A flag of sentence-transformers, not a variable of the template.
     variables = {name: value for name, value in options.items() if name != "restore_suffix"}

@@ -11,9 +11,9 @@ import torch
 from backends.recipe.files import CheckpointFiles
 from backends.recipe.recipe import ModelKind
 from backends.torch import wire
-from backends.torch.load.formats import WeightFormats
 from backends.torch.memory import files_bytes
-from backends.torch.networks.static_files import read_table_file
+from backends.torch.networks.formats import WeightFormats
+from backends.torch.networks.static import read_table_file
 from backends.torch.networks.weight_files import FORMATS, StoredTensor, stored_tensors
 
 # Parts of names of matrices that compute in float32: further tables, and heads.

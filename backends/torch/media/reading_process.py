@@ -18,7 +18,7 @@ from pathlib import Path
 
 from backends.contract import Image
 from backends.contract.errors import BackendError, InvalidWork
-from backends.torch.media.readers import open_reader
+from backends.torch.media.features import open_reader
 from backends.torch.media.reading_wire import (
     CPU_S_MAX,
     END,

@@ -1,37 +1,215 @@
 """Attention over concatenated sequences without padding: the one function that every packed model runs.
 
-Registered with transformers under `PACKED`. A model calls it with query, key and value of all tokens at once,
-(1, heads, tokens, dim), and with `cu_seq_lens_q`, the start of each sequence and the end of the last, as in
-FlashAttention. If some tokens are not attended to (a query's fillers), `attended` holds the indices of the
-others, and `cu_seq_lens_k` the starts of the sequences among them. Rule: a sequence attends to no other, so
-that its vector does not depend on its batch, but for the rounding of sums.
+Rule: a sequence attends to no other, so that its vector does not depend on its batch, but for the rounding
+of sums.
+
+Sequences are cut into pieces, each for one call of the attention kernel. Neighbors of equal lengths are a
+run: a batch of the kernel. Short neighbors of different lengths are a block: one long sequence for the
+kernel, with a mask in which each sequence sees only itself. That multiplies more, in fewer calls. The kernel
+computes the exponents of a row in vectors, and the rest one by one: 63 keys take twice as long as 64.
+Therefore a piece may have spare keys, those that follow it in memory, which its mask hides.
 """
 
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import lru_cache
-from itertools import accumulate
+from functools import cache, lru_cache, partial
+from itertools import accumulate, groupby, pairwise
+from threading import local
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
 
-from backends.torch.networks.blocks import Piece, Visibility, cut_blocks, cutting_of_pass, group_runs, keys_of
+from backends.torch.networks.measuring import fastest
 
-PACKED = "packed"
+# float32 numbers in a vector of AVX-512.
+VECTOR = 16
+# Above this length, adding the mask costs more than the rest of a vector; so does a rest of few keys.
+SPARED_LENGTH_MAX = 512
+REST_MIN = 3
+# Sequences, heads and components with which blocks are measured: 0.1 s in all on a
+# processor with AVX2.
+PROBE_LENGTHS = (94, 71, 61, 45, 41, 36, 33, 21, 19, 16, 11, 10)
+PROBE_HEADS, PROBE_DIM = 12, 32
+# Cuts that are kept for the next layers and for like batches; each has 0.5 MB of masks for 1,024 tokens.
+KEPT_CUTS = 16
+# Of each thread that computes: whether the network of its pass has no blocks.
+_own = local()
+
+
+class Cutting(NamedTuple):
+    """Bound of a block's tokens, 0 without blocks, and the multiple to which spare keys fill up."""
+
+    block_tokens: int = 0
+    key_multiple: int = 1
+
+    def spare_keys(self, length: int) -> int:
+        """Return the number of spare keys of so many keys."""
+        rest = length % self.key_multiple
+        return self.key_multiple - rest if rest >= REST_MIN and length < SPARED_LENGTH_MAX else 0
+
+
+# The fastest is found by measuring.
+CUTTINGS = (
+    Cutting(),
+    Cutting(0, VECTOR),
+    *(Cutting(most, vector) for most in (64, 128) for vector in (1, VECTOR)),
+)
+
+
+class Visibility(NamedTuple):
+    """Keys of its sequence that a token sees: only earlier ones, only near ones; 0 is any distance."""
+
+    causal: bool = False
+    window: int = 0
+
+
+class Piece(NamedTuple):
+    """Neighboring sequences that one kernel call computes.
+
+    spare_keys: number of hidden keys behind those of each sequence. mask: (length, key_length + spare_keys)
+    of a block, (1, key_length + spare_keys) of a run with hidden keys, none of a causal run; it is added to
+    the scores. A block is one sequence.
+    """
+
+    length: int
+    key_length: int
+    sequences: int
+    mask: Tensor | None = None
+    spare_keys: int = 0
+
+    @property
+    def is_single(self) -> bool:
+        """True for one sequence, whose tokens all see the same keys."""
+        return self.sequences == 1 and (self.mask is None or len(self.mask) == 1)
+
+
+def group_runs(starts: Sequence[int], key_starts: Sequence[int]) -> list[Piece]:
+    """Group neighbors of equal lengths, in order. starts, key_starts: start of each sequence, and the end."""
+    pairs = zip(pairwise(starts), pairwise(key_starts), strict=True)
+    lengths = ((end - start, key_end - key_start) for (start, end), (key_start, key_end) in pairs)
+    return [Piece(*both, sum(1 for _ in equals)) for both, equals in groupby(lengths)]
+
+
+@lru_cache(KEPT_CUTS)
+def cut_blocks(
+    starts: tuple[int, ...], cutting: Cutting, dtype: torch.dtype, visibility: Visibility
+) -> tuple[Piece, ...]:
+    """Cut sequences into runs and blocks, in order.
+
+    Each layer of a pass asks for the same cut.
+    """
+    groups = _groups(group_runs(starts, starts), cutting.block_tokens)
+    return tuple(
+        _run(group[0], cutting, dtype, visibility)
+        if len(group) == 1
+        else _block(group, cutting, dtype, visibility)
+        for group in groups
+    )
+
+
+def _groups(runs: Sequence[Piece], block_tokens: int) -> Iterator[list[Piece]]:
+    """Yield neighboring runs that share a kernel call."""
+    group: list[Piece] = []
+    tokens = 0
+    for run in runs:
+        run_tokens = run.length * run.sequences
+        if group and tokens + run_tokens > block_tokens:
+            yield group
+            group, tokens = [], 0
+        group.append(run)
+        tokens += run_tokens
+    yield group
+
+
+@torch.inference_mode()
+def _run(run: Piece, cutting: Cutting, dtype: torch.dtype, visibility: Visibility) -> Piece:
+    """Return a run with spare keys, where it is faster and no window hides keys.
+
+    Those of a causal run are hidden with all keys after a token, without a mask of its own.
+    """
+    spare = 0 if visibility.window else cutting.spare_keys(run.length)
+    if not spare or visibility.causal:
+        return run._replace(spare_keys=spare)
+    row = torch.zeros(1, run.length + spare, dtype=dtype)
+    row[:, run.length :] = -math.inf
+    return run._replace(mask=row, spare_keys=spare)
+
+
+@torch.inference_mode()
+def _block(runs: Sequence[Piece], cutting: Cutting, dtype: torch.dtype, visibility: Visibility) -> Piece:
+    """Return one piece for all sequences of some runs."""
+    lengths = torch.tensor([run.length for run in runs for _ in range(run.sequences)])
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    is_visible = owner == owner[:, None]
+    ahead = torch.arange(len(owner)) - torch.arange(len(owner))[:, None]
+    if visibility.causal:
+        is_visible &= ahead <= 0
+    if visibility.window:
+        is_visible &= ahead.abs() < visibility.window
+    spare = cutting.spare_keys(len(owner))
+    mask = torch.zeros(is_visible.shape, dtype=dtype).masked_fill(~is_visible, -math.inf)
+    return Piece(len(owner), len(owner), 1, pad(mask, (0, spare), value=-math.inf), spare)
+
+
+def keys_of(tensor: Tensor, piece: Piece, start: int) -> Tensor:
+    """Return (sequences, key_length + spare_keys, ...) of a piece.
+
+    tensor: (tokens, ...), of which the piece begins at `start`. Only the last pieces are copied.
+    """
+    own = piece.sequences * piece.key_length
+    if start + own + piece.spare_keys <= len(tensor):
+        windows = tensor[start : start + own + piece.spare_keys]
+        return windows.unfold(0, piece.key_length + piece.spare_keys, piece.key_length).movedim(-1, 1)
+    parts = tensor[start : start + own].unflatten(0, (piece.sequences, -1))
+    return pad(parts, (0, 0) * (tensor.dim() - 1) + (0, piece.spare_keys))
+
+
+def compute_without_blocks(network: nn.Module) -> None:
+    """Have a network compute each sequence by itself.
+
+    A block adds in another order. Layers that round activations to 8 bits make a difference of 0.0003 in the
+    cosine of that.
+    """
+    network.register_forward_pre_hook(lambda *_: setattr(_own, "is_without_blocks", True))
+    network.register_forward_hook(lambda *_: setattr(_own, "is_without_blocks", False), always_call=True)
+
+
+def cutting_of_pass(dtype: torch.dtype) -> Cutting:
+    """Return how the pass that this thread runs is cut."""
+    found = fastest_cutting(dtype)
+    return found._replace(block_tokens=0) if getattr(_own, "is_without_blocks", False) else found
+
+
+@cache
+def fastest_cutting(dtype: torch.dtype) -> Cutting:
+    """Return the cutting that is fastest on this processor, measured once per process."""
+    starts = [0]
+    for length in PROBE_LENGTHS:
+        starts.append(starts[-1] + length)
+    qkv = torch.randn(starts[-1], 3, PROBE_HEADS, PROBE_DIM).to(dtype)
+    contenders: dict[Cutting, Callable[[], object]] = {}
+    for cutting in CUTTINGS:
+        pieces = cut_blocks(tuple(starts), cutting, dtype, Visibility())
+        contenders[cutting] = partial(_attend_all, qkv, pieces)
+    return fastest(contenders)
+
+
+def _attend_all(qkv: Tensor, pieces: Sequence[Piece]) -> None:
+    start = 0
+    for piece in pieces:
+        q, k, v = (tensor.transpose(1, 2) for tensor in keys_of(qkv, piece, start).unbind(2))
+        scaled_dot_product_attention(q[:, :, : piece.length], k, v, attn_mask=piece.mask)
+        start += piece.sequences * piece.length
+
+
 # Queries of a causal sequence that are computed together, and the length above which one call is faster.
 PART, PARTED_LENGTH_MAX = 256, 1024
 # Masks of causal sequences that are kept for the next layers, of 2 MB at most.
 KEPT_MASKS = 16
 HALF = (torch.float16, torch.bfloat16)
-# Since PyTorch 2.12, queries of several heads can share keys.
-TAKES_SHARED_KEYS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 CPU_CAPABILITIES = torch.cpu.get_capabilities()
 # Number formats that this processor's matrix units multiply.
 HAS_MATRIX_UNIT = {
@@ -40,95 +218,12 @@ HAS_MATRIX_UNIT = {
 }
 
 
-_seen: ContextVar["list[AttentionOptions] | None"] = ContextVar("_seen", default=None)
-_masked: ContextVar["set[int] | None"] = ContextVar("_masked", default=None)
-
-
 class AttentionOptions(NamedTuple):
     """Scale of the scores, causality, and the distance below which a key is visible; 0 is any distance."""
 
     scale: float
     causal: bool = False
     window: int = 0
-
-
-def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Compute attention for a model of transformers; options are `cu_seq_lens_q`, `max_length_q` and its own.
-
-    Returns (1, tokens, heads, dim), and no weights. Raises: NotImplementedError for features that only some
-    models use; such a model takes the padded path.
-    """
-    if attention_mask is not None or options.get("softcap") or options.get("position_bias") is not None:
-        raise NotImplementedError("packed attention has no masks, soft caps or position biases")
-    # Rotary embeddings return float32 queries and keys; values have the dtype of the matrix product.
-    q, k, v = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
-    scale = options.get("scaling") or q.shape[-1] ** -0.5
-    window = options.get("sliding_window") or 0
-    starts, longest = options["cu_seq_lens_q"], options["max_length_q"]
-    attended = options.get("attended")
-    if attended is not None:
-        k, v = k[attended], v[attended]
-    key_starts = starts if attended is None else options["cu_seq_lens_k"]
-    causal = _is_causal(module, options)
-    seen = _seen.get()
-    if seen is not None:
-        seen.append(AttentionOptions(scale, causal, window))
-    out = compute(q, k, v, starts, key_starts, longest, scale, causal, window)
-    return out.unsqueeze(0), None
-
-
-@contextmanager
-def watched_attention() -> Iterator[list[AttentionOptions]]:
-    """Collect the options of each packed attention that this thread computes in the block.
-
-    A window that is longer than a text has no effect on its output.
-    """
-    seen: list[AttentionOptions] = []
-    token = _seen.set(seen)
-    try:
-        yield seen
-    finally:
-        _seen.reset(token)
-
-
-@contextmanager
-def watched_masks() -> Iterator[set[int]]:
-    """Collect the windows and chunks of the masks that a network asks for in the block, on this thread."""
-    sizes: set[int] = set()
-    token = _masked.set(sizes)
-    try:
-        yield sizes
-    finally:
-        _masked.reset(token)
-
-
-def register() -> None:
-    """Register the attention with transformers as `PACKED`, without any mask."""
-    AttentionInterface.register(PACKED, packed_attention)
-    AttentionMaskInterface.register(PACKED, _no_mask)
-
-
-def _no_mask(*_: Any, local_size: int | None = None, **__: Any) -> None:
-    """Return no mask. local_size: the window or chunk that it would have."""
-    sizes = _masked.get()
-    if sizes is not None and local_size:
-        sizes.add(local_size)
-
-
-def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
-    requested = options.get("is_causal")
-    if requested is not None:
-        return bool(requested)
-    # A decoder trained with bidirectional attention is marked in its config, not in its layers.
-    allowed = getattr(getattr(module, "config", None), "is_causal", True)
-    return bool(getattr(module, "is_causal", False) and allowed)
 
 
 # More than five parameters: an operator of torch takes tensors and scalars, no structs.
@@ -151,8 +246,9 @@ def attend(
     if q.is_cuda and q.dtype in HALF:
         reach = window - 1
         shared: dict[str, Any] = {}
+        varlen_attn, takes_shared_keys = _attention_of_gpu()
         if q.shape[1] != k.shape[1]:
-            if TAKES_SHARED_KEYS:
+            if takes_shared_keys:
                 shared["enable_gqa"] = True
             else:
                 k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for part in (k, v))
@@ -184,6 +280,17 @@ def attend(
         for piece, part, start in zip(pieces, _split(q, tokens), key_starts_of_pieces, strict=False)
     )
     return _compute_pieces(q.new_empty(q.shape), pieces, qkv_of_pieces, options)
+
+
+@cache
+def _attention_of_gpu() -> tuple[Callable[..., Any], bool]:
+    """Return the kernel, and True if its queries of several heads can share keys: since PyTorch 2.12.
+
+    It is imported late, because its import takes as long as that of torch.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def attend_joined(joined: Tensor, starts: Tensor, longest: int, scale: float) -> Tensor:

@@ -6,6 +6,7 @@ no padding and is faster at them. Source of the settings: OpenVINO 2026.4, CPU d
 
 import inspect
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -103,7 +104,7 @@ class OpenVinoPasses:
                 # Several engine processes would pin their threads to the same cores.
                 "ENABLE_CPU_PINNING": False,
             }
-            compiled = import_module("openvino").Core().compile_model(self._model, "CPU", settings)
+            compiled = _openvino().Core().compile_model(self._model, "CPU", settings)
             self._request = compiled.create_infer_request()
             trials: list[Trial] = []
             for tokens in LENGTHS:
@@ -196,7 +197,7 @@ def convert(encoder: Any, dtype: torch.dtype) -> OpenVinoPasses | str:
     # Without padding in the trace, code of transformers could leave out the mask.
     mask[:, -TRACED_PADDING:] = 0
     example = (ids, mask, torch.zeros_like(ids))[: len(names)]
-    library = import_module("openvino")
+    library = _openvino()
     shapes = [library.PartialShape([1, -1])] * len(names)
     try:
         # Tracing warns of each size that becomes a constant; the trials find out whether one matters.
@@ -233,11 +234,18 @@ def require_openvino(device: torch.device, dtype: DTypeName | None) -> None:
     if dtype is not None and getattr(torch, dtype) not in HINTS:
         raise ModelUnavailable(f"{NAME} needs `dtype: float32` or `bfloat16`; leave one of them out")
     try:
-        import_module("openvino")
+        _openvino()
     except ImportError as error:
         raise ModelUnavailable(
             f"{NAME} needs a package: .venv/bin/pip install 'openvino>=2026.2,<2027', or leave it out"
         ) from error
+
+
+def _openvino() -> Any:
+    """Import OpenVINO without its telemetry, which forks this process to send statistics to a vendor."""
+    # None blocks the import.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    return import_module("openvino")
 
 
 def _seconds(compute: Callable[[], object]) -> float:

@@ -11,22 +11,30 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import activations
 
 from backends.torch.networks.measuring import fastest
 
 # Rows for which oneDNN lays out weights; it computes any other number with the same layout.
 TYPICAL_TOKENS = 1024
 # Activations that oneDNN computes inside a matrix product, before rounding: its algorithm and variant.
-FUSED_ACTIVATIONS: dict[type[nn.Module], tuple[str, str]] = {
-    activations.GELUActivation: ("gelu", "none"),
-    activations.GELUTanh: ("gelu", "tanh"),
-    activations.NewGELUActivation: ("gelu", "tanh"),
-    activations.FastGELUActivation: ("gelu", "tanh"),
-    activations.SiLUActivation: ("swish", ""),
-    nn.SiLU: ("swish", ""),
-    nn.ReLU: ("relu", ""),
-    nn.Tanh: ("tanh", ""),
+# By the class's module and name: transformers is not imported for networks that need none of it.
+FUSED_ACTIVATIONS: dict[str, tuple[str, str]] = {
+    "transformers.activations.GELUActivation": ("gelu", "none"),
+    "transformers.activations.GELUTanh": ("gelu", "tanh"),
+    "transformers.activations.NewGELUActivation": ("gelu", "tanh"),
+    "transformers.activations.FastGELUActivation": ("gelu", "tanh"),
+    "transformers.activations.SiLUActivation": ("swish", ""),
+    "torch.nn.modules.activation.SiLU": ("swish", ""),
+    "torch.nn.modules.activation.ReLU": ("relu", ""),
+    "torch.nn.modules.activation.Tanh": ("tanh", ""),
+}
+# The same computed by torch.
+ACTIVATIONS: dict[tuple[str, str], Callable[[], nn.Module]] = {
+    ("gelu", "none"): nn.GELU,
+    ("gelu", "tanh"): partial(nn.GELU, "tanh"),
+    ("swish", ""): nn.SiLU,
+    ("relu", ""): nn.ReLU,
+    ("tanh", ""): nn.Tanh,
 }
 NO_ACTIVATION = ("none", "")
 # Rows, inputs and outputs of the product with which activations are measured: 50 ms at 30 GFLOP/s.
@@ -107,7 +115,7 @@ class PrepackedLinear(nn.Module):
     def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__()
         activation = getattr(layer, "activation", None)
-        self._fused = NO_ACTIVATION if activation is None else inner_activation(type(activation), dtype)
+        self._fused = NO_ACTIVATION if activation is None else inner_activation(activation, dtype)
         self._activation = activation if self._fused is NO_ACTIVATION else None
         self._dtype = dtype
         weight = layer.weight.detach().to(dtype)
@@ -137,9 +145,13 @@ def multiplied(layer: nn.Module, inputs: Tensor, factor: Tensor) -> Tensor:
     return factor.mul_(layer(inputs))
 
 
-def inner_activation(activation: type[nn.Module], dtype: torch.dtype) -> tuple[str, str]:
+def inner_activation(activation: nn.Module, dtype: torch.dtype) -> tuple[str, str]:
     """Return oneDNN's algorithm and variant of an activation, or none if torch is to compute it."""
-    form = FUSED_ACTIVATIONS.get(activation, NO_ACTIVATION)
+    kind = type(activation)
+    if kind is nn.GELU:
+        form = ("gelu", str(activation.approximate))
+    else:
+        form = FUSED_ACTIVATIONS.get(f"{kind.__module__}.{kind.__name__}", NO_ACTIVATION)
     is_inside = form is NO_ACTIVATION or dtype != torch.float32 or is_faster_inside(form)
     return form if is_inside else NO_ACTIVATION
 
@@ -148,11 +160,11 @@ def inner_activation(activation: type[nn.Module], dtype: torch.dtype) -> tuple[s
 def is_faster_inside(form: tuple[str, str]) -> bool:
     """Measure once per process whether oneDNN computes an activation faster than torch after the product.
 
-    form: one of `FUSED_ACTIVATIONS`. On an AVX2 processor GELU takes oneDNN three times as long as torch.
+    form: one of `ACTIVATIONS`. On an AVX2 processor GELU takes oneDNN three times as long as torch.
     """
     rows, inputs, outputs = PROBE_PRODUCT
     x, bias = torch.randn(rows, inputs), torch.zeros(outputs)
-    apply = next(kind for kind, other in FUSED_ACTIVATIONS.items() if other == form)()
+    apply = ACTIVATIONS[form]()
     weight = torch.ops.mkldnn._reorder_linear_weight(torch.randn(outputs, inputs), rows)  # noqa: SLF001
     multiply = partial(torch.ops.mkldnn._linear_pointwise, x, weight, bias)  # noqa: SLF001
     algorithm, variant = form

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from backends.checkpoints.json_files import read_json_object
 from backends.checkpoints.needed_files import has_weights
+from backends.checkpoints.small_files import read_json_object
 from backends.contract import Vectors
 from backends.contract.errors import ModelUnavailable
 from backends.recipe.recipe import Projection, ProjectionKind, Recipe

@@ -1,9 +1,12 @@
 """Readers of a network's token vectors: one per kind of output, and one for a language model's next word.
 
 Every reader takes `HiddenStates` and returns one value per sequence, in order. Rule: no Python loop over
-tokens.
-Sources: SPLADE (Formal et al., 2021) as sentence-transformers 6.2 pools it; BGE-M3 (Chen et al., 2024) as
-FlagEmbedding 1.3 reads its weights; ColBERT (Khattab and Zaharia, 2020).
+tokens. A pooling takes hidden (batch, tokens, dim) of any float dtype on the model's device and a mask
+(batch, tokens), 1 = counts, and returns (batch, dim) float32: a sum in half precision loses the tail of long
+inputs.
+Sources: `Pooling` of sentence-transformers 6; SPLADE (Formal et al., 2021) as sentence-transformers 6.2
+pools it; BGE-M3 (Chen et al., 2024) as FlagEmbedding 1.3 reads its weights; ColBERT (Khattab and Zaharia,
+2020).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +20,62 @@ from torch import Tensor, nn
 from backends.contract import TermWeights, Vectors
 from backends.recipe.recipe import PoolingMode, Splade
 from backends.torch.inputs.sequences import InputSequence
-from backends.torch.networks.pooling import pool
 from backends.torch.networks.transfers import to_device, to_host
+
+
+def cls_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the first token that counts."""
+    first = mask.long().argmax(dim=1)
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), first].float()
+
+
+def last_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the last token that counts."""
+    last = mask.shape[1] - 1 - mask.long().flip(1).argmax(dim=1)
+    return hidden[torch.arange(hidden.shape[0], device=hidden.device), last].float()
+
+
+def max_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the largest value of each component."""
+    return hidden.float().masked_fill(mask.unsqueeze(-1) == 0, -torch.inf).amax(dim=1)
+
+
+def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the average token."""
+    return _weighted_sum(hidden, mask.float()) / mask.float().sum(dim=1, keepdim=True).clamp(min=1e-9)
+
+
+def mean_sqrt_len_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the sum of tokens divided by the square root of their number."""
+    count = mask.float().sum(dim=1, keepdim=True).clamp(min=1e-9)
+    return _weighted_sum(hidden, mask.float()) / count.sqrt()
+
+
+def weighted_mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Return the average token, each weighted by its position, counted from 1."""
+    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    weights = mask.float() * positions
+    return _weighted_sum(hidden, weights) / weights.sum(dim=1, keepdim=True).clamp(min=1e-9)
+
+
+POOLINGS: dict[PoolingMode, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": cls_pool,
+    "lasttoken": last_pool,
+    "max": max_pool,
+    "mean": mean_pool,
+    "mean_sqrt_len_tokens": mean_sqrt_len_pool,
+    "weightedmean": weighted_mean_pool,
+}
+
+
+def pool(hidden: Tensor, mask: Tensor, modes: tuple[PoolingMode, ...]) -> Tensor:
+    """Return the vectors of every mode, concatenated: (batch, dim · len(modes)) float32."""
+    return torch.cat([POOLINGS[mode](hidden, mask) for mode in modes], dim=1)
+
+
+def _weighted_sum(hidden: Tensor, weights: Tensor) -> Tensor:
+    return torch.einsum("btd,bt->bd", hidden.float(), weights)
+
 
 # Logits of the whole vocabulary that are held at a time: those of a batch would take gigabytes.
 CHUNK_BYTES = 64 * 1024 * 1024

@@ -1,7 +1,8 @@
 """Engine of one model: schedule → run → resolve, with forward passes on the threads that compute.
 
 Engines of several models share those threads and take turns. Work is tokenized on other threads before it
-enters the queue, except for a few words. Knows nothing of HTTP.
+enters the queue, except for a few words. Knows nothing of HTTP. A pass that fails for want of memory, or for
+one of its sequences, is run again in parts.
 Invariant: only threads that compute touch the head; only the event loop touches futures.
 """
 
@@ -25,23 +26,104 @@ from backends.contract import (
     Tokenize,
     TokenizeReply,
     Work,
-    inputs_of,
-    operation_of,
 )
 from backends.contract.errors import InvalidWork, ReplicaOverloaded, UnsupportedWork
-from backends.contract.texts import INLINE_CHARACTERS_MAX, chat_of
-from backends.torch.inputs.sequences import PreparedSequences
-from backends.torch.memory import release_to_system
+from backends.contract.texts import INLINE_CHARACTERS_MAX
+from backends.torch.inputs.sequences import Head, PreparedSequences
+from backends.torch.memory import is_exhausted, release_to_system
 from backends.torch.passes.answering import answer
 from backends.torch.passes.backlog import Backlog
-from backends.torch.passes.batch_runner import BatchRunner
-from backends.torch.passes.jobs import Batch, Job, Member, fail_jobs
+from backends.torch.passes.jobs import Batch, Job, Member, count_tokens, fail_jobs, failure_of, plan
 from backends.torch.passes.loaded_model import LoadedModel
-from backends.torch.passes.planner import plan
 from backends.torch.passes.threads import ForwardThreads
 from backends.torch.stats import Recorder, Stopwatch
 
 logger = logging.getLogger(__name__)
+
+# A forward pass is planned for at least this much, however little memory there is.
+BATCH_TOKENS_MIN = 64
+NOT_FINITE = "the model gives numbers for it that are not finite"
+
+
+class BatchRunner:
+    """Computes batches with one head.
+
+    lock: guards the jobs' missing rows. batch_tokens: tokens of one pass, reduced when a pass ran out of
+    memory. relieve: frees memory after that.
+    """
+
+    def __init__(self, head: Head, lock: Lock, batch_tokens: int, relieve: Callable[[], None]) -> None:
+        self.batch_tokens = batch_tokens
+        self.out_of_memory = 0
+        self._head = head
+        self._lock = lock
+        self._relieve = relieve
+
+    def compute(self, members: Sequence[Member], outputs: frozenset[Output]) -> None:
+        """Compute the row of every member; a batch that fails is halved until the faulty inputs are alone.
+
+        So are the members of a batch whose rows are not finite: a masked key with such a number spoils its
+        neighbors in a block of sequences.
+        """
+        error, spoiled = self._run(members, outputs)
+        if spoiled:
+            self._compute_halves(spoiled, outputs)
+        if error is None:
+            return
+        if is_exhausted(error):
+            self._out_of_memory(members)
+        if len(members) > 1:
+            self._compute_halves(members, outputs)
+        elif not is_exhausted(error) or (error := self._run(members, outputs)[0]) is not None:
+            self._fail(members[0], error)
+
+    def _compute_halves(self, members: Sequence[Member], outputs: frozenset[Output]) -> None:
+        half = len(members) // 2
+        for part in filter(None, (members[:half], members[half:])):
+            self.compute(part, outputs)
+
+    def _out_of_memory(self, members: Sequence[Member]) -> None:
+        """Free memory, and plan smaller passes from now on."""
+        tokens = count_tokens(members)
+        self.out_of_memory += 1
+        if len(members) > 1:
+            self.batch_tokens = min(self.batch_tokens, max(tokens // 2, BATCH_TOKENS_MIN))
+        logger.warning(
+            "a forward pass of %d tokens ran out of memory; from now on the limit is %d",
+            tokens,
+            self.batch_tokens,
+        )
+        self._relieve()
+
+    def _run(
+        self, members: Sequence[Member], outputs: frozenset[Output]
+    ) -> tuple[Exception | None, list[Member]]:
+        """Run one pass; return the error if it failed, and the members of several that have no row yet."""
+        try:
+            rows = self._head.run([job.sequences[i] for job, i in members], outputs)
+        except Exception as error:  # noqa: BLE001 - a caller waits for each member, whatever the error
+            # The frames of the traceback hold the tensors of the failed pass, and with them the memory.
+            return (error.with_traceback(None) if is_exhausted(error) else error), []
+        are_finite = [row.is_finite() for row in rows]
+        spoiled = []
+        with self._lock:
+            for member, row, is_finite in zip(members, rows, are_finite, strict=True):
+                job, place = member
+                if not is_finite and len(members) > 1:
+                    spoiled.append(member)
+                    continue
+                if not is_finite:
+                    job.blame(place, NOT_FINITE)
+                job.give(place, row)
+        return None, spoiled
+
+    def _fail(self, member: Member, error: Exception) -> None:
+        job, place = member
+        failure = failure_of(member, error)
+        with self._lock:
+            job.error = job.error or failure
+            job.give(place, None)
+
 
 # Two threads keep the queue filled while one waits for the GIL; more only take cores from the forward pass.
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
@@ -102,9 +184,9 @@ class Engine:
 
         Raises: InvalidWork, UnsupportedWork, ReplicaOverloaded, ReplicaFailed.
         """
-        if operation_of(work) not in self._loaded.capabilities.operations:
-            raise UnsupportedWork(f"this model does not {operation_of(work).value}")
-        if not inputs_of(work):
+        if work.operation not in self._loaded.capabilities.operations:
+            raise UnsupportedWork(f"this model does not {work.operation.value}")
+        if not work.inputs:
             raise InvalidWork("there are no inputs")
         loop = asyncio.get_running_loop()
         if isinstance(work, Tokenize | Detokenize):
@@ -127,7 +209,7 @@ class Engine:
             assert self._loaded.media is not None
             return await self._loaded.media.prepare(work)
         is_short = isinstance(work, Embed) and _characters(self._loaded, work) <= INLINE_CHARACTERS_MAX
-        is_chat = chat_of(work) is not None
+        is_chat = work.conversation is not None
         if is_short and not is_chat:
             return self._loaded.preparer.prepare(work)
         loop = asyncio.get_running_loop()

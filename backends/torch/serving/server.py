@@ -5,7 +5,6 @@ Rule: it lives as long as the parent's pipe; end of file on standard input ends 
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -152,8 +151,6 @@ def main() -> None:
         with contextlib.suppress(OSError):
             os.write(boot.status_fd, msgspec.json.encode(state) + b"\n")
 
-    # Imported modules stay: a garbage collector that walks them after every load would stall all threads.
-    gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(boot, report))
 

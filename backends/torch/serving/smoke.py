@@ -12,12 +12,10 @@ import time
 
 import msgspec
 
-from backends.contract import Classify, Embed, Encode, Operation, Rerank
+from backends.contract import Classify, Embed, Encode, ModelWork, Operation, Rerank
 from backends.contract.errors import BackendError, ModelUnavailable
-from backends.contract.texts import ModelWork
 from backends.torch import wire
-from backends.torch.load.loader import load
-from backends.torch.load.loading import locate_model, options_of
+from backends.torch.load.loader import load, locate_model, options_of
 from backends.torch.passes.engine import Engine
 from backends.torch.passes.loaded_model import LoadedModel
 

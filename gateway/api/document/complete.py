@@ -1,38 +1,23 @@
 """Completion of the OpenAPI document that Litestar generates: summaries, tags, fields, and examples."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-from gateway.api.document.examples import EXAMPLES
-from gateway.api.document.fields import FIELDS, OWN_FIELDS
-from gateway.api.document.parts import PARTS
-from gateway.api.server.paths import METHOD
+import msgspec
+from litestar import Litestar
+
+from gateway.api.document.fields import MEANINGS
+from gateway.api.server.dialect import Dialect
+from gateway.api.server.endpoints import JSON_ONLY, BodyForms, endpoint_of
+from gateway.api.server.paths import METHOD, options_of
 from gateway.api.server.responses import ARROW, OCTETS
 
-# In the order of the document: what most callers need comes first.
-TAGS: Final[dict[str, str]] = {
-    "OpenAI": "Embeddings and models, with the fields that Jina, NIM, Voyage and vLLM add.",
-    "TEI": "The paths of Text Embeddings Inference.",
-    "Cohere and Jina": "Embeddings and rerank as the clients of Cohere and Jina call them.",
-    "vLLM": "The pooling paths of vLLM.",
-    "Infinity": "The paths of Infinity, below `/infinity`.",
-    "Azure": "The embeddings paths of Azure OpenAI.",
-    "Gemini": "The embedding methods of the Gemini API, and its list of models.",
-    "Ollama": "The embedding paths of Ollama, and its list of models.",
-    "Batches": "OpenAI's files and batches: many requests in one file.",
-    "SIE": "The encode and score paths of SIE.",
-    "Probes": "Health and metrics for orchestrators; they need no key.",
-    "Instances": "Model servers on the gateway's host, as in TEI Manager; they need the scope `admin`.",
-    "Operators": "Keys, tenants, usage, upstreams and models; they need a key with the scope `admin`.",
-}
+# Key of the texts in an application's `opt`.
+OPTION: Final = "document"
 Operation: TypeAlias = dict[str, Any]
 FIRST_FIELDS: Final = ("query", "input", "inputs", "texts", "documents", "model")
-# Those that take Arrow, also below a model.
-BELOW_MODELS = "/models/{name}"
-ARROW_PATHS = frozenset({"/embed", "/embed_sparse", "/v1/embeddings", "/embeddings"})
-# Those whose `encoding_format` may be bytes, also below a model.
-BYTES_PATHS = frozenset({"/v1/embeddings", "/embeddings", "/pooling"})
 BYTES_MEANING = "The numbers, one vector after the other, for `encoding_format: bytes`."
 ARROW_MEANING = (
     "An Arrow IPC stream. A body has one column of strings, and the other fields are in the query of the "
@@ -40,23 +25,62 @@ ARROW_MEANING = (
 )
 
 
-def complete(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document, completed in place; a completed one is returned as it is."""
-    if "tags" not in document:
-        _simplify_enums(document)
-        _sort_paths(document)
-        for path, item in document["paths"].items():
-            if path.removeprefix(BELOW_MODELS) in ARROW_PATHS:
-                _add_arrow(item["post"])
-            if path.removeprefix(BELOW_MODELS) in BYTES_PATHS:
-                _add_bytes(item["post"])
-            for operation in item.values():
-                _split_description(operation)
-                _require_path_names(operation)
-                _complete_body(operation, document["components"]["schemas"])
-        _sort_fields(document["components"]["schemas"])
-        _describe_parts(document["components"]["schemas"])
-        _describe_defaults(document)
+class Texts(msgspec.Struct, frozen=True):
+    """Texts that all dialects add to the document.
+
+    tags: in the order of the document. examples: by the name of the body. meanings: of `Struct.field`, or of
+    a field in any body. forms: of bodies and replies besides JSON, by path.
+    """
+
+    tags: Mapping[str, str]
+    examples: Mapping[str, Any]
+    meanings: Mapping[str, str]
+    forms: Mapping[str, BodyForms]
+
+
+def texts_of(dialects: Sequence[Dialect]) -> Texts:
+    """Return the texts of all dialects."""
+    handlers = [handler for dialect in dialects for handler in dialect.handlers]
+    endpoints = ((handler, endpoint_of(options_of(handler).answer)) for handler in handlers)
+    tags = [tag for dialect in dialects for tag in enumerate(dialect.tags.items())]
+    return Texts(
+        # A dialect's further tags stand behind the first ones of all.
+        dict(tag for _, tag in sorted(tags, key=lambda numbered: numbered[0])),
+        {body.__name__: example for dialect in dialects for body, example in dialect.examples.items()},
+        MEANINGS | {key: text for dialect in dialects for key, text in dialect.meanings.items()},
+        {
+            path.replace(":str}", "}"): endpoint.forms
+            for handler, endpoint in endpoints
+            if endpoint is not None
+            for path in handler.paths
+        },
+    )
+
+
+@lru_cache(maxsize=1)
+def completed(application: Litestar) -> dict[str, Any]:
+    """Return the document of an application, which has its texts as an option. It is completed once."""
+    return complete(application.openapi_schema.to_schema(), application.opt[OPTION])
+
+
+def complete(document: dict[str, Any], texts: Texts) -> dict[str, Any]:
+    """Return the document of all handlers, completed in place."""
+    schemas = document["components"]["schemas"]
+    _simplify_enums(document)
+    _sort_paths(document, texts.tags)
+    for path, item in document["paths"].items():
+        forms = texts.forms.get(path, JSON_ONLY)
+        if forms.arrow is not None:
+            _add_arrow(item["post"])
+        if forms.octets:
+            _add_bytes(item["post"])
+        for operation in item.values():
+            _split_description(operation)
+            _require_path_names(operation)
+            _complete_body(operation, schemas, texts)
+    _sort_fields(schemas)
+    _describe_parts(schemas, texts.meanings)
+    _describe_defaults(document)
     return document
 
 
@@ -123,18 +147,18 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
         yield from _objects(member)
 
 
-def _sort_paths(document: dict[str, Any]) -> None:
+def _sort_paths(document: dict[str, Any], tags: Mapping[str, str]) -> None:
     """Group the paths by their first tag, with versioned paths first and those below a model last."""
     items = document["paths"]
     tag_of = {path: next(iter(item.values()))["tags"][0] for path, item in items.items()}
-    names = list(dict.fromkeys([*TAGS, *tag_of.values()]))
+    names = list(dict.fromkeys([*tags, *tag_of.values()]))
 
     def place(path: str) -> tuple[int, bool, bool, str]:
         return names.index(tag_of[path]), path.startswith("/models/{"), not path.startswith("/v"), path
 
     # A method after a name is a segment of its own in the declared path only.
     document["paths"] = {path.replace(METHOD, ":"): items[path] for path in sorted(items, key=place)}
-    document["tags"] = [{"name": name, "description": TAGS.get(name, name)} for name in names]
+    document["tags"] = [{"name": name, "description": tags.get(name, name)} for name in names]
 
 
 def _split_description(operation: Operation) -> None:
@@ -165,16 +189,16 @@ def _add_bytes(operation: Operation) -> None:
     operation["responses"]["200"]["content"][OCTETS] = numbers
 
 
-def _complete_body(operation: Operation, schemas: dict[str, Any]) -> None:
+def _complete_body(operation: Operation, schemas: dict[str, Any], texts: Texts) -> None:
     """Describe the fields of a body, and give it an example."""
     for media in operation.get("requestBody", {}).get("content", {}).values():
         name = media["schema"].get("$ref", "").rpartition("/")[2]
         for field, schema in schemas.get(name, {}).get("properties", {}).items():
-            meaning = OWN_FIELDS.get(f"{name}.{field}") or PARTS.get(f"{name}.{field}") or FIELDS.get(field)
+            meaning = texts.meanings.get(f"{name}.{field}") or texts.meanings.get(field)
             if meaning:
                 schema.setdefault("description", meaning)
-        if name in EXAMPLES:
-            media["example"] = EXAMPLES[name]
+        if name in texts.examples:
+            media["example"] = texts.examples[name]
 
 
 def _sort_fields(schemas: dict[str, Any]) -> None:
@@ -186,8 +210,9 @@ def _sort_fields(schemas: dict[str, Any]) -> None:
             schema["properties"] = {name: fields[name] for name in dict.fromkeys([*first, *fields])}
 
 
-def _describe_parts(schemas: dict[str, Any]) -> None:
+def _describe_parts(schemas: dict[str, Any], meanings: Mapping[str, str]) -> None:
     """Describe the fields of objects inside bodies."""
-    for place, meaning in PARTS.items():
+    for place, meaning in meanings.items():
         name, _, field = place.partition(".")
-        schemas[name]["properties"][field].setdefault("description", meaning)
+        if field:
+            schemas[name]["properties"][field].setdefault("description", meaning)

@@ -1,18 +1,89 @@
 """One RPC on its connection: its request, messages in both directions, and its end. Knows no service.
 
-Source: gRPC over HTTP/2, https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+Source: gRPC over HTTP/2, https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md. The status of each
+error kind is that of huggingface/text-embeddings-inference 1.9.3, router/src/grpc/server.rs; google.rpc.Code
+for kinds that TEI does not have.
 """
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from gateway.api.grpc.frames import NO_ERROR, PROTOCOL_ERROR, StreamFault
+import grpc
+
+from gateway.api.grpc.frames import NO_ERROR, PROTOCOL_ERROR, FlowControlled, StreamFault
 from gateway.api.grpc.hpack import Field, encode_block
-from gateway.api.grpc.statuses import CompressedMessage, status_of
-from gateway.errors import BodyTooLarge, DeadlineExceeded, GatewayError, InvalidInput, MalformedBody
+from gateway.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    GatewayError,
+    InvalidInput,
+    MalformedBody,
+    UnsupportedMedia,
+)
+
+_CODE = grpc.StatusCode
+STATUSES: dict[str, grpc.StatusCode] = {
+    "invalid_input": _CODE.INVALID_ARGUMENT,
+    "empty_input": _CODE.INVALID_ARGUMENT,
+    "malformed_body": _CODE.INVALID_ARGUMENT,
+    "request_exceeds_limit": _CODE.INVALID_ARGUMENT,
+    "unsupported_media": _CODE.INVALID_ARGUMENT,
+    # As grpc itself answers a message over its bound.
+    "body_too_large": _CODE.RESOURCE_EXHAUSTED,
+    "unauthenticated": _CODE.UNAUTHENTICATED,
+    "auth_throttled": _CODE.RESOURCE_EXHAUSTED,
+    "model_forbidden": _CODE.PERMISSION_DENIED,
+    "scope_forbidden": _CODE.PERMISSION_DENIED,
+    "tenant_unknown": _CODE.PERMISSION_DENIED,
+    "model_not_found": _CODE.NOT_FOUND,
+    "not_found": _CODE.NOT_FOUND,
+    "method_not_allowed": _CODE.UNIMPLEMENTED,
+    "already_exists": _CODE.ALREADY_EXISTS,
+    "instance_not_found": _CODE.NOT_FOUND,
+    "instance_invalid": _CODE.INVALID_ARGUMENT,
+    "instance_running": _CODE.FAILED_PRECONDITION,
+    "model_download_failed": _CODE.INTERNAL,
+    "model_load_failed": _CODE.INTERNAL,
+    "instances_unavailable": _CODE.UNAVAILABLE,
+    "file_storage_full": _CODE.RESOURCE_EXHAUSTED,
+    "batches_unavailable": _CODE.UNAVAILABLE,
+    "operation_unsupported": _CODE.FAILED_PRECONDITION,
+    "quota_exceeded": _CODE.RESOURCE_EXHAUSTED,
+    "overloaded": _CODE.RESOURCE_EXHAUSTED,
+    "gateway_full": _CODE.RESOURCE_EXHAUSTED,
+    "no_replica": _CODE.UNAVAILABLE,
+    "quota_unavailable": _CODE.UNAVAILABLE,
+    "sign_on_unavailable": _CODE.UNAVAILABLE,
+    "shutting_down": _CODE.UNAVAILABLE,
+    "model_loading": _CODE.UNAVAILABLE,
+    "upstream_failed": _CODE.FAILED_PRECONDITION,
+    "deadline_exceeded": _CODE.DEADLINE_EXCEEDED,
+    "internal": _CODE.INTERNAL,
+}
+
+
+class CompressedMessage(UnsupportedMedia):
+    """Message in a compression that is not read: none is, because a small one may be huge once unpacked."""
+
+
+def status_of(error: GatewayError) -> grpc.StatusCode:
+    """Return the status that reports an error."""
+    if isinstance(error, CompressedMessage):
+        # As gRPC defines: the client sends it again without compression.
+        return _CODE.UNIMPLEMENTED
+    return STATUSES[error.kind]
+
+
+def trailing_metadata(error: GatewayError, request_id: str) -> tuple[tuple[str, str], ...]:
+    """Return the metadata that follows an error: its id, its rate limits, and when to try again."""
+    headers = {"x-request-id": request_id} | dict(error.headers)
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    return tuple((name.lower(), value) for name, value in headers.items())
+
 
 # Bytes that a client may send on a stream before it is read.
 STREAM_WINDOW_BYTES = 16 * 1024
@@ -120,25 +191,23 @@ class Link(Protocol):
         """Forget a stream. code: sent to the client, unless both sides have ended it."""
 
 
-class CallStream:
+class CallStream(FlowControlled):
     """One RPC on its connection.
 
-    window: bytes that the client may send; below 0 before it knows the connection's settings. send_window:
-    bytes that it takes. written_bytes: of the message that is being sent. is_open: its method needs no key.
+    link: its connection. written_bytes: of the message that is being sent. is_open: its method needs no key.
     task: that answers it.
     """
 
-    def __init__(self, link: Link, number: int, request: Request) -> None:
-        self.number = number
+    def __init__(
+        self, link: Link, number: int, request: Request, send_window: int, *, client_has_ended: bool
+    ) -> None:
+        super().__init__(number, STREAM_WINDOW_BYTES, send_window, client_has_ended=client_has_ended)
         self.request = request
-        self.window = STREAM_WINDOW_BYTES
-        self.send_window = 0
         self.is_open = False
         self.task: asyncio.Task[None] | None = None
         self.has_ended = False
-        self.client_has_ended = False
         self.written_bytes = 0
-        self._link = link
+        self.link = link
         self._loop = asyncio.get_running_loop()
         self._unread = bytearray()
         # Bytes at its beginning that the connection's window has back.
@@ -149,16 +218,6 @@ class CallStream:
         self._has_begun = False
         self._deadline_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def address(self) -> str:
-        """Address of the client."""
-        return self._link.address
-
-    @property
-    def open_calls(self) -> int:
-        """Number of RPCs of the connection whose methods need no key."""
-        return self._link.open_calls
 
     @property
     def unread_bytes(self) -> int:
@@ -176,32 +235,34 @@ class CallStream:
         """Return the time until the deadline, None without one."""
         return None if self._deadline_s is None else self._deadline_s - self._loop.time()
 
-    def trust(self, tenant: str) -> None:
-        """Raise the connection's bounds: the key of this RPC is verified."""
-        self._link.trust(tenant)
-
     def receive(self, content: bytes | bytearray) -> None:
         """Take bytes of messages from the client."""
         if self.has_ended or self._overflows:
-            self._link.credit(len(content))
+            self.link.credit(len(content))
             return
         if self.is_open and len(self._unread) + len(content) > OPEN_BUFFER_BYTES_MAX:
             self._overflows = True
             taken = max(OPEN_BUFFER_BYTES_MAX - len(self._unread), 0)
-            self._link.credit(len(content) - taken)
+            self.link.credit(len(content) - taken)
             content = content[:taken]
         self._unread += content
         self._wake()
 
     def receive_end(self) -> None:
         """Note that the client sends no more."""
-        self.client_has_ended = True
+        self.end_sending()
         self._wake()
 
     def fail_reading(self, failure: GatewayError) -> None:
         """Raise an error where the next message is read."""
         self._failure = failure
         self._wake()
+
+    def run(self, answering: Coroutine[Any, Any, None], *, is_open: bool = False) -> "asyncio.Task[None]":
+        """Answer the RPC in a task, which ends with the stream. is_open: its method needs no key."""
+        self.is_open = is_open
+        self.task = asyncio.create_task(answering)
+        return self.task
 
     async def read(self, bytes_max: int, grow: Callable[[int], None]) -> bytes | None:
         """Return the next message, None at the end of them.
@@ -252,14 +313,14 @@ class CallStream:
     def _credit(self, size: int) -> None:
         """Let the client send more on the connection. size: of the unread bytes, those that are wanted."""
         if size > self._credited:
-            self._link.credit(size - self._credited)
+            self.link.credit(size - self._credited)
             self._credited = size
 
     def _allow(self, wanted: int) -> None:
         """Let the client send what is missing of a message, or the next messages."""
         target = max(STREAM_WINDOW_BYTES, min(wanted, LARGE_WINDOW_BYTES))
         if self.window <= target // 2:
-            self._link.allow(self, target - self.window)
+            self.link.allow(self, target - self.window)
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -280,15 +341,15 @@ class CallStream:
     def begin(self, metadata: Mapping[str, str]) -> None:
         """Send the initial metadata."""
         self._has_begun = True
-        self._link.send_headers(self, REPLY_BLOCK + _encode(metadata.items()), ends=False)
+        self.link.send_headers(self, REPLY_BLOCK + _encode(metadata.items()), ends=False)
 
     def takes(self, message: bytes) -> bool:
         """Return whether a message can be sent without waiting for the client."""
-        return self._link.room_for(self) >= len(message) + PREFIX_BYTES
+        return self.link.room_for(self) >= len(message) + PREFIX_BYTES
 
     def write_at_once(self, message: bytes) -> None:
         """Send a message for which there is room."""
-        self._link.send_data(self, (_prefix(message), message), PREFIX_BYTES + len(message))
+        self.link.send_data(self, (_prefix(message), message), PREFIX_BYTES + len(message))
 
     async def write(self, message: bytes) -> None:
         """Send a message, in pieces if the client does not take it at once."""
@@ -296,14 +357,14 @@ class CallStream:
         prefix = _prefix(message)
         self.written_bytes = 0
         while prefix or rest:
-            room = self._link.room_for(self)
+            room = self.link.room_for(self)
             if room <= 0:
-                await self._link.wait_for_room(self)
+                await self.link.wait_for_room(self)
                 continue
             head, prefix = prefix[:room], prefix[room:]
             piece = rest[: room - len(head)]
             rest = rest[len(piece) :]
-            self._link.send_data(self, (head, piece), len(head) + len(piece))
+            self.link.send_data(self, (head, piece), len(head) + len(piece))
             self.written_bytes += len(piece)
 
     def end(self, status: int, details: str = "", metadata: Iterable[tuple[str, str]] = ()) -> None:
@@ -314,12 +375,12 @@ class CallStream:
         if details:
             fields.append(("grpc-message", UNSAFE.sub(_percent, details.encode()).decode()))
         block = _encode([*fields, *metadata])
-        self._link.send_headers(self, block if self._has_begun else REPLY_BLOCK + block, ends=True)
+        self.link.send_headers(self, block if self._has_begun else REPLY_BLOCK + block, ends=True)
         self._close(NO_ERROR)
 
     def refuse_request(self) -> None:
         """Answer a request that is no RPC as HTTP does."""
-        self._link.send_headers(self, NO_GRPC_BLOCK, ends=True)
+        self.link.send_headers(self, NO_GRPC_BLOCK, ends=True)
         self._close(NO_ERROR)
 
     def reset(self, code: int) -> None:
@@ -335,7 +396,7 @@ class CallStream:
         if self._timer is not None:
             self._timer.cancel()
         self._drop_unread()
-        self._link.close_stream(self, code)
+        self.link.close_stream(self, code)
 
     def _expire(self) -> None:
         failure = DeadlineExceeded("the deadline of the call has passed")

@@ -1,22 +1,31 @@
-"""One HTTP/2 connection of a gRPC client: its streams, their windows, and its bounds.
+"""One HTTP/2 connection of a gRPC client: its streams, their windows, its bounds, and its turns among others.
 
 Rule: until a key of the client is verified, a connection keeps at most 64 KB, whatever arrives, and a call
 costs at most a millisecond. See docs/decisions/091-http2-is-bounded-before-the-key.md.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 from gateway.api.grpc import frames
 from gateway.api.grpc.call_stream import STREAM_WINDOW_BYTES, CallStream, NotGrpc, Request, read_request
-from gateway.api.grpc.frame_reader import FIELDS_MAX, METADATA_BYTES_MAX, METADATA_REASON, FrameReader
-from gateway.api.grpc.frame_writer import VERIFIED_UNSENT_BYTES, FrameWriter
-from gateway.api.grpc.frames import ConnectionFault, Frame, OversizedBlock, StreamFault
+from gateway.api.grpc.frames import (
+    FIELDS_MAX,
+    METADATA_BYTES_MAX,
+    METADATA_REASON,
+    VERIFIED_UNSENT_BYTES,
+    ConnectionFault,
+    Frame,
+    FrameReader,
+    FrameWriter,
+    OversizedBlock,
+    StreamFault,
+)
 from gateway.api.grpc.hpack import BlockBounds, BlockDecoder, BlockTooLarge, CompressionFault, Field
-from gateway.api.grpc.turns import Turns
 from gateway.api.server.connection_limit import NEW_S
-from gateway.api.server.lingering_close import LingeringClose
+from gateway.api.server.http_protocol import LingeringClose
 from gateway.errors import BodyTooLarge, GatewayError
 
 UNVERIFIED_BOUNDS = BlockBounds(FIELDS_MAX, METADATA_BYTES_MAX, 8 * 1024)
@@ -338,7 +347,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         if stream is None or stream.client_has_ended:
             self.credit(len(data))
             return
-        stream.window -= size
+        stream.count_received(size)
         if stream.window < STREAM_WINDOW_BYTES - frames.WINDOW_BYTES:
             self.credit(len(data))
             stream.reset(frames.FLOW_CONTROL_ERROR)
@@ -383,9 +392,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._shared.begin(self._open(number, request, ends=ends))
 
     def _open(self, number: int, request: Request, *, ends: bool) -> CallStream:
-        stream = CallStream(self, number, request)
-        stream.send_window = self._writer.first_window
-        stream.client_has_ended = ends
+        stream = CallStream(self, number, request, self._writer.first_window, client_has_ended=ends)
         self._streams[number] = stream
         return stream
 
@@ -434,7 +441,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         stream = self._streams.get(frame.stream)
         self._patience.lose(COST_OF_RESET if stream else 1)
         if stream is not None:
-            stream.client_has_ended = True
+            stream.end_sending()
             stream.reset(frames.NO_ERROR)
 
     def _check_known(self, number: int) -> None:
@@ -474,7 +481,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def allow(self, stream: CallStream, size: int) -> None:
         """Let the client send so many more bytes on a stream."""
         if not stream.client_has_ended:
-            stream.window += size
+            stream.count_received(-size)
             self._writer.send(frames.window_frame(stream.number, size))
 
     def credit(self, size: int) -> None:
@@ -533,3 +540,55 @@ class Http2Connection(asyncio.BufferedProtocol):
     def _drop_unhandled(self) -> None:
         self._held = None
         self._reader = FrameReader()
+
+
+# Calls of connections without a verified key that are begun in one turn of the event loop. Each takes up to a
+# millisecond, and the calls of other connections wait for as long.
+CALLS_IN_TURN = 8
+
+
+class Waiter(Protocol):
+    """Connection with calls that wait for a turn."""
+
+    def resume(self) -> None:
+        """Begin calls, as far as there are turns."""
+
+
+class Turns:
+    """Turns of one server. Needs a running event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._left = CALLS_IN_TURN
+        self._verified: deque[Waiter] = deque()
+        self._unverified: deque[Waiter] = deque()
+        self._is_scheduled = False
+
+    def take(self) -> bool:
+        """Return whether a call without a verified key may begin in this turn."""
+        self._schedule()
+        if not self._left:
+            return False
+        self._left -= 1
+        return True
+
+    def wait(self, waiter: Waiter, *, verified: bool) -> None:
+        """Resume a connection in a later turn, after those that wait already."""
+        (self._verified if verified else self._unverified).append(waiter)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._is_scheduled, self._left = False, CALLS_IN_TURN
+        for _ in range(len(self._verified)):
+            self._verified.popleft().resume()
+        for _ in range(len(self._unverified)):
+            if not self._left:
+                break
+            self._unverified.popleft().resume()
+        if self._verified or self._unverified:
+            self._schedule()

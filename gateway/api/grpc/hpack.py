@@ -258,7 +258,13 @@ class _CodedRoom:
     """Bytes in Huffman's code that a block may still have."""
 
     def __init__(self, left: int) -> None:
-        self.left = left
+        self._left = left
+
+    def take(self, size: int) -> None:
+        """Take bytes. Raises: BlockTooLarge."""
+        self._left -= size
+        if self._left < 0:
+            raise BlockTooLarge
 
 
 def _entry_bytes(entry: Field) -> int:
@@ -289,9 +295,7 @@ def _string(block: bytes, at: int, coded: _CodedRoom) -> tuple[bytes, int]:
         raise CompressionFault("a string is longer than its block")
     content = bytes(block[at:end])
     if is_coded:
-        coded.left -= length
-        if coded.left < 0:
-            raise BlockTooLarge
+        coded.take(length)
         content = HUFFMAN.decode(content)
     return content, end
 

@@ -2,33 +2,24 @@
 
 import asyncio
 import contextlib
-import copy
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
-from gateway.api.grpc.call_stream import CallStream
+from gateway.api.grpc.call_stream import CallStream, status_of, trailing_metadata
 from gateway.api.grpc.frames import CANCEL
-from gateway.api.grpc.statuses import status_of, trailing_metadata
-from gateway.api.server.call_context import CallContext
-from gateway.api.server.error_translation import as_gateway_error
-from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, SHARE_OF_FREE, InFlight
-from gateway.errors import DeadlineExceeded, GatewayError, GatewayFull, Internal, MalformedBody, ShuttingDown
-from gateway.events import CallFinished, Observe
-from gateway.telemetry.timeline import Timeline
-from gateway.tenants.keyring import Tenant
-
-if TYPE_CHECKING:
-    # OpenTelemetry is loaded only where calls are traced.
-    from gateway.telemetry.tracing import CallTraces
+from gateway.api.server.call_io import CALLER_GONE
+from gateway.api.server.connection_limit import TenantShares
+from gateway.api.server.error_bodies import TEI
+from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, HeldBody, InFlight
+from gateway.api.server.middleware import ServerParts
+from gateway.api.server.paths import Target
+from gateway.api.server.request_context import RequestContext
+from gateway.errors import DeadlineExceeded, GatewayError, GatewayFull, MalformedBody, ShuttingDown
 
 # As HTTP's events, so that one dashboard shows both: the status that the same error has there.
 METHOD = "GRPC"
-CALLER_GONE = 499
 # A client that sends or reads nothing for so long ends its RPC.
 MESSAGE_WAIT_S = 60.0
 # Time in which a client ends a stream that is refused already.
@@ -40,101 +31,58 @@ SMALL_MESSAGE_BYTES = 64 * 1024
 logger = logging.getLogger("gateway")
 
 
-@dataclass(slots=True)
-class OpenRpcs:
-    """Number of RPCs without a key that wait for their clients."""
+class RpcContext(RequestContext):
+    """State of one RPC, whose headers are its metadata. model: of the metadata, or of a message's target."""
 
-    waiting: int = 0
-
-
-class RpcShares:
-    """Open RPCs with a key. Rule: no tenant can keep another one out by its RPCs.
-
-    One tenant takes at most three times as many as stay free, as bodies do of the memory.
-    """
-
-    def __init__(self, rpcs_max: int) -> None:
-        self._rpcs_max = rpcs_max
-        self._by_tenant: Counter[str] = Counter()
-        self._open = 0
-
-    def claim(self, tenant: str) -> None:
-        """Count an RPC. Raises: GatewayFull."""
-        free = self._rpcs_max - self._open - 1
-        # A bound of one has no share to divide.
-        if self._open and self._by_tenant[tenant] + 1 > SHARE_OF_FREE * free:
-            raise GatewayFull(
-                f"{self._by_tenant[tenant]} RPCs of this tenant are open, of {self._open} in all; try again"
-            )
-        self._open += 1
-        self._by_tenant[tenant] += 1
-
-    def release(self, tenant: str) -> None:
-        """Count an RPC no more."""
-        self._open -= 1
-        self._by_tenant[tenant] -= 1
-        if not self._by_tenant[tenant]:
-            del self._by_tenant[tenant]
-
-
-@dataclass(frozen=True, slots=True)
-class RpcParts:
-    """Collaborators of every RPC, which HTTP requests of the same process share.
-
-    api: the `InferenceApi`, whose module has a long chain of imports. body_bytes_max: `limits.body_bytes`.
-    reply_headers: of a served call. describe_model: returns the facts of /info. traces: None if the
-    configuration has no such section. open_rpcs: those without a key.
-    """
-
-    api: Any
-    in_flight: InFlight
-    observe: Observe
-    body_bytes_max: int
-    reply_headers: Callable[..., dict[str, str]]
-    describe_model: Callable[[Any, Tenant, str | None], Any]
-    traces: "CallTraces | None" = None
-    open_rpcs: OpenRpcs = field(default_factory=OpenRpcs)
-
-
-class RpcContext(CallContext):
-    """State of one RPC, whose headers are its metadata. model: of the metadata, None without one."""
-
-    def __init__(self, stream: CallStream) -> None:
-        super().__init__(stream.request.metadata, stream.address)
+    def __init__(self, parts: ServerParts, stream: CallStream, path: str) -> None:
+        metadata = stream.request.metadata
+        address = parts.api.authenticator.address_of(stream.link.address, metadata)
+        target = Target(path, TEI, path)
+        super().__init__(target, metadata, address, HeldBody(parts.in_flight), parts.observe, method=METHOD)
         self.model = self.header(b"model") or None
-        self._stream = stream
+        self._remaining_s = stream.remaining_s
 
     def timeout_s(self) -> float | None:
         """Return the time until the RPC's deadline or of its `x-timeout-s`, the sooner one.
 
         Raises: InvalidInput.
         """
-        asked, remaining = super().timeout_s(), self._stream.remaining_s()
+        asked, remaining = super().timeout_s(), self._remaining_s()
         if remaining is None:
             return asked
         # A deadline that has passed cancels the RPC anyway.
         remaining_s = max(remaining, 0.001)
         return remaining_s if asked is None else min(asked, remaining_s)
 
-    def of_message(self) -> "RpcContext":
-        """Return the context of one message of several: this one, with times and counts of its own."""
-        context = copy.copy(self)
-        context.timeline = Timeline()
-        context.inputs = context.tokens = 0
-        return context
 
-
-class Message:
+class Message(HeldBody):
     """Bytes of one message in memory, which count as HTTP's bodies do.
 
     content: once it has arrived whole. Until then the message may be evicted.
     """
 
-    def __init__(self, tenant: str, stream: CallStream) -> None:
-        self.tenant = tenant
+    def __init__(self, in_flight: InFlight, tenant: str, stream: CallStream) -> None:
+        super().__init__(in_flight, tenant)
         self.content = b""
-        self.held_bytes = 0
         self._stream = stream
+
+    async def read(self, bytes_max: int) -> bool:
+        """Read the message; return whether there was one. Raises: the errors of `CallStream.read`."""
+        try:
+            content = await self._stream.read(bytes_max, self._grow)
+            if content is None:
+                return False
+            self.content = content
+            self.hold(len(content) - self.held_bytes)
+            return True
+        finally:
+            self._in_flight.receiving.discard(self)
+
+    def _grow(self, size: int) -> None:
+        """Count a large message while it arrives."""
+        if size > SMALL_MESSAGE_BYTES:
+            self._in_flight.receiving.add(self)
+            self.hold(size - self.held_bytes)
 
     def evict(self) -> None:
         """Refuse the RPC, whose message is arriving: another tenant needs the memory."""
@@ -146,34 +94,75 @@ class Message:
 class Rpc:
     """One RPC.
 
-    context: its state. status: of its event. failed_message: number of the message of a stream that failed,
-    counted from 0. target: of its messages, encoded, where these have one. path: of the method, the event's
-    route. stream: its messages. tenant, held_bytes: of a reply that the client has not read, see
-    `ReplyReader`.
+    context: its state. stream: its messages. target: of its messages, encoded, where these have one. tenant,
+    held_bytes: of a reply that the client has not read, see `ReplyReader`.
     """
 
-    def __init__(self, parts: RpcParts, stream: CallStream, path: str) -> None:
+    def __init__(self, parts: ServerParts, stream: CallStream, path: str) -> None:
         self.parts = parts
         self.stream = stream
-        self.path = path
-        self.context = RpcContext(stream)
-        self.status = 200
-        self.failed_message: int | None = None
+        self.context = RpcContext(parts, stream, path)
         self.target: bytes | None = None
         self.tenant = ""
         self.held_bytes = 0
+        # Of its event.
+        self._status = 200
+        # Number of the message of a stream that failed, counted from 0.
+        self._failed_message: int | None = None
         self._messages: set[Message] = set()
         self._has_begun = False
         self._has_ended = False
         self._failure: GatewayError | None = None
         self._written_s = 0.0
 
+    def start(self, shares: TenantShares, answer: "Answer") -> None:
+        """Begin an RPC that takes a permit; without a valid key it is refused at once."""
+        parts, stream = self.parts, self.stream
+        if parts.traces is not None:
+            self.context.begin_trace(parts.traces)
+        try:
+            parts.in_flight.enter()
+        except ShuttingDown as error:
+            self.end(error)
+            return
+        try:
+            self._admit(shares)
+        except Exception as error:  # noqa: BLE001 - every error becomes a status
+            parts.in_flight.leave()
+            self.end(error)
+            return
+        task = stream.run(self._run_with_permit(answer))
+        parts.in_flight.cancels.add(task.cancel)
+        task.add_done_callback(partial(self._leave, shares))
+
+    def _admit(self, shares: TenantShares) -> None:
+        """Check the key, and start the time of the RPC. Raises: GatewayError."""
+        tenant = self.tenant = self.parts.api.authenticator.authenticate(self.context).name
+        self.stream.link.trust(tenant)
+        self.stream.start_timer()
+        if not shares.claim(tenant):
+            count, taken = shares.of(tenant), shares.taken
+            raise GatewayFull(f"{count} RPCs of this tenant are open, of {taken} in all; try again")
+
+    def start_open(self, answer: "Answer", on_end: Callable[[], None]) -> None:
+        """Begin an RPC that needs neither a key nor a permit."""
+
+        def leave(task: "asyncio.Task[None]") -> None:
+            on_end()
+            self._end(task)
+
+        self.stream.run(self._run(answer), is_open=True).add_done_callback(leave)
+
     async def begin(self, headers: Mapping[str, str]) -> None:
         """Send the initial metadata, unless that is done."""
-        if self._has_begun:
-            return
-        self._has_begun = True
-        self.stream.begin({"x-request-id": self.context.request_id} | dict(headers))
+        if not self._has_begun:
+            self._has_begun = True
+            self.stream.begin({"x-request-id": self.context.request_id} | dict(headers))
+
+    def aim(self, target: bytes, model: str) -> None:
+        """Send the messages to the model of a target, encoded, which all of them have."""
+        self.target = target
+        self.context.choose_model(model)
 
     async def read(self, wait_s: float = MESSAGE_WAIT_S, bytes_max: int | None = None) -> Message | None:
         """Return the next message, None at the end of them. It is held until it is released.
@@ -181,32 +170,18 @@ class Rpc:
         bytes_max: None for `limits.body_bytes`. Raises: BodyTooLarge, CompressedMessage, DeadlineExceeded,
         GatewayFull, MalformedBody.
         """
-        message = Message(self.tenant, self.stream)
-        in_flight = self.parts.in_flight
-
-        def grow(size: int) -> None:
-            if size > SMALL_MESSAGE_BYTES:
-                in_flight.receiving.add(message)
-                in_flight.hold(message, size - message.held_bytes)
-
+        message = Message(self.parts.in_flight, self.tenant, self.stream)
         self._messages.add(message)
         try:
             async with asyncio.timeout(wait_s):
-                content = await self.stream.read(
-                    self.parts.body_bytes_max if bytes_max is None else bytes_max, grow
-                )
-            if content is None:
-                self._messages.discard(message)
-                return None
-            message.content = content
-            in_flight.hold(message, len(content) - message.held_bytes)
+                if await message.read(self.parts.body_bytes_max if bytes_max is None else bytes_max):
+                    return message
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no message came for {wait_s:g} s; close a stream that has no more"
             ) from None
-        finally:
-            in_flight.receiving.discard(message)
-        return message
+        self._messages.discard(message)
+        return None
 
     async def read_only(self, wait_s: float = MESSAGE_WAIT_S, bytes_max: int | None = None) -> Message:
         """Return the message of a unary RPC. Raises: the errors of `read`."""
@@ -248,42 +223,30 @@ class Rpc:
         """End the RPC: its client reads too slowly."""
         self.stream.reset(CANCEL)
 
-    def release(self, message: Message) -> None:
-        """Count a message no more."""
-        self._messages.discard(message)
-        self.parts.in_flight.release(message)
-
     @contextlib.contextmanager
     def holding(self, message: Message) -> Iterator[bytes]:
         """Count a message as held until the end of the block."""
         try:
             yield message.content
         finally:
-            self.release(message)
+            self._messages.discard(message)
+            message.release()
 
-    def fail(self, error: Exception) -> None:
-        """End the RPC with the status of an error, and log a bug."""
-        failure = as_gateway_error(error)
-        context = self.context
-        context.outcome, self.status = failure.kind, failure.facts.status
-        context.reason = failure.reason
-        if isinstance(failure, Internal):
-            logger.error("call %s failed", context.request_id, exc_info=error)
-        self._failure = failure
+    def note_failed_message(self, number: int) -> None:
+        """Name the message of a stream in the error that ends it. number: counted from 0."""
+        self._failed_message = number
 
-    def cancel(self) -> None:
-        """Note that the client has left, or that the deadline has passed."""
-        self.context.outcome, self.status = "cancelled", CALLER_GONE
-
-    def end(self) -> None:
-        """Send the status, and report the end of the RPC, once."""
+    def end(self, error: Exception | None = None) -> None:
+        """Send the status, of an error if there is one, and report the end of the RPC, once."""
         if self._has_ended:
             return
+        if error is not None:
+            self._fail(error)
         self._has_ended = True
-        for message in list(self._messages):
-            self.release(message)
+        for message in self._messages:
+            message.release()
         if (failure := self._failure) is not None:
-            at = self.failed_message
+            at = self._failed_message
             reason = failure.message if at is None else f"message {at}: {failure.message}"
             self.stream.end(
                 status_of(failure).value[0],
@@ -292,139 +255,52 @@ class Rpc:
             )
         else:
             self.stream.end(0)
-        event, trace = _finished(self), self.context.timeline.trace
-        if trace is not None:
-            trace.finish(event)
-        self.parts.observe(event)
+        self.context.finish(self._status)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self.context.fail(error)
+        self._status = self._failure.facts.status
+
+    async def _run(self, answer: "Answer") -> None:
+        try:
+            await answer(self)
+        except Exception as error:  # noqa: BLE001 - every error becomes a status
+            self.end(error)
+        self.end()
+
+    async def _run_with_permit(self, answer: "Answer") -> None:
+        try:
+            await self._run(answer)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            if not self.parts.in_flight.abandoned:
+                raise
+            task.uncancel()
+            self.end(_stopped())
+
+    def _leave(self, shares: TenantShares, task: "asyncio.Task[None]") -> None:
+        """Return the permit of an RPC that was answered, or cancelled even before it began."""
+        self._end(task)
+        shares.release(self.tenant)
+        self.parts.in_flight.cancels.discard(task.cancel)
+        self.parts.in_flight.leave()
+
+    def _end(self, task: "asyncio.Task[None]") -> None:
+        if task.cancelled():
+            # The client has left, or the deadline has passed.
+            self.context.cancel()
+            self._status = CALLER_GONE
+            if not self.stream.has_ended:
+                self._fail(_stopped())
+        elif (error := task.exception()) is not None:
+            # Not expected: it is raised after the answer, so that no caller learns of it.
+            logger.error("call %s failed", self.context.request_id, exc_info=error)
+        self.end()
 
 
 Answer = Callable[[Rpc], Awaitable[None]]
 
 
-def start_rpc(parts: RpcParts, shares: RpcShares, path: str, stream: CallStream, answer: Answer) -> None:
-    """Begin an RPC that takes a permit; without a valid key it is refused at once. path: of the method."""
-    rpc = Rpc(parts, stream, path)
-    context = rpc.context
-    if parts.traces is not None:
-        context.timeline.trace = parts.traces.begin(
-            f"{METHOD} {path}",
-            context.timeline.started_s,
-            context.header(b"traceparent"),
-            context.header(b"tracestate"),
-        )
-    try:
-        parts.in_flight.enter()
-    except ShuttingDown as error:
-        rpc.fail(error)
-        rpc.end()
-        return
-    try:
-        rpc.tenant = parts.api.authenticator.authenticate(context).name
-        stream.trust(rpc.tenant)
-        stream.start_timer()
-        shares.claim(rpc.tenant)
-    except Exception as error:  # noqa: BLE001 - every error becomes a status
-        parts.in_flight.leave()
-        rpc.fail(error)
-        rpc.end()
-        return
-    stream.task = task = asyncio.create_task(_run_with_permit(rpc, answer))
-    parts.in_flight.cancels.add(task.cancel)
-    task.add_done_callback(partial(_leave, rpc, shares))
-
-
-def start_open_rpc(parts: RpcParts, path: str, stream: CallStream, answer: Answer) -> None:
-    """Begin an RPC that needs neither a key nor a permit."""
-    rpc = Rpc(parts, stream, path)
-    stream.is_open = True
-    parts.open_rpcs.waiting += 1
-    stream.task = asyncio.create_task(_run(rpc, answer))
-    stream.task.add_done_callback(partial(_leave_open, rpc))
-
-
-def end_rpc(parts: RpcParts, path: str, stream: CallStream, answer: Callable[[Rpc], None]) -> None:
-    """Answer an RPC before anything of it is read, or refuse it. answer: may raise."""
-    rpc = Rpc(parts, stream, path)
-    try:
-        answer(rpc)
-    except Exception as error:  # noqa: BLE001 - every error becomes a status
-        rpc.fail(error)
-    rpc.end()
-
-
-async def _run(rpc: Rpc, answer: Answer) -> None:
-    try:
-        await answer(rpc)
-    except Exception as error:  # noqa: BLE001 - every error becomes a status
-        rpc.fail(error)
-    rpc.end()
-
-
-async def _run_with_permit(rpc: Rpc, answer: Answer) -> None:
-    in_flight = rpc.parts.in_flight
-    try:
-        await _run(rpc, answer)
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        assert task is not None
-        if not in_flight.abandoned:
-            raise
-        task.uncancel()
-        rpc.fail(_stopped())
-        rpc.end()
-
-
-def _leave(rpc: Rpc, shares: RpcShares, task: "asyncio.Task[None]") -> None:
-    """Return the permit of an RPC that was answered, or cancelled even before it began."""
-    _end(rpc, task)
-    shares.release(rpc.tenant)
-    rpc.parts.in_flight.cancels.discard(task.cancel)
-    rpc.parts.in_flight.leave()
-
-
-def _leave_open(rpc: Rpc, task: "asyncio.Task[None]") -> None:
-    rpc.parts.open_rpcs.waiting -= 1
-    _end(rpc, task)
-
-
-def _end(rpc: Rpc, task: "asyncio.Task[None]") -> None:
-    if task.cancelled():
-        rpc.cancel()
-        if not rpc.stream.has_ended:
-            rpc.fail(_stopped())
-    elif (error := task.exception()) is not None:
-        # Not expected: it is raised after the answer, so that no caller learns of it.
-        logger.error("call %s failed", rpc.context.request_id, exc_info=error)
-    rpc.end()
-
-
 def _stopped() -> ShuttingDown:
     return ShuttingDown("this gateway stopped before the call was done", retry_after_s=RETRY_AFTER_DRAIN_S)
-
-
-def _finished(rpc: Rpc) -> CallFinished:
-    context = rpc.context
-    timeline, tenant = context.timeline, context.tenant
-    return CallFinished(
-        request_id=context.request_id,
-        method=METHOD,
-        route=rpc.path,
-        status=rpc.status,
-        outcome=context.outcome,
-        reason=context.reason,
-        duration_s=time.perf_counter() - timeline.started_s,
-        tenant=None if tenant is None else tenant.name,
-        model=timeline.model,
-        inputs=context.inputs,
-        tokens=context.tokens,
-        operation=timeline.operation,
-        stages=timeline.laps,
-        is_bulk=timeline.is_bulk,
-        replicas=timeline.attempts.replicas,
-        attempts=timeline.attempts.attempts,
-        upstream_status=timeline.attempts.upstream_status,
-        upstream_words=timeline.attempts.upstream_words,
-        trace_id=None if timeline.trace is None else timeline.trace.trace_id,
-        key_id=None if tenant is None else tenant.key_id or None,
-        address=rpc.parts.api.authenticator.address_of(context),
-    )

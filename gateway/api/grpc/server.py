@@ -7,28 +7,40 @@ therefore checked before a message is read, and replies are written without an o
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from gateway.api.grpc import multiplexer
-from gateway.api.grpc.answers import answer_info, answer_rerank_stream, answer_unary
-from gateway.api.grpc.arrow_batches import answer_embed_arrow, answer_sparse_arrow
-from gateway.api.grpc.call_stream import CallStream
-from gateway.api.grpc.connection import HANDSHAKE_S, Http2Connection, Shared
-from gateway.api.grpc.open_services import (
+from gateway.api.grpc.answers import (
     HEALTH,
+    OPEN_RPCS_MAX,
+    OPEN_RPCS_OF_ONE_MAX,
     REFLECTION,
+    answer_embed_arrow,
     answer_health,
     answer_health_unread,
+    answer_info,
     answer_reflection,
-    has_room,
-    refuse_reflection,
+    answer_rerank_stream,
+    answer_sparse_arrow,
+    answer_stream,
+    answer_unary,
+    too_many_open,
 )
-from gateway.api.grpc.rpc import Answer, Rpc, RpcParts, RpcShares, end_rpc, start_open_rpc, start_rpc
-from gateway.api.grpc.streams import answer_stream
-from gateway.api.grpc.tei import INFO, RERANK_STREAM, STREAMS, UNARY
-from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
+from gateway.api.grpc.call_stream import CallStream
+from gateway.api.grpc.connection import HANDSHAKE_S, Http2Connection, Shared
+from gateway.api.grpc.rpc import Answer, Rpc
+from gateway.api.grpc.tei import (
+    EMBED_ARROW,
+    EMBED_SPARSE_ARROW,
+    INFO,
+    MULTIPLEXED_INFO,
+    MULTIPLEXED_RERANK_STREAM,
+    RERANK_STREAM,
+    STREAMS,
+    UNARY,
+)
+from gateway.api.server.connection_limit import ConnectionLimit, TenantShares, connections_within_files
+from gateway.api.server.middleware import ServerParts
 from gateway.api.server.paths import OTHER
 from gateway.config.schema import Limits, ListenerTls
 from gateway.errors import GatewayError, MethodNotAllowed
@@ -45,58 +57,57 @@ def guarded_answers() -> dict[str, Answer]:
     answers: dict[str, Answer] = {
         INFO: answer_info,
         RERANK_STREAM: answer_rerank_stream,
-        multiplexer.INFO: partial(answer_info, enveloped=True),
-        multiplexer.RERANK_STREAM: partial(answer_rerank_stream, enveloped="rerank"),
-        multiplexer.EMBED_ARROW: answer_embed_arrow,
-        multiplexer.EMBED_SPARSE_ARROW: answer_sparse_arrow,
+        MULTIPLEXED_INFO: partial(answer_info, enveloped=True),
+        MULTIPLEXED_RERANK_STREAM: partial(answer_rerank_stream, enveloped="rerank"),
+        EMBED_ARROW: answer_embed_arrow,
+        EMBED_SPARSE_ARROW: answer_sparse_arrow,
     }
-    for path, operation in (UNARY | multiplexer.UNARY).items():
-        answers[path] = partial(answer_unary, operation=operation)
-    for path, operation in (STREAMS | multiplexer.STREAMS).items():
-        answers[path] = partial(answer_stream, operation=operation)
-    return answers
-
-
-def _raise(error: GatewayError, _: Rpc) -> None:
-    raise error
+    answers |= {path: partial(answer_unary, method=method) for path, method in UNARY.items()}
+    return answers | {path: partial(answer_stream, method=method) for path, method in STREAMS.items()}
 
 
 class Methods:
-    """All methods by path. rpcs_max: most RPCs with a key at once."""
+    """All methods by path, and the RPCs that they answer. rpcs_max: most RPCs with a key at once."""
 
-    def __init__(self, parts: RpcParts, rpcs_max: int) -> None:
+    def __init__(self, parts: ServerParts, rpcs_max: int) -> None:
         self._parts = parts
-        self._shares = RpcShares(rpcs_max)
+        self._shares = TenantShares(rpcs_max)
         self._guarded = guarded_answers()
-        # By path: what answers, and what answers while many RPCs without a key wait.
-        self._open: dict[str, tuple[Answer, Callable[[Rpc], None]]] = dict.fromkeys(
-            REFLECTION, (answer_reflection, refuse_reflection)
-        )
-        self._open[HEALTH] = (answer_health, answer_health_unread)
+        # RPCs without a key that wait for their clients.
+        self._open = 0
 
     def begin(self, stream: CallStream) -> None:
         """Begin an RPC. An unknown one is UNIMPLEMENTED."""
         path = stream.request.path
-        if (guarded := self._guarded.get(path)) is not None:
-            start_rpc(self._parts, self._shares, path, stream, guarded)
-        elif (opened := self._open.get(path)) is not None:
-            answer, at_once = opened
-            if has_room(self._parts.open_rpcs, stream):
-                start_open_rpc(self._parts, path, stream, answer)
-            else:
-                end_rpc(self._parts, path, stream, at_once)
+        if (answer := self._guarded.get(path)) is not None:
+            Rpc(self._parts, stream, path).start(self._shares, answer)
+        elif path == HEALTH or path in REFLECTION:
+            self._begin_open(Rpc(self._parts, stream, path), is_health=path == HEALTH)
         else:
             self.refuse(stream, MethodNotAllowed("no service here has this method; reflection lists them"))
 
+    def _begin_open(self, rpc: Rpc, *, is_health: bool) -> None:
+        """Begin an RPC without a key. While many wait, only health is answered, at once."""
+        if self._open < OPEN_RPCS_MAX and rpc.stream.link.open_calls < OPEN_RPCS_OF_ONE_MAX:
+            self._open += 1
+            rpc.start_open(answer_health if is_health else answer_reflection, self._leave_open)
+        elif is_health:
+            rpc.end(answer_health_unread(rpc))
+        else:
+            rpc.end(too_many_open())
+
+    def _leave_open(self) -> None:
+        self._open -= 1
+
     def refuse(self, stream: CallStream, error: GatewayError) -> None:
         """End an RPC whose method is not known."""
-        end_rpc(self._parts, OTHER, stream, partial(_raise, error))
+        Rpc(self._parts, stream, OTHER).end(error)
 
 
 class GrpcServer:
     """Listener of one worker. Needs a running event loop. port: the one that it is bound to."""
 
-    def __init__(self, parts: RpcParts, limits: Limits, tls: ListenerTls | None) -> None:
+    def __init__(self, parts: ServerParts, limits: Limits, tls: ListenerTls | None) -> None:
         methods = Methods(parts, limits.connections)
         self._limit = ConnectionLimit(connections_within_files(limits.connections, FILES_PER_CONNECTION))
         self._shared = Shared(methods.begin, methods.refuse, self._admit, limits.connections)

@@ -4,34 +4,37 @@ A message has one text; truncate is false unless it is sent, and normalize is tr
 Source: huggingface/text-embeddings-inference 1.9.3, proto/tei.proto and router/src/grpc/server.rs.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from google.protobuf.message import Message
 
-from backends.contract import Detokenize, Reply
+from backends.contract import Reply
 from backends.contract.texts import DETOKENIZE_IDS_MAX
+from backends.tei_protos import tei_multiplexer_pb2 as mux
 from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc.messages import field, vector_field
-from gateway.api.server.call_context import CallContext
-from gateway.api.wire.inputs import InputReader
-from gateway.api.wire.least_costs import LEAST
-from gateway.api.wire.least_costs import LEAST_WITHOUT_TOKENS as FREE
-from gateway.api.wire.tei_bodies import (
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request import LEAST
+from gateway.api.server.request import LEAST_WITHOUT_TOKENS as FREE
+from gateway.api.server.request_context import RequestContext
+from gateway.api.wire.tei import (
+    Direction,
     EmbedRequest,
+    PredictRequest,
     TeiEncodeRequest,
     TeiRerankRequest,
     decode_embed,
+    decode_predict,
     decode_rerank,
     decode_sparse,
     decode_token_vectors,
+    predictions_of,
     rank_order,
 )
-from gateway.api.wire.tei_predictions import PredictRequest, decode_predict, predictions_of
-from gateway.api.wire.tei_truncation import Direction
-from gateway.api.wire.tokenize_bodies import TokenizeRequest, decode_ids, decode_tokenize
-from gateway.calls import Call, characters_of
+from gateway.api.wire.tokens import DecodeRequest, TokenizeRequest, decode_detokenize, decode_tokenize
+from gateway.calls import Call
 from gateway.errors import InvalidInput
 from gateway.quotas.limits import Cost
 from gateway.telemetry.timeline import Timeline
@@ -40,21 +43,23 @@ from gateway.telemetry.timeline import Timeline
 DIMENSIONS_MAX = 65536
 UINT32_MAX = 2**32 - 1
 
-Decode: TypeAlias = Callable[[Any, str | None, CallContext, InputReader], Awaitable[Call]]
+Decode: TypeAlias = Callable[[Any, str | None, RequestContext, InferenceApi], Awaitable[Call]]
 # Called with the request and the reply; returns the reply without its metadata.
 Encode: TypeAlias = Callable[[Any, Reply], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One of TEI's operations, unary or in a stream.
+class Method:
+    """One of TEI's methods, unary or in a stream.
 
+    body_of: returns the JSON body that a request stands for. Raises: InvalidInput. decode: returns its call.
     is_timed: the reply carries TEI's metadata. parallel: most messages of one stream in flight, which bounds
     the memory of their replies. least: the least that a message costs. enveloped: name of the request in a
     message that also has a target; None if the message is the request.
     """
 
     request: type[Message]
+    body_of: Callable[[Any], Any]
     decode: Decode
     encode: Encode
     is_timed: bool = True
@@ -64,8 +69,8 @@ class Operation:
     enveloped: str | None = None
 
 
-async def _decode_embed(request: Any, model: str | None, context: CallContext, api: InputReader) -> Call:
-    body = EmbedRequest(
+def _embed_body(request: Any) -> EmbedRequest:
+    return EmbedRequest(
         request.inputs,
         request.truncate,
         _direction(request),
@@ -73,54 +78,39 @@ async def _decode_embed(request: Any, model: str | None, context: CallContext, a
         normalize=request.normalize if request.HasField("normalize") else True,
         dimensions=_dimensions(request),
     )
-    return await decode_embed(body, model, context, api)
-
-
-async def _decode_sparse(request: Any, model: str | None, context: CallContext, api: InputReader) -> Call:
-    return await decode_sparse(_encode_body(request), model, context, api)
-
-
-async def _decode_all(request: Any, model: str | None, context: CallContext, api: InputReader) -> Call:
-    return await decode_token_vectors(_encode_body(request), model, context, api)
 
 
 def _encode_body(request: Any) -> TeiEncodeRequest:
     return TeiEncodeRequest(request.inputs, request.truncate, _direction(request), _prompt_name(request))
 
 
-async def _decode_predict(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
-    return decode_predict(_predict_body(request, request.inputs), model, api)
+def _predict_body(request: Any) -> PredictRequest:
+    return PredictRequest(request.inputs, request.truncate, _direction(request), request.raw_scores)
 
 
-async def _decode_pair(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
+def _pair_body(request: Any) -> PredictRequest:
+    """Return the body of one or two texts. Raises: InvalidInput."""
     if not 1 <= len(request.inputs) <= 2:
         raise InvalidInput(
             f"`inputs` must have a single or two elements. Given: {len(request.inputs)}", param="inputs"
         )
-    return decode_predict(_predict_body(request, list(request.inputs)), model, api)
+    return PredictRequest(list(request.inputs), request.truncate, _direction(request), request.raw_scores)
 
 
-def _predict_body(request: Any, inputs: Any) -> PredictRequest:
-    return PredictRequest(inputs, request.truncate, _direction(request), request.raw_scores)
-
-
-async def _decode_rerank(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
-    body = TeiRerankRequest(
+def _rerank_body(request: Any) -> TeiRerankRequest:
+    return TeiRerankRequest(
         request.query, list(request.texts), request.truncate, _direction(request), request.raw_scores
     )
-    return decode_rerank(body, model, api)
 
 
-async def _decode_tokenize(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
-    body = TokenizeRequest(
+def _tokenize_body(request: Any) -> TokenizeRequest:
+    return TokenizeRequest(
         request.inputs, add_special_tokens=request.add_special_tokens, prompt_name=_prompt_name(request)
     )
-    return decode_tokenize(body, model, api)
 
 
-async def _decode_ids(request: Any, model: str | None, _: CallContext, api: InputReader) -> Call:
-    ids = decode_ids(list(request.ids), "ids", api)
-    return Call(Detokenize(ids, skip_special_tokens=request.skip_special_tokens), model)
+def _ids_body(request: Any) -> DecodeRequest:
+    return DecodeRequest(list(request.ids), request.skip_special_tokens)
 
 
 def _direction(request: Any) -> Direction:
@@ -198,22 +188,25 @@ def _detokenized(_: Any, reply: Any) -> bytes:
     return pb.DecodeResponse(text=text).SerializeToString()
 
 
-EMBED = Operation(pb.EmbedRequest, _decode_embed, _embedded)
-EMBED_SPARSE = Operation(pb.EmbedSparseRequest, _decode_sparse, _weighted, parallel=256)
-EMBED_ALL = Operation(pb.EmbedAllRequest, _decode_all, _embedded_tokens, parallel=32)
-PREDICT = Operation(pb.PredictRequest, _decode_predict, _predicted)
-PREDICT_PAIR = Operation(pb.PredictPairRequest, _decode_pair, _predicted)
-RERANK = Operation(pb.RerankRequest, _decode_rerank, _ranked)
-TOKENIZE = Operation(pb.EncodeRequest, _decode_tokenize, _tokenized, is_timed=False, parallel=64, least=FREE)
-DECODE = Operation(
+EMBED = Method(pb.EmbedRequest, _embed_body, decode_embed, _embedded)
+EMBED_SPARSE = Method(pb.EmbedSparseRequest, _encode_body, decode_sparse, _weighted, parallel=256)
+EMBED_ALL = Method(pb.EmbedAllRequest, _encode_body, decode_token_vectors, _embedded_tokens, parallel=32)
+PREDICT = Method(pb.PredictRequest, _predict_body, decode_predict, _predicted)
+PREDICT_PAIR = Method(pb.PredictPairRequest, _pair_body, decode_predict, _predicted)
+RERANK = Method(pb.RerankRequest, _rerank_body, decode_rerank, _ranked)
+TOKENIZE = Method(
+    pb.EncodeRequest, _tokenize_body, decode_tokenize, _tokenized, is_timed=False, parallel=64, least=FREE
+)
+DECODE = Method(
     pb.DecodeRequest,
-    _decode_ids,
+    _ids_body,
+    decode_detokenize,
     _detokenized,
     is_timed=False,
     least=FREE,
     fields_max=DETOKENIZE_IDS_MAX,
 )
-UNARY = {
+TEI_UNARY = {
     "/tei.v1.Embed/Embed": EMBED,
     "/tei.v1.Embed/EmbedSparse": EMBED_SPARSE,
     "/tei.v1.Embed/EmbedAll": EMBED_ALL,
@@ -223,16 +216,40 @@ UNARY = {
     "/tei.v1.Tokenize/Tokenize": TOKENIZE,
     "/tei.v1.Tokenize/Decode": DECODE,
 }
-STREAMS = {f"{path}Stream": operation for path, operation in UNARY.items() if operation is not RERANK}
+TEI_STREAMS = {f"{path}Stream": method for path, method in TEI_UNARY.items() if method is not RERANK}
 INFO = "/tei.v1.Info/Info"
 RERANK_STREAM = "/tei.v1.Rerank/RerankStream"
+
+# TEI Manager's multiplexer has the same methods, with a target in each message.
+# Source: nazq/tei-manager 0.12.0, proto/multiplexer.proto and src/grpc/server.rs.
+MULTIPLEXER = mux.DESCRIPTOR.services_by_name["TeiMultiplexer"].full_name
+MULTIPLEXED_INFO = f"/{MULTIPLEXER}/Info"
+MULTIPLEXED_RERANK_STREAM = f"/{MULTIPLEXER}/RerankStream"
+EMBED_ARROW = f"/{MULTIPLEXER}/EmbedArrow"
+EMBED_SPARSE_ARROW = f"/{MULTIPLEXER}/EmbedSparseArrow"
+# How TEI Manager names the request that a message lacks.
+NAMES = {"EmbedSparse": "embed sparse", "EmbedAll": "embed all", "PredictPair": "predict pair"}
+
+
+def _multiplexed(methods: Mapping[str, Method]) -> dict[str, Method]:
+    """Return the same methods with a target in each message, by their paths there."""
+    found = {}
+    for path, method in methods.items():
+        rpc = path.rpartition("/")[2]
+        name = rpc.removesuffix("Stream")
+        found[f"/{MULTIPLEXER}/{rpc}"] = replace(method, enveloped=NAMES.get(name, name.lower()))
+    return found
+
+
+UNARY = TEI_UNARY | _multiplexed(TEI_UNARY)
+STREAMS = TEI_STREAMS | _multiplexed(TEI_STREAMS)
 
 
 def encode_metadata(timeline: Timeline, reply: Reply, call: Call) -> bytes:
     """Return the field `metadata` of a reply: sizes of the call, and nanoseconds of its stages."""
     laps = timeline.laps
     metadata = pb.Metadata(
-        compute_chars=min(characters_of(call.work), UINT32_MAX),
+        compute_chars=min(call.work.characters, UINT32_MAX),
         compute_tokens=min(reply.tokens, UINT32_MAX),
         total_time_ns=_nanoseconds(timeline.total_s()),
         queue_time_ns=_nanoseconds(laps.get("queue", 0.0)),

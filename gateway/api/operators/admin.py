@@ -1,4 +1,4 @@
-"""Collaborators and guard of the admin endpoints, and /admin/usage and /admin/reload.
+"""Collaborators and guard of the admin endpoints, reports of reloads, and /admin/usage and /admin/reload.
 
 Requests from this machine need no key if the listener is on loopback and `admin.keys` is empty.
 """
@@ -15,23 +15,76 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Operation, Schema
 from litestar.params import FromQuery
 
-from gateway.api.operators.access import OPERATORS, is_local_request
-from gateway.api.operators.reload_report import CHANGED, ReloadReport, report
-from gateway.api.operators.stored import store_errors
+from gateway.api.operators.access import OPERATORS, is_local_request, store_errors
 from gateway.api.server.authentication import Authenticator
 from gateway.api.server.error_bodies import TEI, document_errors
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request_context import HttpContext
 from gateway.config import schema as config
-from gateway.config.diff import ReloadOutcome
+from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.money import is_budget
+from gateway.config.problems import Problem
 from gateway.config.schema import host_and_port, is_loopback
-from gateway.errors import NotFound
+from gateway.errors import DeadlineExceeded, GatewayError, InvalidInput, NotFound, QuotaUnavailable
 from gateway.quotas.ledger import Ledger
 from gateway.quotas.usage import UsageRow, as_csv, days_between
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
 from gateway.tenants.keyring import FIRST_KEY_NOTE, FIRST_TENANT, NO_PRICE_NOTE
 from gateway.tenants.store import TenantStore
+
+# Kind of an outcome's problems → error of the reply.
+PROBLEM_ERRORS: dict[str, type[GatewayError]] = {
+    "invalid": InvalidInput,
+    "unknown": NotFound,
+    "unavailable": QuotaUnavailable,
+}
+
+
+class ReportedChange(msgspec.Struct):
+    """One changed setting. detail: old → new value, unless one of them is a secret."""
+
+    path: str
+    how: Literal["added", "removed", "changed"]
+    detail: str
+
+
+class ReloadReport(msgspec.Struct):
+    """Changes that a reload applied, and changes of the file that need a restart."""
+
+    changes: list[ReportedChange]
+    needs_restart: list[ReportedChange]
+
+
+CHANGED = {
+    200: ResponseSpec(
+        ReloadReport, generate_examples=False, description="The changes, which apply to every new call"
+    )
+}
+
+
+async def report(pending: Awaitable[ReloadOutcome]) -> ReloadReport:
+    """Wait for the outcome of a reload or an edit, and report it.
+
+    Raises: InvalidInput, NotFound or QuotaUnavailable if nothing has changed; DeadlineExceeded.
+    """
+    try:
+        outcome = await pending
+    except TimeoutError as error:
+        message = "the reload takes long and continues in the background; the log reports its result"
+        raise DeadlineExceeded(message) from error
+    if outcome.problems:
+        raise problems_error(outcome.problems, PROBLEM_ERRORS[outcome.kind])
+    return ReloadReport(_reported(outcome.changes), _reported(outcome.needs_restart))
+
+
+def problems_error(problems: Iterable[Problem], kind: type[GatewayError] = InvalidInput) -> GatewayError:
+    """Return an error that lists every problem with its path, and its line if it is one of the file."""
+    return kind("nothing has changed: " + "; ".join(map(str, problems)))
+
+
+def _reported(changes: Iterable[ConfigChange]) -> list[ReportedChange]:
+    return [ReportedChange(change.path, change.how, change.detail) for change in changes]
+
 
 FAILURES = document_errors(TEI)
 # Reads router.yaml again and returns the outcome. Raises: TimeoutError.
@@ -90,7 +143,7 @@ class Admin:
         self._has_prices = any(model.price_per_million_tokens for model in served.models.values())
         self._is_open = self._is_loopback and not served.admin.keys
 
-    def authorize(self, context: RequestContext) -> None:
+    def authorize(self, context: HttpContext) -> None:
         """Check that the caller is an operator, before Litestar reads the body.
 
         Raises: Unauthenticated, AuthThrottled, ScopeForbidden.

@@ -16,7 +16,7 @@ import msgspec
 from litestar import Request
 from litestar.openapi.plugins import JsonRenderPlugin, OpenAPIRenderPlugin
 
-from gateway.api.document.complete import TAGS, complete
+from gateway.api.document.complete import completed
 
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -76,7 +76,7 @@ _preparing = asyncio.Lock()
 async def prepare_document(request: Request[Any, Any, Any]) -> None:
     """Build the document on a thread before it is first shown, because anybody may ask for it."""
     async with _preparing:
-        await asyncio.to_thread(getattr, request.app, "openapi_schema")
+        await asyncio.to_thread(completed, request.app)
 
 
 class CompleteJsonRenderPlugin(JsonRenderPlugin):
@@ -86,10 +86,10 @@ class CompleteJsonRenderPlugin(JsonRenderPlugin):
         super().__init__()
         self._rendered = b""
 
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:  # noqa: ARG002
         """Return the document in JSON."""
         if not self._rendered:
-            self._rendered = super().render(request, complete(openapi_schema))
+            self._rendered = super().render(request, completed(request.app))
         return self._rendered
 
 
@@ -100,10 +100,10 @@ class ReferenceRenderPlugin(OpenAPIRenderPlugin):
         super().__init__(path="/reference")
         self._rendered = b""
 
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:  # noqa: ARG002
         """Return the page in UTF-8. It is written once: anybody may ask for it, without a key."""
         if not self._rendered:
-            self._rendered = self._page(self.get_openapi_json_route(request), complete(openapi_schema))
+            self._rendered = self._page(self.get_openapi_json_route(request), completed(request.app))
         return self._rendered
 
     def _page(self, document_path: str, openapi_schema: dict[str, Any]) -> bytes:
@@ -124,11 +124,11 @@ class ReferenceRenderPlugin(OpenAPIRenderPlugin):
 
 def _sections(schema: dict[str, Any]) -> str:
     # A handler's paths differ in nothing else, and are shown together.
-    groups: dict[str, Articles] = {tag: {} for tag in TAGS}
+    groups: dict[str, Articles] = {tag["name"]: {} for tag in schema["tags"]}
     for path, item in schema["paths"].items():
         for method, operation in item.items():
             below = method.upper(), _content(operation, schema["components"]["schemas"]), _example(operation)
-            groups.setdefault(operation["tags"][0], {}).setdefault(below, []).append(path)
+            groups[operation["tags"][0]].setdefault(below, []).append(path)
     return "".join(
         f"<h2>{escape(tag)}</h2>{_articles(articles)}" for tag, articles in groups.items() if articles
     )

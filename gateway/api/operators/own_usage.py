@@ -9,8 +9,8 @@ from litestar import get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
+from gateway.api.operators.access import store_errors
 from gateway.api.operators.admin import Admin
-from gateway.api.operators.stored import store_errors
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options

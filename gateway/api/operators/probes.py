@@ -14,10 +14,9 @@ from gateway.api.server.error_bodies import TEI, VLLM, document_errors
 from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.request_context import HttpContext
 from gateway.api.server.responses import EMPTY, NO_KEY, empty
 from gateway.errors import ModelLoading, QuotaUnavailable, ShuttingDown
-from gateway.routing.pool import no_replica_error
 from gateway.telemetry.metrics import Metrics
 from gateway.upstreams.upstream import Upstream
 
@@ -117,13 +116,13 @@ def _upstream_check(name: str, upstream: Upstream) -> Check:
     """Return whether an upstream serves callers, with the reason in words that a caller may read."""
     is_ready = upstream.state == "ready"
     return Check(
-        name, is_ready, "" if is_ready else f"{upstream.state}: {no_replica_error(upstream.pool).message}"
+        name, is_ready, "" if is_ready else f"{upstream.state}: {upstream.pool.no_replica_error().message}"
     )
 
 
 @get("/metrics", responses={200: EXPOSITION} | FAILURES, tags=["Probes"], opt=SCRAPED)
 async def metrics(
-    context: NamedDependency[RequestContext],
+    context: NamedDependency[HttpContext],
     api: NamedDependency[InferenceApi],
     exporter: NamedDependency[Metrics],
 ) -> Response[bytes]:
@@ -139,7 +138,7 @@ async def metrics(
 
 @get("/load", responses=document_errors(VLLM), tags=["vLLM"], opt=SCRAPED)
 async def load(
-    context: NamedDependency[RequestContext],
+    context: NamedDependency[HttpContext],
     api: NamedDependency[InferenceApi],
     exporter: NamedDependency[Metrics],
     in_flight: NamedDependency[InFlight],
@@ -152,7 +151,7 @@ async def load(
     return ServerLoad(in_flight.calls)
 
 
-def require_metrics(context: RequestContext, api: InferenceApi, exporter: Metrics) -> None:
+def require_metrics(context: HttpContext, api: InferenceApi, exporter: Metrics) -> None:
     """Check that a caller may read load and metrics: by its key, or as a program of this machine.
 
     Raises: Unauthenticated, and the error of a key without the scope.
@@ -161,7 +160,7 @@ def require_metrics(context: RequestContext, api: InferenceApi, exporter: Metric
         api.authenticator.authenticate(context).require("metrics")
 
 
-def has_address_as_host(context: RequestContext) -> bool:
+def has_address_as_host(context: HttpContext) -> bool:
     """Return whether the `host` header of a request is localhost, an address, or missing.
 
     Any other name may have been pointed to this machine by a foreign web page, which could then

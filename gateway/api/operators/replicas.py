@@ -12,12 +12,12 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 
-from gateway.additions.entries import Drain
 from gateway.api.operators.access import OPERATORS
-from gateway.api.operators.added_models import AdditionsApi
-from gateway.api.operators.reload_report import CHANGED, ReloadReport
+from gateway.api.operators.additions import AdditionsApi
+from gateway.api.operators.admin import CHANGED, ReloadReport
 from gateway.api.server.body import ModelName, OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.declared.additions import Drain
 from gateway.errors import InvalidInput, NotFound, Overloaded
 from gateway.serve import Gateway, Serving
 from gateway.upstreams.upstream import Upstream
@@ -87,7 +87,7 @@ class ReplicasApi:
 
 def _check_drainable(upstream: Upstream, name: str, serving: Serving) -> None:
     """Check that the upstream lists the replica, and its models can do without it. Raises: GatewayError."""
-    if upstream.settings.is_hosted:
+    if upstream.settings.is_local:
         raise InvalidInput("engines are not drained; stop an instance, which drains it", param="replica")
     if upstream.settings.discover is not None:
         message = "this upstream has the replicas that its name resolves to: take the address out of the name"
@@ -148,7 +148,7 @@ async def undrain_replica(
     | FAILURES,
 )
 async def verify_replicas(data: JSONBody[VerifyBody], replicas: NamedDependency[ReplicasApi]) -> Verification:
-    """Compare the vectors that replicas return for the canaries.
+    """Compare the vectors that replicas return for the reference texts.
 
     Each is compared with the others, and with the fingerprint of its upstream, as by `gateway verify`.
     """

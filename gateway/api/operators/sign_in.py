@@ -89,7 +89,7 @@ async def redeem(
     authenticator.refuse_guessing(context)
     code = Code(data.name, data.code, data.code_verifier, data.nonce, data.redirect_uri)
     try:
-        return _reply(await sign_ins.redeem(code, authenticator.address_of(context)))
+        return _reply(await sign_ins.redeem(code, context.address))
     except Unauthenticated as refusal:
         authenticator.count_failure(context, data.code, refusal.message)
         raise

@@ -1,39 +1,40 @@
-"""GET /admin/status: a snapshot of the gateway, for `gateway status` and the page at /ui.
+"""GET /admin/status, /admin/traffic and /admin/calls, for `gateway status` and the console at /ui.
 
 Counts and loads are sums over all workers. States and changes are those of the worker that replies.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 from litestar import get
 from litestar.di import NamedDependency
+from litestar.params import FromQuery
 
 from gateway import __version__
-from gateway.api.operators.host_models import RegistryApi
-from gateway.api.operators.model_upstreams import upstreams_of_model
+from gateway.api.operators.manager import HostApi
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import route_options
 from gateway.config.schema import Config
-from gateway.instances.records import InstanceInfo
-from gateway.instances.table import InstanceTable
-from gateway.registry.requests import ModelInfo
+from gateway.declared.host import InstanceInfo, InstanceTable, ModelInfo
 from gateway.serve import Gateway
+from gateway.telemetry.history import CALLS_MAX, INTERVAL_S, History, RecentCall, TrafficPoint
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.records import Records
 from gateway.telemetry.snapshot import (
     CheckpointStatus,
     InstanceStatus,
     LaneStatus,
     LossStatus,
     ModelStatus,
+    ModelUpstreamStatus,
     ReplicaStatus,
     Snapshot,
     StoreStatus,
 )
 from gateway.telemetry.totals import Totals
 from gateway.tenants.follower import StoredState
+from gateway.upstreams.group import UpstreamGroup
 
 FAILURES = document_errors(TEI)
 STATUS = route_options(is_probe=True, for_operators=True, needs_admin=True)
@@ -50,7 +51,7 @@ class StatusSource(msgspec.Struct, frozen=True):
 
     gateway: Gateway
     exporter: Metrics
-    records: Records
+    history: History
     config: Config
     worker: int
     started_s: float
@@ -75,7 +76,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             replicas=tuple(self._replicas(totals)),
             models=tuple(self._models(totals)),
             tenants=totals.tenants(),
-            changes=self.records.changes.changes(),
+            changes=self.history.changes.changes(),
             instances=tuple(map(_instance, self.instances)),
             registry=tuple(map(_checkpoint, registry)),
             currency=self.gateway.serving.config.currency,
@@ -92,7 +93,7 @@ class StatusSource(msgspec.Struct, frozen=True):
             )
         away = totals.greatest("gateway_quota_store_away") > 0
         # The current reason, which may not be the first, or that of counts in a store that can be read.
-        reason = (stored.trouble or self.records.changes.store_trouble) if away else ""
+        reason = (stored.trouble or self.history.changes.store_trouble) if away else ""
         return StoreStatus(kind, away, stored.keys, stored.tenants, loss, reason)
 
     def _replicas(self, totals: Totals) -> Iterator[ReplicaStatus]:
@@ -104,7 +105,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                 yield ReplicaStatus(name, absent, "absent", reason, None, 0, 0, None, 0, 0, is_drained=True)
             for replica, state in upstream.replica_states():
                 labels = {"upstream": name, "replica": replica.name}
-                history = self.records.changes.of(name, replica.name)
+                history = self.history.changes.of(name, replica.name)
                 attempts = int(totals.number("gateway_attempts_total", **labels))
                 not_failed = sum(
                     int(totals.number("gateway_attempts_total", outcome=outcome, **labels))
@@ -141,10 +142,41 @@ class StatusSource(msgspec.Struct, frozen=True):
                 capabilities.notes if capabilities else (),
                 self.gateway.cache_state(name),
                 int(totals.number("gateway_model_memory_bytes", upstream=upstream.name))
-                if upstream.settings.is_hosted
+                if upstream.settings.is_local
                 else None,
-                upstreams_of_model(self.gateway.serving.groups.get(name), self.gateway.upstreams, totals),
+                tuple(self._group(self.gateway.serving.groups.get(name), totals)),
                 settings[name].price_per_million_tokens,
+            )
+
+    def _group(self, group: UpstreamGroup | None, totals: Totals) -> Iterator[ModelUpstreamStatus]:
+        """Yield the upstreams of a model; none if it has only one, which needs no choice."""
+        if group is None:
+            return
+        settings, upstreams, judge = group.model_settings, self.gateway.upstreams, group.judge
+
+        def status(name: str, role: Literal["member", "canary"], **more: Any) -> ModelUpstreamStatus:
+            labels = {"model": group.model, "upstream": name, "outcome": "ok"}
+            calls = int(totals.number("gateway_upstream_calls_total", **labels))
+            judgement = judge.judgements[name]
+            state = upstreams[name].state
+            return ModelUpstreamStatus(name, role, judgement.standing, judgement.reason, state, calls, **more)
+
+        for member in settings.members:
+            yield status(member.name, "member", weight=member.weight, priority=member.priority)
+        if (canary := judge.canary) is not None:
+            yield status(
+                canary.settings.name,
+                "canary",
+                share=canary.settings.share,
+                cosine=canary.cosine,
+                min_cosine=canary.settings.min_cosine,
+            )
+        if settings.mirror is not None:
+            name, share = settings.mirror.name, settings.mirror.share
+            labels = {"model": group.model, "upstream": name, "purpose": "mirror", "outcome": "ok"}
+            copies = int(totals.number("gateway_copies_total", **labels))
+            yield ModelUpstreamStatus(
+                name, "mirror", "serving", "", upstreams[name].state, copies, share=share
             )
 
 
@@ -188,12 +220,59 @@ def _lane(upstream: str, totals: Totals) -> LaneStatus:
 
 
 @get("/admin/status", responses=FAILURES, tags=["Operators"], opt=STATUS)
-async def status(watched: NamedDependency[StatusSource], registry: NamedDependency[RegistryApi]) -> Snapshot:
+async def status(watched: NamedDependency[StatusSource], host: NamedDependency[HostApi]) -> Snapshot:
     """Return the gateway's current status.
 
     Counters count since the start. The difference of two replies gives a rate.
     """
-    return watched.snapshot(await registry.recent())
+    return watched.snapshot(await host.recent_models())
 
 
-HANDLERS = [status]
+class Traffic(msgspec.Struct, frozen=True):
+    """Traffic of the last hour. interval_s: length of the time between two points."""
+
+    interval_s: float
+    points: list[TrafficPoint]
+
+
+class Calls(msgspec.Struct, frozen=True):
+    """The last calls, the newest first. kept: most calls that are kept."""
+
+    kept: int
+    calls: list[RecentCall]
+
+
+@get("/admin/traffic", responses=FAILURES, tags=["Operators"], opt=STATUS)
+async def traffic(watched: NamedDependency[StatusSource], after: FromQuery[float] = 0.0) -> Traffic:
+    """Return the traffic of the last hour in intervals of ten seconds, over all workers.
+
+    `after` leaves out the intervals that ended by then, in seconds since 1970.
+    """
+    return Traffic(INTERVAL_S, watched.history.traffic.points(after))
+
+
+@get("/admin/calls", responses=FAILURES, tags=["Operators"], opt=STATUS)
+async def calls(
+    watched: NamedDependency[StatusSource],
+    tenant: FromQuery[str | None] = None,
+    key: FromQuery[str | None] = None,
+    model: FromQuery[str | None] = None,
+    *,
+    failed: FromQuery[bool] = False,
+) -> Calls:
+    """Return the last calls of all workers, without any content.
+
+    `tenant`, `key` (an id) and `model` select those of one; `failed` those that ended with an error.
+    """
+    chosen = [
+        call
+        for call in watched.history.calls.calls()
+        if tenant in {None, call.tenant}
+        and key in {None, call.key_id}
+        and model in {None, call.model}
+        and not (failed and call.outcome == "ok")
+    ]
+    return Calls(CALLS_MAX, chosen)
+
+
+HANDLERS = [status, traffic, calls]

@@ -9,9 +9,8 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from gateway.api.operators.access import OPERATORS
+from gateway.api.operators.access import OPERATORS, REMOVED, check_limits, store_errors
 from gateway.api.operators.admin import Admin
-from gateway.api.operators.stored import REMOVED, check_limits, store_errors
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi

@@ -1,17 +1,27 @@
-"""/ui: the console, a page of HTML, one script and one stylesheet, from the folder `page/` next to this file.
+"""Pages for browsers: /ui, the console, from the folder `page/` next to this file; /; the OpenAPI document.
 
 The files contain no secrets and need no key, because a browser sends no key with a navigation. The script
 requests everything it shows from paths that check the key that the user has typed.
 """
 
+import asyncio
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from litestar import Response, get
+import msgspec
+from litestar import Litestar, Request, Response, get
+from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
+from gateway.api.document.complete import completed
+from gateway.api.operators.docs_page import prepare_document
+from gateway.api.operators.status import StatusSource
 from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import route_options
-from gateway.api.server.responses import NO_KEY
+from gateway.api.server.request_context import HttpContext
+from gateway.api.server.responses import EMPTY, NO_KEY, empty
 
 FAILURES = document_errors(TEI)
 PAGE = route_options(for_operators=True)
@@ -94,4 +104,40 @@ async def icon() -> Response[bytes]:
     return file_response("icon.svg", ICON)
 
 
-HANDLERS = [page, script, style, icon]
+MOVED = ResponseSpec(None, generate_examples=False, description="A redirect")
+DOCUMENT = ResponseSpec(dict[str, Any], generate_examples=False, description="The OpenAPI document")
+
+
+@get("/", responses={200: EMPTY, 303: MOVED} | FAILURES, tags=["TEI"], security=NO_KEY)
+async def start(
+    context: NamedDependency[HttpContext],
+    api: NamedDependency[InferenceApi],
+    watched: NamedDependency[StatusSource],
+) -> Response[bytes]:
+    """Send a browser to /ui, and answer others like /health.
+
+    Where /ui is served on another address only, a browser is sent to /docs.
+    """
+    if "text/html" in context.header(b"accept"):
+        has_console = watched.config.admin.listen is None or context.came_to_operators
+        page = "/ui" if has_console else "/docs"
+        headers = {"location": page, "vary": "accept"}
+        return Response(b"", status_code=303, headers=headers, media_type="text/plain")
+    api.check_health(None)
+    return empty()
+
+
+@get(["/api-doc/openapi.json", "/openapi.json"], responses={200: DOCUMENT}, tags=["TEI"], security=NO_KEY)
+async def openapi_document(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Return the OpenAPI document of all dialects, where TEI, vLLM and Infinity have theirs."""
+    await prepare_document(request)
+    return Response(await asyncio.to_thread(_document, request.app), media_type="application/json")
+
+
+@lru_cache(maxsize=1)
+def _document(application: Litestar) -> bytes:
+    """Return the document as JSON, which is encoded once because no key is needed to read it."""
+    return msgspec.json.encode(completed(application))
+
+
+HANDLERS = [page, script, style, icon, start, openapi_document]

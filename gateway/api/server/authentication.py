@@ -7,22 +7,21 @@ from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
 
-from gateway.api.server.call_context import CallContext
+from gateway.api.server.request_context import RequestContext
 from gateway.errors import AuthThrottled, QuotaUnavailable, TokenRefused, Unauthenticated
 from gateway.tenants.guess_throttle import GuessThrottle
 from gateway.tenants.keyring import Keyring, Tenant, key_digest
 from gateway.tenants.sign_on.sign_on import SignOn
 from gateway.tenants.sign_on.token_form import is_token
 
-# Azure's and Google's.
-KEY_HEADERS = (b"api-key", b"x-goog-api-key")
 Network: TypeAlias = IPv4Network | IPv6Network
 
 
 class Authenticator:
     """Finds the tenant of a request's key or token.
 
-    trusted_proxies: networks whose x-forwarded-for is trusted.
+    trusted_proxies: networks whose x-forwarded-for is trusted. key_headers: headers in which clients of some
+    dialects send the bare key.
     """
 
     def __init__(
@@ -31,8 +30,10 @@ class Authenticator:
         trusted_proxies: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         sign_on: SignOn | None = None,
+        key_headers: Sequence[bytes] = (),
     ) -> None:
         self._keyring = keyring
+        self._key_headers = key_headers
         self.sign_on = sign_on or SignOn(keyring, {})
         self._trusted: list[Network] = [ip_network(network) for network in trusted_proxies]
         self._clock = clock
@@ -40,30 +41,27 @@ class Authenticator:
         # Checking a signature costs more than everything else that is done for a wrong token.
         self._forgeries = GuessThrottle()
 
-    def authenticate(self, context: CallContext) -> Tenant:
+    def authenticate(self, context: RequestContext) -> Tenant:
         """Return the tenant of a request's key or token. It is looked up once per request.
 
         Raises: Unauthenticated; AuthThrottled if the address has sent too many wrong keys; TenantUnknown,
         QuotaUnavailable, SignOnUnavailable.
         """
-        if context.tenant is None:
-            context.tenant = self._find_tenant(context)
-        return context.tenant
-
-    def _find_tenant(self, context: CallContext) -> Tenant:
-        key = api_key_of(context)
+        if context.tenant is not None:
+            return context.tenant
+        key = self.key_of(context)
         if key is None:
             # Nothing was guessed: the caller needs the hint on how to send a key, however often it asks.
-            return self._keyring.identify(None)
+            return context.identify(self._keyring.identify(None))
         try:
             if self.sign_on.issuers and is_token(key):
-                return self._find_user(context, key)
-            return self._identify(context, key)
+                return context.identify(self._find_user(context, key))
+            return context.identify(self._identify(context, key))
         except Unauthenticated as refusal:
             self.count_failure(context, key, refusal.message)
             raise
 
-    def _identify(self, context: CallContext, key: str) -> Tenant:
+    def _identify(self, context: RequestContext, key: str) -> Tenant:
         """Return the owner of a key. While the store is away, each unknown key counts once as a guess.
 
         The caller of a valid key that is not known yet may try it again until the store has returned.
@@ -71,11 +69,11 @@ class Authenticator:
         try:
             return self._keyring.identify(key)
         except QuotaUnavailable as refusal:
-            if not self._guesses.has_recent(self.address_of(context), key_digest(key)):
+            if not self._guesses.has_recent(context.address, key_digest(key)):
                 self.count_failure(context, key, refusal.message)
             raise
 
-    def _find_user(self, context: CallContext, token: str) -> Tenant:
+    def _find_user(self, context: RequestContext, token: str) -> Tenant:
         """Return the owner of a token, which may also be a key of the same form."""
         digest = key_digest(token)
         if self._keyring.knows(digest):
@@ -83,7 +81,7 @@ class Authenticator:
         if (found := self.sign_on.find(digest)) is not None:
             return found
         checked = self.sign_on.check(token)
-        address, now_s = self.address_of(context), self._clock()
+        address, now_s = context.address, self._clock()
         _refuse_for(self._forgeries.wait_s(address, now_s))
         try:
             return self.sign_on.accept(checked, digest)
@@ -92,7 +90,7 @@ class Authenticator:
                 self._forgeries.record_failure(address, digest, now_s)
             raise
 
-    def count_failure(self, context: CallContext, secret: str, refusal: str) -> None:
+    def count_failure(self, context: RequestContext, secret: str, refusal: str) -> None:
         """Count a wrong key, token or code against its address. One that was valid before is no guess.
 
         refusal: why it is wrong. A client that repeats shows only its last error.
@@ -101,28 +99,54 @@ class Authenticator:
         digest = key_digest(secret)
         if self._keyring.has_known(digest):
             return
-        address, now_s = self.address_of(context), self._clock()
+        address, now_s = context.address, self._clock()
         _refuse_for(self._guesses.wait_s(address, now_s), f"{refusal}; ")
         self._guesses.record_failure(address, digest, now_s)
 
-    def refuse_guessing(self, context: CallContext) -> None:
+    def refuse_guessing(self, context: RequestContext) -> None:
         """Refuse an address that has sent too many wrong keys. Raises: AuthThrottled."""
-        _refuse_for(self._guesses.wait_s(self.address_of(context), self._clock()))
+        _refuse_for(self._guesses.wait_s(context.address, self._clock()))
 
     def forgive_known_keys(self) -> None:
         """Take back failures with keys that have become known, such as one that was just created."""
         self._guesses.forgive(self._keyring.knows)
 
-    def address_of(self, context: CallContext) -> str:
-        """Return the client's address: behind trusted proxies, never behind one that is not trusted."""
-        address = context.address
+    def address_of(self, peer: str, headers: Sequence[tuple[bytes, bytes]]) -> str:
+        """Return the client's address: behind trusted proxies, never behind one that is not trusted.
+
+        peer: the other end of the connection.
+        """
         if not self._trusted:
-            return address
-        lines = [value for name, value in context.headers if name == b"x-forwarded-for"]
+            return peer
+        lines = [value for name, value in headers if name == b"x-forwarded-for"]
         forwarded = [hop.strip() for hop in b",".join(lines).decode("latin-1").split(",")]
+        address = peer
         while self._is_trusted(address) and forwarded and forwarded[-1]:
             address = forwarded.pop()
         return address
+
+    def key_of(self, context: RequestContext) -> str | None:
+        """Return the API key of a request, None if it carries none.
+
+        It is a bearer token, or the password of HTTP Basic, for clients that only take a URL. A bare token is
+        accepted too: LlamaIndex's TEI reranker sends it like that. Without `authorization` it is the value of
+        a header in which clients of a dialect send keys. Raises: Unauthenticated.
+        """
+        if context.repeats_headers and any(map(context.is_ambiguous, (b"authorization", *self._key_headers))):
+            # A proxy in front may have checked the other one.
+            raise Unauthenticated("the request has several different keys in headers of one name: send one")
+        authorization = context.header(b"authorization")
+        if not authorization:
+            return next((key for name in self._key_headers if (key := context.header(name).strip())), None)
+        scheme, _, credentials = authorization.partition(" ")
+        match scheme.lower():
+            case "bearer":
+                key = credentials.strip()
+            case "basic":
+                key = _password(credentials.strip())
+            case _:
+                key = authorization.strip()
+        return key or None
 
     def _is_trusted(self, address: str) -> bool:
         try:
@@ -137,30 +161,6 @@ def _refuse_for(wait_s: float, refusal: str = "") -> None:
         raise AuthThrottled(
             f"{refusal}too many wrong keys from this address", retry_after_s=math.ceil(wait_s)
         ) from None
-
-
-def api_key_of(context: CallContext) -> str | None:
-    """Return the API key of a request, None if it carries none.
-
-    It is a bearer token, or the password of HTTP Basic, for clients that only take a URL. A bare token is
-    accepted too: LlamaIndex's TEI reranker sends it like that. Without `authorization` it is the value of the
-    header in which Azure's or Google's clients send keys. Raises: Unauthenticated.
-    """
-    if context.repeats_headers and any(map(context.is_ambiguous, (b"authorization", *KEY_HEADERS))):
-        # A proxy in front may have checked the other one.
-        raise Unauthenticated("the request has several different keys in headers of one name: send one")
-    authorization = context.header(b"authorization")
-    if not authorization:
-        return next((key for name in KEY_HEADERS if (key := context.header(name).strip())), None)
-    scheme, _, credentials = authorization.partition(" ")
-    match scheme.lower():
-        case "bearer":
-            key = credentials.strip()
-        case "basic":
-            key = _password(credentials.strip())
-        case _:
-            key = authorization.strip()
-    return key or None
 
 
 def _password(credentials: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from gateway.api.server.authentication import Authenticator
-from gateway.api.server.call_context import CallContext
+from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.batch_objects import OPERATIONS
 from gateway.batches.files import Files
 from gateway.batches.jobs import Jobs, JobState
@@ -43,7 +43,7 @@ class BatchesApi:
         self._parts = parts
         self._uploads: dict[str, int] = {}
 
-    async def authenticate(self, context: CallContext) -> Tenant:
+    async def authenticate(self, context: RequestContext) -> Tenant:
         """Return the tenant of a request's key, if files and jobs are served.
 
         Raises: Unauthenticated, AuthThrottled, ScopeForbidden, NotFound, BatchesUnavailable.
@@ -78,13 +78,13 @@ class BatchesApi:
 
     async def require(self) -> None:
         """Check that files and jobs are served; wait for a start. Raises: NotFound, BatchesUnavailable."""
-        upkeep = self._opened.upkeep
-        if upkeep.problem is not None and not upkeep.ready.is_set():
+        opened = self._opened
+        if opened.problem is not None and not opened.ready.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(START_S):
-                    await upkeep.ready.wait()
-        if upkeep.problem is not None:
-            raise BatchesUnavailable(upkeep.problem)
+                    await opened.ready.wait()
+        if opened.problem is not None:
+            raise BatchesUnavailable(opened.problem)
 
     @property
     def _opened(self) -> Batches:

@@ -1,19 +1,21 @@
-"""Bounds on the values in a body, which are checked before it is decoded.
+"""Bounds on the values in a body, which are checked before it is decoded, and the memory that it takes after.
 
 msgspec compares the length of an array with its bound when all of it is decoded, and holds the interpreter
-lock until then: 11 million `[]`, which are 33 MB, took 6 s and 1 GB.
+lock until then: 11 million `[]`, which are 33 MB, took 6 s and 1 GB. It turns an integer of up to 4,300
+digits into Python's where its type has no upper bound: 7,700 of them, which are 33 MB, took 0.7 s.
 docs/decisions/037-values-counted-before-decoding.md has the reasons and figures.
 """
 
 import asyncio
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.api.server.long_numbers import DIGITS, has_long_number
 from gateway.errors import InvalidInput, MalformedBody
 
 # A body up to this size is decoded within a few milliseconds, whatever it contains.
@@ -77,6 +79,37 @@ class Counts(msgspec.Struct):
     values: int = 0
     depth: int = 0
     long_number: bool = False
+
+    def add_json(self, outside: bytes, strings: int) -> None:
+        """Count a piece of JSON. outside: what is outside strings. strings: number of all so far."""
+        containers = outside.count(b"[") + outside.count(b"{")
+        self.containers += containers
+        self.depth += containers - outside.count(b"]") - outside.count(b"}")
+        self.names += outside.count(b":")
+        self.long_number = self.long_number or has_long_number(np.frombuffer(outside, np.uint8))
+        # Strings need commas between them, but malformed JSON may have none.
+        self.values = max(self.values + containers + outside.count(b","), strings - self.names)
+
+    def add_msgpack(self, body: Body, at: int, values: int) -> int:
+        """Count a number of values from a place on, and return the place after them."""
+        for _ in range(values):
+            if at >= len(body):
+                break
+            first = body[at]
+            self.values += 1
+            if first in LENGTHS:
+                length_bytes, more = LENGTHS[first]
+                content = at + 1 + length_bytes
+                at = content + more + int.from_bytes(body[at + 1 : content])
+                continue
+            if first in MAPS:
+                self.containers += 1
+                length = body[at + 1 : at + HEADER_BYTES[first]]
+                self.names += int.from_bytes(length) if length else first & 15
+            elif first in ARRAYS:
+                self.containers += 1
+            at += HEADER_BYTES[first]
+        return at
 
 
 async def check_values(body: Body, inputs_max: int, *, is_msgpack: bool) -> None:
@@ -192,13 +225,7 @@ def count_json(body: Body, piece_bytes: int = PIECE_BYTES) -> Iterator[Counts]:
         # Every other part is outside strings: the first one if an even number of quotes is before it.
         outside = b"".join(parts[quotes % 2 :: 2])
         quotes += len(parts) - 1
-        containers = outside.count(b"[") + outside.count(b"{")
-        counts.containers += containers
-        counts.depth += containers - outside.count(b"]") - outside.count(b"}")
-        counts.names += outside.count(b":")
-        counts.long_number = counts.long_number or has_long_number(np.frombuffer(outside, np.uint8))
-        # Strings need commas between them, but malformed JSON may have none.
-        counts.values = max(counts.values + containers + outside.count(b","), quotes // 2 - counts.names)
+        counts.add_json(outside, quotes // 2)
         yield counts
 
 
@@ -206,27 +233,58 @@ def count_msgpack(body: Body, piece_values: int = PIECE_VALUES) -> Iterator[Coun
     """Count the values of msgpack, and yield the counts so far after each piece. Names are values too."""
     counts, at = Counts(), 0
     while at < len(body):
-        at = _count_piece(body, at, piece_values, counts)
+        at = counts.add_msgpack(body, at, piece_values)
         yield counts
 
 
-def _count_piece(body: Body, at: int, piece_values: int, counts: Counts) -> int:
-    """Count a number of values from a place on, and return the place after them."""
-    for _ in range(piece_values):
-        if at >= len(body):
-            break
-        first = body[at]
-        counts.values += 1
-        if first in LENGTHS:
-            length_bytes, more = LENGTHS[first]
-            content = at + 1 + length_bytes
-            at = content + more + int.from_bytes(body[at + 1 : content])
-            continue
-        if first in MAPS:
-            counts.containers += 1
-            length = body[at + 1 : at + HEADER_BYTES[first]]
-            counts.names += int.from_bytes(length) if length else first & 15
-        elif first in ARRAYS:
-            counts.containers += 1
-        at += HEADER_BYTES[first]
-    return at
+# No number with fewer digits in a row is found, and every one with nearly twice as many.
+DIGITS = 32
+# Eight bytes at once, each of them true.
+ALL_TRUE = np.uint64(0x0101010101010101)
+
+
+def has_long_number(characters: NDArray[np.uint8]) -> bool:
+    """Return whether one of the blocks of `DIGITS` characters contains digits only."""
+    blocks = characters[: len(characters) // DIGITS * DIGITS]
+    # Of most texts this is enough to see that there is none.
+    if not (_are_digits(blocks[::DIGITS]) & _are_digits(blocks[DIGITS // 2 :: DIGITS])).any():
+        return False
+    eights = _are_digits(blocks).view(np.uint64) == ALL_TRUE
+    return bool((eights[0::4] & eights[1::4] & eights[2::4] & eights[3::4]).any())
+
+
+def _are_digits(characters: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    # Unsigned: characters before "0" become large.
+    return (characters - np.uint8(ord("0"))) < 10
+
+
+INT_BYTES = 32
+SCALARS = frozenset({str, bytes, int, float, bool, type(None), msgspec.UnsetType})
+
+
+def decoded_bytes(data: object) -> int:
+    """Return the bytes that a decoded body takes, with everything in it."""
+    size, level = sys.getsizeof(data), [data]
+    # All containers of one depth and type at once, in C as far as possible: there may be 60,000 of them, and
+    # a million values.
+    while level:
+        below: list[Any] = []
+        for kind in set(map(type, level)):
+            items = list(_items_of(kind, [container for container in level if type(container) is kind]))
+            kinds = set(map(type, items))
+            size += INT_BYTES * len(items) if kinds == {int} else sum(map(sys.getsizeof, items))
+            if not kinds <= SCALARS:
+                below += [item for item in items if type(item) not in SCALARS]
+        level = below
+    return size
+
+
+def _items_of(kind: type, containers: list[Any]) -> Iterable[object]:
+    """Return what containers of one type refer to."""
+    if issubclass(kind, list | tuple):
+        return chain.from_iterable(containers)
+    if issubclass(kind, dict):
+        return chain(chain.from_iterable(containers), chain.from_iterable(map(dict.values, containers)))
+    if issubclass(kind, msgspec.Struct):
+        return chain.from_iterable(map(msgspec.structs.astuple, containers))
+    return ()

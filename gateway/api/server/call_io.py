@@ -1,14 +1,14 @@
 """Input and output of one request: bounded reading, replies, and its permits."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 from gateway.api.server.http_protocol import CONNECTION, ConnectionHandle
-from gateway.api.server.in_flight import SMALL_BODY_BYTES, InFlight
-from gateway.api.server.refusal_pace import RefusalPace
-from gateway.api.server.responses import HttpReply, encode_headers
+from gateway.api.server.in_flight import SMALL_BODY_BYTES, HeldBody, InFlight
+from gateway.api.server.responses import HttpReply
 from gateway.errors import BodyTooLarge, GatewayFull, Overloaded
 
 # ASGI's own types: plain mappings, which every server and framework agree on.
@@ -22,33 +22,67 @@ ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 AT_ONCE_BYTES = 64 * 1024
 LENGTH_DIGITS_MAX = 18
 BAD_REQUEST, TOO_MANY_REQUESTS, INTERNAL = 400, 429, 500
+# The status that nginx logs where a client hung up first. It is never sent.
+CALLER_GONE = 499
+# Pace of refusals that cost their caller nothing, such as those of wrong keys.
+REFUSALS_PER_S = 100
+# A pause of this length earns as many refusals at once.
+BURST_S = 1.0
+# A client that repeats at once is slowed to one call in this time on each of its connections.
+WAIT_MAX_S = 5.0
+# More owners than these evict the oldest; memory stays bounded.
+OWNERS_MAX = 10_000
 
 
-class CallIO:
-    """The connection of one request, as far as this request uses it.
+class RefusalPace:
+    """Times of replies to refused requests. Rule: a loop of refused requests takes no time from calls.
 
-    headers: added to every reply. status: of the reply, 500 until there is one. tenant: whose share of the
-    memory the body takes. caller_gone: the client has closed the connection before it was answered.
-    address: of the client. refusals: None if they are not paced. is_head: only the heads of replies are sent.
+    An owner is a tenant, or the address of a client without a valid key.
+    """
+
+    def __init__(self) -> None:
+        self._free_at_s: OrderedDict[str, float] = OrderedDict()
+
+    def wait_s(self, owner: str, now_s: float) -> float:
+        """Count one refusal, and return the time until its reply."""
+        before_s = max(self._free_at_s.pop(owner, 0.0), now_s - BURST_S)
+        reply_s = min(before_s + 1 / REFUSALS_PER_S, now_s + WAIT_MAX_S)
+        self._free_at_s[owner] = reply_s
+        if len(self._free_at_s) > OWNERS_MAX:
+            self._free_at_s.popitem(last=False)
+        return max(0.0, reply_s - now_s)
+
+
+class CallIO(HeldBody):
+    """The connection of one request, as far as this request uses it, and the bytes of its body.
+
+    headers: added to every reply. status: of the reply, 500 until there is one. caller_gone: the client has
+    closed the connection before it was answered. is_head: only the heads of replies are sent.
     """
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, in_flight: InFlight, body_bytes_max: int
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        in_flight: InFlight,
+        body_bytes_max: int,
+        address: str,
+        refusals: RefusalPace,
     ) -> None:
+        super().__init__(in_flight)
         self.headers: list[tuple[bytes, bytes]] = []
         self.status = 500
         self.replying = False
         self.caller_gone = False
-        self.tenant = ""
-        self.address = ""
-        self.refusals: RefusalPace | None = None
-        self.is_head: bool = scope.get("method") == "HEAD"
-        self.held_bytes = 0
+        self.is_head: bool = scope["method"] == "HEAD"
+        self.body_bytes_max = body_bytes_max
+        self._address = address
+        # None once a reply was paced.
+        self._refusals: RefusalPace | None = refusals
         self._claimed = False
         self._receive = receive
         self._send = send
-        self._in_flight = in_flight
-        self.body_bytes_max = body_bytes_max
         self._connection: ConnectionHandle | None = scope.get("extensions", {}).get(CONNECTION)
         self._cancel: Callable[[], object] | None = None
         self._body_bytes = 0
@@ -66,11 +100,19 @@ class CallIO:
         self._cancel = task.cancel
         self._in_flight.cancels.add(self._cancel)
 
+    def set_tenant(self, tenant: str) -> None:
+        """Record whose call it is, before a limit refuses it: the pace of refusals is by tenant."""
+        self.tenant = tenant
+
+    def set_body_bytes_max(self, bytes_max: int) -> None:
+        """Take a larger body, such as a file."""
+        self.body_bytes_max = bytes_max
+
     def claim_connection(self) -> None:
         """Count the connection as one of the tenant's. Raises: Overloaded."""
         if self._connection is None or self._claimed:
             return
-        self._claimed = self._connection.claim(self.tenant)
+        self._claimed = self._connection.protocol.claim(self.tenant)
         if not self._claimed:
             raise Overloaded("your calls take all the connections that one tenant may; try again")
 
@@ -91,7 +133,7 @@ class CallIO:
         """
         if self._connection is not None:
             # Cancel from here on. A request whose body is never read is answered in full.
-            self._connection.on_lost = self._on_lost
+            self._connection.watch(self._on_lost)
         try:
             message = await self._receive()
         except asyncio.CancelledError:
@@ -109,7 +151,8 @@ class CallIO:
             if self._body_bytes > self.body_bytes_max:
                 raise _too_large(self.body_bytes_max)
             # Bytes that came, not bytes that were announced: an announcement costs a caller nothing.
-            self._in_flight.hold(self, size)
+            if size:
+                self.hold(size)
         return message
 
     async def read_body(self) -> bytes | bytearray:
@@ -139,22 +182,14 @@ class CallIO:
         if self._cancel is not None:
             self._cancel()
 
-    def hold_decoded(self, size: int) -> None:
-        """Count a body as large as its decoded form, which stays in memory in its place.
-
-        Raises: GatewayFull.
-        """
-        if size > self.held_bytes:
-            self._in_flight.hold(self, size - self.held_bytes)
-
     async def reply(self, reply: HttpReply) -> None:
         """Send a reply; a small one in one piece, at a fraction of the cost of ASGI's messages."""
         body = reply.body
         if self._connection is not None:
-            self._connection.set_tenant(self.tenant)
+            self._connection.protocol.backlog.set_tenant(self.tenant)
         if reply.status >= BAD_REQUEST:
             await self._pace_refusal(reply.status)
-        headers = encode_headers(reply.headers)
+        headers = [(name.encode(), value.encode()) for name, value in reply.headers.items()]
         if reply.status != 204:
             headers.append((b"content-type", reply.media_type.encode()))
             headers.append((b"content-length", b"%d" % len(body)))
@@ -162,7 +197,7 @@ class CallIO:
             body = b""
         if len(body) <= AT_ONCE_BYTES and self._reply_at_once(reply.status, headers, body):
             return
-        if self._connection is not None and self._connection.is_backed_up:
+        if self._connection is not None and self._connection.protocol.flow.write_paused:
             await self._wait_until_writable(self._connection, len(body))
         await self.send({"type": "http.response.start", "status": reply.status, "headers": headers})
         if len(body) > AT_ONCE_BYTES:
@@ -175,7 +210,7 @@ class CallIO:
         """Wait for a client that reads slowly; the reply counts as held meanwhile."""
         self._in_flight.hold_reply(size)
         try:
-            await connection.wait_until_writable()
+            await connection.protocol.flow.drain()
         finally:
             self._in_flight.release_reply(size)
 
@@ -213,17 +248,17 @@ class CallIO:
         if status >= INTERNAL or (self.tenant and status != TOO_MANY_REQUESTS):
             # A refused request of a tenant, other than over its limits, is charged to these limits.
             return
-        connection, refusals = self._connection, self.refusals
+        connection, refusals = self._connection, self._refusals
         if connection is None or refusals is None or self._in_flight.draining:
             return
         loop = asyncio.get_running_loop()
         # One reply is paced once.
-        self.refusals = None
-        wait_s = refusals.wait_s(self.tenant or f"address {self.address}", loop.time())
+        self._refusals = None
+        wait_s = refusals.wait_s(self.tenant or f"address {self._address}", loop.time())
         if not wait_s:
             return
         lost = asyncio.Event()
-        connection.on_lost = lost.set
+        connection.watch(lost.set)
         connection.hold_back()
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
@@ -232,14 +267,18 @@ class CallIO:
     def release_connection(self) -> None:
         """Ignore the connection from here on: the reply is complete, and a disconnect cancels nothing."""
         if self._connection is not None:
-            self._connection.on_lost = None
+            self._connection.watch(None)
 
-    def release(self) -> None:
+    def note_cancelled(self) -> None:
+        """Record that the client hung up before it was answered, for the event."""
+        self.status = CALLER_GONE
+
+    def close(self) -> None:
         """Return the permit, the held bytes, and the connection."""
-        self._in_flight.release(self)
+        self.release()
         if self._claimed and self._connection is not None:
             self._claimed = False
-            self._connection.release(self.tenant)
+            self._connection.protocol.limit.release(self.tenant)
         if self._cancel is not None:
             self._in_flight.cancels.discard(self._cancel)
             self._in_flight.leave()

@@ -50,36 +50,50 @@ class Connection(Protocol):
 Admission: TypeAlias = Literal["open", "for_probes", "refused"]
 
 
-class ConnectionLimit:
-    """Most connections of one server.
+class TenantShares:
+    """Calls of tenants among a number of places. Rule: no tenant can keep another one out by its calls.
 
-    Rules: no client that owes bytes can keep another one out, no tenant can keep another one out by its
-    calls, and a probe always gets a connection.
+    One tenant takes at most three times as many as stay free, as bodies do of the memory. taken: by all.
     """
 
-    def __init__(self, connections_max: int, new_max: int | None = None) -> None:
-        self._connections_max = connections_max
-        self._new_max = connections_max // NEW_DIVISOR if new_max is None else new_max
-        self._logged_s = -math.inf
-        self._calls = 0
-        self._calls_by_tenant: Counter[str] = Counter()
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._by_tenant: Counter[str] = Counter()
+        self.taken = 0
 
     def claim(self, tenant: str) -> bool:
-        """Take a connection for a call of a tenant, if its share has one more."""
-        free = self._connections_max - self._calls - 1
-        # A bound of one connection has no share to divide.
-        if self._calls and self._calls_by_tenant[tenant] + 1 > SHARE_OF_FREE * free:
+        """Take a place for a call of a tenant, if its share has one more."""
+        free = self._places - self.taken - 1
+        # A bound of one place has no share to divide.
+        if self.taken and self._by_tenant[tenant] + 1 > SHARE_OF_FREE * free:
             return False
-        self._calls += 1
-        self._calls_by_tenant[tenant] += 1
+        self.taken += 1
+        self._by_tenant[tenant] += 1
         return True
 
     def release(self, tenant: str) -> None:
-        """Return the connection of a call that has been answered."""
-        self._calls -= 1
-        self._calls_by_tenant[tenant] -= 1
-        if not self._calls_by_tenant[tenant]:
-            del self._calls_by_tenant[tenant]
+        """Return the place of a call that has been answered."""
+        self.taken -= 1
+        self._by_tenant[tenant] -= 1
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant]
+
+    def of(self, tenant: str) -> int:
+        """Return the places that a tenant has."""
+        return self._by_tenant[tenant]
+
+
+class ConnectionLimit(TenantShares):
+    """Most connections of one server, which calls take as places.
+
+    Rules: no client that owes bytes can keep another one out, and a probe always gets a connection.
+    """
+
+    def __init__(self, connections_max: int, new_max: int | None = None) -> None:
+        super().__init__(connections_max)
+        self._connections_max = connections_max
+        self._new_max = connections_max // NEW_DIVISOR if new_max is None else new_max
+        self._logged_s = -math.inf
 
     def admit(self, newcomer: Connection, connections: Collection[Connection]) -> Admission:
         """Return what a new connection may be used for; over the bound, others are closed for it.
@@ -99,7 +113,7 @@ class ConnectionLimit:
         ordinary = [connection for connection in waiting if not connection.for_probes]
         is_slight = len(connections) <= self._connections_max + self._new_max
         # Requests that are no calls end soon; also those that are about to become calls or to be refused.
-        passing = len(connections) - 1 - len(waiting) - self._calls
+        passing = len(connections) - 1 - len(waiting) - self.taken
         if ordinary:
             if not (is_slight and passing > len(waiting)):
                 self._make_room(ordinary, spares_new=is_slight)

@@ -6,10 +6,9 @@ is documented and answers other methods. docs/decisions/002-litestar-routing.md 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
-from dataclasses import replace
 from functools import update_wrapper
 from inspect import Parameter, Signature
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast, get_args
 
 import msgspec
 from litestar import Response, post
@@ -17,23 +16,20 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from gateway.api.server.allowed_values import note_choices
-from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_count_of_inputs, check_values
-from gateway.api.server.body_texts import place_of_broken_text, without_mark
-from gateway.api.server.decoded_bytes import decoded_bytes
+from gateway.api.server.body import MARK, note_choices, place_of_broken_text, without_mark
+from gateway.api.server.body_bounds import UNCOUNTED_BYTES, check_count_of_inputs, check_values, decoded_bytes
 from gateway.api.server.encoding import BYTES
-from gateway.api.server.error_bodies import Dialect, document_errors
-from gateway.api.server.error_translation import broken_text
-from gateway.api.server.paths import BELOW_MODEL, NAME, RouteTable, route_options
-from gateway.api.server.request_context import RequestContext
+from gateway.api.server.error_bodies import ErrorFormat, broken_text, document_errors
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.paths import BELOW_MODEL, NAME, Answer, RouteTable, route_options
+from gateway.api.server.request import LEAST, Request
+from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply, is_arrow
-from gateway.api.wire.least_costs import LEAST, LEAST_OF_BATCHES, LEAST_WITHOUT_TOKENS
 from gateway.errors import InvalidInput, MalformedBody
 from gateway.quotas.limits import Cost
 
 MSGPACK = frozenset({"application/msgpack", "application/x-msgpack"})
 Body: TypeAlias = bytes | bytearray
-WITHOUT_TOKENS = ("/tokenize", "/decode", "/detokenize", f"/v1/models/{NAME}/:countTokens")
 # Fields of which each element of a list is an input.
 INPUT_FIELDS = frozenset(
     (
@@ -41,22 +37,22 @@ INPUT_FIELDS = frozenset(
         *("queries", "data_1", "data_2", "text_1", "text_2"),
     )
 )
-LEAST_BY_PATH = dict.fromkeys(WITHOUT_TOKENS, LEAST_WITHOUT_TOKENS) | {"/v1/batches": LEAST_OF_BATCHES}
 
-# Called with the decoded body, the context, the `InferenceApi` and the model's name in the path, if any.
-Handler: TypeAlias = Callable[[Any, RequestContext, Any, str | None], Awaitable[HttpReply]]
+Handler: TypeAlias = Callable[[Request[Any]], Awaitable[HttpReply]]
 # Called with the body, the context and the `InferenceApi`; returns the struct of the handler.
-DecodeArrow: TypeAlias = Callable[[Body, RequestContext, Any], Awaitable[Any]]
+DecodeArrow: TypeAlias = Callable[[Body, HttpContext, InferenceApi], Awaitable[Any]]
 
 
 class BodyForms(NamedTuple):
     """Forms of a body besides JSON.
 
     msgpack: whether it may be msgpack. arrow: decodes an Arrow IPC stream, which the reply may be too.
+    octets: whether the reply may be bytes without JSON.
     """
 
     msgpack: bool = False
     arrow: DecodeArrow | None = None
+    octets: bool = False
 
 
 JSON_ONLY = BodyForms()
@@ -68,41 +64,41 @@ class Endpoint:
     Rule: a body is read only after its key and the known state of its limits have been checked, and decoded
     once, straight into its struct.
 
-    dialects: on a path that several dialects share, body field → dialect. A body has one of these fields, and
-    its struct has UNSET for the others. forms: those of a body besides JSON. least: the least that a request
-    costs.
+    dialects: on a path that several dialects share, body field → error format. A body has one of these
+    fields, and its struct has UNSET for the others. forms: those of a body besides JSON. least: the least
+    that a request costs.
     """
 
     def __init__(
-        self, handler: Handler, dialects: Mapping[str, Dialect], *, forms: BodyForms, least: Cost
+        self, handler: Handler, dialects: Mapping[str, ErrorFormat], *, forms: BodyForms, least: Cost
     ) -> None:
         self.handler = handler
         self.forms = forms
         self._least = least
-        self.body = handler.__annotations__["data"]
+        (self.body,) = get_args(handler.__annotations__["request"])
         self._input_fields = INPUT_FIELDS.intersection(getattr(self.body, "__struct_encode_fields__", ()))
         self._dialects = dialects
         self._json = msgspec.json.Decoder(self.body)
         self._msgpack = msgspec.msgpack.Decoder(self.body) if forms.msgpack else None
 
-    async def answer(self, context: RequestContext) -> None:
-        """Answer one request."""
-        # The server's modules know no gateway, therefore the type of its dependencies is lost here.
-        api: Any = context.dependencies["api"]
+    async def answer(self, context: HttpContext, api: InferenceApi) -> None:
+        """Answer one HTTP request."""
         try:
             api.admit_caller(context, self._least)
-            body = without_mark(await context.io.read_body())
+            body = await context.io.read_body()
+            if body.startswith(MARK):
+                body = without_mark(body)
             arrow = self.forms.arrow
             if arrow is not None and body[:1] != b"{" and is_arrow(context.header(b"content-type")):
                 data = await arrow(body, context, api)
-                context.io.hold_decoded(decoded_bytes(data))
-            elif len(body) <= UNCOUNTED_BYTES:
-                data = self.decode(body, context)
-            else:
+                context.body.hold_decoded(decoded_bytes(data))
+            elif len(body) > UNCOUNTED_BYTES:
                 data = await self._decode_large(body, context, api.inputs_max)
+            else:
+                data = self.decode(body, context)
             # Only what was decoded stays in memory.
             del body
-            reply = await self.handler(data, context, api, context.target.model)
+            reply = await self.handler(Request(data, context, api, context.model))
         except Exception as error:  # noqa: BLE001 - every error becomes a reply
             reply = context.failure(await api.charge_failure(context, error, self._least))
         except asyncio.CancelledError:
@@ -110,15 +106,23 @@ class Endpoint:
             raise
         await context.io.reply(reply)
 
-    async def reply_to_line(self, body: Body, context: RequestContext, api: Any) -> HttpReply:
-        """Return the reply to a line of a job. Raises: every error of a request."""
-        if len(body) <= UNCOUNTED_BYTES:
-            data = self.decode(body, context)
-        else:
-            data = await self._decode_large(body, context, api.inputs_max)
-        if getattr(data, "encoding_format", None) in BYTES:
-            raise InvalidInput("a line's reply is JSON: use `float` or `base64`", param="encoding_format")
-        return await self.handler(data, context, api, None)
+    async def reply_to_line(self, body: Body, context: RequestContext, api: InferenceApi) -> HttpReply:
+        """Return the reply to a line of a job. Raises: every error of a request, which is charged for it."""
+        try:
+            context.body.hold(len(body))
+            is_large = len(body) > UNCOUNTED_BYTES
+            data = (
+                await self._decode_large(body, context, api.inputs_max)
+                if is_large
+                else self.decode(body, context)
+            )
+            check_is_json(data)
+            return await self.handler(Request(data, context, api))
+        except Exception as error:
+            charged = await api.charge_failure(context, error, self._least)
+            if charged is error:
+                raise
+            raise charged from error
 
     async def _decode_large(self, body: Body, context: RequestContext, inputs_max: int) -> Any:
         """Decode a body whose values are counted first. Raises: as `decode`; GatewayFull."""
@@ -126,7 +130,7 @@ class Endpoint:
         await check_values(body, inputs_max, is_msgpack=is_msgpack)
         await check_count_of_inputs(body, self._input_fields, inputs_max, is_msgpack=is_msgpack)
         data = self.decode(body, context)
-        context.io.hold_decoded(decoded_bytes(data))
+        context.body.hold_decoded(decoded_bytes(data))
         # Decoding and the bounds of its tokens take 0.1 s each for the largest text: not both at a stretch.
         await asyncio.sleep(0)
         return data
@@ -159,43 +163,59 @@ class Endpoint:
         dialects = {dialect.name: dialect for field, dialect in self._dialects.items() if field in present}
         if len(dialects) != 1:
             return False
-        (context.dialect,) = dialects.values()
+        context.use_dialect(*dialects.values())
         return True
+
+
+def check_is_json(data: Any) -> None:
+    """Check that the reply to a line of a job is JSON. Raises: InvalidInput."""
+    if getattr(data, "encoding_format", None) in BYTES:
+        raise InvalidInput("a line's reply is JSON: use `float` or `base64`", param="encoding_format")
 
 
 def endpoint_at(routes: RouteTable, path: str) -> Endpoint:
     """Return the inference endpoint at a path without a name."""
-    endpoint = getattr(routes.parse(path).answer, "__self__", None)
-    assert isinstance(endpoint, Endpoint)
+    endpoint = endpoint_of(routes.parse(path).options.answer)
+    assert endpoint is not None
     return endpoint
+
+
+def endpoint_of(answer: Answer | None) -> Endpoint | None:
+    """Return the inference endpoint that answers, None for other handlers."""
+    endpoint = getattr(answer, "__self__", None)
+    return endpoint if isinstance(endpoint, Endpoint) else None
 
 
 def inference(
     *paths: str,
-    dialect: Dialect | Mapping[str, Dialect],
-    reply: ResponseSpec,
+    errors: ErrorFormat | Mapping[str, ErrorFormat],
+    reply: Any,
+    description: str,
     tags: list[str],
     below_models: bool = True,
     forms: BodyForms = JSON_ONLY,
+    least: Cost = LEAST,
 ) -> Callable[[Handler], HTTPRouteHandler]:
     """Declare a POST that runs a model.
 
-    dialect: whose errors the caller reads; where dialects share the path, body field → dialect, and the
-    first of them answers bodies whose fields do not tell. below_models: whether each path is also served
-    below /models/{name}. forms: those of a body besides JSON.
+    errors: the format that the caller reads; where dialects share the path, body field → format, and the
+    first of them answers bodies whose fields do not tell. reply, description: its struct and its text in the
+    OpenAPI document. below_models: whether each path is also served below /models/{name}. forms: those of a
+    body besides JSON. least: the least that a request costs.
     """
-    by_field = {} if isinstance(dialect, Dialect) else dialect
-    dialects = [dialect] if isinstance(dialect, Dialect) else list(dict.fromkeys(dialect.values()))
+    by_field = {} if isinstance(errors, ErrorFormat) else errors
+    formats = [errors] if isinstance(errors, ErrorFormat) else list(dict.fromkeys(errors.values()))
     every_path = [*paths, *[(BELOW_MODEL + path).rstrip("/") for path in paths if below_models]]
 
     def declare(handler: Handler) -> HTTPRouteHandler:
-        endpoint = Endpoint(handler, by_field, forms=forms, least=LEAST_BY_PATH.get(paths[0], LEAST))
+        endpoint = Endpoint(handler, by_field, forms=forms, least=least)
         declaration = post(
             every_path,
             status_code=200,
-            opt=route_options(dialect=dialects[0], answer=endpoint.answer, name_has_slashes=True),
+            opt=route_options(errors=formats[0], answer=endpoint.answer, name_has_slashes=True),
             # Litestar's examples are of random values, which look like replies, and load Faker.
-            responses={200: replace(reply, generate_examples=False)} | document_errors(*dialects),
+            responses={200: ResponseSpec(reply, generate_examples=False, description=description)}
+            | document_errors(*formats),
             tags=tags,
         )
         return declaration(_documented(handler, endpoint.body, every_path))

@@ -1,24 +1,24 @@
 """HTTP/1.1 of uvicorn with the bounds it lacks: time for a head, a body and a stalled reply; size of a head.
 
 It is independent of the served application. Rule: an idle connection keeps resources no longer than these
-bounds.
+bounds. `BoundedProtocol` is one connection. `BodyPace` is the time that its client has for a body, and
+`LingeringClose` its end while the client may still be sending. `ConnectionHandle` is the connection as the
+call on it sees it.
 """
 
 import asyncio
 import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias, cast
+from http import HTTPStatus
+from typing import Any, Final, TypeAlias, cast
 
 import httptools
 import msgspec
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gateway.api.server.body_pace import BodyPace
 from gateway.api.server.connection_limit import NEW_S, ConnectionLimit
-from gateway.api.server.in_flight import InFlight
-from gateway.api.server.lingering_close import LingeringClose, ReplyTransport
-from gateway.api.server.unread_replies import Backlog, StalledReplyTimer
+from gateway.api.server.in_flight import Backlog, InFlight, StalledReplyTimer
 
 # The ASGI extension that contains the `ConnectionHandle` of a call.
 CONNECTION = "connection"
@@ -53,7 +53,7 @@ class Refusal(msgspec.Struct, frozen=True):
         body = self.body
         retry = "retry-after: 1\r\n" if self.status == HTTP_UNAVAILABLE else ""
         head = (
-            f"HTTP/1.1 {self.status} {_PHRASES[self.status]}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\n{retry}connection: close\r\n\r\n"
         )
         return head.encode() + body
@@ -65,13 +65,13 @@ FULL = Refusal(HTTP_UNAVAILABLE, "gateway_full", "too many connections; try agai
 class ConnectionHandle:
     """The connection of one call, past ASGI's messages.
 
-    on_lost: called if it closes before the reply. timed_out: the call's body did not come in time.
+    timed_out: the call's body did not come in time.
     """
 
     def __init__(self, protocol: "BoundedProtocol", cycle: RequestResponseCycle) -> None:
-        self._protocol = protocol
+        self.protocol = protocol
         self._cycle = cycle
-        self.on_lost: Callable[[], None] | None = None
+        self._on_lost: Callable[[], None] | None = None
         self.timed_out = False
 
     def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes | memoryview) -> bool:
@@ -80,7 +80,7 @@ class ConnectionHandle:
         headers: with `content-length`. Returns False if the reply has to be sent by ASGI messages: the client
         reads too slowly, or the connection closes with this reply.
         """
-        cycle, protocol = self._cycle, self._protocol
+        cycle, protocol = self._cycle, self.protocol
         all_headers = [*cycle.default_headers, *headers]
         head = b"".join([STATUS_LINE[status], *[b"%b: %b\r\n" % header for header in all_headers], b"\r\n"])
         if not cycle.keep_alive or cycle.response_started or head.count(b"\n") != len(all_headers) + 2:
@@ -95,40 +95,25 @@ class ConnectionHandle:
         cycle.on_response()
         return True
 
-    def set_tenant(self, tenant: str) -> None:
-        """Record whose reply the connection carries from now on."""
-        self._protocol.backlog.tenant = tenant
-
-    def claim(self, tenant: str) -> bool:
-        """Count the connection as one of a tenant's, until `release`; return False beyond its share."""
-        self._protocol.owner = tenant
-        return self._protocol.limit.claim(tenant)
-
-    def release(self, tenant: str) -> None:
-        """Return what `claim` took."""
-        self._protocol.limit.release(tenant)
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Have a function called if the connection closes before the reply; None for no function."""
+        self._on_lost = on_lost
 
     def hold_back(self) -> None:
         """Drop what has come of the body and read no more of it: the reply is a refusal, and comes later."""
         self._cycle.body = bytearray()
-        self._protocol.is_held_back = True
-        self._protocol.flow.pause_reading()
-
-    @property
-    def is_backed_up(self) -> bool:
-        """True while the client has not taken an earlier reply."""
-        return self._protocol.flow.write_paused
-
-    async def wait_until_writable(self) -> None:
-        """Wait until the client has taken the earlier reply, or has disconnected."""
-        await self._protocol.flow.drain()
+        self.protocol.hold_back()
 
     def lose(self) -> None:
         """Record that the connection has closed, and report it if the call has no reply."""
         self._cycle.disconnected = not self._cycle.response_complete
         self._cycle.message_event.set()
-        if self._cycle.disconnected and self.on_lost is not None:
-            self.on_lost()
+        if self._cycle.disconnected and self._on_lost is not None:
+            self._on_lost()
+
+    def time_out(self) -> None:
+        """Record that the call's body did not come in time."""
+        self.timed_out = True
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -163,6 +148,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_begun = False
     _head_bytes = 0
     _framing_bytes = 0
+    # Bytes of the body that have come, and the time of one that has not come whole.
+    _body_came = 0
+    _pace: "BodyPace | None" = None
     # Bytes still owed of a body whose length was announced; 0 for a body in chunks.
     _body_bytes = 0
     # The last bytes of a part of a head or of a chunked body: its end may be split.
@@ -186,7 +174,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = PipelineFlow(self.transport, self._rest)
         transport.set_write_buffer_limits(self.write_buffer_bytes)
-        self._pace = BodyPace(self.loop)
         self.backlog = Backlog(transport, self.loop, self.in_flight)
         self._stalls = StalledReplyTimer(transport, self.loop, self.write_timeout_s)
         self._lingering = LingeringClose(transport, self.loop)
@@ -208,7 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stalls.cancel()
         self.backlog.end()
         self._lingering.cancel()
-        self._reply_transport.close = self.transport.close
+        self._reply_transport.detach()
         self._drop_requests()
         super().connection_lost(exc)
 
@@ -235,7 +222,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._rest += memoryview(data)[at:]
         self.flow.pause_reading()
         self._kept = self._kept or Backlog(self.transport, self.loop, self.in_flight, self._rest.__len__)
-        self._kept.tenant = self.owner
+        self._kept.set_tenant(self.owner)
         self._kept.start()
 
     def _read_rest(self) -> None:
@@ -368,7 +355,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._body_bytes -= len(body)
         else:
             self._framing_bytes -= 2 * len(body)
-        self._pace.bytes += len(body)
+        self._body_came += len(body)
         cycle = self.cycle
         if cycle.response_complete:
             return
@@ -388,8 +375,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.transport = self._reply_transport  # type: ignore[assignment]
         self._in_head = self._head_begun = False
-        self._head_bytes = self._framing_bytes = self._pace.bytes = 0
-        self._persists = False
+        self._head_bytes = self._framing_bytes = self._body_came = 0
+        self._persists, self._pace = False, None
         self._stop_read_timer()
         self._handle = ConnectionHandle(self, self.cycle)
         self.scope["extensions"] = {CONNECTION: self._handle}  # type: ignore[dict-item]
@@ -413,8 +400,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._read_timer is None and self._refusal is None and not self.is_closing():
             if not self._in_head:
-                self._pace.start(self.body_timeout_s)
-                self._start_read_timer(self._pace.next_check_s())
+                pace = self._pace = self._pace or BodyPace(self.loop)
+                pace.start(self.body_timeout_s)
+                self._start_read_timer(pace.next_check_s())
                 # A reply before the end of the body closes the connection, and its head announces that.
                 self._persists = self._persists or self.cycle.keep_alive
                 self.cycle.keep_alive = False
@@ -449,6 +437,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():
             self._stalls.start()
 
+    def claim(self, tenant: str) -> bool:
+        """Count the connection as one of a tenant's; return False beyond its share."""
+        self.owner = tenant
+        return self.limit.claim(tenant)
+
+    def hold_back(self) -> None:
+        """Read no more of a body: the reply is a refusal, and comes later."""
+        self.is_held_back = True
+        self.flow.pause_reading()
+
     def waiting_rank(self) -> tuple[int, float] | None:
         """Return the place in the order of making room, lowest first; None while a request is served.
 
@@ -460,7 +458,7 @@ class BoundedProtocol(HttpToolsProtocol):
         timer = self._read_timer or self.timeout_keep_alive_task
         ends_s = timer.when() if timer is not None else 0.0
         if not self._in_head:
-            ends_s = self._pace.ends_s
+            ends_s = self._pace.ends_s if self._pace is not None else 0.0
         if cycle is None or self._lingering.begun or self.is_held_back:
             return 0, ends_s
         if self._in_head:
@@ -495,16 +493,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def _on_read_timeout(self) -> None:
         """Refuse a half-sent request, and close a silent connection without a reply."""
         self._read_timer = None
+        pace = None if self._in_head else self._pace
         if self._in_head and not self._head_begun:
             self.transport.close()
         elif self.flow.read_paused:
             # The server itself has stopped reading.
             self._start_owed_timer()
-        elif not self._in_head and not self._pace.is_late(was_paused=self.flow.take_has_paused()):
-            self._start_read_timer(self._pace.next_check_s())
+        elif pace is not None and not pace.is_late(self._body_came, was_paused=self.flow.take_has_paused()):
+            self._start_read_timer(pace.next_check_s())
         else:
             if self._handle is not None and not self._in_head:
-                self._handle.timed_out = True
+                self._handle.time_out()
             self._refuse(408, "request_timeout", "the request was not complete in time")
 
     def _refuse(self, status: int, kind: str, message: str) -> None:
@@ -630,9 +629,103 @@ def _header_without_upgrade(name: bytes, value: bytes) -> list[bytes]:
     return [] if name in UPGRADING else [b"%b: %b\r\n" % (name, value)]
 
 
-_PHRASES: dict[int, str] = {
-    400: "Bad Request",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
+class BodyPace:
+    """Time that a client has for a body: in all, and by its rate in each interval.
+
+    A body that hardly moves takes memory from others. ends_s: when the time in all is over; from then on only
+    a fast body goes on, which is the upload of a large file.
+    """
+
+    check_s = 5.0
+    bytes_per_s = 16 * 1024
+    # As a body of 32 MiB needs about half of this to be in time, only uploads get here.
+    fast_bytes_per_s = 1024 * 1024
+    # A check this late was delayed by the gateway itself, which may not have read what has come.
+    late_s = 1.0
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._since_s = 0.0
+        self._check_at_s = 0.0
+        self.ends_s = 0.0
+        self._counted = 0
+
+    def start(self, timeout_s: float) -> None:
+        """Start the time of a body, of which some bytes have come with its head."""
+        self._since_s = self._loop.time()
+        self.ends_s = self._since_s + timeout_s
+
+    def next_check_s(self) -> float:
+        """Return the time until the next check."""
+        now_s = self._loop.time()
+        check_at_s = now_s + self.check_s
+        self._check_at_s = min(check_at_s, self.ends_s) if now_s < self.ends_s else check_at_s
+        return self._check_at_s - now_s
+
+    def is_late(self, came: int, *, was_paused: bool) -> bool:
+        """Return whether the time is over.
+
+        came: bytes of the body so far. was_paused: the gateway did not read for a part of the interval.
+        """
+        now_s = self._loop.time()
+        bytes_per_s = self.fast_bytes_per_s if now_s >= self.ends_s else self.bytes_per_s
+        needed = bytes_per_s * (now_s - self._since_s)
+        is_slow = came - self._counted < needed and not was_paused and now_s <= self._check_at_s + self.late_s
+        self._since_s, self._counted = now_s, came
+        return is_slow
+
+
+class LingeringClose:
+    """Close of a connection whose client may still be sending.
+
+    A socket that is closed while bytes of the client are unread resets the connection, and the reset can
+    destroy the reply before the client has read it. Therefore the rest is read and dropped, within bounds.
+
+    begun: the connection is closing, and its bytes are dropped.
+    """
+
+    timeout_s = 5.0
+    # A client that sends its whole body before it reads gets the reply, if the body is not much too large.
+    bytes_max = 64 * 1024 * 1024
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._room_bytes = self.bytes_max
+        self.begun = False
+
+    def start(self) -> None:
+        """Send the end of the stream after the reply, and wait for the client's."""
+        self.begun = True
+        self._timer = self._loop.call_later(self.timeout_s, self._transport.close)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def drop(self, size: int) -> None:
+        """Count bytes that arrived and are dropped; close at the bound."""
+        self._room_bytes -= size
+        if self._room_bytes < 0:
+            self._transport.close()
+
+    def cancel(self) -> None:
+        """Wait no more: the connection is lost."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class ReplyTransport:
+    """The transport as far as uvicorn's reply cycle uses it.
+
+    close: called instead of the transport's own, until the connection is lost.
+    """
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write: Final = transport.write
+        self.is_closing: Final = transport.is_closing
+        self.close = close
+        self._own_close = transport.close
+
+    def detach(self) -> None:
+        """Close the transport itself from now on, to break a reference cycle."""
+        self.close = self._own_close

@@ -1,10 +1,17 @@
 """Calls in progress, the bytes of their bodies and replies, and whether new calls are accepted.
 
-The one owner of the work that a stopping process still has to finish.
+The one owner of the work that a stopping process still has to finish. Bodies count as they arrive
+(`HeldBody`), replies while their clients have not taken them (`Backlog`).
+docs/decisions/040-bodies-share-the-memory.md has the reasons for the shares of tenants.
 """
 
 import asyncio
+import contextlib
+import fcntl
 import logging
+import math
+import struct
+import termios
 from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -29,17 +36,38 @@ RESERVE_DIVISOR = 16
 SMALL_BODY_BYTES = 64 * 1024
 
 
-class Body(Protocol):
-    """Body of one request, as far as it has arrived.
+class HeldBody:
+    """Bytes of one request's body in memory, as far as it has arrived.
 
-    tenant: whose share it takes; fixed before its first byte is held. held_bytes: set by `InFlight`.
+    tenant: whose share it takes; fixed before its first byte is held.
     """
 
-    tenant: str
-    held_bytes: int
+    def __init__(self, in_flight: "InFlight", tenant: str = "") -> None:
+        self._in_flight = in_flight
+        self.tenant = tenant
+        self.held_bytes = 0
+
+    def hold(self, size: int) -> None:
+        """Count bytes that have arrived. Raises: GatewayFull; the body then holds nothing any more."""
+        self._in_flight.take(self, size)
+        self.held_bytes += size
+
+    def hold_decoded(self, size: int) -> None:
+        """Count a body as large as its decoded form, which stays in memory in its place.
+
+        Raises: GatewayFull.
+        """
+        if size > self.held_bytes:
+            self.hold(size - self.held_bytes)
+
+    def release(self) -> None:
+        """Return the bytes of a body that is no longer in memory."""
+        if size := self.held_bytes:
+            self.held_bytes = 0
+            self._in_flight.give_back(self.tenant, size)
 
     def evict(self) -> None:
-        """Refuse the request, whose body has not arrived to the end."""
+        """Refuse the request, of whose body more is to arrive: another tenant needs the memory."""
 
 
 class ReplyReader(Protocol):
@@ -75,11 +103,12 @@ class InFlight:
         self._idle.set()
         self.draining = False
         self._is_lame_duck = False
-        self._closes_connections = False
+        # A reply is the last one of its connection: the next request would be refused.
+        self.closes_connections = False
         self.abandoned = False
         self.cancels: set[Callable[[], object]] = set()
         self.readers: set[ReplyReader] = set()
-        self.receiving: set[Body] = set()
+        self.receiving: set[HeldBody] = set()
 
     @property
     def calls(self) -> int:
@@ -96,17 +125,12 @@ class InFlight:
         """True from the signal to stop on: new work belongs elsewhere, although it may still be accepted."""
         return self._is_lame_duck or self.draining
 
-    @property
-    def closes_connections(self) -> bool:
-        """True when a reply is the last one of its connection: the next request would be refused."""
-        return self._closes_connections or self.draining
-
     async def serve_on(self, seconds: float) -> None:
         """Report that this process is leaving, and accept calls for a time until balancers have noticed."""
         self._is_lame_duck = True
         await asyncio.sleep(seconds / 2)
         # Clients that keep a connection open, and ask no probe, have the other half to go elsewhere.
-        self._closes_connections = True
+        self.closes_connections = True
         await asyncio.sleep(seconds / 2)
 
     def enter(self) -> None:
@@ -125,37 +149,37 @@ class InFlight:
         if self._calls == 0:
             self._idle.set()
 
-    def hold(self, body: Body, size: int) -> None:
+    def take(self, body: HeldBody, size: int) -> None:
         """Take a permit for bytes of a body that has arrived; larger tenants make room if they can.
 
         Raises: GatewayFull. The body then holds nothing any more.
         """
-        if not self._has_room(body, size):
+        in_use = self._bytes_by_tenant.get(body.tenant, 0)
+        if in_use + size > SHARE_OF_FREE * (self._bytes_max - self._bytes - size) and not self._has_room(
+            body, size
+        ):
             rivals = self._rivals_to_evict(body, size)
             if not rivals:
                 # At once: otherwise all bodies of a tenant that grow together are refused.
-                self.release(body)
+                body.release()
                 raise GatewayFull(
                     "the bodies and replies in flight use all of `limits.in_flight_bytes`; try again"
                 )
             for rival in rivals:
                 self.receiving.remove(rival)
-                self.release(rival)
+                rival.release()
                 rival.evict()
         self._bytes += size
-        body.held_bytes += size
         self._bytes_by_tenant[body.tenant] = self._bytes_by_tenant.get(body.tenant, 0) + size
 
-    def release(self, body: Body) -> None:
-        """Return the permit for a body that is no longer in memory."""
-        size, body.held_bytes = body.held_bytes, 0
-        if size:
-            self._bytes -= size
-            left = self._bytes_by_tenant.pop(body.tenant) - size
-            if left:
-                self._bytes_by_tenant[body.tenant] = left
+    def give_back(self, tenant: str, size: int) -> None:
+        """Return the permit for bytes of a tenant's bodies."""
+        self._bytes -= size
+        left = self._bytes_by_tenant.pop(tenant) - size
+        if left:
+            self._bytes_by_tenant[tenant] = left
 
-    def _has_room(self, body: Body, size: int, freed: int = 0) -> bool:
+    def _has_room(self, body: HeldBody, size: int, freed: int = 0) -> bool:
         """Return whether more of a body fits into the share of its tenant after others have freed bytes."""
         free = self._bytes_max - self._bytes + freed - size
         tenant_bytes = self._bytes_by_tenant.get(body.tenant, 0)
@@ -169,7 +193,7 @@ class InFlight:
         reserve = 0 if is_small else self._bytes_max // RESERVE_DIVISOR
         return free >= reserve or self._bytes - freed == body.held_bytes
 
-    def _rivals_to_evict(self, body: Body, size: int) -> list[Body]:
+    def _rivals_to_evict(self, body: HeldBody, size: int) -> list[HeldBody]:
         """Return unfinished bodies of larger tenants that make room together; none if they cannot."""
         left, freed, evicted = self._bytes_by_tenant.copy(), 0, []
         least = left.get(body.tenant, 0) + size
@@ -222,7 +246,7 @@ class InFlight:
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new calls and wait for those in progress; return False if the timeout came first."""
-        self.draining = True
+        self.draining = self.closes_connections = True
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -251,3 +275,112 @@ def _choose(readers: Sequence[ReplyReader], excess: int) -> list[ReplyReader]:
         if not by_tenant[tenant]:
             del held[tenant]
     return chosen
+
+
+# A reply that has just been written has no rate yet.
+GRACE_S = 2.0
+
+
+class Backlog:
+    """Bytes that wait on one connection for its client, which has not taken its replies.
+
+    in_flight: counts them. tenant: of the last call on the connection. count: returns how many wait; those of
+    replies if it is None.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        in_flight: InFlight,
+        count: Callable[[], int] | None = None,
+    ) -> None:
+        self._transport = transport
+        self._count = count or transport.get_write_buffer_size
+        self._loop = loop
+        self._in_flight = in_flight
+        self.tenant = ""
+        self.held_bytes = 0
+        self._since_s = 0.0
+
+    def set_tenant(self, tenant: str) -> None:
+        """Record whose call is the last one."""
+        self.tenant = tenant
+
+    def start(self) -> None:
+        """Count what waits, until all of it is taken."""
+        self.end()
+        self.held_bytes = self._count()
+        self._since_s = self._loop.time()
+        # This reply is not among the readers yet: a single one always fits.
+        self._in_flight.hold_reply(self.held_bytes)
+        self._in_flight.readers.add(self)
+
+    def end(self) -> None:
+        """Count nothing more: the client has taken everything, or has disconnected."""
+        if self in self._in_flight.readers:
+            self._in_flight.readers.remove(self)
+            self._in_flight.release_reply(self.held_bytes)
+
+    def bytes_per_s(self) -> float:
+        """Return the rate since the backlog began; infinite for a young one."""
+        age_s = self._loop.time() - self._since_s
+        if age_s < GRACE_S:
+            return math.inf
+        return (self.held_bytes - self._count()) / age_s
+
+    def disconnect(self) -> None:
+        """Drop the connection with what it buffers."""
+        self.end()
+        self._transport.abort()
+
+
+class StalledReplyTimer:
+    """Ends a connection whose client takes nothing of its replies for a time. A slow client may go on."""
+
+    # The number of checks in this time.
+    checks = 6
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_s: float
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._timeout_s = timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._unacknowledged_bytes = 0
+        self._stalled_checks = 0
+
+    def start(self) -> None:
+        """Check from now on, until everything is taken."""
+        if self._timer is None:
+            self._unacknowledged_bytes, self._stalled_checks = self._count_unacknowledged(), 0
+            self._schedule()
+
+    def cancel(self) -> None:
+        """Check no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _schedule(self) -> None:
+        self._timer = self._loop.call_later(self._timeout_s / self.checks, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        if self._transport.get_write_buffer_size() == 0:
+            return
+        before, self._unacknowledged_bytes = self._unacknowledged_bytes, self._count_unacknowledged()
+        self._stalled_checks = 0 if self._unacknowledged_bytes < before else self._stalled_checks + 1
+        if self._stalled_checks == self.checks:
+            self._transport.abort()
+        else:
+            self._schedule()
+
+    def _count_unacknowledged(self) -> int:
+        """Return the bytes written and not acknowledged, here and in the kernel, which takes large pieces."""
+        waiting = self._transport.get_write_buffer_size()
+        with contextlib.suppress(OSError):
+            sock = self._transport.get_extra_info("socket")
+            queued = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+            waiting += struct.unpack("i", queued)[0]
+        return waiting

@@ -3,18 +3,18 @@
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import groupby
-from typing import Any
 
 import msgspec
 
-from backends.contract import Capabilities, Operation, Reply
+from backends.contract import Capabilities, Operation
 from gateway.api.server.authentication import Authenticator
+from gateway.api.server.batches_api import BatchesApi
 from gateway.api.server.body_bounds import too_many_inputs
-from gateway.api.server.call_context import CallContext
-from gateway.api.server.error_translation import as_gateway_error
-from gateway.api.server.request_context import RequestContext
-from gateway.api.server.responses import HttpReply
-from gateway.calls import Call, inputs_of
+from gateway.api.server.error_bodies import as_gateway_error
+from gateway.api.server.request_context import HttpContext, RequestContext
+from gateway.calls import Call
+from gateway.config.schema import Config
+from gateway.declared.host import InstanceTable
 from gateway.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -25,7 +25,6 @@ from gateway.errors import (
     QuotaExceeded,
     QuotaUnavailable,
 )
-from gateway.instances.table import InstanceTable
 from gateway.media.fetch import Fetcher
 from gateway.media.sources import Fetched
 from gateway.quotas.limit_text import rate_limit_headers
@@ -41,38 +40,46 @@ UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
 class InferenceApi:
     """Collaborators of inference handlers.
 
-    inputs_max: most inputs in one request. fetcher: of pictures and recordings; None fetches none.
-    interactive_calls: number of calls so far that are not of class bulk. arrow_threads: read Arrow streams.
+    batches: files and jobs. inputs_max: most inputs in one request. fetcher: of pictures and recordings; None
+    fetches none. interactive_calls: number of calls so far that are not of class bulk. arrow_threads: read
+    Arrow streams.
     """
 
     def __init__(
         self,
         gateway: Gateway,
         authenticator: Authenticator,
+        batches: BatchesApi,
+        instances: InstanceTable,
         inputs_max: int,
-        instances: InstanceTable | None = None,
         fetcher: Fetcher | None = None,
     ) -> None:
         self.gateway = gateway
         self.authenticator = authenticator
+        self.batches = batches
+        self.instances = instances
         self.inputs_max = inputs_max
-        self.instances = InstanceTable() if instances is None else instances
         self._fetcher = fetcher
         self.interactive_calls = 0
         self.arrow_threads = FairThreads(purpose="read")
 
-    def admit_caller(self, context: RequestContext, least: Cost) -> None:
+    def follow(self, config: Config) -> None:
+        """Take the limits of a new configuration."""
+        self.inputs_max = config.limits.inputs
+
+    def admit_caller(self, context: HttpContext, least: Cost) -> None:
         """Check what the head of a request decides, before its body is read: key, known limits, size.
 
         least: the least that a request at this path costs. Raises: GatewayError.
         """
-        # Known before a limit refuses the call, because the pace of refusals is by tenant.
-        context.io.tenant = self.authenticator.authenticate(context).name
-        self.admit(context, least)
-        context.io.claim_connection()
-        context.io.check_length(context.header(b"content-length"))
+        tenant, io = context.tenant or self.authenticator.authenticate(context), context.io
+        io.set_tenant(tenant.name)
+        self.gateway.charges.refuse_if_spent(tenant, least)
+        io.claim_connection()
+        if (announced := context.by_name.get(b"content-length")) is not None:
+            io.check_length(announced.decode("latin-1"))
 
-    def admit(self, context: CallContext, least: Cost) -> Tenant:
+    def admit(self, context: RequestContext, least: Cost) -> Tenant:
         """Return the tenant of a request's key, unless one of its limits is known to be spent.
 
         least: the least that the request costs. Raises: GatewayError.
@@ -91,11 +98,10 @@ class InferenceApi:
         try:
             yield headers
         except GatewayError as error:
-            error.is_settled = True
-            error.headers |= headers
+            error.settle(headers)
             raise
 
-    async def charge_failure(self, context: CallContext, error: Exception, least: Cost) -> Exception:
+    async def charge_failure(self, context: RequestContext, error: Exception, least: Cost) -> Exception:
         """Charge one request if its own content made it fail before a reserve; return the error to report.
 
         least: the least that a request at this path costs.
@@ -114,42 +120,32 @@ class InferenceApi:
         except QuotaUnavailable:
             # The cause is of more use to the caller than an outage that it did not run into.
             return error
-        failure.headers |= rate_limit_headers(charged)
+        failure.headers.update(rate_limit_headers(charged))
         return failure
 
-    async def charge_abandoned_body(self, context: RequestContext, least: Cost) -> None:
+    async def charge_abandoned_body(self, context: HttpContext, least: Cost) -> None:
         """Charge one request if its caller has left a large body unfinished, or let its time pass."""
         if context.tenant is not None and context.io.has_abandoned_body:
             with suppress(QuotaExceeded, QuotaUnavailable):
                 await self.gateway.charges.charge_unfinished(context.tenant, least, is_callers_fault=True)
 
-    async def serve(self, context: CallContext, call: Call) -> Served:
+    async def serve(self, context: RequestContext, call: Call) -> Served:
         """Run a decoded call through the gateway's stages. Raises: GatewayError."""
-        context.timeline.lap("parse")
-        context.inputs = len(inputs_of(call.work))
-        if context.is_bulk():
+        tenant = context.tenant or self.authenticator.authenticate(context)
+        if context.begin_call(len(call.work.inputs), tenant):
             call = msgspec.structs.replace(call, bulk=True)
         else:
             self.interactive_calls += 1
-        tenant = self.authenticator.authenticate(context)
-        context.timeline.is_bulk = call.bulk or tenant.priority == "bulk"
-        caller = Caller(
-            tenant,
-            context.timeout_s(),
-            context.cache_mode(),
-            context.reservation,
-        )
+        cache_mode = context.cache_mode() if b"cache-control" in context.by_name else "use"
+        caller = Caller(tenant, context.timeout_s(), cache_mode, context.reservation)
         served = await self.gateway.serve(call, caller, context.timeline)
-        context.tokens = self._settled_tokens(served)
-        context.cached_tokens = 0 if served.cache is None else served.cache.tokens
+        tokens, cache = served.reply.tokens, self.gateway.cache
+        if served.cache is None:
+            context.settle(tokens, 0)
+        else:
+            is_charged = cache is None or cache.is_charged
+            context.settle(tokens if is_charged else tokens - served.cache.tokens, served.cache.tokens)
         return served
-
-    def _settled_tokens(self, served: Served) -> int:
-        """Return the tokens of a reply that limits and usage count."""
-        cache, tokens = self.gateway.cache, served.reply.tokens
-        if cache is None or cache.is_charged or served.cache is None:
-            return tokens
-        return tokens - served.cache.tokens
 
     async def fetch_media(
         self, context: RequestContext, model: str | None, operation: Operation, urls: Sequence[str]
@@ -181,11 +177,11 @@ class InferenceApi:
         finally:
             context.timeline.lap("fetch")
         size = sum(len(data) for data in fetched.values() if isinstance(data, bytes))
-        context.io.hold_decoded(context.io.held_bytes + size)
+        context.body.hold_decoded(context.body.held_bytes + size)
         return fetched
 
     async def decode_ids(
-        self, context: CallContext, model: str | None, operation: Operation, ids: Sequence[list[int]]
+        self, context: RequestContext, model: str | None, operation: Operation, ids: Sequence[list[int]]
     ) -> list[str]:
         """Decode token ids with the vocabulary in the model's config.
 
@@ -287,26 +283,3 @@ def _ranges(indices: tuple[int, ...] | None) -> str:
         members = [index for _, index in run]
         ranges.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
     return ",".join(ranges)
-
-
-def respond(
-    context: RequestContext,
-    served: Served,
-    body: bytes | memoryview,
-    headers: dict[str, str] | None = None,
-    media_type: str = "application/json",
-) -> HttpReply:
-    """Return the HTTP reply of a served call; `server-timing` counts the time up to here as "encode"."""
-    timeline = context.timeline
-    timeline.lap("encode")
-    all_headers = reply_headers(served, None if context.rows is None else context.rows.texts)
-    if headers:
-        all_headers |= headers
-    all_headers["server-timing"] = timeline.server_timing()
-    return HttpReply(body, all_headers, media_type)
-
-
-def expect_reply(reply: Reply, kind: Any) -> Any:
-    """Return a reply that has to be of one kind, or of one of several; any other kind is a bug."""
-    assert isinstance(reply, kind)
-    return reply

@@ -1,59 +1,107 @@
-"""The outermost layer of the server: one `RequestContext` and one observation per request.
+"""The outermost layer of the HTTP server: one `HttpContext` per request, and its end.
 
 It performs the checks that need only the head of a request, refuses requests while the gateway drains, and
 handles callers that disconnect. It is independent of a call's content.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, TypeAlias
 
-from gateway.api.server.call_io import ASGIApp, CallIO, Receive, Scope, Send
-from gateway.api.server.cors import CorsPolicy
-from gateway.api.server.gemini_paths import move_gemini_path
+from gateway.api.server.call_io import ASGIApp, CallIO, Receive, RefusalPace, Scope, Send
 from gateway.api.server.in_flight import RETRY_AFTER_DRAIN_S, InFlight
-from gateway.api.server.manager_paths import move_manager_path
-from gateway.api.server.paths import OTHER, SLASH, RouteTable
-from gateway.api.server.refusal_pace import RefusalPace
-from gateway.api.server.request_context import STATE_KEY, RequestContext
-from gateway.api.server.responses import encode_headers
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.paths import SLASH, RouteTable
+from gateway.api.server.request_context import SERVICES_KEY, STATE_KEY, HttpContext
+from gateway.api.server.responses import HttpReply, encode_headers
+from gateway.config.schema import Cors
 from gateway.errors import GatewayError, MalformedBody, NotFound, ShuttingDown, UnsupportedMedia
-from gateway.events import CallFinished, Observe
+from gateway.events import Observe
 
 if TYPE_CHECKING:
     # OpenTelemetry is loaded only where calls are traced.
-    from gateway.telemetry.tracing import CallTrace, CallTraces
+    from gateway.telemetry.tracing import CallTraces
 
-# The status that nginx logs where a client hung up first. It is never sent.
-CALLER_GONE = 499
-# Of the path of a request that no handler serves, in its log line.
-PATH_CHARACTERS_MAX = 128
+ALLOWED_METHODS = ("GET", "POST")
+# A browser may send these without asking, so they are always allowed.
+SAFELISTED_HEADERS = frozenset({"Accept", "Accept-Language", "Content-Language", "Content-Type"})
+Move: TypeAlias = Callable[[Scope], None]
+READS = frozenset({"GET", "HEAD"})
+# Returns the address of a client, from that of its connection and the headers of its request.
+AddressOf: TypeAlias = Callable[[str, Sequence[tuple[bytes, bytes]]], str]
+
+
+class CorsPolicy:
+    """The `cors` section of the configuration, applied to requests. A `*` in an origin matches any text."""
+
+    def __init__(self, settings: Cors) -> None:
+        self._any_origin = "*" in settings.origins
+        patterns = [".*".join(map(re.escape, origin.split("*"))) for origin in settings.origins]
+        self._allowed = re.compile("|".join(patterns))
+        self._max_age_s = settings.max_age_s
+
+    def reply_headers(self, origin: str) -> dict[str, str]:
+        """Return the headers that let a page of this origin read a reply; none if it may not."""
+        if not self._allows(origin):
+            return {}
+        return {
+            "access-control-allow-origin": "*" if self._any_origin else origin,
+            "vary": "Origin",
+            "access-control-expose-headers": "*",
+        }
+
+    def preflight(self, origin: str, method: str, headers: str) -> HttpReply:
+        """Answer a browser that asks whether a page may send a request.
+
+        method, headers: the values of `access-control-request-method` and `-headers`, empty if not sent.
+        """
+        refusals = ["method"] if method and method not in ALLOWED_METHODS else []
+        refusals += [] if self._allows(origin) else ["Origin"]
+        if refusals:
+            text = f"Disallowed CORS {', '.join(refusals)}"
+            return HttpReply(text.encode(), {}, "text/plain; charset=utf-8", 400)
+        allowed = {
+            "access-control-max-age": str(self._max_age_s),
+            "access-control-allow-origin": "*" if self._any_origin else origin,
+            "access-control-allow-methods": ", ".join(ALLOWED_METHODS),
+        }
+        if not self._any_origin:
+            allowed["vary"] = "Origin"
+        requested = {name.strip() for name in headers.split(",")} - {""}
+        if requested:
+            allowed["access-control-allow-headers"] = ", ".join(sorted(requested | SAFELISTED_HEADERS))
+        return HttpReply(b"", allowed, status=204)
+
+    def _allows(self, origin: str) -> bool:
+        return bool(origin) and (self._any_origin or self._allowed.fullmatch(origin) is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
     """Settings and collaborators of the middleware.
 
-    dependencies: collaborators of the handlers, by name. address_of: returns the address of a request's
-    client, behind trusted proxies. body_bytes_max: `limits.body_bytes`. admin_port, manager_port: of
-    `admin.listen` and `manager.listen`, if they exist. cors, traces: None if the configuration has no such
-    section.
+    api: for endpoints that answer without Litestar. services: of Litestar's handlers. address_of: of a client
+    behind trusted proxies. body_bytes_max: `limits.body_bytes`. admin_port, manager_port: of `admin.listen`
+    and `manager.listen`, if they exist. cors, traces: None if the configuration has no such section. moves:
+    `Dialect.move` of those that have it. move_to_manager: replaces the path of a request to `manager.listen`.
     """
 
     routes: RouteTable
-    dependencies: Mapping[str, Any]
+    api: InferenceApi
+    services: object
     in_flight: InFlight
     body_bytes_max: int
     observe: Observe
-    address_of: Callable[[RequestContext], str]
+    address_of: AddressOf
     admin_port: int | None = None
+    manager_port: int | None = None
     cors: CorsPolicy | None = None
     traces: "CallTraces | None" = None
-    manager_port: int | None = None
     refusals: RefusalPace = field(default_factory=RefusalPace)
+    moves: Sequence[Move] = ()
+    move_to_manager: Move = lambda _: None
 
 
 class Middleware:
@@ -68,35 +116,39 @@ class Middleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        parts = self._parts
-        if parts.manager_port is not None and scope["server"][1] == parts.manager_port:
-            move_manager_path(scope)
-        move_gemini_path(scope)
-        context = RequestContext(scope, parts.routes.parse(scope["path"]), parts.dependencies)
-        if parts.admin_port is not None:
-            context.came_to_operators = scope["server"][1] in (parts.admin_port, parts.manager_port)
-        body_bytes_max = context.target.body_bytes_max or parts.body_bytes_max
-        context.io = CallIO(scope, receive, send, parts.in_flight, body_bytes_max)
-        context.io.headers.append((b"x-request-id", context.request_id.encode()))
-        context.io.address, context.io.refusals = parts.address_of(context), parts.refusals
-        if parts.cors is not None:
-            context.io.headers += encode_headers(parts.cors.reply_headers(context.header(b"origin")))
-        if parts.traces is not None:
-            context.timeline.trace = _begin_trace(parts.traces, scope, context)
+        context = self._context(scope, receive, send)
         try:
             await self._answer(scope, context)
         finally:
-            context.io.release()
+            context.io.close()
             # They lead back to the request itself: its objects would wait for the cycle collector.
             scope.pop("extensions", None)
             scope.pop("state", None)
-            event = _finished(scope, context, context.io.address)
-            if context.timeline.trace is not None:
-                context.timeline.trace.finish(event)
-            parts.observe(event)
+            context.finish(context.io.status)
 
-    async def _answer(self, scope: Scope, context: RequestContext) -> None:
-        io = context.io
+    def _context(self, scope: Scope, receive: Receive, send: Send) -> HttpContext:
+        """Return the context of a request, whose path may be one of another server's."""
+        parts, (_, port) = self._parts, scope.get("server") or ("", None)
+        if parts.manager_port is not None and port == parts.manager_port:
+            parts.move_to_manager(scope)
+        if scope["method"] in READS:
+            for move in parts.moves:
+                move(scope)
+        target, client = parts.routes.parse(scope["path"]), scope.get("client")
+        address = parts.address_of(client[0] if client else "unknown", scope["headers"])
+        bytes_max = target.options.body_bytes_max or parts.body_bytes_max
+        io = CallIO(scope, receive, send, parts.in_flight, bytes_max, address, parts.refusals)
+        is_operators = parts.admin_port is not None and port in (parts.admin_port, parts.manager_port)
+        context = HttpContext(scope, target, io, address, parts.observe, came_to_operators=is_operators)
+        io.headers.append((b"x-request-id", context.request_id.encode()))
+        if parts.cors is not None:
+            io.headers.extend(encode_headers(parts.cors.reply_headers(context.header(b"origin"))))
+        if parts.traces is not None and not target.options.is_probe:
+            context.begin_trace(parts.traces)
+        return context
+
+    async def _answer(self, scope: Scope, context: HttpContext) -> None:
+        io, target, is_post = context.io, context.target, scope["method"] == "POST"
         try:
             self._check(scope, context)
         except GatewayError as error:
@@ -106,11 +158,12 @@ class Middleware:
             await self._answer_preflight(self._parts.cors, context)
             return
         try:
-            if context.target.answer is not None and scope["method"] == "POST":
-                await context.target.answer(context)
+            if target.options.answer is not None and is_post:
+                await target.options.answer(context, self._parts.api)
             else:
-                scope["path"] = context.target.path
-                scope["state"] = {**scope.get("state", {}), STATE_KEY: context}
+                scope["path"] = target.path
+                own = {STATE_KEY: context, SERVICES_KEY: self._parts.services}
+                scope["state"] = {**scope.get("state", {}), **own}
                 # A HEAD is a GET whose body is not sent (RFC 9110 §9.3.2).
                 sent = {**scope, "method": "GET"} if io.is_head else scope
                 await self._app(sent, io.receive, io.send)
@@ -120,29 +173,30 @@ class Middleware:
         finally:
             io.release_connection()
 
-    def _check(self, scope: Scope, context: RequestContext) -> None:
+    def _check(self, scope: Scope, context: HttpContext) -> None:
         """Perform the checks that need only the head of a request.
 
         Raises: GatewayError.
         """
         target = context.target
-        is_divided = self._parts.admin_port is not None and not target.on_both_listeners
-        if is_divided and target.for_operators is not context.came_to_operators:
+        is_divided = self._parts.admin_port is not None and not target.options.on_both_listeners
+        if is_divided and target.options.for_operators is not context.came_to_operators:
             raise NotFound("there is nothing at this path on this listener")
-        if not target.is_probe:
+        if not target.options.is_probe:
             context.io.enter()
-        if SLASH in scope["path"] or (target.for_operators and _is_disguised(scope)):
+        if SLASH in scope["path"] or (target.options.for_operators and _is_disguised(scope)):
             raise NotFound("there is nothing at this path")
-        if context.header(b"content-encoding", "identity").lower() != "identity":
+        sent = context.by_name
+        if sent.get(b"content-encoding", b"identity").lower() != b"identity":
             raise UnsupportedMedia("send the body without content-encoding: compressed bodies are not read")
-        coding = context.header(b"transfer-encoding", "chunked").lower()
-        if coding != "chunked" or context.is_ambiguous(b"transfer-encoding"):
+        coding = sent.get(b"transfer-encoding", b"chunked").lower()
+        if coding != b"chunked" or (context.repeats_headers and context.is_ambiguous(b"transfer-encoding")):
             raise MalformedBody("the only `transfer-encoding` of a body is chunked")
-        if target.answer is None or scope["method"] != "POST":
+        if target.options.answer is None or scope["method"] != "POST":
             # An endpoint that runs a model does it after the key, and charges a body that is too large.
             context.io.check_length(context.header(b"content-length"))
 
-    async def _answer_preflight(self, cors: CorsPolicy, context: RequestContext) -> None:
+    async def _answer_preflight(self, cors: CorsPolicy, context: HttpContext) -> None:
         """Answer a browser that asks whether a page may send a request."""
         io = context.io
         # The reply's own headers contain everything about CORS.
@@ -153,59 +207,23 @@ class Middleware:
         )
         await io.reply(cors.preflight(origin, method, headers))
 
-    async def _end_cancelled(self, context: RequestContext) -> None:
+    async def _end_cancelled(self, context: HttpContext) -> None:
         """Record a request that was cancelled, and answer it if its caller is still there.
 
         Raises: CancelledError, if the cancellation came from outside the gateway.
         """
         io = context.io
         if io.caller_gone:
-            io.status, context.outcome = CALLER_GONE, "cancelled"
+            io.note_cancelled()
+            context.cancel()
         elif self._parts.in_flight.abandoned and not io.replying:
             error = ShuttingDown(
                 "this gateway stopped before the call was done", retry_after_s=RETRY_AFTER_DRAIN_S
             )
             await io.reply(context.failure(error))
         else:
-            context.outcome = "cancelled"
+            context.cancel()
             raise asyncio.CancelledError
-
-
-def _begin_trace(traces: "CallTraces", scope: Scope, context: RequestContext) -> "CallTrace | None":
-    """Start the trace of a request; probes leave none."""
-    if context.target.is_probe:
-        return None
-    parent, state = context.header(b"traceparent"), context.header(b"tracestate")
-    name = f"{scope['method']} {context.target.label}"
-    return traces.begin(name, context.timeline.started_s, parent, state)
-
-
-def _finished(scope: Scope, context: RequestContext, address: str) -> CallFinished:
-    timeline, tenant = context.timeline, context.tenant
-    return CallFinished(
-        request_id=context.request_id,
-        method=scope["method"],
-        route=context.target.label,
-        path=_escaped(scope["path"]) if context.target.label == OTHER else None,
-        status=context.io.status,
-        outcome=context.outcome,
-        reason=context.reason,
-        duration_s=time.perf_counter() - timeline.started_s,
-        tenant=None if tenant is None else tenant.name,
-        model=timeline.model,
-        inputs=context.inputs,
-        tokens=context.tokens,
-        operation=timeline.operation,
-        stages=timeline.laps,
-        is_bulk=timeline.is_bulk,
-        replicas=timeline.attempts.replicas,
-        attempts=timeline.attempts.attempts,
-        upstream_status=timeline.attempts.upstream_status,
-        upstream_words=timeline.attempts.upstream_words,
-        trace_id=None if timeline.trace is None else timeline.trace.trace_id,
-        key_id=None if tenant is None else tenant.key_id or None,
-        address=address,
-    )
 
 
 def _is_disguised(scope: Scope) -> bool:
@@ -216,8 +234,3 @@ def _is_disguised(scope: Scope) -> bool:
     path: str = scope["path"]
     sent = scope.get("raw_path", path.encode()).decode("latin-1")
     return "//" in sent or sent.split("/")[:3] != path.split("/")[:3]
-
-
-def _escaped(path: str) -> str:
-    """Return the beginning of a path in characters that are safe in a log line."""
-    return quote(path[:PATH_CHARACTERS_MAX], errors="replace")

@@ -1,10 +1,13 @@
 """The table of routes, and the interpretation of a request path. Pure.
 
-The table is built from the handlers' own declarations. A path is parsed once, in the outermost layer.
-A model's name may contain slashes, which a path parameter of the router cannot: below /models/ the operation
-is a declared last segment and the name is everything before it. In the other paths with a name, such as SIE's
+The table is built from the handlers' own declarations. A path is parsed once, in the outermost layer. A
+model's name may contain slashes, which a path parameter of the router cannot: below /models/ the operation is
+a declared last segment and the name is everything before it. In the other paths with a name, such as SIE's
 and Azure's, it is everything between the declared beginning and end. Gemini's paths end in a method after a
 colon, which a handler declares as a segment of its own: `/v1beta/models/{name:str}/:embedContent`.
+
+Two kinds of requests are moved to other paths before: those for models by Google's clients, and those that
+come to `manager.listen`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -14,7 +17,7 @@ import msgspec
 from litestar.handlers import HTTPRouteHandler
 from litestar.utils.path import normalize_path
 
-from gateway.api.server.error_bodies import TEI, Dialect
+from gateway.api.server.error_bodies import TEI, ErrorFormat
 
 # Placeholder of a model's name in the path that a handler declares.
 NAME = "{name:str}"
@@ -44,14 +47,14 @@ CONSOLE_PATHS = frozenset(
 OPTIONS_KEY = "route"
 
 
-# Answers a request; called with its `RequestContext`, which this module cannot import.
-Answer: TypeAlias = Callable[[Any], Awaitable[None]]
+# Answers a request; called with its `HttpContext` and the `InferenceApi`, which this module cannot import.
+Answer: TypeAlias = Callable[[Any, Any], Awaitable[None]]
 
 
 class RouteOptions(msgspec.Struct, frozen=True):
     """Declaration of a handler about its paths, in addition to Litestar's own.
 
-    dialect: of error replies; None: by the path's prefix. answer: answers a POST without
+    errors: format of error replies; None: by the path's prefix. answer: answers a POST without
     Litestar, for endpoints that run a model.
     for_operators: served on `admin.listen`, if there is one, and only there. needs_admin: callers need the
     scope admin. is_probe: also answered while the gateway drains, and not traced. on_both_listeners: for
@@ -59,7 +62,7 @@ class RouteOptions(msgspec.Struct, frozen=True):
     body_bytes_max: bound on the body where it is lower than that of all paths.
     """
 
-    dialect: Dialect | None = None
+    errors: ErrorFormat | None = None
     answer: Answer | None = None
     for_operators: bool = False
     needs_admin: bool = False
@@ -86,20 +89,15 @@ def options_of(handler: Any) -> RouteOptions:
 class Target(msgspec.Struct, frozen=True):
     """Meaning of a request path.
 
-    label: the route as metrics and logs show it. dialect: of error replies. path: the path for
-    Litestar's router, in which a model's name is one segment. model: the name in it. The other fields are
-    those of `RouteOptions`.
+    label: the route as metrics and logs show it. dialect: the format of error replies. path: the path for
+    Litestar's router, in which a model's name is one segment. model: the name in it.
     """
 
     label: str
-    dialect: Dialect
+    dialect: ErrorFormat
     path: str
     model: str | None = None
-    answer: Answer | None = None
-    for_operators: bool = False
-    is_probe: bool = False
-    on_both_listeners: bool = False
-    body_bytes_max: int | None = None
+    options: RouteOptions = NO_OPTIONS
 
 
 class NamedPath(msgspec.Struct, frozen=True):
@@ -132,7 +130,7 @@ class RouteTable:
         # Where several handlers share a path, the one that answers without Litestar declares it.
         by_answer = sorted(handlers, key=lambda handler: options_of(handler).answer is not None)
         self._options = {path: options_of(handler) for handler in by_answer for path in handler.paths}
-        declared = (options.dialect for options in self._options.values())
+        declared = (options.errors for options in self._options.values())
         self.dialects = tuple(dict.fromkeys(dialect for dialect in declared if dialect is not None))
         # Longest first: /v1/encode/ is SIE's, the rest of /v1/ is OpenAI's.
         prefixes = [(prefix, dialect) for dialect in self.dialects for prefix in dialect.prefixes]
@@ -169,16 +167,9 @@ class RouteTable:
 
     def _plain_target(self, path: str) -> Target:
         options = self._options[path]
-        return Target(
-            path,
-            self._dialect_of(path, options),
-            path,
-            answer=options.answer,
-            for_operators=options.for_operators,
-            is_probe=options.is_probe,
-            on_both_listeners=options.on_both_listeners or path in CONSOLE_PATHS,
-            body_bytes_max=options.body_bytes_max,
-        )
+        if path in CONSOLE_PATHS:
+            options = msgspec.structs.replace(options, on_both_listeners=True)
+        return Target(path, self._dialect_of(path, options), path, options=options)
 
     def _parse(self, path: str) -> Target:
         """Parse a path that contains a name, has surplus slashes, or is not served."""
@@ -192,17 +183,13 @@ class RouteTable:
             # An operation without a model before it: the router takes it for the name of a model.
             template, name = BELOW_MODEL, normalized.removeprefix(MODELS_PREFIX)
         options = self._options.get(template)
-        below_operators = normalized.startswith(self._operators_prefixes)
-        return Target(
-            label,
-            self._dialect_of(normalized, options),
-            routed,
-            name or None,
-            None if options is None else options.answer,
-            for_operators=below_operators if options is None else options.for_operators,
-            is_probe=bool(name) and options is not None and options.is_probe,
-            on_both_listeners=path in CONSOLE_PATHS,
-        )
+        dialect = self._dialect_of(normalized, options)
+        if options is None:
+            below_operators = normalized.startswith(self._operators_prefixes)
+            options = RouteOptions(for_operators=below_operators, on_both_listeners=path in CONSOLE_PATHS)
+        elif not name:
+            options = msgspec.structs.replace(options, is_probe=False, on_both_listeners=False)
+        return Target(label, dialect, routed, name or None, options)
 
     def _split(self, path: str) -> tuple[str, str]:
         """Return the template that a path matches and the name in it; no name and the path itself if none.
@@ -235,10 +222,10 @@ class RouteTable:
             (label for prefix, label in self.label_of_prefix.items() if path.startswith(prefix)), OTHER
         )
 
-    def _dialect_of(self, path: str, options: RouteOptions | None) -> Dialect:
+    def _dialect_of(self, path: str, options: RouteOptions | None) -> ErrorFormat:
         """Return the error dialect of a path, even if nothing is served there."""
-        if options is not None and options.dialect is not None:
-            return options.dialect
+        if options is not None and options.errors is not None:
+            return options.errors
         below = f"{path}/"
         return next((dialect for prefix, dialect in self._prefixes if below.startswith(prefix)), TEI)
 

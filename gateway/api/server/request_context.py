@@ -1,65 +1,287 @@
-"""State of one HTTP request, from its head to its last byte."""
+"""One request, whatever brought it: HTTP, gRPC, or a line of a job.
 
+The transport creates the `RequestContext` from the head of a request, and hands it to the endpoint, which
+knows no transport. Authentication, limits, stages and errors note their facts in it. At the end the transport
+calls `finish`, which emits the one event of the request.
+"""
+
+import copy
 import logging
-from collections.abc import Mapping
-from typing import Any
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from litestar import Request
 
-from gateway.api.server.call_context import CallContext
 from gateway.api.server.call_io import CallIO, Scope
-from gateway.api.server.error_bodies import render_error
-from gateway.api.server.error_translation import as_gateway_error
-from gateway.api.server.paths import Target
+from gateway.api.server.error_bodies import as_gateway_error, render_error
+from gateway.api.server.in_flight import HeldBody
+from gateway.api.server.paths import OTHER, Target
 from gateway.api.server.responses import HttpReply
-from gateway.errors import Internal
+from gateway.calls import CacheMode
+from gateway.errors import GatewayError, Internal, InvalidInput
+from gateway.events import CallFinished, Observe
+from gateway.telemetry.timeline import Timeline
+from gateway.tenants.keyring import Tenant
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    # OpenTelemetry is loaded only where calls are traced.
+    from gateway.telemetry.tracing import CallTraces
 
-# The one key of the ASGI scope that the gateway sets: Litestar hands handlers nothing else.
+logger = logging.getLogger("gateway")
+
+# The keys of the ASGI scope that the gateway sets: Litestar hands handlers nothing else.
 STATE_KEY = "context"
+SERVICES_KEY = "services"
+REQUEST_ID_CHARACTERS_MAX = 128
+# No spaces: the next field of a log line begins after one.
+REQUEST_ID = re.compile(rb"[!-~]+")
+# Of the path of a request that no handler serves, in its log line.
+PATH_CHARACTERS_MAX = 128
 
 
-class RequestContext(CallContext):
-    """One HTTP request.
+class RequestContext:
+    """One request. Filled while it is answered, read when it is over.
 
-    target: of its path. dialect: whose errors the caller reads; on a path that dialects share, the body
-    decides it. dependencies: collaborators of the handlers, by name. query: of its URL. rows: of the texts of
-    an Arrow stream (`api/wire/arrow.py`), None for any other body. came_to_operators: to `admin.listen` or
-    `manager.listen`, where operators have a listener of their own.
+    target: of its path. headers: as sent, names in lower case; the metadata of an RPC. address: of the
+    client, behind trusted proxies; empty for a line of a job. body: counts its bytes. observe: takes its one
+    event. by_name: the last value of each header. dialect: whose errors the caller reads; on a path that
+    dialects share, the body decides it. model: named outside the body, in the path or the metadata. rows: of
+    the texts of an Arrow stream (`api/wire/arrow.py`), None for any other body. tenant: of its key, once that
+    is known. tenant_name, key_id: of the event, for a line even if its key is gone. reason: class of the
+    cause of a refusal, for the log line. reservation: of quota, the id of a line of a job.
     """
 
-    io: CallIO
     rows: Any = None
-    came_to_operators = False
+    reservation: str | None = None
+    # As sent, cut and escaped, only if no handler serves it.
+    path: str | None = None
 
-    def __init__(self, scope: Scope, target: Target, dependencies: Mapping[str, Any]) -> None:
-        client = scope.get("client")
-        super().__init__(scope["headers"], client[0] if client else "unknown")
+    def __init__(
+        self,
+        target: Target,
+        headers: Sequence[tuple[bytes, bytes]],
+        address: str,
+        body: HeldBody,
+        observe: Observe,
+        *,
+        method: str = "POST",
+    ) -> None:
         self.target = target
         self.dialect = target.dialect
-        self.dependencies = dependencies
-        self.http_version: str = scope["http_version"]
-        self.query: bytes = scope.get("query_string", b"")
+        self.model = target.model
+        self.headers = headers
+        self.address = address
+        self.body = body
+        self.method = method
+        self.by_name = dict(headers)
+        self.repeats_headers = len(self.by_name) != len(headers)
+        sent_id = self.by_name.get(b"x-request-id")
+        self.request_id = request_id_from(sent_id) if sent_id else secrets.token_hex(16)
+        self.timeline = Timeline()
+        self.tenant: Tenant | None = None
+        self.tenant_name: str | None = None
+        self.key_id: str | None = None
+        self.outcome = "ok"
+        self.reason: str | None = None
+        self.inputs = 0
+        self.tokens = 0
+        self.cached_tokens = 0
+        self.yields = False
+        self._observe = observe
 
-    def failure(self, error: Exception) -> HttpReply:
-        """Return the reply that reports an error in the caller's dialect, and log a bug."""
+    def header(self, name: bytes, missing: str = "") -> str:
+        """Return a header's value, the last one if it was sent several times, or `missing`."""
+        value = self.by_name.get(name)
+        return missing if value is None else value.decode("latin-1")
+
+    def is_ambiguous(self, name: bytes) -> bool:
+        """Return whether a header was sent several times with different values."""
+        return self.repeats_headers and len({value for sent, value in self.headers if sent == name}) > 1
+
+    def timeout_s(self) -> float | None:
+        """Return the time that the caller allows, None if it sets no limit.
+
+        Raises: InvalidInput.
+        """
+        if b"x-timeout-s" not in self.by_name:
+            return None
+        value = self.header(b"x-timeout-s")
+        try:
+            seconds = float(value) if "_" not in value else 0.0
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            raise InvalidInput("x-timeout-s must be a positive number of seconds", param="x-timeout-s")
+        return seconds
+
+    def cache_mode(self) -> CacheMode:
+        """Return how `cache-control` asks to use the cache; other directives have no effect."""
+        directives = {word.strip().lower() for word in self.header(b"cache-control").split(",")}
+        if "no-store" in directives:
+            return "bypass"
+        return "refresh" if "no-cache" in directives else "use"
+
+    def is_bulk(self) -> bool:
+        """Return whether the request yields to interactive ones.
+
+        Raises: InvalidInput.
+        """
+        priority = self.header(b"x-priority", "interactive").lower()
+        if priority not in ("interactive", "bulk"):
+            raise InvalidInput("x-priority is interactive or bulk", param="x-priority")
+        return priority == "bulk"
+
+    def begin_trace(self, traces: "CallTraces") -> None:
+        """Start the trace of the request, in its caller's trace if the caller sent one."""
+        self.timeline.follow(
+            traces.begin(
+                f"{self.method} {self.target.label}",
+                self.timeline.started_s,
+                self.header(b"traceparent"),
+                self.header(b"tracestate"),
+            )
+        )
+
+    def identify(self, tenant: Tenant) -> Tenant:
+        """Record the tenant of the request's key, and return it."""
+        self.tenant, self.tenant_name, self.key_id = tenant, tenant.name, tenant.key_id or None
+        return tenant
+
+    def choose_model(self, model: str) -> None:
+        """Take the model that a message names outside its request."""
+        self.model = model
+
+    def use_dialect(self, dialect: Any) -> None:
+        """Report errors in the dialect that the body belongs to."""
+        self.dialect = dialect
+
+    def begin_call(self, inputs: int, tenant: Tenant) -> bool:
+        """Record the decoded call, and return whether its caller asks that it yield to interactive calls.
+
+        Raises: InvalidInput.
+        """
+        self.timeline.lap("parse")
+        self.inputs = inputs
+        is_bulk = b"x-priority" in self.by_name and self.is_bulk()
+        self.yields = is_bulk or tenant.priority == "bulk"
+        return is_bulk
+
+    def settle(self, tokens: int, cached_tokens: int) -> None:
+        """Record the tokens of a served call that limits and usage count, and those that the cache had."""
+        self.tokens, self.cached_tokens = tokens, cached_tokens
+
+    def part(self) -> "RequestContext":
+        """Return the context of one message of several: this one, with times and counts of its own."""
+        part = copy.copy(self)
+        part.restart()
+        return part
+
+    def restart(self) -> None:
+        """Begin times and counts again."""
+        self.timeline = Timeline()
+        self.inputs = self.tokens = 0
+
+    def add(self, part: "RequestContext") -> None:
+        """Add the counts of one message of several."""
+        self.inputs += part.inputs
+        self.tokens += part.tokens
+        self.timeline.name(part.timeline.model, part.timeline.operation)
+
+    def fail(self, error: Exception) -> GatewayError:
+        """Record the error that ends the request, and log a bug; return it as the caller reads it."""
         failure = as_gateway_error(error)
         self.outcome, self.reason = failure.kind, failure.reason
         if self.rows is not None:
             failure.name_rows(self.rows.texts)
         if isinstance(failure, Internal):
-            logger.error("call %s failed", self.request_id, exc_info=error)
-        return render_error(failure, self.dialect)
+            kind, id_ = ("call", self.request_id) if self.reservation is None else ("line", self.reservation)
+            logger.error("%s %s failed", kind, id_, exc_info=error)
+        return failure
+
+    def cancel(self) -> None:
+        """Record that the caller has left, or that its deadline has passed."""
+        self.outcome = "cancelled"
+
+    def finish(self, status: int) -> None:
+        """End the trace, and emit the event of the request. status: of HTTP, whatever the transport."""
+        timeline = self.timeline
+        attempts, trace = timeline.attempts, timeline.trace
+        event = CallFinished(
+            request_id=self.request_id,
+            method=self.method,
+            route=self.target.label,
+            status=status,
+            outcome=self.outcome,
+            duration_s=time.perf_counter() - timeline.started_s,
+            tenant=self.tenant_name,
+            model=timeline.model,
+            inputs=self.inputs,
+            tokens=self.tokens,
+            operation=timeline.operation,
+            stages=timeline.laps,
+            trace_id=None if trace is None else trace.trace_id,
+            key_id=self.key_id,
+            address=self.address or None,
+            path=self.path,
+            reason=self.reason,
+            is_bulk=self.yields,
+            replicas=attempts.replicas,
+            attempts=attempts.attempts,
+            upstream_status=attempts.upstream_status,
+            upstream_words=attempts.upstream_words,
+        )
+        if trace is not None:
+            trace.finish(event)
+        self._observe(event)
 
 
-def context_of(scope: Mapping[str, Any]) -> RequestContext:
+class HttpContext(RequestContext):
+    """One HTTP request.
+
+    io: its connection, which is its `body` too. query: of its URL. came_to_operators: to `admin.listen` or
+    `manager.listen`, where operators have a listener of their own.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        target: Target,
+        io: CallIO,
+        address: str,
+        observe: Observe,
+        *,
+        came_to_operators: bool = False,
+    ) -> None:
+        super().__init__(target, scope["headers"], address, io, observe, method=scope["method"])
+        self.io = io
+        self.came_to_operators = came_to_operators
+        self.http_version: str = scope["http_version"]
+        self.query: bytes = scope.get("query_string", b"")
+        if target.label == OTHER:
+            self.path = quote(scope["path"][:PATH_CHARACTERS_MAX], errors="replace")
+
+    def failure(self, error: Exception) -> HttpReply:
+        """Return the reply that reports an error in the caller's dialect."""
+        return render_error(self.fail(error), self.dialect)
+
+
+def request_id_from(sent: bytes) -> str:
+    """Return the caller's own id if it is fit for headers and logs, else a new one."""
+    is_fit = len(sent) <= REQUEST_ID_CHARACTERS_MAX and REQUEST_ID.fullmatch(sent)
+    return sent.decode("ascii") if is_fit else secrets.token_hex(16)
+
+
+def context_of(scope: Mapping[str, Any]) -> HttpContext:
     """Return the context of a request from its ASGI scope."""
     # The scope is an untyped mapping by ASGI's definition; this is the one place that reads it.
-    context: RequestContext = scope["state"][STATE_KEY]
+    context: HttpContext = scope["state"][STATE_KEY]
     return context
 
 
-def context_of_request(request: Request[Any, Any, Any]) -> RequestContext:
+def context_of_request(request: Request[Any, Any, Any]) -> HttpContext:
     """Return the context, as a dependency of handlers that Litestar calls."""
     return context_of(request.scope)

@@ -1,6 +1,7 @@
-"""Conversations of a request, which the model's chat template renders to one text each. Pure.
+"""Messages of texts, pictures and sound, as OpenAI's chat has them, and conversations. Pure.
 
-Source: vLLM 0.33, entrypoints/pooling/base/protocol.py. One input is one conversation of text messages.
+A conversation, which the model's chat template renders, is one input.
+Source: vLLM 0.33, entrypoints/pooling/base/protocol.py and entrypoints/pooling/scoring.
 """
 
 from typing import Annotated, Any, TypeAlias
@@ -8,7 +9,6 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from backends.contract import Chat
-from gateway.api.wire.contents import ContentPart
 from gateway.errors import EmptyInput, InvalidInput
 
 # A template goes through all messages several times.
@@ -31,6 +31,58 @@ RESERVED = frozenset(
         "tools",
     }
 )
+
+
+class MediaAddress(msgspec.Struct, omit_defaults=True):
+    """Place of a picture or recording: a `data:` URI. detail: OpenAI's; the model decides it."""
+
+    url: str
+    detail: str | None = None
+
+
+class InputAudio(msgspec.Struct, omit_defaults=True):
+    """A recording in base64. format: OpenAI's; the content decides it."""
+
+    data: str
+    format: str | None = None
+
+
+class ContentPart(msgspec.Struct, omit_defaults=True):
+    """A part of a message: a text, or a picture or recording where the path takes them."""
+
+    type: str
+    text: str | None = None
+    image_url: MediaAddress | str | None = None
+    audio_url: MediaAddress | str | None = None
+    input_audio: InputAudio | None = None
+
+
+class Content(msgspec.Struct):
+    """A text in the form of a message's content."""
+
+    content: list[ContentPart]
+
+
+def address_of(place: MediaAddress | str | None) -> str | None:
+    """Return the address of a picture or recording, None if there is none."""
+    return place.url if isinstance(place, MediaAddress) else place
+
+
+def is_media(parts: list[ContentPart]) -> bool:
+    """Return whether a part of a content is a picture or a recording."""
+    return any(
+        part.image_url is not None or part.audio_url is not None or part.input_audio is not None
+        for part in parts
+    )
+
+
+def text_of_parts(parts: list[ContentPart], field: str) -> str:
+    """Return the text of a content that has one part. Raises: InvalidInput."""
+    if len(parts) != 1 or parts[0].type != "text" or parts[0].text is None:
+        raise InvalidInput(
+            f"`{field}` has content other than a single text; only text is accepted", param=field
+        )
+    return parts[0].text
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -77,17 +129,14 @@ def _check_parts(parts: list[ContentPart]) -> None:
         )
 
 
-def template_checked(template: str | None) -> str | None:
-    """Return the template of a request, None for none. Raises: InvalidInput if it is too long."""
+def chat_with(
+    template: str | None, kwargs: dict[str, Any] | None, *, adds_prompt: bool, continues: bool
+) -> Chat:
+    """Return the rendering of conversations by a template with variables. Raises: InvalidInput."""
     if template is not None and len(template.encode()) > TEMPLATE_BYTES_MAX:
         raise InvalidInput(
             f"`chat_template` has more than {TEMPLATE_BYTES_MAX} bytes: shorten it", param="chat_template"
         )
-    return template
-
-
-def variables_of(kwargs: dict[str, Any] | None) -> str:
-    """Return the variables of a template as JSON. Raises: InvalidInput."""
     reserved = sorted(RESERVED & (kwargs or {}).keys())
     if reserved:
         raise InvalidInput(
@@ -100,14 +149,9 @@ def variables_of(kwargs: dict[str, Any] | None) -> str:
             f"`chat_template_kwargs` has more than {VARIABLES_BYTES_MAX} bytes: shorten it",
             param="chat_template_kwargs",
         )
-    return variables.decode()
-
-
-def chat_with(template: str | None, variables: str, *, adds_prompt: bool, continues: bool) -> Chat:
-    """Return the rendering of conversations. Raises: InvalidInput."""
     if adds_prompt and continues:
         raise InvalidInput(
             "send `add_generation_prompt` or `continue_final_message`, one of them",
             param="continue_final_message",
         )
-    return Chat(adds_prompt, continues, template, variables)
+    return Chat(adds_prompt, continues, template, variables.decode())

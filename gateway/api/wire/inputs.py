@@ -4,25 +4,30 @@ Source: TEI's and OpenAI's unions: a list of numbers is one input, a list of lis
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from backends.contract import Capabilities, Operation
+from backends.contract import Capabilities, Operation, Truncate
 from backends.contract.texts import TOKEN_ID_LIMIT
 from gateway.api.server.body import Integer
+from gateway.api.server.inference_api import InferenceApi
+from gateway.api.server.request_context import RequestContext
 from gateway.api.wire.conversations import Messages, conversations_of
 from gateway.errors import EmptyInput, InvalidInput
 
-# The `RequestContext`, which is only passed on here; its module has a long chain of imports.
-Context: TypeAlias = Any
 # No vector is longer. A number past 32 bits is one that TEI itself cannot read.
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=65536)]
+# Of Cohere and NIM: the end that is cut; NONE refuses what is too long.
+TruncateSide = Literal["NONE", "START", "END"]
+SIDE_OF: dict[TruncateSide, Truncate] = {"START": Truncate.LEFT, "END": Truncate.RIGHT}
 # Ids and texts share one list type, because a union of two list types cannot be decoded in one pass.
 Inputs: TypeAlias = str | list[str | Integer | list[Integer]]
 # Each token gets a vector. 65,536 are 32 texts, TEI's largest request, for a model of 2,048 tokens. How many
 # numbers the vectors have is only known from the replies; `gateway.dispatch` bounds them.
 TOKEN_VECTORS_MAX = 65_536
+# Longest instruction in UTF-8. It is a part of every text, so that a long one would multiply the tokens.
+INSTRUCTION_BYTES_MAX = 4096
 
 
 class InputField(msgspec.Struct, frozen=True):
@@ -36,29 +41,8 @@ class InputField(msgspec.Struct, frozen=True):
     operation: Operation
 
 
-class InputReader(Protocol):
-    """The part of `InferenceApi` that decoders need: bounds, capabilities and vocabularies."""
-
-    def check_count(self, count: int, field: str) -> None:
-        """Check the number of inputs. Raises: EmptyInput, InvalidInput."""
-
-    def texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
-        """Return the inputs as a tuple. Raises: EmptyInput, InvalidInput."""
-
-    def whole_texts(self, given: str | Sequence[str], field: str) -> tuple[str, ...]:
-        """Return the inputs as a tuple, none of them empty. Raises: EmptyInput, InvalidInput."""
-
-    def capabilities_of(self, model: str | None, operation: Operation) -> Capabilities | None:
-        """Return the capabilities of a model, or None while no replica of it has joined."""
-
-    async def decode_ids(
-        self, context: Context, model: str | None, operation: Operation, ids: Sequence[list[int]]
-    ) -> list[str]:
-        """Return the text of each list of token ids."""
-
-
 async def read_texts(
-    inputs: Inputs, field: InputField, context: Context, api: InputReader
+    inputs: Inputs, field: InputField, context: RequestContext, api: InferenceApi
 ) -> tuple[str, ...]:
     """Return the texts of a request, with token ids decoded. None of them is empty, unless ids decode to it.
 
@@ -78,7 +62,11 @@ async def read_texts(
 
 
 async def read_inputs(
-    inputs: Inputs | None, messages: Messages | None, field: InputField, context: Context, api: InputReader
+    inputs: Inputs | None,
+    messages: Messages | None,
+    field: InputField,
+    context: RequestContext,
+    api: InferenceApi,
 ) -> tuple[str, ...]:
     """Return the texts of a request, or its conversations. inputs, messages: None for an absent field.
 
@@ -98,10 +86,7 @@ async def read_inputs(
 
 
 def split_items(inputs: Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
-    """Return each input as one item: a text, or a list of token ids.
-
-    Raises: EmptyInput, InvalidInput.
-    """
+    """Return each input as one item: a text, or a list of token ids. Raises: EmptyInput, InvalidInput."""
     numbers = [item for item in inputs if isinstance(item, int)]
     if numbers and len(numbers) < len(inputs):
         raise InvalidInput(f"`{field}` mixes numbers with other inputs", param=field)
@@ -116,10 +101,7 @@ def split_items(inputs: Sequence[str | int | list[int]], field: str) -> list[str
 
 
 def check_ids(ids: Sequence[int], field: str) -> None:
-    """Check that every number can be a token id of some vocabulary.
-
-    Raises: InvalidInput.
-    """
+    """Check that every number can be a token id of some vocabulary. Raises: InvalidInput."""
     if ids and not 0 <= min(ids) <= max(ids) < TOKEN_ID_LIMIT:
         raise InvalidInput(f"`{field}` contains a number that is not a token id", param=field)
 
@@ -137,3 +119,17 @@ def check_token_vectors(texts: tuple[str, ...], field: str, capabilities: Capabi
             "send fewer or shorter texts",
             param=field,
         )
+
+
+def check_instruction(instruction: str | None, *, param: str = "instruction") -> str | None:
+    """Return a caller's instruction, or None for an empty one, which is the same as none.
+
+    Raises: InvalidInput.
+    """
+    if not instruction:
+        return None
+    if len(instruction.encode()) > INSTRUCTION_BYTES_MAX:
+        raise InvalidInput(
+            f"`{param}` is longer than {INSTRUCTION_BYTES_MAX} bytes: shorten it", param="instruction"
+        )
+    return instruction

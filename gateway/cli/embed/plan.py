@@ -1,7 +1,10 @@
-"""Plan of a run: what is read, sent and written. The command line becomes a plan in `options.py`."""
+"""Plan of a run, positions in its input, and the state behind a position.
+
+`Settings` and `PartFacts` are stored next to an unfinished output, and `Source` and `Request` within them.
+"""
 
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -10,6 +13,9 @@ OutputFormat: TypeAlias = Literal["parquet", "jsonl", "arrow", "lance"]
 OnEmpty: TypeAlias = Literal["error", "skip", "null"]
 OnBad: TypeAlias = Literal["error", "skip"]
 DType: TypeAlias = Literal["float32", "float16"]
+
+# Rows that are named in the summary; all are counted.
+PLACES_KEPT = 20
 
 
 class EmbedFailed(Exception):
@@ -38,21 +44,6 @@ class Source(msgspec.Struct, frozen=True):
         return f"{self.path} row {line}" if self.format == "parquet" else f"{self.path}:{line}"
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """Rules of reading rows.
-
-    field: column of texts, None to find it. id_field: column that no row may lack. encoding: of JSONL and
-    CSV, None for UTF-8.
-    """
-
-    field: str | None = None
-    id_field: str | None = None
-    delimiter: str | None = None
-    on_empty: OnEmpty = "error"
-    on_bad: OnBad = "error"
-    encoding: str | None = None
-
-
 class Request(msgspec.Struct, frozen=True):
     """Address and fields of a call, without its texts. path: decides the API, and so the fields of a body."""
 
@@ -65,31 +56,151 @@ class Request(msgspec.Struct, frozen=True):
     truncate: Literal["error", "left", "right"] | None = None
 
 
-class Pace(msgspec.Struct, frozen=True):
-    """Sizes and times of calls. deadline_s: time without a reply after which a call is given up."""
+class Settings(msgspec.Struct, frozen=True):
+    """Inputs and settings that decide the rows and vectors of an output. The manifest of a run stores them.
 
-    batch_inputs: int = 256
-    batch_bytes: int = 1024 * 1024
-    concurrency: int = 8
-    timeout_s: float = 120.0
-    deadline_s: float = 600.0
+    field: column of texts, None to find it. id_field: column that no row may lack. column: of the vectors.
+    encoding: of JSONL and CSV, None for UTF-8.
+    """
 
+    sources: tuple[Source, ...]
+    field: str | None
+    id_field: str | None
+    delimiter: str | None
+    on_empty: OnEmpty
+    request: Request
+    column: str
+    version: int = 1
+    encoding: str | None = None
 
-class Output(msgspec.Struct, frozen=True):
-    """The file to write. column: of the vectors."""
+    def difference(self, now: "Settings") -> str:
+        """Return why a run of other settings cannot continue one of these; empty if it can.
 
-    path: Path
-    format: OutputFormat
-    column: str = "embedding"
-    dtype: DType = "float32"
-    overwrite: bool = False
+        A run that stopped at the first row without text has left none out, and may continue in another way.
+        """
+        before = self if self.on_empty != "error" else msgspec.structs.replace(self, on_empty=now.on_empty)
+        if before.sources != now.sources:
+            if [source.path for source in before.sources] == [source.path for source in now.sources]:
+                pairs = zip(before.sources, now.sources, strict=True)
+                return f"{next(old for old, new in pairs if old != new).path} has changed"
+            names = ", ".join(source.path for source in before.sources[:5])
+            return f"the input was {names}{' …' if len(before.sources) > 5 else ''}"
+        then, today = before.options(), now.options()
+        changed = [name for name in then if then[name] != today[name]]
+        return "; ".join(f"{name} was {then[name]!r} and is {today[name]!r}" for name in changed)
+
+    def options(self) -> dict[str, Any]:
+        """Return all settings but the inputs, by the names of their options."""
+        fields = msgspec.to_builtins(self)
+        fields |= fields.pop("request")
+        del fields["sources"]
+        return {f"--{name.replace('_', '-')}": value for name, value in fields.items()}
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """One run."""
+    """One run. batch_inputs: texts of a call. deadline_s: time without success after which the run stops."""
 
-    sources: tuple[Source, ...]
-    reading: Reading
-    request: Request
-    pace: Pace
-    output: Output
+    settings: Settings
+    on_bad: OnBad
+    batch_inputs: int
+    concurrency: int
+    timeout_s: float
+    deadline_s: float
+    output: Path
+    output_format: OutputFormat
+    dtype: DType
+    overwrite: bool
+
+    def manifest(self) -> Settings:
+        """Return the settings without the address, which may change: another gateway may go on."""
+        request = msgspec.structs.replace(self.settings.request, base="")
+        return msgspec.structs.replace(self.settings, request=request)
+
+
+class Position(msgspec.Struct, frozen=True):
+    """Place between two rows. offset: bytes of the uncompressed file, or rows of a Parquet file."""
+
+    file: int = 0
+    offset: int = 0
+    line: int = 0
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Sums over rows. skipped: without text and left out. empty: without text, with a null for the vector.
+
+    bad: left out. truncated: texts that the server cut; unknown_cuts: replies that do not name them.
+    """
+
+    rows: int = 0
+    embedded: int = 0
+    empty: int = 0
+    skipped: int = 0
+    bad: int = 0
+    truncated: int = 0
+    unknown_cuts: int = 0
+    tokens: int = 0
+
+    def plus(self, other: "Counts") -> "Counts":
+        """Return the sums of both."""
+        mine, others = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        return Counts(*map(sum, zip(mine, others, strict=True)))
+
+
+class Space(msgspec.Struct, frozen=True):
+    """Vector space of the replies. fingerprint: None if the server reports none."""
+
+    dimensions: int
+    fingerprint: str | None = None
+    model: str | None = None
+
+    def difference(self, other: "Space") -> str:
+        """Return in words how another reply's space differs; empty if it does not."""
+        if self.fingerprint != other.fingerprint:
+            return f"fingerprint {other.fingerprint or 'none'} instead of {self.fingerprint or 'none'}"
+        if self.dimensions != other.dimensions:
+            return f"{other.dimensions} dimensions instead of {self.dimensions}"
+        if self.fingerprint is None and None not in (self.model, other.model) and self.model != other.model:
+            return f"model {other.model} instead of {self.model}"
+        return ""
+
+
+class PartFacts(msgspec.Struct, frozen=True):
+    """State of a run behind a part, or what a chunk adds to it. seconds: of work.
+
+    problems: the first rows that were left out, in words. cuts: the first texts that the server cut.
+    """
+
+    end: Position = Position()
+    counts: Counts = Counts()
+    space: Space | None = None
+    problems: tuple[str, ...] = ()
+    cuts: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    def plus(self, other: "PartFacts") -> "PartFacts":
+        """Return the state behind the rows of `other`. Raises: EmbedFailed if its space is another one."""
+        return PartFacts(
+            other.end,
+            self.counts.plus(other.counts),
+            same_space(self.space, other.space),
+            (self.problems + other.problems)[:PLACES_KEPT],
+            (self.cuts + other.cuts)[:PLACES_KEPT],
+            self.seconds + other.seconds,
+        )
+
+
+def same_space(first: Space | None, second: Space | None) -> Space | None:
+    """Return the vector space of both replies; None if neither has vectors. Raises: EmbedFailed."""
+    if second is not None and second.fingerprint == "mixed":
+        raise EmbedFailed(
+            "the gateway reports the fingerprint `mixed`: replicas with different vectors serve this model; "
+            "see `gateway verify`"
+        )
+    if first is None or second is None:
+        return first or second
+    if difference := first.difference(second):
+        raise EmbedFailed(
+            f"the server's vectors are of another space than those of this output: {difference}; "
+            "vectors of two spaces cannot be compared, so the output must be made again from its beginning"
+        )
+    return first

@@ -1,135 +1,351 @@
-"""One run: chunks are read ahead, embedded at once, and stored as parts in their order.
+"""`gateway embed`: the order of a run, its output, its messages and its exit status.
 
-Memory is bounded: chunks in flight and the chunks that wait for a part are counted, and reading waits.
+An output is written from the parts of the run and appears by one rename. A note next to it says that it is
+complete, so that the same command changes nothing then.
 """
 
+import argparse
 import asyncio
+import signal
+import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from gateway.cli.embed.chunks import Chunk, read_chunks
-from gateway.cli.embed.embedding import Embedded, Embedder, facts_behind
-from gateway.cli.embed.manifest import PartFacts
-from gateway.cli.embed.parts import Parts
-from gateway.cli.embed.plan import EmbedFailed, EmbedStopped, Plan
-from gateway.cli.embed.text_rows import RowReader
+from gateway.cli.embed.calls import Caller, open_client
+from gateway.cli.embed.embedding import Embedder, Interrupted, Run, open_reader
+from gateway.cli.embed.options import CONFIG, plan_of
+from gateway.cli.embed.outputs import Writer, check_output
+from gateway.cli.embed.parts import (
+    REPLACED,
+    UNFINISHED,
+    Note,
+    Parts,
+    check_replaced,
+    delete_note,
+    identity_of,
+    note_path,
+    read_note,
+    sync,
+    write_whole,
+)
+from gateway.cli.embed.plan import Counts, EmbedFailed, EmbedStopped, PartFacts, Plan, Position, Source
+from gateway.cli.gateway_client import RequestRefused
+from gateway.cli.operator_options import checked_key, operator_key
+from gateway.cli.output import show_line, show_problems, show_table
+from gateway.config.problems import ConfigError
 
-# A part is stored after the first of these. Its time grows with the run, so that a killed run loses a
-# hundredth of its work at most, and a long one has few parts.
-PART_BYTES = 32 * 1024 * 1024
-PART_FIRST_S, PART_SHARE, PART_MAX_S = 1.0, 0.01, 30.0
-# Chunks that are read ahead for each call that may be in flight, and bytes above which none is.
-AHEAD = 3
-AHEAD_BYTES = 64 * 1024 * 1024
-
-Report = Callable[[PartFacts], None]
-
-
-class Interrupted(EmbedStopped):
-    """A signal ended the run. number: of the signal."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__("stopped by a signal")
-        self.number = number
+FAILED, STOPPED = 1, 3
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Between two lines where there is no terminal.
+LINE_S = 30.0
+FIGURES = {
+    "rows": "rows read",
+    "embedded": "texts embedded",
+    "empty": "rows without text, vector null",
+    "skipped": "rows without text, left out",
+    "bad": "bad rows, left out",
+    "truncated": "texts cut by the server",
+    "unknown_cuts": "replies that leave open which texts were cut",
+    "tokens": "tokens",
+}
 
 
-class Run:
-    """Run of a plan. report: takes the state behind each chunk, stored or not."""
+def run_embed(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Run the command; return its exit status."""
+    try:
+        key = checked_key(options.key or "", "--key") or operator_key(options.key_file, environment)
+        plan = plan_of(options, environment)
+        check_output(plan)
+        note, is_new = asyncio.run(_embed(plan, key, options.ca))
+    except ConfigError as error:
+        show_problems(options.config or CONFIG, error)
+        return FAILED
+    except (EmbedFailed, RequestRefused) as error:
+        show_line(str(error))
+        return FAILED
+    except EmbedStopped as error:
+        status = 128 + error.number if isinstance(error, Interrupted) else STOPPED
+        return _stopped(str(error), options.to, status)
+    except OSError as error:
+        return _stopped(f"{error.filename or options.to}: {error.strerror or error}", options.to, STOPPED)
+    except KeyboardInterrupt:
+        # Before the run handles signals: while it opens files, or asks for the model.
+        return _stopped("stopped by a signal", options.to, 128 + signal.SIGINT)
+    summary = summary_of(note, options.to, is_new=is_new)
+    if options.json:
+        print(msgspec.json.encode(summary).decode())
+    else:
+        show_summary(summary)
+    return 0
 
-    def __init__(self, plan: Plan, parts: Parts, embedder: Embedder, report: Report) -> None:
-        self._plan = plan
-        self._parts = parts
-        self._embedder = embedder
-        self._report = report
-        self._in_flight = asyncio.Semaphore(plan.pace.concurrency)
-        self._tasks: deque[asyncio.Task[Embedded]] = deque()
-        self._sizes: deque[int] = deque()
-        self._facts = parts.facts
-        self._unstored: list[Embedded] = []
-        self._stored_s = self._started_s = time.monotonic()
-        self.stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def run(self, reader: RowReader) -> PartFacts:
-        """Embed the rows that no part has; return the state behind the last.
+def _stopped(reason: str, output: Path, status: int) -> int:
+    """Print why a run has stopped and how it goes on; return its exit status."""
+    way = (
+        "run the same command again to continue"
+        if Parts(output).have_rows()
+        else "nothing was kept, and the same command starts from the beginning"
+    )
+    show_line(f"{reason}; {way}")
+    return status
 
-        What is complete is stored before an error is raised. Raises: EmbedFailed, EmbedStopped, OSError.
-        """
-        chunks = read_chunks(reader, self._plan, self._facts.end)
+
+async def _embed(plan: Plan, key: str | None, ca: Path | None) -> tuple[Note, bool]:
+    """Return the note on the output, and whether this run made it. Raises: as `run_embed` catches."""
+    reader = await asyncio.to_thread(open_reader, plan)
+    async with open_client(plan, key, ca) as client:
+        caller = Caller(client, plan, show_line)
+        request = plan.settings.request
+        if request.model is None:
+            request = await caller.first_model(request)
+        settings = msgspec.structs.replace(plan.settings, field=reader.field, request=request)
+        plan = msgspec.structs.replace(plan, settings=settings)
+        parts = Parts(plan.output)
+        if (note := _complete_note(plan, parts)) is not None:
+            return note, False
+        with closing(parts):
+            _open_parts(plan, parts)
+            _show_start(plan, parts.facts)
+            meter = Meter(settings.sources, await asyncio.to_thread(reader.ends), parts.facts)
+            has_terminal = sys.stderr.isatty()
+            with shown_progress(meter, parts.facts.end, has_terminal=has_terminal) as report:
+                run = Run(plan, parts, Embedder(caller, plan), report)
+                _stop_on_signals(run.stop)
+                await run.run(reader)
+            with (
+                shown_writing(parts.facts.counts, has_terminal=has_terminal) as written,
+                _default_signals(),
+            ):
+                return await asyncio.to_thread(_finish, plan, parts, written), True
+
+
+def _complete_note(plan: Plan, parts: Parts) -> Note | None:
+    """Return the note if the output is complete. Raises: EmbedFailed, OSError."""
+    note = read_note(plan.output)
+    is_unfinished = parts.are_left()
+    reason = "" if note is None else note.difference(plan.manifest(), plan.dtype)
+    if reason and not plan.overwrite:
+        raise EmbedFailed(
+            f"{plan.output} was made from other input or with other options: {reason}; "
+            "--overwrite replaces it"
+        )
+    if note is not None and not reason and (is_unfinished or not plan.overwrite):
+        if is_unfinished:
+            # The run that made the output was killed while it deleted its parts.
+            with closing(parts):
+                parts.open()
+                parts.remove()
+        return note
+    parts.check()
+    check_replaced(plan)
+    # A note that stays would make a run that replaces the output look complete.
+    delete_note(plan.output)
+    return None
+
+
+def _open_parts(plan: Plan, parts: Parts) -> None:
+    """Open the parts of an unfinished run of these settings, or none. Raises: EmbedFailed, OSError."""
+    if not plan.output.parent.is_dir():
+        raise EmbedFailed(f"{plan.output.parent}: there is no such folder")
+    before, manifest = parts.open(), plan.manifest()
+    # Where nothing is stored yet, any settings may begin.
+    if before is not None and parts.count and (reason := before.difference(manifest)):
+        if not plan.overwrite:
+            raise EmbedFailed(
+                f"{plan.output}: an unfinished run cannot be continued: {reason}; "
+                "--overwrite starts from the beginning"
+            )
+        parts.clear()
+    if before != manifest:
+        parts.write_manifest(manifest)
+
+
+def _show_start(plan: Plan, before: PartFacts) -> None:
+    settings = plan.settings
+    count, done = len(settings.sources), before.counts.rows
+    files = settings.sources[0].path if count == 1 else f"{count} files"
+    words = f"texts: `{settings.field}` of {files}; model: {settings.request.model or 'of the server'}"
+    show_line(f"{words}; continuing after {done:,} rows" if done else words)
+
+
+@contextmanager
+def _default_signals() -> Iterator[None]:
+    """Have a signal end the process at once, as it may be killed at any moment, while the block runs."""
+    loop = asyncio.get_running_loop()
+    with ExitStack() as stack:
+        for number in SIGNALS:
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.remove_signal_handler(number)
+                stack.callback(signal.signal, number, signal.signal(number, signal.SIG_DFL))
+        yield
+
+
+def _stop_on_signals(stop: "asyncio.Future[int]") -> None:
+    """Have the first SIGINT or SIGTERM end the run, and a second one the process."""
+    loop = asyncio.get_running_loop()
+
+    def stop_once(number: int) -> None:
+        if not stop.done():
+            stop.set_result(number)
+        loop.remove_signal_handler(number)
+
+    for number in SIGNALS:
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, stop_once, int(number))
+
+
+def _finish(plan: Plan, parts: Parts, written: Callable[[int], None]) -> Note:
+    """Write the output and delete the parts. Blocks; for a thread. Raises: EmbedFailed, OSError."""
+    facts, manifest, output = parts.facts, plan.manifest(), plan.output
+    _check_unchanged(plan)
+    if facts.space is None:
+        raise EmbedFailed("no row has a text, so there are no vectors to write")
+    writer = Writer(plan, parts.batches, facts.space.dimensions, written)
+    described = msgspec.json.encode({"space": facts.space, "request": manifest.request}).decode()
+    unfinished = parts.folder / UNFINISHED
+    as_json = writer.write(unfinished, {"gateway embed": described})
+    for path in (unfinished, *unfinished.rglob("*")):
+        if path.is_file():
+            sync(path)
+    # Another program may have written there meanwhile.
+    check_replaced(plan)
+    note = Note(*identity_of(unfinished), manifest, facts, as_json, plan.dtype)
+    write_whole(note_path(output), msgspec.json.encode(note))
+    if output.is_dir():
+        # A folder cannot be replaced at once.
+        output.rename(parts.folder / REPLACED)
+    unfinished.replace(output)
+    sync(output.parent)
+    parts.remove()
+    return note
+
+
+def _check_unchanged(plan: Plan) -> None:
+    """Check that no input has changed since the start. Raises: EmbedFailed."""
+    for source in plan.settings.sources:
         try:
-            await self._read_all(chunks)
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._store()
-        return self._facts
+            found = Path(source.path).stat()
+        except OSError as error:
+            raise EmbedFailed(f"{source.path}: {error.strerror or error}") from error
+        if (found.st_size, found.st_mtime_ns) != (source.size, source.mtime_ns):
+            raise EmbedFailed(f"{source.path} has changed while it was read")
 
-    async def _read_all(self, chunks: Iterator[Chunk]) -> None:
-        failure: EmbedFailed | None = None
-        is_open = True
-        while is_open or self._tasks:
-            if is_open and self._has_room():
-                try:
-                    chunk = await asyncio.to_thread(next, chunks, None)
-                except EmbedFailed as error:
-                    # Rows before it are complete first.
-                    chunk, failure = None, error
-                if chunk is None:
-                    is_open = False
-                else:
-                    self._tasks.append(asyncio.create_task(self._embed(chunk)))
-                    self._sizes.append(chunk.size)
-                await self._take_completed()
-            else:
-                await self._wait_for_first()
-        if failure is not None:
-            raise failure
 
-    def _has_room(self) -> bool:
-        """Return whether another chunk may be read. One may always be, so that no row is too large."""
-        is_below = len(self._tasks) < AHEAD * self._plan.pace.concurrency
-        return not self._tasks or (is_below and sum(self._sizes) < AHEAD_BYTES)
+class Meter:
+    """Share of the input that is embedded, and rates since the start.
 
-    async def _embed(self, chunk: Chunk) -> Embedded:
-        async with self._in_flight:
-            return await self._embedder.embed(chunk)
+    ends: the offset behind each file; 0 where it is unknown, as in a gzip file. before: what an earlier run
+    had done.
+    """
 
-    async def _wait_for_first(self) -> None:
-        """Wait for the first chunk in flight, or for a signal. Raises: as `run`."""
-        waited: set[asyncio.Future[Any]] = {self._tasks[0], self.stop}
-        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        await self._take_completed()
+    def __init__(self, sources: Sequence[Source], ends: Sequence[int], before: PartFacts) -> None:
+        self._sizes = [source.size for source in sources]
+        self._ends = ends
+        self._before = before
 
-    async def _take_completed(self) -> None:
-        """Take chunks that are complete, in order, and store a part if it is time. Raises: as `run`."""
-        while self._tasks and self._tasks[0].done():
-            embedded = self._tasks[0].result()
-            self._tasks.popleft()
-            self._sizes.popleft()
-            facts = facts_behind(self._facts, embedded)
-            seconds = self._parts.facts.seconds + time.monotonic() - self._stored_s
-            self._facts = msgspec.structs.replace(facts, seconds=seconds)
-            self._unstored.append(embedded)
-            self._report(self._facts)
-            if self._is_due():
-                await self._store()
-        if self.stop.done():
-            raise Interrupted(self.stop.result())
+    def share(self, position: Position) -> float:
+        """Return an estimate of the share of the input before a position."""
+        number = min(position.file, len(self._sizes) - 1)
+        inside = min(1.0, position.offset / self._ends[number]) if self._ends[number] else 0.0
+        return (sum(self._sizes[:number]) + inside * self._sizes[number]) / (sum(self._sizes) or 1)
 
-    def _is_due(self) -> bool:
-        now_s = time.monotonic()
-        span_s = min(PART_MAX_S, max(PART_FIRST_S, PART_SHARE * (now_s - self._started_s)))
-        return now_s - self._stored_s >= span_s or sum(item.size for item in self._unstored) >= PART_BYTES
+    def words(self, facts: PartFacts) -> str:
+        """Return the rates in words."""
+        seconds = max(1e-3, facts.seconds - self._before.seconds)
+        texts = facts.counts.embedded - self._before.counts.embedded
+        tokens = facts.counts.tokens - self._before.counts.tokens
+        return f"{facts.counts.rows:,} rows  {texts / seconds:,.0f} texts/s  {tokens / seconds:,.0f} tokens/s"
 
-    async def _store(self) -> None:
-        """Store a part of the chunks that are complete. Raises: OSError."""
-        if not self._unstored:
-            return
-        batches: list[Any] = [item.batch for item in self._unstored]
-        await asyncio.to_thread(self._parts.add, batches, self._facts)
-        self._unstored = []
-        self._stored_s = time.monotonic()
+
+@contextmanager
+def shown_progress(
+    meter: Meter, before: Position, *, has_terminal: bool
+) -> Iterator[Callable[[PartFacts], None]]:
+    """Show a bar on a terminal, or else a line now and then, while the block runs; yield what moves it."""
+    if not has_terminal:
+        printed_s = time.monotonic()
+
+        def print_line(facts: PartFacts) -> None:
+            nonlocal printed_s
+            if time.monotonic() - printed_s >= LINE_S:
+                printed_s = time.monotonic()
+                show_line(f"{meter.share(facts.end):.0%}  {meter.words(facts)}")
+
+        yield print_line
+        return
+    left = (TextColumn("left"), TimeRemainingColumn(compact=True))
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), *left)
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=60) as progress:
+        task = progress.add_task("waiting for the first vectors", total=1.0)
+        progress.update(task, completed=meter.share(before))
+
+        def move_bar(facts: PartFacts) -> None:
+            progress.update(task, completed=meter.share(facts.end), description=meter.words(facts))
+
+        yield move_bar
+
+
+@contextmanager
+def shown_writing(counts: Counts, *, has_terminal: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar while the output is written; yield what moves it by a number of rows."""
+    if not has_terminal:
+        yield lambda _: None
+        return
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("writing", total=counts.embedded + counts.empty)
+        yield lambda rows: progress.advance(task, rows)
+
+
+def summary_of(note: Note, output: Path, *, is_new: bool) -> dict[str, Any]:
+    """Return the figures of an output. is_new: whether this run finished it."""
+    facts, space = note.facts, note.facts.space
+    assert space is not None
+    seconds = max(facts.seconds, 1e-3)
+    return {
+        "output": str(output),
+        "finished_now": is_new,
+        **msgspec.structs.asdict(facts.counts),
+        "model": note.manifest.request.model or space.model,
+        "dimensions": space.dimensions,
+        "fingerprint": space.fingerprint,
+        "field": note.manifest.field,
+        "seconds": round(facts.seconds, 3),
+        "texts_per_s": round(facts.counts.embedded / seconds, 1),
+        "tokens_per_s": round(facts.counts.tokens / seconds, 1),
+        "bad_rows": list(facts.problems),
+        "truncated_rows": list(facts.cuts),
+        "columns_as_json": list(note.as_json),
+    }
+
+
+def show_summary(summary: Mapping[str, Any]) -> None:
+    """Print the figures as a table, and what the reader must know about rows and columns."""
+    state = "" if summary["finished_now"] else " (it was complete already)"
+    table = Table(title=f"{summary['output']}{state}", title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, words in FIGURES.items():
+        if summary[name] or name in ("rows", "embedded"):
+            table.add_row(words, f"{summary[name]:,}")
+    table.add_row("texts/s", f"{summary['texts_per_s']:,.1f}")
+    if summary["tokens"]:
+        table.add_row("tokens/s", f"{summary['tokens_per_s']:,.0f}")
+    table.add_row("dimensions", str(summary["dimensions"]))
+    table.add_row("model", str(summary["model"]))
+    table.add_row("fingerprint", summary["fingerprint"] or "not reported by the server")
+    show_table(table)
+    for problem in summary["bad_rows"]:
+        show_line(problem)
+    if summary["truncated_rows"]:
+        show_line(f"cut: {', '.join(summary['truncated_rows'])}")
+    if summary["columns_as_json"]:
+        columns = ", ".join(summary["columns_as_json"])
+        show_line(f"written as the text of JSON, because their values have no type in common: {columns}")

@@ -12,8 +12,8 @@ import msgspec
 from backends.contract import TlsFiles
 from backends.contract.errors import BackendError
 from backends.http.client import ConnectionOptions, UpstreamClient, UpstreamResponse
+from gateway.config.access_checks import issuer_address_problem, issuer_key
 from gateway.config.schema import IssuerSettings
-from gateway.config.sign_on_checks import address_problem, issuer_key
 
 DISCOVERY_PATH = "/.well-known/openid-configuration"
 # The largest descriptions and key sets of hosted issuers have some 20 KB.
@@ -50,7 +50,7 @@ async def fetch_description(settings: IssuerSettings) -> Description:
     is_local = settings.issuer.startswith("http://")
     for name in Description.__struct_fields__:
         address = getattr(description, name)
-        if address is not None and (problem := address_problem(address, may_be_http=is_local)):
+        if address is not None and (problem := issuer_address_problem(address, may_be_http=is_local)):
             raise IssuerFault(f"its description has an unusable `{name}`: {problem}")
     return description
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gateway.config.access_checks import issuer_key
 from gateway.config.schema import IssuerSettings
-from gateway.config.sign_on_checks import issuer_key
 from gateway.errors import TenantUnknown, TokenRefused
 from gateway.tenants.keyring import Keyring, StoredKey, Tenant
 from gateway.tenants.sign_on.claims import check_claims, stored_key_of

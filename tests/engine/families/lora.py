@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from backends.torch.networks.native_configs import XLM_ROBERTA_KEYS
+from backends.torch.stock.architectures import XLM_ROBERTA_KEYS
 from tests.engine.families.checkpoint import WEIGHT_SPREAD, randomize
 
 RANK, ALPHA = 4, 3

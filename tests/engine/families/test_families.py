@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from backends.checkpoints.network_folder import network_folder
+from backends.checkpoints.small_files import network_folder
 from backends.contract import EmbedReply, EncodeReply, Reply, RerankReply, Truncate, Vectors
 from backends.contract.errors import ModelUnavailable
 from backends.recipe.checkpoint import read_recipe

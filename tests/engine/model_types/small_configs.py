@@ -9,7 +9,7 @@ import transformers
 from transformers.models.auto import modeling_auto as auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from backends.torch.load.text_inputs import OTHER_INPUTS
+from backends.torch.stock.architectures import OTHER_INPUTS
 
 # Length of windows and chunks. Most texts are longer.
 WINDOW = 24

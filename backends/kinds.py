@@ -1,0 +1,29 @@
+"""Kinds of server; an adapter is imported when a configuration uses its kind."""
+
+from importlib import import_module
+from typing import Protocol, cast
+
+from backends.contract import Backend, BackendKind, ReplicaSpec, ServerKind
+from backends.infinity.kind import INFINITY
+from backends.openai.kind import COHERE, JINA, OPENAI, VOYAGE
+from backends.tei.kind import TEI
+from backends.torch.kind import ENGINE
+from backends.vllm.kind import VLLM
+
+# In the order in which a server is recognized: others answer some of OpenAI's paths, too.
+KINDS: dict[BackendKind, ServerKind] = {
+    kind.name: kind for kind in (TEI, VLLM, INFINITY, OPENAI, COHERE, JINA, VOYAGE, ENGINE)
+}
+
+
+class Adapter(Protocol):
+    """Interface of every adapter module."""
+
+    def open_replica(self, spec: ReplicaSpec) -> Backend:
+        """Return a backend that has not connected yet."""
+
+
+def open_replica(kind: BackendKind, spec: ReplicaSpec) -> Backend:
+    """Return the backend of one replica; it sends nothing before its first method call."""
+    # The contract tests check each module against the protocol; the type checker cannot.
+    return cast("Adapter", import_module(KINDS[kind].adapter)).open_replica(spec)

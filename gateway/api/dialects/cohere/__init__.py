@@ -1,0 +1,1 @@
+"""Cohere's API, with the rerank paths that several vendors share."""

@@ -1,0 +1,431 @@
+"""Cohere's, Jina's, Voyage's and vLLM's rerank, which share their paths; TEI's is also at /rerank.
+
+Source: cohere-python 7.0.9, Jina's OpenAPI document 2026.04.02, Voyage's API reference and voyageai 0.5.0.
+Clients of all but Cohere's v2 call /v1/rerank, so its reply has the fields of Cohere and Jina. A body with
+`top_k` is Voyage's, and so is its reply.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from backends.contract import Rerank, RerankReply
+from gateway.api.dialects.cohere.errors import COHERE, RERANK
+from gateway.api.server.body import INTEGER_MAX, Integer, ModelName
+from gateway.api.server.endpoints import inference
+from gateway.api.server.error_bodies import TEI
+from gateway.api.server.request import Request
+from gateway.api.server.responses import HttpReply
+from gateway.api.wire.conversations import ContentPart, is_media, text_of_parts
+from gateway.api.wire.media import part_of, score_parts
+from gateway.api.wire.replies import RerankUsage, rank_documents
+from gateway.api.wire.tei import (
+    Direction,
+    TeiRank,
+    TeiRerankRequest,
+    compute_headers,
+    decode_rerank,
+    encode_rerank,
+)
+from gateway.api.wire.vllm import TextTokens, VllmOptions
+from gateway.calls import Call, ScoreParts
+from gateway.errors import EmptyInput, InvalidInput
+from gateway.media.sources import PictureSource, SourcePart
+from gateway.serve import Served
+
+# 0 means all documents for vLLM's clients. Cohere's and Jina's never send it.
+TopN = Annotated[int, msgspec.Meta(ge=0, le=INTEGER_MAX)]
+# Source: Jina's OpenAPI document.
+DocumentLength = Annotated[int, msgspec.Meta(ge=1, le=8192)]
+# Source: Cohere's pricing: one search unit is a query with up to 100 documents.
+DOCUMENTS_PER_SEARCH_UNIT = 100
+NOT_CUT = (
+    "documents were not cut to the requested number of tokens: the model's tokenizer is not known to the "
+    "gateway; they are cut at the model's own length only"
+)
+# Why each of these is refused.
+REFUSED = {
+    "rank_fields": "join the fields to one text before",
+    "max_chunks_per_doc": "a document is not split; cut texts before",
+    "return_embeddings": "embed the documents with another request",
+}
+
+
+class Document(msgspec.Struct):
+    """A document or query as an object. Other keys are ignored. content: vLLM's form. image: Jina's."""
+
+    text: str | UnsetType = UNSET
+    content: list[ContentPart] | UnsetType = UNSET
+    image: str | UnsetType = UNSET
+
+
+# A single document is vLLM's.
+Documents = str | Document | list[str | Document]
+
+
+class RerankOptions(VllmOptions, kw_only=True):
+    """Options of every rerank request, with vLLM's fields.
+
+    top_k: Voyage's top_n. max_tokens_per_doc (Cohere, vLLM), max_doc_length (Jina): the most tokens of each
+    document. max_tokens_per_query (vLLM): those of the query. truncation: Voyage's switch. priority: Cohere's
+    one, of which 0, the highest and default, is interactive, and any other value bulk. The fields of
+    `REFUSED` are refused.
+    """
+
+    query: str | Document
+    model: ModelName | None = None
+    top_n: TopN | None = None
+    top_k: TopN | UnsetType | None = UNSET
+    return_documents: bool | None = None
+    max_tokens_per_doc: TextTokens | None = None
+    max_doc_length: DocumentLength | None = None
+    max_tokens_per_query: TextTokens | None = None
+    truncation: bool | None = None
+    rank_fields: list[str] | None = None
+    max_chunks_per_doc: Integer | None = None
+    return_embeddings: bool | None = None
+
+
+class RerankRequest(RerankOptions, kw_only=True):
+    """Body of /v1/rerank and /v2/rerank. documents: strings, objects with `text`, or one of these."""
+
+    documents: Documents
+
+
+class EitherRerankRequest(RerankOptions, kw_only=True):
+    """Body of /rerank: `texts` with TEI's options, or `documents` with Cohere's and Jina's."""
+
+    texts: list[str] | UnsetType = UNSET
+    documents: Documents | UnsetType = UNSET
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class RankedContent(msgspec.Struct):
+    """The parts of a document."""
+
+    content: list[ContentPart]
+
+
+class ShownDocument(msgspec.Struct, omit_defaults=True):
+    """A document in the reply, in the form of the request."""
+
+    text: str | None = None
+    image: str | None = None
+    multi_modal: RankedContent | None = None
+
+
+class RankedDocument(msgspec.Struct, omit_defaults=True):
+    """Score of one document. index: its place in the request. document: as `return_documents` asks."""
+
+    index: int
+    relevance_score: float
+    document: ShownDocument | None = None
+
+
+class RerankMeta(msgspec.Struct, omit_defaults=True):
+    """Cohere's metadata: api_version {version}, billed_units {search_units}, tokens {input_tokens}."""
+
+    api_version: dict[str, str]
+    billed_units: dict[str, int]
+    tokens: dict[str, int]
+    warnings: list[str] | None = None
+
+
+class RerankResponse(msgspec.Struct):
+    """Results, best first. Equal scores are in the request's order."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: RerankUsage
+    meta: RerankMeta
+    object: str = "list"
+
+
+class RerankV2Response(msgspec.Struct):
+    """Results, best first. Equal scores are in the request's order."""
+
+    id: str
+    results: list[RankedDocument]
+    meta: RerankMeta
+
+
+class VoyageResult(msgspec.Struct, omit_defaults=True):
+    """Score of one document. index: its place in the request. document: only with `return_documents`."""
+
+    index: int
+    relevance_score: float
+    document: str | None = None
+
+
+class VoyageUsage(msgspec.Struct):
+    """Tokens after truncation, with special tokens. The query counts with each document."""
+
+    total_tokens: int
+
+
+class VoyageRerankResponse(msgspec.Struct):
+    """Voyage's results, to a request with `top_k`."""
+
+    data: list[VoyageResult]
+    model: str
+    usage: VoyageUsage
+    object: str = "list"
+
+
+async def decode_documents(request: Request[Any], documents: Documents) -> Call:
+    """Decode a body with `documents`, which may have images.
+
+    An empty document is scored like any other. An empty query is an error.
+    Raises: EmptyInput, InvalidInput, and the errors of `Request.fetch`.
+    """
+    data: RerankOptions = request.body
+    items = items_of(documents)
+    if any(isinstance(item, Document) and _has_image(item) for item in (data.query, *items)):
+        return await _decode_images(request, items)
+    _check_refused(data)
+    query = _text_of(data.query, "query")
+    if not query:
+        raise EmptyInput("`query` is an empty string", param="query")
+    request.api.check_count(len(items), "documents")
+    texts = [_text_of(document, f"documents` {index}") for index, document in enumerate(items)]
+    work = Rerank(query, request.api.texts(texts, "documents"), raw_scores=data.is_raw())
+    return _call_of(data, work, request.model)
+
+
+async def _decode_images(request: Request[Any], items: Sequence[str | Document]) -> Call:
+    """Decode a body whose query or documents have images. Raises: as `decode_documents`."""
+    data: RerankOptions = request.body
+    _check_refused(data)
+    for field in ("max_tokens_per_doc", "max_doc_length", "max_tokens_per_query", "top_k"):
+        if getattr(data, field) not in (None, 0, UNSET):
+            raise InvalidInput(f"`{field}` is for texts: leave it out of a request with images", param=field)
+    request.api.check_count(len(items), "documents")
+    query = parts_of_side(data.query, "query")
+    sides = [parts_of_side(item, "documents") for item in items]
+    work = await score_parts(("query", [query]), ("documents", sides), request.fetch, raw=data.is_raw())
+    return _call_of(data, work, request.model)
+
+
+def items_of(documents: Documents) -> Sequence[str | Document]:
+    """Return the documents of a body, which may have one without a list."""
+    return documents if isinstance(documents, list) else [documents]
+
+
+def _has_image(item: Document) -> bool:
+    """Return whether a document is an image, or has parts other than texts."""
+    return item.image is not UNSET or (not isinstance(item.content, UnsetType) and is_media(item.content))
+
+
+def parts_of_side(item: str | Document, field: str) -> list[SourcePart]:
+    """Return the parts of a query or a document. Raises: InvalidInput."""
+    if isinstance(item, str):
+        return [item]
+    present = [part for part in (item.text, item.image, item.content) if part is not UNSET]
+    if len(present) != 1:
+        raise InvalidInput(f"an object in `{field}` has one of `text`, `image`, `content`", param=field)
+    if not isinstance(item.image, UnsetType):
+        return [PictureSource(item.image)]
+    if not isinstance(item.content, UnsetType):
+        return [part_of(part, field) for part in item.content]
+    return [str(item.text)]
+
+
+def _shown_document(item: str | Document) -> dict[str, Any]:
+    if isinstance(item, str):
+        return {"text": item}
+    if not isinstance(item.content, UnsetType):
+        return {"multi_modal": {"content": msgspec.to_builtins(item.content)}}
+    return {"text": item.text} if item.image is UNSET else {"image": item.image}
+
+
+def _check_refused(data: RerankOptions) -> None:
+    """Check that a body has no field that the gateway does not serve. Raises: InvalidInput."""
+    for field, way_out in REFUSED.items():
+        if getattr(data, field):
+            raise InvalidInput(f"`{field}` is not supported: {way_out}", param=field)
+    data.check(own={"priority"})
+
+
+def _call_of(data: RerankOptions, work: Rerank | ScoreParts, model: str | None) -> Call:
+    """Return the call of a body. Raises: InvalidInput."""
+    truncate = data.truncation
+    if data.truncate_prompt_tokens is not None:
+        truncate = data.cuts
+    return Call(
+        work,
+        model,
+        truncate,
+        data.side,
+        bulk=bool(data.priority),
+        instruction=data.checked_instruction(),
+        text_tokens=_one_of(data, "max_tokens_per_doc", "max_doc_length"),
+        query_tokens=data.max_tokens_per_query or None,
+        prompt_tokens=data.length,
+    )
+
+
+def _text_of(document: str | Document, place: str) -> str:
+    """Return the text of a query or document. place: its field, with its index. Raises: InvalidInput."""
+    if isinstance(document, str):
+        return document
+    field = place.partition("`")[0]
+    if not isinstance(document.content, UnsetType) and isinstance(document.text, UnsetType):
+        return text_of_parts(document.content, field)
+    if isinstance(document.text, UnsetType):
+        closed = place if "`" in place else f"{place}`"
+        raise InvalidInput(f"`{closed} is an object without `text`", param=field)
+    return document.text
+
+
+def count_of(data: RerankOptions) -> int | None:
+    """Return how many results the request asks for, None for all. Raises: InvalidInput."""
+    return _one_of(data, "top_n", "top_k")
+
+
+def _one_of(data: RerankOptions, name: str, other: str) -> int | None:
+    """Return the one of two fields of the same meaning that is sent and not 0. Raises: InvalidInput."""
+    values: set[int] = {getattr(data, name) or 0, getattr(data, other) or 0} - {0}
+    if len(values) > 1:
+        raise InvalidInput(f"send `{name}` or `{other}`, one of them", param=other)
+    return next(iter(values), None)
+
+
+def is_voyages(data: RerankOptions) -> bool:
+    """Return whether a body is certainly Voyage's, whose clients send `top_k` even without a value."""
+    return data.top_k is not UNSET
+
+
+def with_documents(results: list[dict[str, Any]], documents: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the results with their documents. documents: as they are written, in the request's order."""
+    return [result | {"document": documents[result["index"]]} for result in results]
+
+
+def meta_of(served: Served, documents: int, version: str) -> dict[str, Any]:
+    """Return Cohere's metadata of a reply. documents: their number."""
+    meta: dict[str, Any] = {
+        "api_version": {"version": version},
+        "billed_units": {"search_units": -(-documents // DOCUMENTS_PER_SEARCH_UNIT)},
+        "tokens": {"input_tokens": served.reply.tokens},
+    }
+    if not served.is_cut:
+        meta["warnings"] = [NOT_CUT]
+    return meta
+
+
+# Litestar's annotation of a response does not accept unions.
+EITHER_RESPONSE: Any = RerankResponse | VoyageRerankResponse
+ANY_RESPONSE: Any = list[TeiRank] | RerankResponse | VoyageRerankResponse
+
+
+def _shown(call: Call, documents: Documents) -> list[Any]:
+    """Return the documents of a request as a reply shows them."""
+    if isinstance(call.work, Rerank):
+        return [{"text": text} for text in call.work.documents]
+    return [_shown_document(item) for item in items_of(documents)]
+
+
+async def _serve_v1(request: Request[Any], documents: Documents) -> HttpReply:
+    """Serve a body and reply as Voyage, or with the fields of both Cohere and Jina."""
+    data: RerankOptions = request.body
+    call, count = await decode_documents(request, documents), count_of(data)
+    served, reply = await request.serve(call, RerankReply)
+    shown, results = _shown(call, documents), rank_documents(reply, count)
+    if is_voyages(data):
+        texts = [document["text"] for document in shown]
+        results = with_documents(results, texts) if data.return_documents else results
+        usage = {"total_tokens": reply.tokens}
+        body = {"object": "list", "data": results, "model": served.route.model, "usage": usage}
+        return request.reply(served, body)
+    # Images are large: without a word from the caller they are not sent back.
+    if data.return_documents or (data.return_documents is None and isinstance(call.work, Rerank)):
+        results = with_documents(results, shown)
+    body = {
+        "id": data.request_id or request.context.request_id,
+        "object": "list",
+        "model": served.route.model,
+        "results": results,
+        "usage": {"prompt_tokens": reply.tokens, "total_tokens": reply.tokens},
+        "meta": meta_of(served, len(shown), "1"),
+    }
+    return request.reply(served, body)
+
+
+@inference(
+    "/v1/rerank",
+    errors=RERANK,
+    reply=EITHER_RESPONSE,
+    description="Documents, best first; to `top_k` in Voyage's form",
+    tags=["Cohere and Jina"],
+)
+async def rerank_v1(request: Request[RerankRequest]) -> HttpReply:
+    """Rank documents by their relevance to a query.
+
+    Returns the best `top_n` documents, best first, with the fields that Cohere's and Jina's clients read. The
+    reply to a body with `top_k` is Voyage's.
+    """
+    return await _serve_v1(request, request.body.documents)
+
+
+@inference(
+    "/v2/rerank",
+    errors=COHERE,
+    reply=RerankV2Response,
+    description="Documents, best first",
+    tags=["Cohere and Jina"],
+)
+async def rerank_v2(request: Request[RerankRequest]) -> HttpReply:
+    """Rank documents by relevance to a query, using Cohere's v2 API.
+
+    Returns the best `top_n` documents by index, best first.
+    """
+    data, documents = request.body, request.body.documents
+    call = await decode_documents(request, documents)
+    served, reply = await request.serve(call, RerankReply)
+    shown, results = _shown(call, documents), rank_documents(reply, count_of(data))
+    if data.return_documents:
+        results = with_documents(results, shown)
+    meta = meta_of(served, len(shown), "2")
+    return request.reply(
+        served, {"id": data.request_id or request.context.request_id, "results": results, "meta": meta}
+    )
+
+
+@inference(
+    "/rerank",
+    errors={"texts": TEI, "documents": RERANK},
+    reply=ANY_RESPONSE,
+    description="To `texts` every text, best first; to `documents` as /v1/rerank",
+    tags=["TEI"],
+)
+async def rerank(request: Request[EitherRerankRequest]) -> HttpReply:
+    """Rank `texts` (TEI) or `documents` (Cohere, Jina) by their relevance to a query.
+
+    The reply and its errors are in the dialect of the field that the body has.
+    """
+    data = request.body
+    if not isinstance(data.documents, UnsetType):
+        if data.raw_scores:
+            raise InvalidInput(
+                "`raw_scores` belongs to `texts`: with `documents` send `use_activation: false`",
+                param="raw_scores",
+            )
+        return await _serve_v1(request, data.documents)
+    assert not isinstance(data.texts, UnsetType)
+    if not isinstance(data.query, str):
+        raise InvalidInput("`query` is a text where `texts` are sent", param="query")
+    work = TeiRerankRequest(
+        data.query, data.texts, data.truncate, data.truncation_direction, raw_scores=data.raw_scores
+    )
+    call = await decode_rerank(work, request.model, request.context, request.api)
+    served, reply = await request.serve(call, RerankReply)
+    body = encode_rerank(reply, data.texts if data.return_text else None)
+    return request.reply_bytes(served, body, compute_headers(request.context, reply, call))
+
+
+HANDLERS = [rerank_v1, rerank_v2, rerank]

@@ -1,0 +1,1 @@
+"""TEI Manager's errors and paths."""

@@ -1,0 +1,1 @@
+"""NVIDIA NIM's ranking."""

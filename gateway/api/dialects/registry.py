@@ -1,0 +1,19 @@
+"""The dialects that the gateway serves. A new one is a folder, and its name here."""
+
+from gateway.api.dialects.batches import dialect as batches
+from gateway.api.dialects.cohere import dialect as cohere
+from gateway.api.dialects.gemini import dialect as gemini
+from gateway.api.dialects.infinity import dialect as infinity
+from gateway.api.dialects.nim import dialect as nim
+from gateway.api.dialects.ollama import dialect as ollama
+from gateway.api.dialects.openai import dialect as openai
+from gateway.api.dialects.sie import dialect as sie
+from gateway.api.dialects.tei import dialect as tei
+from gateway.api.dialects.vllm import dialect as vllm
+from gateway.api.dialects.voyage import dialect as voyage
+
+# In the order of the OpenAPI document: what most callers need comes first.
+DIALECTS = tuple(
+    module.DIALECT
+    for module in (openai, tei, cohere, nim, voyage, vllm, infinity, gemini, ollama, batches, sie)
+)

@@ -1,0 +1,1 @@
+"""Voyage's multimodal embeddings."""

@@ -1,0 +1,124 @@
+"""Inputs with pictures or sound in the forms that dialects share, and the call that they become.
+
+Source: vLLM 0.33, multimodal inputs of pooling models; Jina's OpenAPI document 2026.04.02; Cohere's API v2.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from backends.contract import EmbedParts, Operation, Output
+from gateway.api.wire.conversations import ChatMessage, ContentPart, Messages, address_of, is_media
+from gateway.calls import ScoreParts
+from gateway.errors import EmptyInput, InvalidInput
+from gateway.media.sources import (
+    Fetch,
+    PictureSource,
+    SoundSource,
+    SourcePart,
+    embed_operation,
+    fetch_sources,
+    read_parts,
+)
+
+
+class VectorOptions(msgspec.Struct, frozen=True):
+    """Options of the vectors that a request asks for, as in `EmbedParts`."""
+
+    normalize: bool = True
+    dimensions: int | None = None
+    multivector: bool = False
+
+
+async def embed_parts(
+    inputs: Sequence[Sequence[SourcePart]], field: str, options: VectorOptions, fetch: Fetch | None
+) -> EmbedParts:
+    """Return the work of inputs with pictures or sound. field: of the body. fetch: as in `fetch_sources`.
+
+    Raises: EmptyInput, InvalidInput, and the errors of `fetch`.
+    """
+    for index, parts in enumerate(inputs):
+        if not parts or "" in parts:
+            raise EmptyInput(f"`{field}` {index} is empty, or has an empty text", param=field)
+    fetched = await fetch_sources(inputs, embed_operation(inputs), fetch)
+    return EmbedParts(
+        await read_parts(inputs, field, fetched),
+        Output.MULTIVECTOR if options.multivector else Output.DENSE,
+        options.normalize,
+        options.dimensions,
+    )
+
+
+def have_media(messages: Messages | None) -> bool:
+    """Return whether a part of some messages is a picture or a recording."""
+    flat = [
+        item for message in messages or () for item in (message if isinstance(message, list) else [message])
+    ]
+    return any(isinstance(message.content, list) and is_media(message.content) for message in flat)
+
+
+def parts_of_messages(messages: Messages) -> list[SourcePart]:
+    """Return the parts of the one message that an input with media is. Raises: InvalidInput."""
+    if len(messages) != 1 or not isinstance(messages[0], ChatMessage) or messages[0].role != "user":
+        raise InvalidInput(
+            "`messages` with images or sound are one message of the role `user`", param="messages"
+        )
+    content = messages[0].content
+    return [content] if isinstance(content, str) else [part_of(part, "messages") for part in content]
+
+
+def part_of(part: ContentPart, field: str) -> SourcePart:
+    """Return a part of a content in OpenAI's form. Raises: InvalidInput."""
+    found: SourcePart | None = None
+    match part.type:
+        case "text":
+            found = part.text
+        case "image_url" if (address := address_of(part.image_url)) is not None:
+            found = PictureSource(address)
+        case "audio_url" if (address := address_of(part.audio_url)) is not None:
+            found = SoundSource(address)
+        case "input_audio" if part.input_audio is not None:
+            found = SoundSource(part.input_audio.data)
+    if found is None:
+        raise InvalidInput(
+            f"`{field}` has a part of type {part.type[:64]!r}; send text, image_url or audio_url with a "
+            "`data:` URI, or input_audio, in the field of that name",
+            param=field,
+        )
+    return found
+
+
+async def score_parts(
+    queries: tuple[str, Sequence[Sequence[SourcePart]]],
+    documents: tuple[str, Sequence[Sequence[SourcePart]]],
+    fetch: Fetch | None,
+    *,
+    raw: bool,
+) -> ScoreParts:
+    """Return the work of one query with each document, or of as many queries as documents.
+
+    queries, documents: their fields of the body, and their parts. fetch: as in `fetch_sources`.
+    Raises: EmptyInput, InvalidInput, and the errors of `fetch`.
+    """
+    (query_field, query_parts), (field, parts) = queries, documents
+    if len(query_parts) not in (1, len(parts)):
+        raise InvalidInput(
+            f"{len(query_parts)} inputs against {len(parts)}: lengths are 1:1, 1:N or N:N", param=query_field
+        )
+    for name, items in (queries, documents):
+        _check(items, name)
+
+    # Together, so that an address of both sides is fetched once, and within the bounds of one request.
+    fetched = await fetch_sources([*query_parts, *parts], Operation.RERANK_IMAGE, fetch)
+    first = await read_parts(query_parts, query_field, fetched)
+    second = await read_parts(parts, field, fetched)
+    return ScoreParts(tuple(zip(first * (len(second) // len(first)), second, strict=True)), raw)
+
+
+def _check(items: Sequence[Sequence[SourcePart]], field: str) -> None:
+    """Check that no input is empty or a recording. Raises: EmptyInput, InvalidInput."""
+    for index, parts in enumerate(items):
+        if not parts or "" in parts:
+            raise EmptyInput(f"`{field}` {index} is empty, or has an empty text", param=field)
+        if any(isinstance(part, SoundSource) for part in parts):
+            raise InvalidInput(f"`{field}` {index} is sound; texts and images are ranked", param=field)

@@ -1,0 +1,193 @@
+"""Checks of who may call, and where: listeners, tenants and their keys, single sign-on. Reads no files."""
+
+import hashlib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from ipaddress import ip_network
+from urllib.parse import urlsplit
+
+from gateway.config.problems import Problem, unknown_models, unknown_name
+from gateway.config.schema import (
+    KEY_DIGEST,
+    ClaimMapping,
+    Config,
+    ConsoleClient,
+    IssuerSettings,
+    Key,
+    LimitAmount,
+    digest_of,
+    host_and_port,
+    is_loopback,
+    limit_problems,
+)
+
+# An origin as browsers send it, without a path or a trailing slash. A * may stand for a part of the host.
+ORIGIN = re.compile(r"https?://[^/\s?#@]+")
+ENDPOINT = re.compile(r"https?://[^/\s?#]+(/[^\s]*)?")
+NO_NETWORK = "not an address or a network, such as 10.0.0.0/8"
+# Keys that an attacker tries first. The empty one is the digest of a variable that was not set.
+GUESSABLE_KEYS = ("", "admin", "changeme", "password", "secret", "test")
+GUESSABLE_DIGESTS = frozenset("sha256:" + hashlib.sha256(key.encode()).hexdigest() for key in GUESSABLE_KEYS)
+# Part of the ids under which its users appear in usage, limits and logs.
+ISSUER_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
+# Printable ASCII without the characters that RFC 3986 has no place for.
+ISSUER_ADDRESS = re.compile(r"[!#-;=?@A-Z\[\]_a-z~]{1,2048}")
+
+
+def listener_problems(config: Config) -> Iterator[Problem]:
+    """Yield the problems of listeners, proxies, origins and tracing."""
+    yield from _port_problems(config)
+    if config.tracing and not ENDPOINT.fullmatch(config.tracing.endpoint):
+        yield Problem("tracing.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/traces")
+    for index, network in enumerate(config.trusted_proxies):
+        if not is_network(network):
+            yield Problem(f"trusted_proxies[{index}]", NO_NETWORK)
+    for index, origin in enumerate(config.cors.origins if config.cors else ()):
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            yield Problem(f"cors.origins[{index}]", "not an origin, such as https://app.example.org, or *")
+
+
+def _port_problems(config: Config) -> Iterator[Problem]:
+    listeners = {
+        "listen": config.listen,
+        "admin.listen": config.admin.listen,
+        "grpc.listen": None if config.grpc is None else config.grpc.listen,
+        "manager.listen": None if config.manager is None else config.manager.listen,
+    }
+    ports: list[int] = []
+    for index, (path, listen) in enumerate(listeners.items()):
+        if listen is None:
+            continue
+        try:
+            _, port = host_and_port(listen)
+        except ValueError as error:
+            yield Problem(path, f"{listen!r}: {error}")
+            continue
+        if port and port in ports:
+            *names, last = (f"`{name}`" for name in [*listeners][:index])
+            others = f"those of {', '.join(names)} and {last}" if names else f"that of {last}"
+            yield Problem(path, f"needs a port of its own, other than {others}")
+        ports.append(port)
+
+
+def is_network(text: str) -> bool:
+    """Return True if a text is an address or a network."""
+    try:
+        ip_network(text)
+    except ValueError:
+        return False
+    return True
+
+
+def tenant_problems(config: Config, models: Collection[str]) -> Iterator[Problem]:
+    """Yield the problems of tenants, and of all keys. models: names that exist in the file."""
+    first_use: dict[str, str] = {}
+    yield from _key_problems(config.admin.keys, "admin", first_use)
+    for name, tenant in config.tenants.items():
+        path = f"tenants.{name}"
+        yield from _key_problems(tenant.keys, path, first_use)
+        yield from unknown_models(tenant.models or (), f"{path}.models", models)
+        yield from named_limit_problems(tenant.limits, f"{path}.limits")
+        for model, limits in tenant.model_limits.items():
+            model_path = f"{path}.model_limits.{model}"
+            if model not in models:
+                yield Problem(model_path, unknown_name("model", model, models))
+            yield from named_limit_problems(limits, model_path)
+
+
+def _key_problems(keys: Iterable[str | Key], path: str, first_use: dict[str, str]) -> Iterator[Problem]:
+    """Yield the problems of a list of keys.
+
+    first_use: digest → path of its first use, which is filled as keys are checked, because a key that is
+    listed twice would not identify its tenant.
+    """
+    for index, key in enumerate(keys):
+        digest, key_path = digest_of(key), f"{path}.keys[{index}]"
+        if not KEY_DIGEST.fullmatch(digest):
+            # The message leaves the value out: it may be a key in the clear.
+            yield Problem(key_path, 'expected "sha256:" and 64 hex digits')
+        elif digest in GUESSABLE_DIGESTS:
+            yield Problem(
+                key_path,
+                "is an empty or easily guessed key; `gateway keys create` creates one",
+            )
+        elif digest in first_use:
+            yield Problem(key_path, f"is also {first_use[digest]}")
+        if isinstance(key, Key):
+            yield from named_limit_problems(key.limits, f"{key_path}.limits")
+        first_use.setdefault(digest, key_path)
+
+
+def named_limit_problems(limits: Mapping[str, LimitAmount], path: str) -> Iterator[Problem]:
+    """Yield a problem for each limit whose name is unknown, or whose amount is wrong."""
+    return (Problem(f"{path}.{name}", message) for name, message in limit_problems(limits).items())
+
+
+def sign_on_problems(issuers: Mapping[str, IssuerSettings], models: Collection[str]) -> Iterator[Problem]:
+    """Yield the problems of all issuers. models: names of the models."""
+    names: dict[str, str] = {}
+    for name, settings in issuers.items():
+        path = f"sign_on.{name}"
+        if not ISSUER_NAME.fullmatch(name):
+            yield Problem(path, "a name has up to 32 letters, digits, - and _: it is part of users' ids")
+        if problem := issuer_address_problem(settings.issuer):
+            yield Problem(f"{path}.issuer", problem)
+        elif "?" in settings.issuer:
+            yield Problem(f"{path}.issuer", "has a query, which the address of an issuer has not")
+        elif (other := names.setdefault(issuer_key(settings.issuer), name)) != name:
+            yield Problem(f"{path}.issuer", f"is also sign_on.{other}.issuer")
+        if not all(settings.audience):
+            yield Problem(f"{path}.audience", "has an empty text")
+        if settings.console is not None:
+            yield from _console_problems(settings.console, f"{path}.console")
+        yield from _claim_problems(settings.claims, f"{path}.claims", models)
+
+
+def issuer_key(address: str) -> str:
+    """Return the address of an issuer without a slash at its end, which leads to the same description."""
+    return address.removesuffix("/")
+
+
+def _console_problems(client: ConsoleClient, path: str) -> Iterator[Problem]:
+    if not client.client_id:
+        yield Problem(f"{path}.client_id", "is empty")
+    if "openid" not in client.scopes:
+        yield Problem(f"{path}.scopes", "openid is missing, without which there is no ID token")
+
+
+def _claim_problems(claims: ClaimMapping, path: str, models: Collection[str]) -> Iterator[Problem]:
+    tables = {name: getattr(claims, name) for name in ("tenant", "scopes", "models", "limits")}
+    paths = {"key": claims.key} | {name: table.claim for name, table in tables.items() if table is not None}
+    for name, claim in paths.items():
+        if not claim or not all(claim):
+            yield Problem(f"{path}.{name}", "the name of its claim is empty")
+    for value, names in ((claims.models and claims.models.values) or {}).items():
+        yield from unknown_models(names, f"{path}.models.values.{value}", models)
+    for place, limits in limits_of_users(claims, path):
+        yield from named_limit_problems(limits, place)
+
+
+def limits_of_users(claims: ClaimMapping, path: str) -> Iterator[tuple[str, Mapping[str, LimitAmount]]]:
+    """Yield the limits that claims lead to, with their paths."""
+    for value, limits in (claims.limits.values if claims.limits else {}).items():
+        yield f"{path}.limits.values.{value}", limits
+
+
+def issuer_address_problem(url: str, *, may_be_http: bool = True) -> str | None:
+    """Return why an issuer, or one of its endpoints, cannot have an address; None if it can.
+
+    may_be_http: on this machine. Elsewhere another server could send its own keys.
+    """
+    problem = "not a URL such as https://login.example.org, without a user name and a fragment"
+    if not ISSUER_ADDRESS.fullmatch(url) or "#" in url:
+        return problem
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return problem
+    if not host or port == 0 or "@" in parts.netloc:
+        return problem
+    if parts.scheme == "http" and may_be_http and is_loopback(host):
+        return None
+    return None if parts.scheme == "https" else "needs https; http only on this machine's loopback"

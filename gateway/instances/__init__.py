@@ -1,1 +1,0 @@
-"""Instances: model servers that operators start on this host. Pure, except for the state file."""

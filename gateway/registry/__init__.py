@@ -1,1 +1,0 @@
-"""Checkpoints on this host: what the Hub's cache holds, downloads, checks, and the bound on the disk."""
