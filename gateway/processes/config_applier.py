@@ -27,6 +27,7 @@ from gateway.telemetry.log_lines import WRITE_ALWAYS
 
 logger = logging.getLogger("gateway")
 
+# Time between two looks at the file.
 POLL_EVERY_S = 1.0
 
 

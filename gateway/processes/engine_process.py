@@ -1,4 +1,4 @@
-"""Start of engine processes for torch upstreams, their liveness, and the trial load of a model.
+"""Start of engine processes for torch upstreams, and their liveness.
 
 The parent runs engines for as long as the gateway runs, and commands run one for as long as they need it.
 """
@@ -6,12 +6,9 @@ The parent runs engines for as long as the gateway runs, and commands run one fo
 import asyncio
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 
 import msgspec
 
@@ -176,33 +173,3 @@ async def responds(socket_path: str) -> bool:
             return has_response
     except (OSError, TimeoutError):
         return False
-
-
-MODULE = "backends.torch.serving.smoke"
-NO_ENGINE = "a model is checked by the built-in engine, which is not installed; `make install` installs it"
-
-
-def smoke_load(boot: wire.ModelBoot, timeout_s: float, environment: Mapping[str, str]) -> wire.SmokeLoad:
-    """Load a model in a process of its own."""
-    if find_spec("torch") is None or find_spec("transformers") is None:
-        return wire.SmokeLoad(NO_ENGINE)
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-P", "-m", MODULE],
-            input=msgspec.json.encode(boot),
-            capture_output=True,
-            timeout=timeout_s,
-            env={**child_environment(environment), "HF_HUB_OFFLINE": "1"},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return wire.SmokeLoad(f"it was not loaded within {timeout_s:.0f} s; give more with --timeout")
-    if ended.returncode:
-        reasons = ended.stderr.decode(errors="replace").splitlines() or [f"exit status {ended.returncode}"]
-        return wire.SmokeLoad(f"the load ended its process: {reasons[-1]}")
-    # Code of a model may print before the result, which is the last line.
-    lines = ended.stdout.splitlines()
-    try:
-        return msgspec.json.decode(lines[-1] if lines else b"", type=wire.SmokeLoad)
-    except msgspec.DecodeError:
-        return wire.SmokeLoad("the load ended without a result")

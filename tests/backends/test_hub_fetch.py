@@ -10,8 +10,7 @@ from huggingface_hub import constants
 from backends.checkpoints.auto_map import ClassReference
 from backends.checkpoints.locations import locate_checkpoint, locate_code, locate_tokenizer
 from backends.contract.errors import ModelUnavailable
-from tests.fakes.hub import FakeHub, Files, commit_of, write_cache
-from tests.fakes.threaded import serve_in_thread
+from tests.fakes.hub import FakeHub, Files, commit_of, serving_hub, write_cache
 
 CONFIG = {"model_type": "new", "auto_map": {"AutoModel": "org/code--modeling.NewModel"}}
 OWN_CONFIG = {"model_type": "own", "auto_map": {"AutoModel": "modeling.OwnModel"}}
@@ -44,13 +43,8 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """Serve repositories at the address that the Hub's client uses."""
-    fake = FakeHub({"org/code": CODE})
-    with serve_in_thread(fake) as url:
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+    """Serve one repository of code."""
+    with serving_hub({"org/code": CODE}, monkeypatch) as fake:
         yield fake
 
 

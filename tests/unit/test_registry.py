@@ -29,8 +29,7 @@ from gateway.declared.checkpoints import (
     used_models,
 )
 from gateway.declared.host import CheckpointRecord
-from tests.fakes.hub import FakeHub, Files, commit_of, write_cache
-from tests.fakes.threaded import serve_in_thread
+from tests.fakes.hub import FakeHub, Files, commit_of, serving_hub, write_cache
 
 FILES: Files = {
     "config.json": b'{"model_type": "bert"}',
@@ -56,11 +55,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fake_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Serve the repository org/model."""
     del cache
-    fake = FakeHub({"org/model": FILES})
-    with serve_in_thread(fake) as url:
-        template = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    with serving_hub({"org/model": FILES}, monkeypatch) as fake:
         yield fake
 
 
