@@ -1,4 +1,4 @@
-"""The config that is served: where it is read, the queue of its reloads and edits, and their application.
+"""The config that is served: its source, the queue of its reloads and edits, and their application.
 
 Rule: one job runs at a time, in the order of requests. A request to read the file that arrives during a
 reload is answered by the next one. Every step of a job that can fail comes first: reading the file, loading

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 
@@ -34,7 +34,7 @@ from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
 from gateway.processes.instance import Host
 from gateway.processes.instance_pool import GatewayView, InstancePool
-from gateway.processes.listeners import open_listener, reserve_port
+from gateway.processes.listeners import address_of, open_listener, reserve_port
 from gateway.processes.model_requests import ModelRequests
 from gateway.processes.worker_pool import ConfigProgress, SharedResources, WorkerPool
 from gateway.store.redis_client import RedisClient
@@ -74,7 +74,13 @@ class Supervisor:
         self._source = source
         self._progress = progress
         self._on_ready = on_ready
-        self._additions = AdditionsState(_additions_store(boot.config), source.environment)
+        store = boot.config.quotas.store
+        additions = (
+            AdditionsInMemory()
+            if store == "memory"
+            else AdditionsInRedis(RedisClient(store, STORE_TIMEOUT_S))
+        )
+        self._additions = AdditionsState(additions, source.environment)
         self._applier = ConfigApplier(
             boot.config,
             source,
@@ -134,7 +140,7 @@ class Supervisor:
             self._workers.broadcast(restart)
 
         restarts = Restarts(broadcast)
-        address = _url_of(listener, config)
+        address = f"{'https' if config.tls else 'http'}://{address_of(listener)}"
         self._workers = WorkerPool(
             shared,
             restarts,
@@ -171,7 +177,7 @@ class Supervisor:
         second_signal = asyncio.create_task(self._stop.wait())
         config = self._start_config
         drain = self._workers.stop(signal.SIGTERM, config.lame_duck_s + config.drain_s + KILL_AFTER_S)
-        await _wait_for_first(drain, second_signal)
+        await asyncio.wait((asyncio.ensure_future(drain), second_signal), return_when=asyncio.FIRST_COMPLETED)
         second_signal.cancel()
         await self._workers.stop(signal.SIGKILL, KILL_AFTER_S)
         # A reload in progress is stopped before the engines, because it could start others.
@@ -320,11 +326,6 @@ def _open_state(
         raise StartError(str(error)) from error
 
 
-def _additions_store(config: Config) -> AdditionsInMemory | AdditionsInRedis:
-    store = config.quotas.store
-    return AdditionsInMemory() if store == "memory" else AdditionsInRedis(RedisClient(store, STORE_TIMEOUT_S))
-
-
 def _bind(open_socket: Callable[[str], socket.socket], listen: str, key: str) -> socket.socket:
     """Open a listener. key: its setting, for the message. Raises: StartError."""
     try:
@@ -340,15 +341,3 @@ def _bind(open_socket: Callable[[str], socket.socket], listen: str, key: str) ->
 def _private_folder(resources: ExitStack, prefix: str) -> str:
     # Created with mode 0700. Children remove their files if this process is killed and cannot.
     return resources.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
-
-
-def _url_of(listener: socket.socket, config: Config) -> str:
-    """Return the URL that callers put in front of a path."""
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if config.tls else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-async def _wait_for_first(*awaitables: Awaitable[object]) -> None:
-    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -306,7 +306,11 @@ def _tls_options(tls: ListenerTls) -> dict[str, Any]:
 async def _report_ready(application: Application, link: ParentLink, server: uvicorn.Server) -> None:
     gateway = application.gateway
     # Polled, and only while starting, so that the prober need not signal each replica's first attempt.
-    while not (server.started and _is_startup_done(application)):  # noqa: ASYNC110
+    while not (  # noqa: ASYNC110
+        server.started
+        and application.groups.is_settled
+        and all(upstream.startup_done for upstream in gateway.upstreams.values())
+    ):
         await asyncio.sleep(READY_POLL_S)
     config, added = gateway.serving.config, application.added_models
     of_file = msgspec.structs.replace(
@@ -314,11 +318,6 @@ async def _report_ready(application: Application, link: ParentLink, server: uvic
     )
     summaries = tuple(_summary(application, name) for name in config.models)
     link.send(WorkerReady(summaries, application.groups.differing_spaces(of_file)))
-
-
-def _is_startup_done(application: Application) -> bool:
-    upstreams = application.gateway.upstreams.values()
-    return application.groups.is_settled and all(upstream.startup_done for upstream in upstreams)
 
 
 def _summary(application: Application, name: str) -> ModelSummary:

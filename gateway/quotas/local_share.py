@@ -92,7 +92,9 @@ class LocalShare:
         """Return True if a request may wait for another to end, by the last known state of the limits."""
         for limit in request.limits:
             if limit.period == "in_flight":
-                free = self._free_in_flight(request.tenant, limit)
+                # Nothing is free if the store never returned it.
+                (used, *_), _ = self._states[request.tenant].get(limit, ((limit.amount,), 0))
+                free = limit.amount - used
                 if free < FREE_IN_FLIGHT_MIN or free < limit.amount // 2:
                     return True
         return False
@@ -170,11 +172,6 @@ class LocalShare:
             if amount
         ]
         return charges
-
-    def _free_in_flight(self, tenant: str, limit: Limit) -> int:
-        """Return what is free of a limit in flight as last known; 0 if the store never returned it."""
-        (used, *_), _ = self._states[tenant].get(limit, ((limit.amount,), 0))
-        return limit.amount - used
 
     def _no_share(self, request: QuotaRequest, limit: Limit, share: Limit) -> QuotaExceeded:
         """Build the error for a call that a share of a day or month can never admit."""

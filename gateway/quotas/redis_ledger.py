@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import QuotaExceeded, QuotaUnavailable
-from gateway.events import BudgetAlert, Observe, StoreChanged
+from gateway.events import Observe, StoreChanged
 from gateway.quotas.account import STATE_TTL_S, Account, Availability
 from gateway.quotas.ledger import (
     LEASE_US,
@@ -228,8 +228,10 @@ class RedisLedger(Ledger):
             self._on_error(tenant, error)
             return
         self._unreadable.discard(tenant)
-        for alert in _alerts(tenant, states):
-            self._observe(alert)
+        for limit, (used, _, *alerts) in states:
+            # A settlement has made the alert due.
+            if alerts and limit.alert_at is not None:
+                self._observe(budget_alert(tenant, limit, used))
         self._local.record(tenant, states, is_down=self._availability.is_down)
         if not self._availability.is_down:
             # Only the heartbeat marks an outage as over; a late reply to one request does not.
@@ -307,10 +309,7 @@ class RedisLedger(Ledger):
                 "now": self._now_us() if self._now_us else 0,
                 "lease": LEASE_US,
                 "ttl": STATE_TTL_S,
-                "calls": [
-                    (each.request.id, each.at_us, each.request.expires_us, _slots_of(each.request))
-                    for each in reservations
-                ],
+                "calls": [_renewal(reservation) for reservation in reservations],
             }
             try:
                 await self._client.run_script(RENEW, keys_of(tenant), msgspec.msgpack.encode(argument))
@@ -318,13 +317,6 @@ class RedisLedger(Ledger):
                 self._on_error(tenant, error)
                 if not error.is_script_error:
                     return
-
-
-def _alerts(tenant: str, states: Sequence[tuple[Limit, LimitState]]) -> Iterator[BudgetAlert]:
-    """Yield the alerts that settlements have made due."""
-    for limit, (used, _, *alerts) in states:
-        if alerts and limit.alert_at is not None:
-            yield budget_alert(tenant, limit, used)
 
 
 def _counts_of(fields: Mapping[bytes, bytes]) -> dict[tuple[str, str], dict[str, int]]:
@@ -346,6 +338,8 @@ def _degraded() -> Iterator[None]:
         raise
 
 
-def _slots_of(request: QuotaRequest) -> list[str]:
-    """Return the fields of a request's limits in flight."""
-    return [field_of(limit) for limit in request.limits if limit.period == "in_flight"]
+def _renewal(reservation: Reservation) -> tuple[str, int, int, list[str]]:
+    """Encode a request in flight as renew.lua reads it."""
+    request = reservation.request
+    fields = [field_of(limit) for limit in request.limits if limit.period == "in_flight"]
+    return request.id, reservation.at_us, request.expires_us, fields
