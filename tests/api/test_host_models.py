@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from backends.torch.wire import ModelBoot, SmokeLoad
 from gateway.api.operators import manager
@@ -15,7 +14,7 @@ from gateway.declared.checkpoints import ListedModel, Registry
 from gateway.processes import model_requests
 from gateway.processes.model_requests import ModelRequests
 from tests.conftest import MANAGER_PORT, Running, running_gateway
-from tests.fakes.hub import FakeHub, serving_hub, write_cache
+from tests.fakes.hub import FakeHub, serving_hub, use_hub, write_cache
 from tests.unit.test_registry import FILES
 from tests.waiting import PATIENCE_S
 
@@ -30,7 +29,7 @@ GATEWAY = 'upstreams: {one: {backend: tei, replicas: ["http://tei-0"]}}\nmodels:
 @pytest.fixture
 def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Serve a repository to an empty cache."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    use_hub(monkeypatch, HF_HUB_CACHE=str(tmp_path / "cache"))
     with serving_hub({"org/model": FILES}, monkeypatch) as fake:
         yield fake
 

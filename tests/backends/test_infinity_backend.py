@@ -28,14 +28,13 @@ from backends.contract.errors import (
     ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
-    UnsupportedWork,
 )
 from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamClient, UpstreamResponse
 from backends.infinity.adapter import CHARACTERS_MAX, InfinityBackend, normalize_texts
 from backends.infinity.wire import decode, encode, failure
 from backends.tokens.tokenizer import TokenCount
-from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
+from tests.backends.invalid_replies import body_of, packed, ranking
 from tests.fakes.hooks import respond_with
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.server import logit_of
@@ -51,11 +50,9 @@ works = st.one_of(
 )
 
 
-def backend_of(
-    server: Any, tokenizer: str | None, model: str | None = None, headers: dict[str, str] | None = None
-) -> InfinityBackend:
+def backend_of(server: Any, tokenizer: str | None, model: str | None = None) -> InfinityBackend:
     """Return the backend of a server, not joined yet."""
-    client = UpstreamClient("http://infinity", headers, transport=httpx.ASGITransport(server))
+    client = UpstreamClient("http://infinity", transport=httpx.ASGITransport(server))
     return InfinityBackend(client, model, None if tokenizer is None else TokenizerSource(tokenizer))
 
 
@@ -200,31 +197,6 @@ async def test_reports_truncated_inputs(small_files: str) -> None:
     assert (3 + 16, (1,)) == (reply.tokens, reply.truncated)
 
 
-@pytest.mark.parametrize(
-    ("work", "error"),
-    [
-        (Embed((LONG,), truncate=Truncate.ERROR), InvalidWork),
-        (Rerank("q", (LONG,), truncate=Truncate.ERROR), UnsupportedWork),
-        (Embed((LONG,), truncate=Truncate.LEFT), UnsupportedWork),
-        (Embed(("a",), normalize=False), UnsupportedWork),
-        (Embed(("a",), dimensions=9), InvalidWork),
-        (Embed(("a",), prompt_name="nowhere"), InvalidWork),
-        (Rerank("q", ("a",)), UnsupportedWork),
-    ],
-    ids=str,
-)
-async def test_refuses_unsupported_work_before_sending(
-    small_files: str, work: Embed | Rerank, error: type[BackendError]
-) -> None:
-    server = FakeInfinity()
-    backend = await joined(server, small_files)
-    sent = len(server.requests)
-    with pytest.raises(error):
-        await backend.run(work, 5.0)
-
-    assert sent == len(server.requests)
-
-
 @pytest.mark.parametrize("truncate", [Truncate.LEFT, Truncate.ERROR])
 async def test_accepts_every_truncation_for_short_texts(small_files: str, truncate: Truncate) -> None:
     reply = await (await joined(FakeInfinity(), small_files)).run(Embed(("a",), truncate=truncate), 5.0)
@@ -299,54 +271,10 @@ def test_error_statuses_become_backend_errors(status: int, body: Any, expected: 
     assert "secret" not in error.message
 
 
-@pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
-def test_invalid_vectors_fail(body: Any) -> None:
+def test_ranking_of_tei_fails() -> None:
+    response = UpstreamResponse(200, {}, body_of(ranking("tei", (0, 0.5), (1, 0.5))))
     with pytest.raises(ReplicaFailed):
-        decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), COUNTED)
-
-
-NOT_RANKS: dict[str, Any] = {
-    "html": b"<html>",
-    "too_few": {"results": [{"index": 0, "relevance_score": 0.5}]},
-    "index_twice": {"results": [{"index": 0, "relevance_score": 0.5}] * 2},
-    "index_too_high": {"results": [{"index": i, "relevance_score": 0.5} for i in (0, 2)]},
-    "index_negative": {"results": [{"index": i, "relevance_score": 0.5} for i in (-1, 0)]},
-    "no_score": {"results": [{"index": 0}, {"index": 1}]},
-    "nan": b'{"results":[{"index":0,"relevance_score":NaN},{"index":1,"relevance_score":0.5}]}',
-    "past_float32": {"results": [{"index": i, "relevance_score": 1e39} for i in (0, 1)]},
-    "teis": [{"index": 0, "score": 0.5}, {"index": 1, "score": 0.5}],
-}
-
-
-@pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
-def test_invalid_rankings_fail(body: Any) -> None:
-    with pytest.raises(ReplicaFailed):
-        decode(Rerank("q", ("a", "b")), UpstreamResponse(200, {}, body_of(body)), COUNTED)
-
-
-@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"data": [{"id": "m"}]}'])
-async def test_other_servers_do_not_join(small_files: str, body: bytes) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-    backend = InfinityBackend(
-        UpstreamClient("http://infinity", transport=transport), None, TokenizerSource(small_files)
-    )
-    with pytest.raises(ReplicaFailed):
-        await backend.describe(5.0)
-
-
-async def test_refused_credential_is_not_the_callers_fault(small_files: str) -> None:
-    server = FakeInfinity()
-    server.api_key = "k"
-    with pytest.raises(ReplicaFailed, match="credential"):
-        await backend_of(server, small_files).describe(5.0)
-
-    capabilities = await backend_of(server, small_files, headers={"authorization": "Bearer k"}).describe(5.0)
-    assert "fake/model" == capabilities.model_id
-
-
-async def test_work_before_joining_is_unavailable(small_files: str) -> None:
-    with pytest.raises(ReplicaUnavailable):
-        await backend_of(FakeInfinity(), small_files).run(Embed(("a",)), 5.0)
+        decode(Rerank("q", ("a", "b")), response, COUNTED)
 
 
 async def test_reports_its_queue_depth(small_files: str) -> None:

@@ -38,7 +38,7 @@ from backends.openai.adapter import OpenAIBackend
 from backends.openai.api import OpenAIProfile, decode, encode, failure
 from backends.openai.kind import API_ADDRESSES, ApiKind, ApiSettings
 from backends.openai.shapes import SHAPES, path_of
-from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
+from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import remote_backend
 from tests.fakes.hooks import fail_with, respond_with
 from tests.fakes.hosted_api import COHERE, FakeHostedApi
@@ -165,28 +165,6 @@ async def test_normalizes_vectors_of_other_lengths() -> None:
     np.testing.assert_allclose([[0.6, 0.8], [0.0, 1.0]], reply.vectors, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("work", "error"),
-    [
-        (Embed(("a",), normalize=False), UnsupportedWork),
-        (Embed(("a",), dimensions=9), InvalidWork),
-        (Embed(("a",), prompt_name="query"), InvalidWork),
-        (Embed(("a",), truncate=Truncate.LEFT), UnsupportedWork),
-        (Rerank("q", ("a",)), UnsupportedWork),
-        (Tokenize(("a",)), UnsupportedWork),
-    ],
-    ids=str,
-)
-async def test_refuses_unsupported_work_before_sending(work: Any, error: type[BackendError]) -> None:
-    server = FakeOpenAI()
-    backend = await joined(server)
-    sent = len(server.requests)
-    with pytest.raises(error):
-        await backend.run(work, 5.0)
-
-    assert sent == len(server.requests)
-
-
 @pytest.mark.parametrize("truncate", [Truncate.RIGHT, Truncate.ERROR])
 async def test_too_long_input_is_invalid_work(truncate: Truncate) -> None:
     backend = await joined(FakeOpenAI())
@@ -254,12 +232,6 @@ def test_error_statuses_become_backend_errors(status: int, body: Any, expected: 
     assert "secret" not in error.message
 
 
-@pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
-def test_invalid_vectors_fail(body: Any) -> None:
-    with pytest.raises(ReplicaFailed):
-        decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), PROFILE, None)
-
-
 @pytest.mark.parametrize("status", [400, 404, 405, 500])
 async def test_server_without_embeddings_does_not_join(status: int) -> None:
     server = FakeOpenAI()
@@ -283,18 +255,6 @@ async def test_broken_probe_does_not_join() -> None:
     server.hook = fail_with(httpx.ReadError("gone"))
     with pytest.raises(ConnectionLost):
         await backend_of(server).describe(5.0)
-
-
-async def test_refused_credential_is_not_the_callers_fault() -> None:
-    server = FakeOpenAI()
-    server.api_key = "k"
-    with pytest.raises(ReplicaFailed, match="credential"):
-        await backend_of(server).describe(5.0)
-
-
-async def test_work_before_joining_is_unavailable() -> None:
-    with pytest.raises(ReplicaUnavailable):
-        await backend_of(FakeOpenAI()).run(Embed(("a",)), 5.0)
 
 
 def test_wire_has_no_queue_depth() -> None:
@@ -510,67 +470,6 @@ async def test_busy_server_that_may_rerank_names_the_setting() -> None:
         await backend_of(server, api=RERANKS).describe(5.0)
     with pytest.raises(ReplicaOverloaded, match=r"overloaded$"):
         await backend_of(server, api=ApiSettings(rerank="rerank", task="rerank")).describe(5.0)
-
-
-async def reply_to_base64_without_vectors(path: str, body: dict[str, Any]) -> tuple[int, bytes] | None:
-    """Reply as servers do that do not know base64, and let requests for numbers pass."""
-    is_base64 = path.endswith("/embeddings") and body.get("encoding_format") == "base64"
-    return (200, b'{"object":"list","data":[],"model":"m"}') if is_base64 else None
-
-
-def forms_of(server: FakeOpenAI) -> list[str]:
-    """Return the encoding of each request for embeddings."""
-    return [body.get("encoding_format", "float") for path, body in server.requests if "embed" in path]
-
-
-async def test_server_without_vectors_for_base64_is_asked_for_numbers() -> None:
-    server = FakeOpenAI()
-    server.hook = reply_to_base64_without_vectors
-    backend = await joined(server)
-
-    reply = await backend.run(Embed(("w", "w w")), 5.0)
-
-    assert isinstance(reply, EmbedReply)
-    assert np.allclose(np.stack([vector_of("w"), vector_of("w w")]), reply.vectors)
-    assert ["base64", "float", "float"] == forms_of(server)
-
-
-@pytest.mark.parametrize(
-    "refusal", [(400, b'{"error": {"message": "no"}}'), (422, b""), (200, b'{"data":[]}')]
-)
-async def test_base64_refused_after_joining_is_asked_as_numbers_and_remembered(
-    refusal: tuple[int, bytes],
-) -> None:
-    server = FakeOpenAI()
-    backend = await joined(server)
-
-    async def refuse(_path: str, body: dict[str, Any]) -> tuple[int, bytes] | None:
-        return refusal if body.get("encoding_format") == "base64" else None
-
-    server.hook = refuse
-    server.requests.clear()
-    for _ in range(2):
-        reply = await backend.run(Embed(("w",)), 5.0)
-        assert isinstance(reply, EmbedReply)
-        assert np.allclose(vector_of("w"), reply.vectors[0])
-    found = await backend.describe(5.0)
-
-    assert ["base64", "float", "float", "float"] == forms_of(server)
-    assert "numbers, not base64" in found.notes
-
-
-async def test_refusal_of_an_input_in_both_encodings_is_the_input_s_and_not_remembered() -> None:
-    server = FakeOpenAI()
-    backend = await joined(server)
-    server.hook = respond_with(400, b'{"error": {"message": "no"}}')
-    with pytest.raises(InvalidWork):
-        await backend.run(Embed(("w",)), 5.0)
-    server.hook = None
-    server.requests.clear()
-
-    await backend.run(Embed(("w",)), 5.0)
-
-    assert ["base64"] == forms_of(server)
 
 
 async def test_server_that_breaks_at_a_picture_joins_without_pictures() -> None:

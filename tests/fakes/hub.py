@@ -69,10 +69,15 @@ def serving_hub(repositories: Mapping[str, Files], monkeypatch: pytest.MonkeyPat
     """Serve repositories at the address that the Hub's client uses."""
     fake = FakeHub(dict(repositories))
     with serve_in_thread(fake) as url:
-        monkeypatch.setattr(constants, "ENDPOINT", url)
         template = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        use_hub(monkeypatch, ENDPOINT=url, HUGGINGFACE_CO_URL_TEMPLATE=template)
         yield fake
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, **settings: str | bool) -> None:
+    """Change settings that the Hub's client reads from the environment when it is imported."""
+    for name, value in settings.items():
+        monkeypatch.setattr(constants, name, value)
 
 
 def commit_of(name: str) -> str:

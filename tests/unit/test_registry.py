@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
 from backends.checkpoints.hub import CachedModel
 from backends.checkpoints.locations import DEFAULT_MODEL, hub
@@ -29,7 +28,7 @@ from gateway.declared.checkpoints import (
     used_models,
 )
 from gateway.declared.host import CheckpointRecord
-from tests.fakes.hub import FakeHub, Files, commit_of, serving_hub, write_cache
+from tests.fakes.hub import FakeHub, Files, commit_of, serving_hub, use_hub, write_cache
 
 FILES: Files = {
     "config.json": b'{"model_type": "bert"}',
@@ -47,7 +46,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of an empty cache of the Hub."""
     folder = tmp_path / "cache"
     folder.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    use_hub(monkeypatch, HF_HUB_CACHE=str(folder))
     return folder
 
 
