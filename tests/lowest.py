@@ -93,8 +93,8 @@ SURFACES: Mapping[str, tuple[str, ...]] = {
     "obstore": ("unit/test_batch_objects.py",),
 }
 # Packages that only the pinned versions test. Those of the built-in engine and Lance: the tests would compute
-# for minutes, and the build of PyTorch is the user's choice. uvloop: only processes of an installed gateway run
-# it.
+# for minutes, and the build of PyTorch is the user's choice. uvloop: only processes of an installed gateway
+# run it.
 PINNED_ONLY = {"transformers", "safetensors", "torch", "openvino", "soundfile", "soxr", "pylance", "uvloop"}
 
 

@@ -27,7 +27,7 @@ from gateway.errors import (
 )
 from gateway.media.fetch import Fetcher
 from gateway.media.sources import Fetched
-from gateway.quotas.headers import rate_limit_headers
+from gateway.quotas.limit_text import rate_limit_headers
 from gateway.quotas.limits import Cost
 from gateway.serve import Caller, Gateway, Served
 from gateway.tenants.keyring import Tenant
