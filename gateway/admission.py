@@ -140,9 +140,7 @@ class Grant:
         used = self._used(self._reservation.request.cost, error)
         self.limit_statuses = self._ledger.settle(self._reservation, used)
         if isinstance(error, GatewayError):
-            error.is_settled = True
-            if used.requests:
-                error.headers |= rate_limit_headers(self.limit_statuses)
+            error.settle(rate_limit_headers(self.limit_statuses) if used.requests else {})
 
     def _take(self, reservation: Reservation) -> None:
         self._reservation = reservation

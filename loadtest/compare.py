@@ -23,9 +23,9 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from loadtest import corpora, results, schedules, servers, tables
+from loadtest import corpora, results, servers, tables
 from loadtest.corpora import CallFactory
-from loadtest.generator import CallSender, closed_loop, open_loop
+from loadtest.generator import CallSender, closed_loop, open_loop, schedule
 from loadtest.processes import PinnedProcess, process_group
 from loadtest.recorder import Sample, SampleRecorder
 from loadtest.results import Curve, Measure, spread
@@ -232,7 +232,7 @@ class Comparison:
         if kind == "callers":
             sample = await closed_loop(sender, load, seconds, WARM_UP_S)
         else:
-            arrivals_s = schedules.poisson(load, seconds + WARM_UP_S, self._seed)
+            arrivals_s = schedule("poisson", load, seconds + WARM_UP_S, self._seed)
             sample = await open_loop(sender, arrivals_s, WARM_UP_S)
         self.rounds.append(Round(server.name, repeat, kind, load, sample))
 

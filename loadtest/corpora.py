@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from loadtest.schedules import Arrivals
+from gateway.cli.bench_load import Arrivals
 
 Mixture = Literal["queries", "passages", "mixed"]
 EncodingFormat = Literal["base64", "float"]

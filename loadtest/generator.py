@@ -2,7 +2,8 @@
 
 Closed loop: a number of callers with one call at a time each. Open loop: calls arrive at their scheduled
 times, whether or not the server keeps up; the clock of a delayed call is running. A share of the replies is
-checked against the texts that were sent.
+checked against the texts that were sent. `gateway bench` has the same loops over httpx, whose CPU
+per call would limit the measurements here; the arrival times are the same.
 """
 
 import asyncio
@@ -12,12 +13,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import msgspec
 import numpy as np
 import pybase64
 
+from gateway.cli.bench_load import Arrivals, arrival_times
 from loadtest import corpora
 from loadtest.client_connection import LOST, OK, ClientConnection, Reply, connect
 from loadtest.corpora import CallFactory, PreparedCall
@@ -31,6 +34,11 @@ _CHECK_EVERY = 101
 PATIENCE_S = 5.0
 _RECONNECT_S = 0.05
 _MAX_CONNECTIONS = 1024
+
+
+def schedule(arrivals: Arrivals, rate: float, seconds: float, seed: int) -> list[float]:
+    """Return the arrival times of an open loop in a period."""
+    return list(takewhile(lambda at_s: at_s < seconds, arrival_times(arrivals, rate, seed)))
 
 
 class LoadTarget(msgspec.Struct, frozen=True):

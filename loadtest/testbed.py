@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest import corpora, schedules, servers
+from loadtest import corpora, servers
 from loadtest.corpora import SINGLE, CallFactory, CallShape
-from loadtest.generator import CallSender, LoadTarget, closed_loop, open_loop
+from loadtest.generator import CallSender, LoadTarget, closed_loop, open_loop, schedule
 from loadtest.processes import PinnedProcess
 from loadtest.recorder import Sample, SampleRecorder
 from loadtest.servers import KEY, RunningServer
@@ -112,7 +112,7 @@ class Testbed:
     ) -> Sample:
         """Run an open loop with this number of calls per second."""
         sender = self.sender(server, shape, target)
-        arrivals_s = schedules.schedule(shape.arrivals, rate, self.seconds + WARM_UP_S, self._seed)
+        arrivals_s = schedule(shape.arrivals, rate, self.seconds + WARM_UP_S, self._seed)
         return await open_loop(sender, arrivals_s, WARM_UP_S)
 
 

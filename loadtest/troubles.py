@@ -129,9 +129,9 @@ async def _neighbour(testbed: Testbed, stubs: list[RunningServer], rate: float) 
         return victim, other, attempts / (victim.sent + other.sent)
 
     # A tokenizer takes longer for its first texts.
-    await run(CallShape(arrivals="constant"))
-    good, _, good_attempts = await run(CallShape(arrivals="constant"))
-    bad, other, bad_attempts = await run(CallShape(word=_POISON, arrivals="constant"))
+    await run(CallShape(arrivals="even"))
+    good, _, good_attempts = await run(CallShape(arrivals="even"))
+    bad, other, bad_attempts = await run(CallShape(word=_POISON, arrivals="even"))
     return [
         failed(bad, good),
         Finding("victim's p50 ms", bad.p50_ms, good.p50_ms),

@@ -37,7 +37,7 @@ from backends.contract import (
 )
 from gateway.calls import ScoreParts, Similarity
 
-TEXT = st.text(st.sampled_from('abä"\\\x00'), max_size=6)
+TEXT = st.text(st.sampled_from('abä水\U0001f600"\\\x00'), max_size=6)
 TEXTS = st.lists(TEXT, min_size=1, max_size=12).map(tuple)
 PAIRS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=12).map(tuple)
 PART: st.SearchStrategy[Part] = st.one_of(

@@ -58,4 +58,6 @@ def read_bert(config: Json) -> BertConfig | None:
         found = msgspec.convert({**DEFAULTS[model_type], **config}, BertConfig)
     except msgspec.ValidationError:
         return None
-    return found if found.hidden_size % found.num_attention_heads == 0 else None
+    pad_id = found.pad_token_id
+    has_padding = found.model_type == "bert" if pad_id is None else 0 <= pad_id < found.vocab_size
+    return found if has_padding and found.hidden_size % found.num_attention_heads == 0 else None

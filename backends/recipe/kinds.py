@@ -37,10 +37,6 @@ def _is_reranker(_: CheckpointFiles, settings: TaskSettings) -> bool:
     )
 
 
-def _is_cross_encoder(files: CheckpointFiles) -> bool:
-    return bool(files.sentence_config.get("model_type") == "CrossEncoder")
-
-
 def _is_encoder(files: CheckpointFiles, settings: TaskSettings) -> bool:
     return not _is_language_model(files, settings)
 
@@ -107,7 +103,8 @@ def recognize(files: CheckpointFiles, settings: TaskSettings) -> ModelKind:
             f"{files.checkpoint} is a language model whose files do not state its purpose; set `task: embed` "
             "and `pooling`, usually `last_token`, if it embeds, or `rerank_template` if it reranks"
         )
-    if kind == "dense" and _is_cross_encoder(files) and settings.task != "embed" and settings.pooling is None:
+    is_cross_encoder = files.sentence_config.get("model_type") == "CrossEncoder"
+    if kind == "dense" and is_cross_encoder and settings.task != "embed" and settings.pooling is None:
         raise ModelUnavailable(
             f"{files.checkpoint} is a CrossEncoder without a classifier or `LogitScore`, which the built-in "
             "engine does not have; serve it with Infinity behind this gateway"
@@ -162,13 +159,10 @@ def _require_pooling(files: CheckpointFiles, kind: ModelKind, settings: TaskSett
         )
 
 
-def _reads_media(files: CheckpointFiles) -> bool:
-    return dual_encoder(files) is not None or page_encoder(files) is not None
-
-
 def _refuse_architecture(files: CheckpointFiles) -> None:
     media = MEDIA_KEYS & files.config.keys()
-    if media and "auto_map" not in files.config and not _reads_media(files):
+    reads_media = dual_encoder(files) is not None or page_encoder(files) is not None
+    if media and "auto_map" not in files.config and not reads_media:
         raise ModelUnavailable(
             f"{files.checkpoint} reads images or sound as well as text ({', '.join(sorted(media))} in "
             "config.json), which the built-in engine does not serve"

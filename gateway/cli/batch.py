@@ -22,11 +22,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.check import show_problems
-from gateway.cli.formats import NONE, span
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
 from gateway.cli.operator_options import add_key_options, caller_url, operator_key
-from gateway.cli.output import show_line, show_table
+from gateway.cli.output import NONE, show_line, show_problems, show_table, span
 from gateway.cli.printable import printable
 from gateway.config.problems import ConfigError
 

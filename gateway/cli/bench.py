@@ -15,9 +15,19 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from gateway.cli.bench_calls import Api, bodies, made_texts, target_of
-from gateway.cli.bench_figures import SHARES
-from gateway.cli.bench_load import Load, LoadPlan, Measured, only_model, open_client
+from gateway.cli.bench_load import (
+    SHARES,
+    Api,
+    Arrivals,
+    Load,
+    LoadPlan,
+    Measured,
+    bodies,
+    made_texts,
+    only_model,
+    open_client,
+    target_of,
+)
 from gateway.cli.bench_picture import draw
 from gateway.cli.gateway_client import RequestRefused
 from gateway.cli.operator_options import operator_key
@@ -43,7 +53,7 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
     add("--model", help="model of the calls (default: the first that the server lists)")
     add("--callers", type=int, metavar="N", help="callers that wait for each reply (default: 1)")
     add("--rate", type=float, metavar="R", help="calls per second, whether or not the server keeps up")
-    add("--arrivals", choices=("poisson", "even"), default="poisson", help="times of the calls with --rate")
+    add("--arrivals", choices=get_args(Arrivals), default="poisson", help="times of the calls with --rate")
     add("--seconds", type=float, default=10.0, metavar="S", help="measured time (default: 10)")
     add("--warmup", type=float, default=2.0, metavar="S", help="time before it (default: 2)")
     add("--texts", type=int, default=1, metavar="N", help="texts or documents of a call (default: 1)")

@@ -1,23 +1,240 @@
 """Load on a server: callers that wait for each reply, or calls at their own times.
 
 Open loop: a call's latency counts from the moment at which it was due, so that a slow server is not spared by
-the generator's waiting for it.
+the generator's waiting for it. The memory of the figures does not grow with the number of calls: latencies
+are counted in buckets of one percent.
 """
 
 import asyncio
+import math
 import random
 import ssl
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
-from gateway.cli.bench_calls import NEEDS_MODEL, SEED, Target, read_reply, stages_of
-from gateway.cli.bench_figures import EXAMPLE_CHARACTERS_MAX, CallEnd, Figures
+# Each bucket is this much wider than the one below it, so a percentile is right within half a percent.
+GROWTH = math.log(1.01)
+LEAST_S = 1e-5
+SHARES = (0.5, 0.9, 0.95, 0.99, 0.999)
+EXAMPLE_CHARACTERS_MAX = 200
+STAGES_MAX = 32
+
+
+class Latencies:
+    """Histogram of durations."""
+
+    def __init__(self) -> None:
+        self._buckets: Counter[int] = Counter()
+        self.count = 0
+        self.most_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one duration."""
+        self._buckets[round(math.log(max(seconds, LEAST_S)) / GROWTH)] += 1
+        self.count += 1
+        self.most_s = max(self.most_s, seconds)
+
+    def quantile_s(self, share: float) -> float | None:
+        """Return the duration that a share of all does not exceed, None if there are none."""
+        if not self.count:
+            return None
+        below, rank = 0, math.ceil(share * self.count)
+        for bucket in sorted(self._buckets):
+            below += self._buckets[bucket]
+            if below >= rank:
+                return min(math.exp(bucket * GROWTH), self.most_s)
+        return self.most_s
+
+
+class CallEnd(msgspec.Struct, frozen=True):
+    """End of one call. status: of HTTP, or the name of a connection's error. problem: empty for a good reply.
+
+    took_s: since the call was due. stages: milliseconds by stage, as the server reports them.
+    """
+
+    status: str
+    took_s: float
+    texts: int = 0
+    tokens: int = 0
+    stages: dict[str, float] = {}
+    problem: str = ""
+
+
+class Figures:
+    """Sums over the calls of a measured period.
+
+    latencies: of good replies. by_second: the same for each second. examples: one problem for each status.
+    late: how late the generator itself sent calls.
+    """
+
+    def __init__(self) -> None:
+        self.latencies = Latencies()
+        self.by_second: dict[int, Latencies] = {}
+        self.statuses: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+        self.stage_ms: dict[str, float] = {}
+        self.late = Latencies()
+        self.texts = self.tokens = self.good = self.unanswered = 0
+
+    def add(self, end: CallEnd, second: int) -> None:
+        """Add a call that ended in a second of the period."""
+        self.statuses[end.status] += 1
+        if end.problem:
+            self.examples.setdefault(end.status, end.problem[:EXAMPLE_CHARACTERS_MAX])
+            return
+        self.good += 1
+        self.texts += end.texts
+        self.tokens += end.tokens
+        self.latencies.add(end.took_s)
+        self.by_second.setdefault(second, Latencies()).add(end.took_s)
+        for name, duration_ms in end.stages.items():
+            # A server may name other stages in each reply.
+            if name in self.stage_ms or len(self.stage_ms) < STAGES_MAX:
+                self.stage_ms[name] = self.stage_ms.get(name, 0.0) + duration_ms
+
+
+Arrivals: TypeAlias = Literal["poisson", "even"]
+Api: TypeAlias = Literal["openai", "tei", "tei-rerank", "cohere-rerank"]
+APIS: dict[Api, str] = {
+    "openai": "/v1/embeddings",
+    "tei": "/embed",
+    "tei-rerank": "/rerank",
+    "cohere-rerank": "/v2/rerank",
+}
+# By the end of a path that the URL brings along, the longest first.
+API_OF_PATH: tuple[tuple[str, Api], ...] = (
+    ("/v1/rerank", "cohere-rerank"),
+    ("/v2/rerank", "cohere-rerank"),
+    ("/rerank", "tei-rerank"),
+    ("/embeddings", "openai"),
+    ("/embed", "tei"),
+)
+NEEDS_MODEL: frozenset[Api] = frozenset({"openai", "cohere-rerank"})
+# Common words of one token in most vocabularies.
+SENTENCE = (
+    "the time of a day is not always long enough for all that people want to do with their work and life "
+    "some read books about water light music food money health school travel or history while others build "
+    "small houses near rivers and write letters to friends who live in another city far away"
+)
+# Enough that a cache of recent texts does not answer, unless it is meant to.
+DISTINCT_TEXTS = 10_000
+SEED = 7
+TOKENS_MAX = 2**53
+NO_ADDRESS = "is not an address such as http://127.0.0.1:8080"
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Destination of calls. base: scheme, host and port."""
+
+    base: str
+    path: str
+    api: Api
+
+
+class _OpenAIReply(msgspec.Struct):
+    data: list[msgspec.Raw]
+    usage: Any = None
+
+
+class _RankReply(msgspec.Struct):
+    results: list[msgspec.Raw]
+
+
+def target_of(url: str, api: Api | None) -> Target:
+    """Return the target of a URL, whose path decides the API unless one is given. Raises: ValueError."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        # A port that is no number raises where it is read.
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise ValueError(NO_ADDRESS) from error
+    if not is_address:
+        raise ValueError(NO_ADDRESS)
+    base, path = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", parts.path.rstrip("/")
+    found = next((named for end, named in API_OF_PATH if path.endswith(end)), None)
+    if found is None:
+        # A base such as /v1 of OpenAI's clients.
+        chosen = api or "openai"
+        return Target(base, path.removesuffix("/v1") + APIS[chosen], chosen)
+    return Target(base, path, api or found)
+
+
+def made_texts(words: int) -> Sequence[str]:
+    """Return texts of this many words on average, from half to one and a half times as many."""
+    chance = random.Random(SEED)  # noqa: S311 - no secret
+    known = SENTENCE.split()
+    return [
+        " ".join(chance.choices(known, k=max(1, round(words * chance.uniform(0.5, 1.5)))))
+        for _ in range(DISTINCT_TEXTS)
+    ]
+
+
+def bodies(target: Target, model: str | None, texts: Sequence[str], per_call: int) -> Iterator[bytes]:
+    """Yield the bodies of one call after the other, without end."""
+    named: dict[str, Any] = {} if model is None else {"model": model}
+    position = 0
+    while True:
+        chosen = [texts[(position + index) % len(texts)] for index in range(per_call)]
+        position += per_call
+        match target.api:
+            case "openai":
+                content = {**named, "input": chosen, "encoding_format": "base64"}
+            case "tei":
+                content = {**named, "inputs": chosen, "truncate": True}
+            case "tei-rerank":
+                content = {**named, "query": texts[0], "texts": chosen, "truncate": True}
+            case _:
+                content = {**named, "query": texts[0], "documents": chosen}
+        yield msgspec.json.encode(content)
+
+
+def read_reply(api: Api, body: bytes, sent: int) -> tuple[int, str]:
+    """Return the tokens that a reply reports and its problem, empty if it has a result for each text."""
+    tokens = 0
+    try:
+        match api:
+            case "openai":
+                reply = msgspec.json.decode(body, type=_OpenAIReply)
+                found, tokens = len(reply.data), _tokens_in(reply.usage)
+            case "cohere-rerank":
+                found = len(msgspec.json.decode(body, type=_RankReply).results)
+            case _:
+                found = len(msgspec.json.decode(body, type=list[msgspec.Raw]))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return 0, f"not a reply of this API: {error}"
+    return tokens, "" if found == sent else f"{found} results for {sent} texts"
+
+
+def _tokens_in(usage: object) -> int:
+    """Return the tokens of a reply's usage, 0 where it has no usable number."""
+    tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return tokens if type(tokens) is int and 0 <= tokens <= TOKENS_MAX else 0
+
+
+def stages_of(header: str) -> dict[str, float]:
+    """Return the milliseconds of each stage in a `server-timing` header; of many stages, the first."""
+    stages: dict[str, float] = {}
+    for entry in header.split(",")[:STAGES_MAX]:
+        name, *parameters = (part.strip() for part in entry.split(";"))
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            if key.strip() == "dur":
+                try:
+                    duration = float(value)
+                except ValueError:
+                    continue
+                if 0 <= duration < math.inf:
+                    stages[name] = duration
+    return stages
+
 
 # Calls that may be under way at once in an open loop; those beyond wait, and their clock runs.
 IN_FLIGHT_MAX = 1024
@@ -25,6 +242,19 @@ MODELS_TIMEOUT_S = 10.0
 # Replies are held in memory, and a server may send one without end.
 REPLY_BYTES_MAX = 256 * 1024 * 1024
 RETRY_S = 0.05
+
+
+def arrival_times(arrivals: Arrivals, rate: float, seed: int) -> Iterator[float]:
+    """Yield the times of the calls of an open loop, without end, in seconds from its start.
+
+    poisson: of independent callers, with exponential gaps.
+    """
+    if arrivals == "even":
+        yield from (number / rate for number in count())
+    chance, at_s = random.Random(seed), 0.0  # noqa: S311 - no secret
+    while True:
+        at_s += chance.expovariate(rate)
+        yield at_s
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
@@ -41,7 +271,7 @@ class LoadPlan(msgspec.Struct, frozen=True):
     timeout_s: float
     callers: int = 1
     rate: float | None = None
-    arrivals: Literal["poisson", "even"] = "poisson"
+    arrivals: Arrivals = "poisson"
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -138,8 +368,7 @@ class Load:
                 group.create_task(caller())
 
     async def _run_open(self, rate: float) -> None:
-        chance = random.Random(SEED)  # noqa: S311 - no secret
-        due_s = time.monotonic()
+        start_s = time.monotonic()
         room = asyncio.Semaphore(IN_FLIGHT_MAX)
         under_way: set[asyncio.Task[None]] = set()
 
@@ -150,18 +379,19 @@ class Load:
                 room.release()
 
         try:
-            while due_s < self._end_s:
+            for at_s in arrival_times(self._plan.arrivals, rate, SEED):
+                due_s = start_s + at_s
+                if due_s >= self._end_s:
+                    break
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-                # Calls that are due while none may be sent have no task yet.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._left_s()):
-                        await room.acquire()
-                        task = asyncio.create_task(call(due_s))
-                        under_way.add(task)
-                        task.add_done_callback(under_way.discard)
-                        due_s += chance.expovariate(rate) if self._plan.arrivals == "poisson" else 1 / rate
-                        continue
-                break
+                try:
+                    # Calls that are due while none may be sent have no task yet.
+                    await asyncio.wait_for(room.acquire(), max(0.0, self._end_s - time.monotonic()))
+                except TimeoutError:
+                    break
+                task = asyncio.create_task(call(due_s))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
             # Calls that were due in the period count, even if they end after it.
             if under_way:
                 await asyncio.wait(under_way, timeout=self._plan.timeout_s)
@@ -170,9 +400,6 @@ class Load:
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
-
-    def _left_s(self) -> float:
-        return max(0.0, self._end_s - time.monotonic())
 
     async def _call(self, due_s: float) -> None:
         body, sent_s = next(self._bodies), time.monotonic()

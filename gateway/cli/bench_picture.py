@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from xml.sax.saxutils import escape
 
-from gateway.cli.bench_figures import Figures
+from gateway.cli.bench_load import Figures
 
 WIDTH, HEIGHT = 480, 260
 LEFT, BOTTOM, TOP, RIGHT = 64, 36, 40, 16

@@ -1,14 +1,14 @@
 """`gateway check`: report the problems of a router.yaml without starting or contacting anything."""
 
 import argparse
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.markup import escape
 
-from gateway.cli.operator_keys import NO_OPERATOR_KEY, needs_operator_key
+from gateway.cli.first_key import NO_OPERATOR_KEY, needs_operator_key
 from gateway.cli.operator_options import add_config_option
-from gateway.cli.output import CleanConsole
+from gateway.cli.output import CleanConsole, count_of, show_problems
 from gateway.config.load import load_config
 from gateway.config.notes import notes
 from gateway.config.problems import ConfigError
@@ -33,8 +33,8 @@ def check(path: Path, environment: Mapping[str, str]) -> int:
         show_problems(path, error)
         return 1
     console.print(
-        f"[green]{escape(str(path))} is fine[/]: {_count(config.models, 'model')} on "
-        f"{_count(config.upstreams, 'upstream')}, {_count(config.tenants, 'tenant')}"
+        f"[green]{escape(str(path))} is fine[/]: {count_of(config.models, 'model')} on "
+        f"{count_of(config.upstreams, 'upstream')}, {count_of(config.tenants, 'tenant')}"
     )
     for note in notes(config):
         console.print(f"  [bold]{escape(note.path)}[/]: {escape(note.message)}")
@@ -42,16 +42,3 @@ def check(path: Path, environment: Mapping[str, str]) -> int:
     if config.tenants and config.quotas.store == "memory" and needs_operator_key(config):
         console.print(f"  [bold]admin.keys[/]: {NO_OPERATOR_KEY}")
     return 0
-
-
-def _count(items: Sized, noun: str) -> str:
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
-
-
-def show_problems(path: Path, error: ConfigError) -> None:
-    """Print one line per problem on standard error."""
-    console = CleanConsole(stderr=True, soft_wrap=True, highlight=False, emoji=False)
-    console.print(f"[red]{escape(str(path))} has {_count(error.problems, 'problem')}[/]")
-    for problem in error.problems:
-        line = "" if problem.line is None else f"line {problem.line}: "
-        console.print(f"  {line}[bold]{escape(problem.path)}[/]: {escape(problem.message)}")

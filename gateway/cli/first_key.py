@@ -1,19 +1,21 @@
 """The first key, which is valid while there is no tenant: from the environment, from its file, or created.
 
 There is no open mode. Gateways on one Redis agree on one first key by its digest, which is stored there. Its
-text is in the `state_dir` of the gateway that created it.
+text is in the `state_dir` of the gateway that created it. Once there are tenants it ends, and a gateway warns
+if no key can use /admin.
 """
 
 import asyncio
 import logging
 import shlex
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from gateway.config.schema import Config
+from gateway.config.schema import Config, Key, host_and_port, is_loopback
 from gateway.config.state_folder import state_folder
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
@@ -21,7 +23,7 @@ from gateway.tenants.create_key import random_key
 from gateway.tenants.file_store import FILE_NAME as TENANTS_FILE
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.first_key_file import FILE_NAME, FirstKeyFileError, keep_first_key, read_first_key
-from gateway.tenants.keyring import key_digest
+from gateway.tenants.keyring import StoredKey, key_digest
 from gateway.tenants.losses import loss_between, tenants_end_first_key
 from gateway.tenants.snapshot import FILE_NAME as SNAPSHOT_FILE
 from gateway.tenants.snapshot import SnapshotFile
@@ -32,6 +34,10 @@ SETS_YOUR_OWN = f"{VARIABLE} sets your own"
 STORE_TIMEOUT_S = 5.0
 # Pause between two attempts to reach a store that was unavailable at start.
 RETRY_S = 1.0
+NO_OPERATOR_KEY = (
+    "there are tenants and no key with the scope admin, therefore /admin refuses every request; "
+    "run: gateway keys create TENANT --scope admin"
+)
 
 logger = logging.getLogger("gateway")
 
@@ -264,3 +270,50 @@ def _log_ignored(sources: KeySources, reason: str) -> None:
         logger.info("GATEWAY_API_KEY is ignored: %s", reason)
     elif sources.file is not None and sources.file.exists():
         logger.info("the first key in %s is ignored: %s", sources.file, reason)
+
+
+def needs_operator_key(config: Config) -> bool:
+    """Return True if /admin needs a key, and the file has no key and no users of an issuer for it."""
+    addresses = [config.admin.listen or config.listen]
+    if config.manager is not None:
+        addresses.append(config.manager.listen)
+    if not config.admin.keys and all(is_loopback(host_and_port(address)[0]) for address in addresses):
+        return False
+    has_own = any(isinstance(key, str) or "admin" in (key.scopes or ("admin",)) for key in config.admin.keys)
+    tables = (issuer.claims.scopes for issuer in config.sign_on.values())
+    has_users = any(
+        "admin" in scopes for table in tables if table for scopes in (table.values or {}).values()
+    )
+    tenants_keys = (key for tenant in config.tenants.values() for key in tenant.keys)
+    return not (has_own or has_users) and not any(
+        isinstance(key, Key) and "admin" in (key.scopes or ()) for key in tenants_keys
+    )
+
+
+def warn_of_missing_operator_key(config: Config) -> None:
+    """Log a warning if no key of the file or of Redis can use /admin. Called once the first key has ended."""
+    if not needs_operator_key(config):
+        return
+    if config.quotas.store != "memory":
+        try:
+            if asyncio.run(_has_operator_key(config.quotas.store, config.tenants)):
+                return
+        except StoreUnavailable:
+            # The start has reported it already, and the keys in Redis may include one.
+            return
+    logger.warning(NO_OPERATOR_KEY)
+
+
+async def _has_operator_key(url: str, file_tenants: Collection[str]) -> bool:
+    """Return True if Redis has a valid key with the scope admin. Raises: StoreUnavailable."""
+    store = TenantStore(RedisClient(url, STORE_TIMEOUT_S))
+    try:
+        tenants = {*file_tenants, *await store.tenants()}
+        return any(key.tenant in tenants and _is_operator_key(key) for key in await store.keys())
+    finally:
+        await store.aclose()
+
+
+def _is_operator_key(key: StoredKey) -> bool:
+    is_expired = key.expires_s is not None and key.expires_s <= time.time()
+    return "admin" in (key.scopes or ()) and not is_expired

@@ -11,7 +11,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gateway.cli.check import show_problems
 from gateway.cli.named_models import (
     ServerKey,
     UnusableModel,
@@ -19,7 +18,7 @@ from gateway.cli.named_models import (
     sections_of,
     server_key,
 )
-from gateway.cli.output import show_line, write_document
+from gateway.cli.output import show_line, show_problems, write_document
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config

@@ -2,24 +2,20 @@
 
 import argparse
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 from rich.table import Table
 
-from gateway.cli.check import show_problems
-from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
-from gateway.cli.operator_options import add_operator_options, gateway_url, operator_key
-from gateway.cli.output import show_line, show_table
+from gateway.cli.gateway_client import GatewayClient
+from gateway.cli.operator_options import add_config_option, add_operator_options, ask_gateway
+from gateway.cli.output import NONE, show_table
 from gateway.cli.printable import plain
-from gateway.config.problems import ConfigError
 from gateway.declared.host import InstanceInfo, LogSlice
 
 PATH = "/admin/instances"
 # An instance stops within 65 s. The gateway itself gives up after 120 s.
 TIMEOUT_S = 130.0
-NONE = "–"
 LINES = 100
 ACTIONS = {
     "start": "start an instance that is stopped or has failed",
@@ -50,17 +46,7 @@ def add_instances_options(parser: argparse.ArgumentParser) -> None:
 
 def instances(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Run an action; return 1 if the gateway cannot be reached or refuses the request."""
-    try:
-        key = operator_key(options.key_file, environment)
-        client = GatewayClient(gateway_url(options, environment), key, options.ca, TIMEOUT_S)
-        _run(options, client)
-    except ConfigError as error:
-        show_problems(options.config, error)
-        return 1
-    except (RequestRefused, GatewayUnavailable) as error:
-        show_line(str(error))
-        return 1
-    return 0
+    return ask_gateway(options, environment, lambda client, _: _run(options, client), TIMEOUT_S)
 
 
 def _run(options: argparse.Namespace, client: GatewayClient) -> None:
@@ -112,9 +98,6 @@ def _show(shown: Iterable[InstanceInfo], *, as_json: bool = False) -> None:
 
 def _with_gateway(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the options that find the gateway, and return the parser."""
-    default = Path("router.yaml")
-    parser.add_argument(
-        "-c", "--config", type=Path, default=default, metavar="FILE", help="the configuration"
-    )
+    add_config_option(parser, "the configuration")
     add_operator_options(parser)
     return parser

@@ -9,11 +9,18 @@ from typing import get_args
 import msgspec
 from rich.table import Table
 
-from gateway.cli.context import Action, Context, add_store_options, run_action
-from gateway.cli.limits import format_limits, parse_limits
-from gateway.cli.lost_tenants import show_lost_tenants
+from gateway.cli.context import (
+    Action,
+    Context,
+    add_store_options,
+    format_limits,
+    parse_limits,
+    run_action,
+    show_lost_tenants,
+    warn_of_idle_budgets,
+    warn_of_unknown_models,
+)
 from gateway.cli.output import show_line, show_table
-from gateway.cli.unknown_names import warn_of_idle_budgets, warn_of_unknown_models
 from gateway.config.schema import Scope
 from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
 from gateway.tenants.keyring import StoredKey

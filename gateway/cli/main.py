@@ -88,8 +88,8 @@ COMMANDS = {
         "list, create, start, stop, restart and delete instances of a running gateway, and show their logs",
     ),
     "import": Command(
-        "gateway.cli.import_config:add_import_options",
-        "gateway.cli.import_config:import_config",
+        "gateway.cli.litellm_config:add_import_options",
+        "gateway.cli.litellm_config:import_config",
         "write the router.yaml that corresponds to a configuration of LiteLLM",
     ),
     "embed": Command(

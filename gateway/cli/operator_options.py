@@ -1,11 +1,13 @@
 """Options of commands that send requests to a running gateway: its address, and the operator's key."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gateway.cli.gateway_client import RequestRefused
+from gateway.cli.gateway_client import TIMEOUT_S, GatewayClient, GatewayUnavailable, RequestRefused
+from gateway.cli.output import show_line, show_problems
 from gateway.config.load import load_config
+from gateway.config.problems import ConfigError
 from gateway.config.schema import host_and_port
 
 # Addresses that mean every interface, and the loopback address that reaches them from here.
@@ -78,6 +80,25 @@ def _address(path: Path, environment: Mapping[str, str], *, for_operators: bool)
         raise RequestRefused("the config has no fixed port (port 0); pass --url")
     host = ANYWHERE.get(host.strip("[]"), host.strip("[]"))
     return f"{'https' if config.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def ask_gateway(
+    options: argparse.Namespace,
+    environment: Mapping[str, str],
+    run: Callable[[GatewayClient, str], object],
+    timeout_s: float = TIMEOUT_S,
+) -> int:
+    """Run an action with a client of the admin API and its URL; return 1 and print why if it fails."""
+    try:
+        url = gateway_url(options, environment)
+        run(GatewayClient(url, operator_key(options.key_file, environment), options.ca, timeout_s), url)
+    except ConfigError as error:
+        show_problems(options.config, error)
+        return 1
+    except (RequestRefused, GatewayUnavailable) as error:
+        show_line(str(error))
+        return 1
+    return 0
 
 
 def operator_key(path: Path | None, environment: Mapping[str, str]) -> str | None:

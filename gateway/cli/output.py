@@ -1,13 +1,17 @@
 """Lines and tables on the terminal."""
 
 import sys
+from collections.abc import Sized
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.printable import printable
+from gateway.config.problems import ConfigError
 
 # A pipe has no width, and a cell must not be cut there.
 PIPE_WIDTH = 1000
@@ -45,3 +49,50 @@ def show_table(table: Table) -> None:
         console.print(table)
     # A cell that is long pads no other line.
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+NONE = "–"
+
+
+def short(value: float | None) -> str:
+    """Format a number with about three digits."""
+    if value is None:
+        return NONE
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:,.0f} {unit}"
+    return f"{value:.3g}"
+
+
+def size(number: float) -> str:
+    """Format a number of bytes with about three digits."""
+    return f"{short(number / 1e9)} GB" if number >= 1e9 else f"{short(number / 1e6)} MB"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Format a duration with about three digits."""
+    if seconds is None:
+        return NONE
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def span(seconds: float) -> str:
+    """Format a duration in its largest unit."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(0, int(seconds))} s"
+
+
+def count_of(items: Sized, noun: str) -> str:
+    """Return the number of items with its noun."""
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+
+
+def show_problems(path: Path, error: ConfigError) -> None:
+    """Print one line per problem on standard error."""
+    console = CleanConsole(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+    console.print(f"[red]{escape(str(path))} has {count_of(error.problems, 'problem')}[/]")
+    for problem in error.problems:
+        line = "" if problem.line is None else f"line {problem.line}: "
+        console.print(f"  {line}[bold]{escape(problem.path)}[/]: {escape(problem.message)}")

@@ -3,25 +3,58 @@
 import argparse
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from threading import Event
+from typing import TypeAlias
 
 import msgspec
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.segment import Segment, Segments
+from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.check import show_problems
-from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
-from gateway.cli.operator_options import add_config_option, add_operator_options, gateway_url, operator_key
-from gateway.cli.output import PIPE_WIDTH, show_line
-from gateway.cli.status_view import view
-from gateway.config.problems import ConfigError
-from gateway.telemetry.snapshot import Rates, Snapshot, rates_between
+from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable
+from gateway.cli.operator_options import add_config_option, add_operator_options, ask_gateway
+from gateway.cli.output import NONE, PIPE_WIDTH, milliseconds, short, size, span
+from gateway.cli.printable import plain
+from gateway.events import tenants_and_keys
+from gateway.telemetry.snapshot import (
+    CheckpointStatus,
+    ModelStatus,
+    ModelUpstreamStatus,
+    Rates,
+    ReplicaStatus,
+    Snapshot,
+    rates_between,
+)
 
 POLL_EVERY_S = 1.0
 PATH = "/admin/status"
+GOOD = frozenset(("up", "ready"))
+BAD_STANDINGS = frozenset(("refused", "withdrawn"))
+# Below this width tables have only the columns that a person looks at first.
+WIDE_FROM = 110
+STYLES = {
+    "up": "green",
+    "running": "green",
+    "verified": "green",
+    "downloaded": "green",
+    "failed": "bold red",
+    "ready": "green",
+    "down": "bold red",
+    "refused": "bold red",
+    "unavailable": "bold red",
+    "canary_only": "bold red",
+    "serving": "green",
+    "withdrawn": "bold red",
+}
+# States of models on the host that an operator looks for first; others follow by name.
+FIRST = {"failed": 0, "downloading": 1, "loading": 1}
+CHANGES_SHOWN = 8
+PROBLEMS_SHOWN = 8
+CHECKPOINTS_SHOWN = 12
+Row: TypeAlias = Sequence[str | Text]
 
 
 class StatusDisplay:
@@ -66,24 +99,19 @@ def add_status_options(parser: argparse.ArgumentParser) -> None:
 
 def status(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Show the status; return 1 if the gateway cannot be reached or refuses the request."""
-    try:
-        url = gateway_url(options, environment)
-        client = GatewayClient(url, operator_key(options.key_file, environment), options.ca)
+
+    def show(client: GatewayClient, url: str) -> None:
         if options.json:
             print(msgspec.json.encode(client.get(PATH, Snapshot)).decode())
         elif options.once or not Console().is_terminal:
             _show_once(client, StatusDisplay(url))
         else:
             _follow(client, StatusDisplay(url))
-    except ConfigError as error:
-        show_problems(options.config, error)
-        return 1
-    except (RequestRefused, GatewayUnavailable) as error:
-        show_line(str(error))
-        return 1
+
+    try:
+        return ask_gateway(options, environment, show)
     except KeyboardInterrupt:
-        pass
-    return 0
+        return 0
 
 
 def _show_once(client: GatewayClient, display: StatusDisplay) -> None:
@@ -113,3 +141,299 @@ def _follow(client: GatewayClient, display: StatusDisplay) -> None:
                 display.fail(str(error))
             live.refresh()
             interrupted.wait(POLL_EVERY_S)
+
+
+def view(
+    url: str, snapshot: Snapshot | None, rates: Rates | None, problem: str, width: int
+) -> RenderableType:
+    """Return the whole view. problem: why there is no new snapshot. width: of the terminal."""
+    parts: list[RenderableType] = [_head(url, snapshot)]
+    if problem:
+        seen = "not seen yet" if snapshot is None else f"last seen {span(time.time() - snapshot.at_s)} ago"
+        parts.append(Text(f"{plain(problem)} · {seen} · asking again", "bold red"))
+    if snapshot is not None:
+        parts += _body(snapshot, rates, is_wide=width >= WIDE_FROM)
+    return Group(*parts)
+
+
+def _head(url: str, snapshot: Snapshot | None) -> Text:
+    head = Text("gateway ", "bold").append(plain(url), "cyan")
+    if snapshot is None:
+        return head
+    facts = [f"version {plain(snapshot.version)}", f"up {span(snapshot.uptime_s)}"]
+    if snapshot.workers > 1:
+        facts.append(f"{snapshot.workers} workers, reported by number {snapshot.worker}")
+    head.append(" · " + " · ".join(facts), "default not bold")
+    kind, is_away = f"quotas in {plain(snapshot.store.kind)}", snapshot.store.away
+    return head.append(" · ").append(
+        f"{kind}, AWAY" if is_away else kind, "bold red" if is_away else "not bold"
+    )
+
+
+def _body(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Iterator[RenderableType]:
+    yield _figures(snapshot, rates)
+    if problems := list(_problems(snapshot)):
+        yield from _titled("problems", problem_table(problems))
+    yield from _titled("lanes", lane_table(snapshot, rates, is_wide=is_wide))
+    yield from _titled("replicas", replica_table(snapshot, is_wide=is_wide))
+    yield from _titled("models", model_table(snapshot, is_wide=is_wide))
+    if any(model.upstreams for model in snapshot.models):
+        yield from _titled("models with several upstreams", group_table(snapshot, is_wide=is_wide))
+    if snapshot.instances:
+        yield from _titled("instances", instance_table(snapshot, is_wide=is_wide))
+    if snapshot.registry:
+        yield from _titled("models on this host", checkpoint_table(snapshot, is_wide=is_wide))
+    yield from _titled("tenants", tenant_table(snapshot, rates, is_wide=is_wide))
+    if snapshot.changes:
+        yield from _titled("changes", change_table(snapshot))
+
+
+def _problems(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
+    """Yield what is not as it should be: subject, state and reason."""
+    if snapshot.store.away:
+        effect = "requests are counted without the store"
+        reason = ": ".join(filter(None, (snapshot.store.reason, effect)))
+        yield f"quotas in {snapshot.store.kind}", "unavailable", reason
+    yield from _losses(snapshot)
+    for replica in snapshot.replicas:
+        # On probation it serves, and a failure takes it down.
+        if replica.state not in GOOD and (replica.state != "probation" or replica.is_drained):
+            yield f"{replica.upstream} {replica.name}", replica.state, _why(replica, snapshot.at_s)
+    for model in snapshot.models:
+        if model.state not in GOOD:
+            yield f"model {model.name}", model.state, _why_model(model)
+        for upstream in model.upstreams:
+            if upstream.standing in BAD_STANDINGS:
+                yield f"model {model.name} on {upstream.name}", upstream.standing, upstream.reason
+    yield from _failures(snapshot)
+
+
+def _losses(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
+    """Yield the loss of the store's tenants and keys, while they are still valid."""
+    if (loss := snapshot.store.loss) is not None:
+        lost = f"{tenants_and_keys(loss.tenants, loss.keys)} ({loss.reason})"
+        left = f"they are refused in {span(max(0.0, loss.until_s - snapshot.at_s))} unless they are restored"
+        yield f"tenants in {snapshot.store.kind}", "lost", f"{lost}: {left}"
+
+
+def _why(replica: ReplicaStatus, now_s: float) -> str:
+    """Return for how long a replica has been in its state, and why; unknown before its first change."""
+    since = "" if replica.since_s is None else f"for {span(now_s - replica.since_s)}"
+    return ": ".join(filter(None, (since, replica.reason)))
+
+
+def _why_model(model: ModelStatus) -> str:
+    """Return why a model does not serve all calls."""
+    if model.state == "canary_only":
+        return f"upstream {model.upstream} has no replica in use, and the canary takes its share only"
+    return f"upstream {model.upstream}"
+
+
+def _failures(snapshot: Snapshot) -> Iterator[tuple[str, str, str]]:
+    """Yield the instances and downloads that failed."""
+    for instance in snapshot.instances:
+        if instance.status == "failed":
+            yield f"instance {instance.name}", instance.status, instance.reason or NONE
+    for checkpoint in snapshot.registry:
+        if checkpoint.state == "failed":
+            yield checkpoint.model, checkpoint.state, checkpoint.error or NONE
+
+
+def _titled(title: str, table: Table) -> Iterator[RenderableType]:
+    yield Text()
+    yield Text(title, "bold underline")
+    yield table
+
+
+def _figures(snapshot: Snapshot, rates: Rates | None) -> Text:
+    figures = Text()
+    for name, value in (
+        ("calls/s", short(rates.calls if rates else None)),
+        ("tokens/s", short(rates.tokens if rates else None)),
+        ("interactive p50", milliseconds(rates.p50_s if rates else None)),
+        ("p95", milliseconds(rates.p95_s if rates else None)),
+        ("calls in flight", str(snapshot.calls_in_flight)),
+    ):
+        figures.append(f"{name} ", "dim").append(f"{value}   ", "bold")
+    failures = rates.failures if rates else {}
+    for kind, rate in failures.items():
+        figures.append(f"{plain(kind)} {short(rate)}/s   ", "bold red")
+    return figures
+
+
+def problem_table(problems: Sequence[tuple[str, str, str]]) -> Table:
+    """Return the first problems, and how many more there are."""
+    rows: list[Row] = [(subject, _state(state), reason) for subject, state, reason in problems]
+    if len(rows) > PROBLEMS_SHOWN:
+        rows[PROBLEMS_SHOWN:] = [(f"and {len(rows) - PROBLEMS_SHOWN} more", "", "")]
+    return _table(("of", "state", "why"), rows)
+
+
+def lane_table(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Table:
+    """Return the queues and the batches in flight."""
+    rows = []
+    for lane in snapshot.lanes:
+        oldest = milliseconds(lane.oldest_s) if lane.queued_inputs else NONE
+        queue = (str(lane.queued_inputs), short(lane.queued_tokens), oldest)
+        p50 = milliseconds(rates.attempts_p50_s.get(lane.upstream) if rates else None)
+        rows.append((lane.upstream, *queue, str(lane.in_flight_batches), str(lane.window_batches), p50))
+    columns = ("upstream", "#waiting", "#tokens", "#oldest", "#in flight", "#window", "#attempt p50")
+    return _table(columns, rows, () if is_wide else ("#tokens", "#window"))
+
+
+def replica_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
+    """Return the replicas with states and attempts."""
+    rows: list[Row] = [
+        (
+            replica.upstream,
+            replica.name,
+            _state(replica.state),
+            NONE if replica.since_s is None else span(snapshot.at_s - replica.since_s),
+            str(replica.in_flight_batches),
+            str(replica.window_batches),
+            milliseconds(replica.latency_s),
+            f"{replica.attempts:,}",
+            f"{replica.failed:,}",
+            replica.reason,
+        )
+        for replica in snapshot.replicas
+    ]
+    columns = ("upstream", "replica", "state", "#for", "#in flight", "#window", "#latency", "#attempts")
+    # The reasons of what is wrong are among the problems.
+    hidden = () if is_wide else ("#in flight", "#window", "#attempts", "why")
+    return _table((*columns, "#failed", "why"), rows, hidden)
+
+
+def model_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
+    """Return the models with states and vector spaces."""
+    rows: list[Row] = [
+        (
+            model.name,
+            model.upstream_names,
+            _state(model.state),
+            ", ".join(model.operations),
+            NONE if model.dimensions is None else str(model.dimensions),
+            model.fingerprint or NONE,
+        )
+        for model in snapshot.models
+    ]
+    columns = ("model", "upstream", "state", "operations", "#width", "vector space")
+    return _table(columns, rows, () if is_wide else ("operations", "vector space"))
+
+
+def group_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
+    """Return the upstreams of models that have several, with their shares."""
+    rows: list[Row] = [
+        (
+            model.name,
+            upstream.name,
+            upstream.role,
+            _standing(upstream),
+            _state(upstream.state),
+            f"{upstream.share:.3g}" if upstream.share is not None else str(upstream.weight),
+            NONE if upstream.priority is None else str(upstream.priority),
+            f"{upstream.calls:,}",
+            NONE if upstream.cosine is None else f"{upstream.cosine:.4f}",
+        )
+        for model in snapshot.models
+        for upstream in model.upstreams
+    ]
+    columns = ("model", "upstream", "role", "standing", "state", "#share", "#priority", "#calls", "#cosine")
+    return _table(columns, rows, () if is_wide else ("#priority", "#cosine"))
+
+
+def instance_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
+    """Return the model servers on the host."""
+    rows: list[Row] = [
+        (
+            instance.name,
+            instance.kind,
+            instance.model_id,
+            instance.upstream,
+            _state(instance.status),
+            NONE if instance.pid is None else str(instance.pid),
+            str(instance.restarts),
+            instance.device or NONE,
+        )
+        for instance in snapshot.instances
+    ]
+    columns = ("instance", "kind", "loads", "upstream", "state", "#pid", "#restarts", "device")
+    return _table(columns, rows, () if is_wide else ("kind", "upstream", "device"))
+
+
+def checkpoint_table(snapshot: Snapshot, *, is_wide: bool) -> Table:
+    """Return the models of the Hub on this host, those that need attention first."""
+    found = sorted(
+        snapshot.registry, key=lambda checkpoint: (FIRST.get(checkpoint.state, 2), checkpoint.model)
+    )
+    rows: list[Row] = [
+        (
+            checkpoint.model,
+            _state(checkpoint.state),
+            _progress(checkpoint),
+            size(checkpoint.stored_bytes),
+            ", ".join(checkpoint.upstreams) or NONE,
+        )
+        for checkpoint in found[:CHECKPOINTS_SHOWN]
+    ]
+    if len(found) > len(rows):
+        rows.append((f"and {len(found) - len(rows)} more", "", "", "", ""))
+    return _table(
+        ("model", "state", "#download", "#on disk", "upstreams"), rows, () if is_wide else ("upstreams",)
+    )
+
+
+def _progress(checkpoint: CheckpointStatus) -> str:
+    if checkpoint.state != "downloading":
+        return NONE
+    done, total = checkpoint.done_bytes or 0, checkpoint.total_bytes
+    share = size(done) if not total else f"{100 * done / total:.0f} % of {size(total)}"
+    return f"{share}, {size(checkpoint.bytes_per_s or 0)}/s"
+
+
+def tenant_table(snapshot: Snapshot, rates: Rates | None, *, is_wide: bool) -> Table:
+    """Return the rates and totals of tenants."""
+    rows = []
+    for tenant in snapshot.tenants:
+        rate = rates.tenants.get(tenant.name) if rates else None
+        per_second = (rate.calls, rate.tokens, rate.refused) if rate else (None,) * 3
+        totals = (f"{tenant.calls:,}", short(tenant.tokens), f"{tenant.refused:,}")
+        rows.append((tenant.name, *map(short, per_second), *totals))
+    columns = ("tenant", "#calls/s", "#tokens/s", "#refused/s", "#calls", "#tokens", "#refused")
+    return _table(columns, rows, () if is_wide else ("#refused/s", "#calls"))
+
+
+def change_table(snapshot: Snapshot) -> Table:
+    """Return the recent changes."""
+    rows: list[Row] = [
+        (time.strftime("%H:%M:%S", time.localtime(change.at_s)), change.subject, change.what, change.reason)
+        for change in snapshot.changes[:CHANGES_SHOWN]
+    ]
+    return _table(("at", "of", "now", "why"), rows)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Row], hidden: Collection[str] = ()) -> Table:
+    """Return a table. A column whose name begins with `#` has numbers. hidden: columns to leave out."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    shown = [index for index, name in enumerate(columns) if name not in hidden]
+    for index in shown:
+        name = columns[index].removeprefix("#")
+        if name == columns[index]:
+            # A header is never broken inside a word.
+            table.add_column(name, overflow="fold", min_width=len(name))
+        else:
+            table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [row[index] for index in shown]
+        table.add_row(*(Text(plain(cell)) if isinstance(cell, str) else cell for cell in cells))
+    return table
+
+
+def _state(state: str) -> Text:
+    return Text(plain(state), STYLES.get(state, "yellow"))
+
+
+def _standing(upstream: ModelUpstreamStatus) -> Text:
+    """Return the standing, which is no good news of an upstream without a replica in use."""
+    is_idle = upstream.standing == "serving" and upstream.state != "ready"
+    return Text(upstream.standing) if is_idle else _state(upstream.standing)

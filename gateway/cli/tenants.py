@@ -8,11 +8,22 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
-from gateway.cli.context import Action, Context, add_store_options, run_action
-from gateway.cli.limits import format_limits, parse_limits
-from gateway.cli.lost_tenants import find_lost_tenants, show_lost_tenants, show_replaced, shown
+from gateway.cli.context import (
+    Action,
+    Context,
+    add_store_options,
+    find_lost_tenants,
+    format_limits,
+    parse_limits,
+    run_action,
+    show_lost_tenants,
+    show_replaced,
+    shown,
+    warn_of_first_key_end,
+    warn_of_idle_budgets,
+    warn_of_unknown_models,
+)
 from gateway.cli.output import show_line, show_table
-from gateway.cli.unknown_names import warn_of_first_key_end, warn_of_idle_budgets, warn_of_unknown_models
 from gateway.config.schema import LimitAmount, TenantConfig, limit_problems
 from gateway.tenants.names import name_problem
 from gateway.tenants.settings_change import SettingsChange, merged

@@ -6,31 +6,111 @@ other, so that it never adds a second model to the memory.
 
 import argparse
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
+from rich.table import Table
 
+from backends.contract.errors import BackendError
+from backends.kinds import open_replica
 from backends.reference_texts import REFERENCE_TEXTS
-from gateway.cli.check import show_problems
 from gateway.cli.context import TIMEOUT_S
 from gateway.cli.operator_options import add_config_option
-from gateway.cli.output import show_line
-from gateway.cli.verify_replicas import CannotVerify, UpstreamReader
-from gateway.cli.verify_report import show_report
+from gateway.cli.output import CleanConsole, show_line, show_problems
 from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
-from gateway.config.schema import Config
+from gateway.config.schema import Config, UpstreamSettings
 from gateway.declared.composition import compose
 from gateway.declared.store import AdditionsInRedis
+from gateway.processes.engine_process import EngineFailed, running_engine
+from gateway.routing.discovery import resolve
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
-from gateway.vector_spaces.comparison import ReplicaVectors, report_on
+from gateway.upstreams.factory import ReplicaAddress, ReplicaOpener, create_replica
+from gateway.vector_spaces.comparison import ReplicaVectors, Report, findings, read_vectors, report_on
 from gateway.vector_spaces.fingerprint import Fingerprint
 from gateway.vector_spaces.store import FingerprintStore
 
 TEXTS_MAX = 10_000
 SECTIONS = ("upstreams", "models", "defaults", "quotas")
+COLUMNS = ("upstream", "backend", "model", "dtype", "dims", "norms", "tokens", "fingerprint", "stored")
+# A pipe has no width, and a cell must not be cut there.
+WIDTH = 1000
+
+
+class CannotVerify(Exception):
+    """There is nothing to report; the message gives the reason, for a person."""
+
+
+class UpstreamReader:
+    """Reader of the vectors of one upstream's replicas for some texts."""
+
+    def __init__(
+        self, name: str, settings: UpstreamSettings, texts: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self._name = name
+        self._settings = settings
+        self._texts = texts
+        self._environment = environment
+        # Of replicas that could not be read.
+        self.problems: list[str] = []
+
+    async def read(self) -> list[ReplicaVectors]:
+        """Return the vectors of each replica that embeds; the problems of others are added to `problems`."""
+        try:
+            async with self._addresses() as addresses:
+                vectors = [await self._embed_or_note(address) for address in addresses]
+        except CannotVerify as error:
+            self.problems.append(str(error))
+            return []
+        return [replica for replica in vectors if replica is not None]
+
+    async def _embed_or_note(self, address: ReplicaAddress) -> ReplicaVectors | None:
+        try:
+            return await self._embed(address)
+        except CannotVerify as error:
+            self.problems.append(str(error))
+            return None
+
+    @asynccontextmanager
+    async def _addresses(self) -> AsyncIterator[list[ReplicaAddress]]:
+        if self._settings.is_local:
+            try:
+                async with running_engine(self._name, self._settings, self._environment) as address:
+                    yield [ReplicaAddress(self._name, address)]
+            except EngineFailed as error:
+                raise CannotVerify(f"{self._name}: {error}") from error
+            return
+        addresses = [address for url in self._settings.replicas for address in await self._resolve(url)]
+        if len(addresses) == 1:
+            # An upstream with a single replica needs no URL to identify them.
+            addresses = [msgspec.structs.replace(addresses[0], name=self._name)]
+        yield addresses
+
+    async def _resolve(self, url: str) -> list[ReplicaAddress]:
+        label = f"{self._name} {url}"
+        if self._settings.discover is None:
+            return [ReplicaAddress(label, url)]
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            ips = await resolve(parts.hostname or "", port)
+        except OSError as error:
+            raise CannotVerify(f"{label}: the name has no address") from error
+        return [ReplicaAddress(f"{label} {ip}", url, ip) for ip in ips]
+
+    async def _embed(self, replica: ReplicaAddress) -> ReplicaVectors | None:
+        settings = self._settings
+        backend = create_replica(settings, replica, ReplicaOpener(self._name, open_replica)).backend
+        try:
+            return await read_vectors(replica.name, self._name, backend, settings, self._texts)
+        except BackendError as error:
+            raise CannotVerify(f"{replica.name}: {error.message}") from error
+        finally:
+            await backend.aclose()
 
 
 def add_verify_options(parser: argparse.ArgumentParser) -> None:
@@ -196,3 +276,50 @@ async def _accept(store: FingerprintStore, replicas: Sequence[ReplicaVectors]) -
     # Reversed, so that the first replica of each upstream is the one that counts.
     for name, replica in {replica.upstream: replica for replica in reversed(replicas)}.items():
         await store.replace(name, replica.fingerprint)
+
+
+def show_report(report: Report) -> None:
+    """Print the replicas, the cosine of every two, and the findings."""
+    console = CleanConsole(width=WIDTH, highlight=False, markup=False, emoji=False)
+    console.print(_replica_table(report))
+    if report.pairs:
+        console.print(f"\nleast cosine of {report.texts} texts, in the order above")
+        console.print(_cosine_matrix(report))
+    for line in findings(report):
+        console.print(line)
+
+
+def _replica_table(report: Report) -> Table:
+    table = Table("", *COLUMNS, box=None)
+    for number, member in enumerate(report.members, 1):
+        stored = "–" if member.stored is None else f"{member.stored.id} {member.stored.cosine:.5f}"
+        table.add_row(
+            str(number),
+            member.name,
+            member.backend,
+            member.model_id,
+            member.dtype or "–",
+            str(member.dimensions),
+            f"{member.least_norm:.3f}–{member.greatest_norm:.3f}",
+            str(member.tokens),
+            member.fingerprint,
+            stored,
+        )
+    return table
+
+
+def _cosine_matrix(report: Report) -> Table:
+    cosines = {(pair.one, pair.other): pair.cosine for pair in report.pairs}
+    names = [member.name for member in report.members]
+    table = Table("", *(str(number) for number in range(1, len(names) + 1)), box=None)
+    for number, row in enumerate(names, 1):
+        cells = [_cosine_cell(cosines, row, column) for column in names]
+        table.add_row(str(number), *cells)
+    return table
+
+
+def _cosine_cell(cosines: Mapping[tuple[str, str], float | None], row: str, column: str) -> str:
+    if row == column:
+        return "1"
+    cosine = cosines[row, column] if (row, column) in cosines else cosines[column, row]
+    return "–" if cosine is None else f"{cosine:.5f}"

@@ -1,18 +1,30 @@
-"""One instance: its process, its state and its log."""
+"""One instance of this host: its log, the start of its process, and its state.
+
+The process is an engine, or a command from a template on a port of this machine. It restarts when it exits,
+and joins its upstream once it is ready; one that exits again and again before that has failed.
+"""
 
 import asyncio
+import json
 import signal
+import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Protocol
 
-from gateway.config.schema import UpstreamSettings
+import msgspec
+
+from backends.torch import wire
+from gateway.config.schema import CommandTemplate, EngineSettings, UpstreamSettings
 from gateway.declared.composition import Joined
 from gateway.declared.host import ENGINE, InstanceInfo, InstanceRecord, LogSlice, Status, timestamp
+from gateway.declared.instances import render, values_of
 from gateway.events import EndReason
-from gateway.processes.child import Child
-from gateway.processes.instance_launch import Launch, Watch, is_free
+from gateway.processes.child import Child, ChildSpec
+from gateway.processes.engine_probe import responds
+from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child
 from gateway.processes.liveness import watch_liveness
 
 READY_POLL_S = 0.25
@@ -23,6 +35,134 @@ LINES_MAX = 1000
 BYTES_MAX = 1024 * 1024
 LINE_BYTES_MAX = 8 * 1024
 CUT = "… (cut)"
+# Time for one question whether a server is healthy.
+CHECK_TIMEOUT_S = 5.0
+LOOPBACK = "127.0.0.1"
+# A command has 30 s of it, and its host process kills it then.
+COMMAND_PATIENCE_S = 35.0
+
+
+class Host(msgspec.Struct, frozen=True):
+    """The host, as processes of instances need it.
+
+    environment: of every process. folder: returns the private folder for sockets.
+    """
+
+    environment: Mapping[str, str]
+    folder: Callable[[], str]
+
+
+class Launch(Protocol):
+    """A way to run an instance's process.
+
+    address: of the replica. port: that it listens on, None if it has none. patience_s: time to stop in order.
+    polls: readiness is found by `is_healthy`, rather than reported.
+    """
+
+    address: str
+    port: int | None
+    patience_s: float
+    polls: bool
+
+    def create(self, instance: "Instance") -> Child:
+        """Return the process, which is not started."""
+
+    async def is_healthy(self) -> bool:
+        """Return whether the process answers now."""
+
+
+class EngineLaunch:
+    """An engine for one model, with a socket of its own."""
+
+    port: int | None = None
+    patience_s = KILL_AFTER_S
+    polls = False
+
+    def __init__(
+        self, record: InstanceRecord, upstream: UpstreamSettings, bounds: EngineSettings, host: Host
+    ) -> None:
+        path = f"{host.folder()}/{record.name}.sock"
+        self._group = EngineGroup(f"instance {record.name}", path, {record.upstream: upstream})
+        self._bounds = bounds
+        self._environment = host.environment
+        self.address = wire.address_of(path, record.upstream)
+
+    def create(self, instance: "Instance") -> Child:
+        """Return the engine's process, which is not started."""
+
+        def on_state(state: wire.State) -> None:
+            if state.state == "failed":
+                instance.fail(state.detail)
+                return
+            instance.log.add(f"{state.state}: {state.detail}" if state.detail else state.state)
+            if state.state == "loaded":
+                instance.on_ready()
+
+        return engine_child(self._group, self._bounds, self._environment, on_state, instance.on_exit)
+
+    async def is_healthy(self) -> bool:
+        """Return whether the engine's event loop answers."""
+        return await responds(self._group.socket_path)
+
+
+class CommandLaunch:
+    """A command from a template, on a port of this machine."""
+
+    patience_s = COMMAND_PATIENCE_S
+    polls = True
+
+    def __init__(self, record: InstanceRecord, model: str, template: CommandTemplate, host: Host) -> None:
+        settings = record.settings
+        port = settings.port or free_port()
+        self.port: int | None = port
+        self._argv = render(template.argv, values_of(settings, model, port), settings.extra_args or ())
+        self._health = template.health
+        self._environment = host.environment
+        self._name = f"instance {record.name}"
+        self.address = f"http://{LOOPBACK}:{port}"
+
+    def create(self, instance: "Instance") -> Child:
+        """Return the process around the command, which is not started."""
+
+        def boot(status_fd: int) -> bytes:
+            return json.dumps({"argv": self._argv, "status_fd": status_fd}).encode()
+
+        spec = ChildSpec(self._name, "gateway.processes.command_host", self._environment)
+        return Child(spec, boot, lambda line: instance.on_pid(int(line)), instance.on_exit)
+
+    async def is_healthy(self) -> bool:
+        """Return whether the server answers 200 at the path of its health."""
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                return await _answers_200(self.port or 0, self._health)
+        except (OSError, TimeoutError):
+            return False
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nothing listens on."""
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server could listen on a port of the loopback interface."""
+    try:
+        socket.create_server((LOOPBACK, port)).close()
+    except OSError:
+        return False
+    return True
+
+
+async def _answers_200(port: int, path: str) -> bool:
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: {LOOPBACK}:{port}\r\nconnection: close\r\n\r\n".encode())
+        status = await reader.readline()
+        return status.startswith(b"HTTP/1.") and status[8:13] == b" 200 "
+    finally:
+        writer.close()
 
 
 class LogLines:
@@ -133,8 +273,7 @@ class Instance:
         if launch.port is not None and not is_free(launch.port):
             self.fail(f"port {launch.port} is in use by another process")
             return
-        watch = Watch(self._on_ready, self.fail, self._on_exit, self._on_pid, self.log.add)
-        child = self._child = launch.create(watch)
+        child = self._child = launch.create(self)
         child.capture(self.log.feed)
         loops = [
             child.keep_running(),
@@ -207,11 +346,13 @@ class Instance:
             joined=self._is_served,
         )
 
-    def _on_pid(self, pid: int) -> None:
+    def on_pid(self, pid: int) -> None:
+        """Note the process that does the work."""
         self._pid = pid
         self._on_change()
 
-    def _on_ready(self) -> None:
+    def on_ready(self) -> None:
+        """Note that the process can be used."""
         if self.status != "starting":
             return
         self._exits = 0
@@ -224,7 +365,7 @@ class Instance:
         self._is_joined = True
         self._on_change()
 
-    def _on_exit(self, reason: EndReason, how: str) -> None:
+    def on_exit(self, reason: EndReason, how: str) -> None:
         """Note that the process has exited by itself; it restarts unless it never became ready."""
         self.log.finish()
         self.log.add(f"the process {'was killed because it hung' if reason == 'hung' else 'exited'} ({how})")
@@ -254,7 +395,7 @@ class Instance:
         while True:
             await asyncio.sleep(READY_POLL_S)
             if self.status == "starting" and self._pid is not None and await self._launch.is_healthy():
-                self._on_ready()
+                self.on_ready()
 
     async def _fail_if_late(self, timeout_s: float) -> None:
         await asyncio.sleep(timeout_s)

@@ -36,8 +36,7 @@ from gateway.declared.instances import (
     secret_sources,
     served_by,
 )
-from gateway.processes.instance import Instance
-from gateway.processes.instance_launch import CommandLaunch, EngineLaunch, Host, Launch, is_free
+from gateway.processes.instance import CommandLaunch, EngineLaunch, Host, Instance, Launch, is_free
 
 # An engine that downloads its model may take long.
 ENGINE_STARTUP_TIMEOUT_S = 550.0
@@ -58,11 +57,27 @@ class GatewayView(msgspec.Struct, frozen=True):
     port: Callable[[], int]
 
 
+def create_launch(record: InstanceRecord, served: Served, config: Config, host: Host) -> Launch:
+    """Return the way to run an instance's process."""
+    if record.kind == ENGINE:
+        upstream = engine_settings(served.upstream, config.upstreams.get(record.upstream))
+        return EngineLaunch(record, upstream, config.engine, host)
+    assert config.manager is not None
+    return CommandLaunch(record, served.model, config.manager.commands[record.kind], host)
+
+
 class InstancePool:
     """Instances by name, in order of creation."""
 
-    def __init__(self, file: InstanceFile, host: Host, view: GatewayView) -> None:
+    def __init__(
+        self,
+        file: InstanceFile,
+        host: Host,
+        view: GatewayView,
+        create_launch: Callable[[InstanceRecord, Served, Config, Host], Launch] = create_launch,
+    ) -> None:
         self._file = file
+        self._create_launch = create_launch
         self._host = host
         self._view = view
         self._instances: dict[str, Instance] = {}
@@ -229,17 +244,10 @@ class InstancePool:
         record, config = instance.record, self._view.config()
         served = await serve(config, record.settings, record.kind)
         timeout_s: float | None = record.settings.startup_timeout_secs
-        launch: Launch
-        if record.kind == ENGINE:
-            upstream = engine_settings(served.upstream, config.upstreams.get(record.upstream))
-            launch = EngineLaunch(record, upstream, config.engine, self._host)
-            timeout_s = timeout_s or ENGINE_STARTUP_TIMEOUT_S
-        else:
-            assert config.manager is not None
-            template = config.manager.commands[record.kind]
-            launch = CommandLaunch(record, served.model, template, self._host)
-            timeout_s = timeout_s or template.startup_timeout_s
-        instance.start(launch, served.upstream, timeout_s)
+        if timeout_s is None and config.manager is not None and record.kind != ENGINE:
+            timeout_s = config.manager.commands[record.kind].startup_timeout_s
+        launch = self._create_launch(record, served, config, self._host)
+        instance.start(launch, served.upstream, timeout_s or ENGINE_STARTUP_TIMEOUT_S)
 
     async def _write(self) -> None:
         """Write the file. Raises: Refused."""

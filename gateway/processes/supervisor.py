@@ -31,7 +31,7 @@ from gateway.processes.config_applier import ConfigApplier
 from gateway.processes.config_source import ConfigSource, watch_file
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
-from gateway.processes.instance_launch import Host
+from gateway.processes.instance import Host
 from gateway.processes.instance_pool import GatewayView, InstancePool
 from gateway.processes.listeners import open_listener, reserve_port
 from gateway.processes.model_requests import ModelRequests

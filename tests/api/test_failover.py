@@ -364,7 +364,7 @@ async def test_cancelled_waiting_call_is_never_sent(boot: Boots) -> None:
 
 
 class Held:
-    """The part of a connection that a call uses."""
+    """The part of a connection that a call uses: its handle, its protocol and its limit in one."""
 
     on_lost: Callable[[], None] | None = None
     timed_out = False

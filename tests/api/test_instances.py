@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from gateway.config.load import parse_config
@@ -33,9 +32,9 @@ DIFFERENT: dict[tuple[str, str, str], int] = {
 
 
 @pytest.fixture
-async def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[InstanceParent]:
+async def parent(tmp_path: Path) -> AsyncIterator[InstanceParent]:
     """Return a parent whose instances have no processes."""
-    parent = InstanceParent(tmp_path, monkeypatch)
+    parent = InstanceParent(tmp_path)
     yield parent
     await parent.close()
 
@@ -199,7 +198,7 @@ async def test_an_instance_that_exits_stays_in_its_upstream(gateway: Running, pa
     await create(gateway, name="a")
     await parent.ready("a")
     for _ in range(5):
-        parent.children["a"].watch.on_exit("ended", "signal SIGKILL")
+        parent.children["a"].instance.on_exit("ended", "signal SIGKILL")
     info = (await gateway.client.get(f"{MANAGER}/instances/a")).json()
     assert ("starting", 5, True) == (info["status"], info["restarts"], info["joined"])
     await parent.ready("a")
@@ -207,18 +206,17 @@ async def test_an_instance_that_exits_stays_in_its_upstream(gateway: Running, pa
 
 
 async def test_an_instance_runs_once_the_workers_send_it_calls(
-    gateway: Running, parent: InstanceParent, monkeypatch: pytest.MonkeyPatch
+    gateway: Running, parent: InstanceParent
 ) -> None:
     """While the gateway itself starts, workers learn of it late; its process is asked again and again."""
-    sent = asyncio.Event()
-    monkeypatch.setattr(parent.pool, "_view", msgspec.structs.replace(parent.pool._view, publish=sent.wait))
+    parent.may_publish.clear()
     await create(gateway, name="a")
     for _ in range(3):
-        parent.children["a"].watch.on_ready()
+        parent.children["a"].instance.on_ready()
         await asyncio.sleep(0)
     info = parent.pool.info(parent.pool.find("a"))
     assert ("starting", False) == (info.status, info.joined)
-    sent.set()
+    parent.may_publish.set()
     await parent.ready("a")
     info = parent.pool.info(parent.pool.find("a"))
     assert ("running", True) == (info.status, info.joined)
@@ -263,7 +261,7 @@ async def test_an_instance_that_never_gets_ready_fails_with_its_reason(
     await create(gateway, name="a")
     child = parent.children["a"]
     for _ in range(3):
-        child.watch.on_exit("ended", "exit status 1")
+        child.instance.on_exit("ended", "exit status 1")
     info = (await gateway.client.get(f"{MANAGER}/instances/a")).json()
     assert "failed" == info["status"]
     assert "exited 3 times" in info["reason"]
@@ -275,7 +273,7 @@ async def test_an_instance_that_never_gets_ready_fails_with_its_reason(
 
 
 async def test_instances_are_kept_over_a_restart(
-    gateway: Running, parent: InstanceParent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateway: Running, parent: InstanceParent, tmp_path: Path
 ) -> None:
     await create(gateway, name="a")
     await create(gateway, name="b")
@@ -284,7 +282,7 @@ async def test_instances_are_kept_over_a_restart(
     await gateway.client.delete(f"{MANAGER}/instances/c")
     await parent.close()
 
-    later = InstanceParent(tmp_path, monkeypatch)
+    later = InstanceParent(tmp_path)
     # A template may be gone by then.
     commands = CONFIG.replace("fake", "other")
     later.config = later.base = parse_config(commands, {}, tmp_path)

@@ -123,6 +123,9 @@ def test_default_values_are_those_of_transformers() -> None:
         {"num_attention_heads": 5},
         {"auto_map": {"AutoModel": "modeling.Model"}},
         {"output_hidden_states": True},
+        {"pad_token_id": -1},
+        {"pad_token_id": 30522},
+        {"model_type": "roberta", "pad_token_id": None},
     ],
 )
 def test_other_networks_are_left_to_transformers(changes: dict[str, object]) -> None:

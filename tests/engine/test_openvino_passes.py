@@ -44,13 +44,30 @@ def small(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_encoder(ENCODERS["bert"][0](), minilm, tmp_path_factory.mktemp("small"))
 
 
+@pytest.fixture(scope="module")
+def small_model(small: Path) -> LoadedModel:
+    """Load the small encoder once: the trace of a network takes seconds."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with pytest.MonkeyPatch.context() as patch:
+        accept_any_speed(patch)
+        model = load_with(small)
+    torch.set_num_threads(threads)
+    return model
+
+
+def accept_any_speed(patch: pytest.MonkeyPatch) -> None:
+    """Let OpenVINO compute whatever it may, however fast it is."""
+    patch.setattr(openvino_passes, "SHARE_MAX", 1e9)
+    patch.setattr(openvino_passes, "PASS_MAX_S", 1e9)
+    patch.setattr(openvino_passes, "LENGTHS", (8, 64))
+    patch.setattr(openvino_passes, "ROUNDS", 1)
+
+
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let OpenVINO compute whatever it may, however fast it is; return the lengths of its passes."""
-    monkeypatch.setattr(openvino_passes, "SHARE_MAX", 1e9)
-    monkeypatch.setattr(openvino_passes, "PASS_MAX_S", 1e9)
-    monkeypatch.setattr(openvino_passes, "LENGTHS", (8, 64))
-    monkeypatch.setattr(openvino_passes, "ROUNDS", 1)
+    """Let OpenVINO compute whatever it may; return the lengths of its passes."""
+    accept_any_speed(monkeypatch)
     lengths: list[int] = []
     run = OpenVinoPasses._run
 
@@ -125,29 +142,23 @@ def test_a_cross_encoder_scores_a_single_pair_alike(minilm: Path, tmp_path: Path
     np.testing.assert_allclose(alone, rows(load_with(tmp_path, "torch"), texts, alone=False), atol=1e-4)
 
 
-def test_the_memory_of_openvino_is_counted(small: Path, passes: list[int]) -> None:
-    plain, with_copy = (
-        held_bytes(load(small, "m", LoadOptions("float32", "cpu", runtime=runtime)).head)
-        for runtime in ("torch", "openvino")
-    )
+def test_the_memory_of_openvino_is_counted(small: Path, small_model: LoadedModel, passes: list[int]) -> None:
+    plain, with_copy = held_bytes(load_with(small, "torch").head), held_bytes(small_model.head)
+    rows(small_model, sequences(30_000), alone=True)
     assert passes
     # The weights as PyTorch holds them, OpenVINO's, and those that it has compiled.
     assert 2.8 * plain < with_copy < 3.2 * plain
 
 
-def test_a_pass_next_to_others_stays_with_torch(small: Path, passes: list[int]) -> None:
-    model, texts = load_with(small), sequences(30_000)
-    passes.clear()
+def test_a_pass_next_to_others_stays_with_torch(small_model: LoadedModel, passes: list[int]) -> None:
     torch.set_num_threads(1)
-    rows(model, texts, alone=True)
+    rows(small_model, sequences(30_000), alone=True)
 
     assert passes == []
 
 
-def test_longer_texts_than_were_measured_stay_with_torch(small: Path, passes: list[int]) -> None:
-    model = load_with(small)
-    passes.clear()
-    rows(model, [InputSequence([101] * 65, [0] * 65)], alone=True)
+def test_longer_texts_than_were_measured_stay_with_torch(small_model: LoadedModel, passes: list[int]) -> None:
+    rows(small_model, [InputSequence([101] * 65, [0] * 65)], alone=True)
 
     assert passes == []
 

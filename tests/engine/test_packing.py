@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModel, MistralConfig
 
-from backends.torch.networks import packing
 from backends.torch.networks.packing import PackedLayout
 from backends.torch.networks.rounding import spare_tokens
+from backends.torch.stock import packing
 from tests.engine.checkpoints import DECODER
 from tests.engine.model_types.comparison import Outcome, compare
 

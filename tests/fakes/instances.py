@@ -4,12 +4,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gateway.config.load import parse_config
-from gateway.declared.host import HostCommand, HostResult, ModelCommand
+from gateway.declared.host import HostCommand, HostResult, InstanceRecord, ModelCommand
 from gateway.declared.instances import InstanceFile
-from gateway.processes.instance_launch import Host, Watch, free_port
+from gateway.processes.instance import Host, Instance, free_port
 from gateway.processes.instance_pool import GatewayView, InstancePool
 from tests.waiting import PATIENCE_S
 
@@ -30,11 +28,11 @@ models:
 
 
 class FakeChild:
-    """Process of an instance. watch: receives what happens to it."""
+    """Process of an instance. instance: receives what happens to it."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, instance: Instance) -> None:
         self.name = "fake"
-        self.watch = watch
+        self.instance = instance
         self.pid: int | None = 4711
         self.is_stopped = False
 
@@ -56,18 +54,18 @@ class FakeChild:
 class FakeLaunch:
     """Start of a `FakeChild`. children: of all instances, by name."""
 
-    children: dict[str, FakeChild]
     patience_s = 1.0
     polls = False
 
-    def __init__(self, record: Any, *_: Any) -> None:
+    def __init__(self, children: dict[str, FakeChild], record: InstanceRecord) -> None:
+        self._children = children
         self._name = record.name
         self.port: int | None = record.settings.port or free_port()
         self.address = f"http://127.0.0.1:{self.port}"
 
-    def create(self, watch: Watch) -> FakeChild:
+    def create(self, instance: Instance) -> Any:
         """Return the process."""
-        child = self.children[self._name] = FakeChild(watch)
+        child = self._children[self._name] = FakeChild(instance)
         return child
 
     async def is_healthy(self) -> bool:
@@ -76,22 +74,30 @@ class FakeLaunch:
 
 
 class InstanceParent:
-    """Parent of one gateway. configs: models of each configuration that the workers have been sent."""
+    """Parent of one gateway.
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: models of each configuration that the workers have been sent. may_publish: they learn of it now.
+    """
+
+    def __init__(self, folder: Path) -> None:
         self.children: dict[str, FakeChild] = {}
-        monkeypatch.setattr(FakeLaunch, "children", self.children, raising=False)
-        for name in ("CommandLaunch", "EngineLaunch"):
-            monkeypatch.setattr(f"gateway.processes.instance_pool.{name}", FakeLaunch)
         self.file = InstanceFile(folder)
         self.records = self.file.open()
         self.base = parse_config(CONFIG, {}, folder)
         self.config = self.base
         self.sent: list[tuple[str, ...]] = []
         view = GatewayView(lambda: self.config, self._publish, lambda _: None, lambda: 8080)
-        self.pool = InstancePool(self.file, Host({}, lambda: str(folder)), view)
+        self.pool = InstancePool(
+            self.file,
+            Host({}, lambda: str(folder)),
+            view,
+            lambda record, *_: FakeLaunch(self.children, record),
+        )
+        self.may_publish = asyncio.Event()
+        self.may_publish.set()
 
     async def _publish(self) -> None:
+        await self.may_publish.wait()
         self.config = self.pool.overlay(self.base)
         self.sent.append(tuple(self.config.models))
 
@@ -101,7 +107,7 @@ class InstanceParent:
 
     async def ready(self, name: str) -> None:
         """Report that an instance's process is ready, and wait until the workers know."""
-        self.children[name].watch.on_ready()
+        self.children[name].instance.on_ready()
         async with asyncio.timeout(PATIENCE_S):
             while self.pool.find(name).status == "starting":  # noqa: ASYNC110 - a task publishes it
                 await asyncio.sleep(0)

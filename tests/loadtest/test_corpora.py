@@ -6,8 +6,9 @@ import statistics
 
 import pytest
 
-from loadtest import corpora, schedules
+from loadtest import corpora
 from loadtest.corpora import CallFactory, CallShape
+from loadtest.generator import schedule
 
 
 def test_texts_differ_and_repeat_with_the_seed() -> None:
@@ -55,16 +56,16 @@ def test_rerank_calls_escape_their_texts() -> None:
     ]
 
 
-def test_constant_arrivals_have_equal_gaps() -> None:
-    assert schedules.schedule("constant", 4, 1.0, seed=1) == [0, 0.25, 0.5, 0.75]
+def test_even_arrivals_have_equal_gaps() -> None:
+    assert schedule("even", 4, 1.0, seed=1) == [0, 0.25, 0.5, 0.75]
 
 
 def test_poisson_arrivals_have_the_rate_and_exponential_gaps() -> None:
-    arrivals_s = schedules.schedule("poisson", 500, 20, seed=5)
+    arrivals_s = schedule("poisson", 500, 20, seed=5)
     gaps = [after - before for before, after in itertools.pairwise(arrivals_s)]
 
     assert arrivals_s == sorted(arrivals_s)
-    assert arrivals_s == schedules.poisson(500, 20, seed=5)
+    assert arrivals_s == schedule("poisson", 500, 20, seed=5)
     assert 0 < arrivals_s[0] < arrivals_s[-1] < 20
     assert len(arrivals_s) == pytest.approx(10_000, rel=0.05)
     assert statistics.stdev(gaps) == pytest.approx(statistics.mean(gaps), rel=0.05)

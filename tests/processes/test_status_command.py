@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import yaml
 
+from gateway.cli.context import BLANK_NOTE
 from gateway.cli.gateway_client import GatewayClient, GatewayUnavailable, RequestRefused
-from gateway.cli.lost_tenants import BLANK_NOTE
 from gateway.cli.printable import plain
 from gateway.cli.status import StatusDisplay
 from gateway.telemetry.snapshot import Snapshot

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.check import check
-from gateway.cli.operator_keys import NO_OPERATOR_KEY, needs_operator_key, warn_of_missing_operator_key
+from gateway.cli.first_key import NO_OPERATOR_KEY, needs_operator_key, warn_of_missing_operator_key
 from gateway.config.load import parse_config
 from gateway.config.schema import Config, TenantConfig
 from gateway.store.redis_client import RedisClient

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.lost_tenants import BLANK_NOTE
+from gateway.cli.context import BLANK_NOTE
 from gateway.events import Event
 from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost

@@ -16,9 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli.bench import add_bench_options, bench, plan_of
-from gateway.cli.bench_calls import bodies, made_texts, read_reply, stages_of, target_of
-from gateway.cli.bench_figures import CallEnd, Figures, Latencies
-from gateway.cli.bench_load import Load, LoadPlan, Measured, open_client
+from gateway.cli.bench_load import (
+    CallEnd,
+    Figures,
+    Latencies,
+    Load,
+    LoadPlan,
+    Measured,
+    bodies,
+    made_texts,
+    open_client,
+    read_reply,
+    stages_of,
+    target_of,
+)
 from gateway.cli.bench_picture import draw
 from tests.fakes.tei import FakeTei
 from tests.fakes.threaded import serve_in_thread

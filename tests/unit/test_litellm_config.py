@@ -7,8 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from gateway.cli.import_config import import_config
-from gateway.cli.litellm_config import Unreadable, import_litellm
+from gateway.cli.litellm_config import Unreadable, import_config, import_litellm
 from gateway.cli.main import full_parser
 from gateway.config.load import parse_config
 from gateway.config.schema import Config

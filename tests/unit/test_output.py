@@ -8,9 +8,8 @@ from rich.table import Table
 
 from backends.reference_texts import REFERENCE_TEXTS
 from gateway.cli.batch import Batch, BatchPage, Counts, show_batches
-from gateway.cli.check import show_problems
-from gateway.cli.output import show_line, show_table
-from gateway.cli.verify_report import show_report
+from gateway.cli.output import show_line, show_problems, show_table
+from gateway.cli.verify import show_report
 from gateway.config.problems import ConfigError, Problem
 from gateway.vector_spaces.comparison import ReplicaVectors, report_on
 from gateway.vector_spaces.fingerprint import Fingerprint

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from gateway.cli.status import StatusDisplay
-from gateway.cli.status_view import view
+from gateway.cli.status import StatusDisplay, view
 from gateway.telemetry.snapshot import (
     CallsStatus,
     CheckpointStatus,

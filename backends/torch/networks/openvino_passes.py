@@ -243,7 +243,8 @@ def require_openvino(device: torch.device, dtype: DTypeName | None) -> None:
 
 def _openvino() -> Any:
     """Import OpenVINO without its telemetry, which forks this process to send statistics to a vendor."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type] - None blocks an import
+    # None blocks the import.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     return import_module("openvino")
 
 

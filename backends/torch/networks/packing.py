@@ -150,12 +150,12 @@ class PackedEncoder(nn.Module):
             inputs["token_type_ids"] = layout.pack(token_type_ids)
         hidden = None if self.graphs is None else self.graphs.compute(inputs)
         if hidden is None:
-            placed = {name: self._placed(value) for name, value in inputs.items()}
+            placed = {
+                name: to_device(value, self.device) if isinstance(value, Tensor) else value
+                for name, value in inputs.items()
+            }
             hidden = self.encoder(**placed).last_hidden_state
         return layout.unpack(hidden)
-
-    def _placed(self, value: Any) -> Any:
-        return to_device(value, self.device) if isinstance(value, Tensor) else value
 
     def _pool(self, hidden: Tensor) -> Tensor:
         """Return the pooler's (rows, dim), whose parts ALBERT applies in the encoder's code."""

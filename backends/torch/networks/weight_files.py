@@ -333,7 +333,8 @@ def describe_faults(differences: TensorDifferences, kind: ModelKind, prefix: str
 
     prefix: name of the encoder among the network's parts, where it is one of several.
     """
-    missing = sorted(name for name in differences.missing if not _may_be_missing(name, kind))
+    unneeded = "pooler." if kind in WITHOUT_POOLER else ()
+    missing = sorted(name for name in differences.missing if not name.startswith(unneeded))
     unexpected = sorted(
         name
         for name in differences.unexpected
@@ -350,10 +351,6 @@ def describe_faults(differences: TensorDifferences, kind: ModelKind, prefix: str
         _list_names(shapes, "of another shape"),
     ]
     return "; ".join(fault for fault in faults if fault)
-
-
-def _may_be_missing(name: str, kind: ModelKind) -> bool:
-    return kind in WITHOUT_POOLER and name.startswith("pooler.")
 
 
 def _is_of_another_task(name: str, parts: Collection[str], prefix: str) -> bool:

@@ -26,7 +26,7 @@ from backends.contract import (
 from backends.contract.errors import UnsupportedWork
 from backends.contract.vectors import max_similarity, shape_vectors, sigmoid, softmax
 from backends.recipe.recipe import Recipe
-from backends.torch.inputs.sequences import Features, PreparedSequences, Row
+from backends.torch.inputs.sequences import PreparedSequences, Row
 
 
 def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequence[Row]) -> Reply:
@@ -40,7 +40,8 @@ def answer(recipe: Recipe, work: Work, prepared: PreparedSequences, rows: Sequen
             return EmbedReply(vectors, tokens, truncated, prepared.lengths)
         case EmbedParts():
             vectors_of_tokens = _without_none([row.multivector for row in rows])
-            grids = tuple(None if found is None else found.grid for found in _features(prepared))
+            features = (sequence.features for sequence in prepared.sequences)
+            grids = tuple(None if found is None else found.grid for found in features)
             counts = prepared.lengths
             return EncodeReply(tokens, None, None, vectors_of_tokens, None, truncated, counts, grids)
         case Encode():
@@ -104,10 +105,6 @@ def _encode_reply(
         prepared.truncated,
         prepared.lengths,
     )
-
-
-def _features(prepared: PreparedSequences) -> list[Features | None]:
-    return [sequence.features for sequence in prepared.sequences]
 
 
 def _without_none(vectors: Sequence[Vectors | None]) -> tuple[Vectors, ...]:

@@ -4,13 +4,12 @@ The options of a request, which a JSON body would have as fields, are in the que
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sized
 from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from backends.contract import EncodeReply, Vectors
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import ARROW, is_arrow
 from gateway.api.wire.arrow import (
@@ -20,8 +19,6 @@ from gateway.api.wire.arrow import (
     all_rows,
     check_installed,
     read_in_turn,
-    write_sparse,
-    write_vectors,
 )
 from gateway.errors import EmptyInput, InvalidInput
 
@@ -84,35 +81,23 @@ def wants_arrow(context: RequestContext) -> bool:
     return False
 
 
-async def arrow_vectors(
-    context: RequestContext, vectors: Vectors, facts: Mapping[str, str]
+async def arrow_stream(
+    context: RequestContext,
+    write: Callable[[Any, Rows, Form], memoryview],
+    values: Sized,
+    facts: Mapping[str, str],
 ) -> tuple[memoryview, str]:
-    """Return a reply of vectors, and its media type. Raises: UnsupportedMedia."""
+    """Return a reply with a value for each text, and its media type. Raises: UnsupportedMedia."""
     check_installed()
     form = Form(_codec_of(context.header(b"accept")), facts)
-    return await asyncio.to_thread(write_vectors, vectors, _rows(context, len(vectors)), form), _media(form)
-
-
-async def arrow_sparse(
-    context: RequestContext, reply: EncodeReply, facts: Mapping[str, str]
-) -> tuple[memoryview, str]:
-    """Return a reply of term weights, and its media type. Raises: UnsupportedMedia."""
-    check_installed()
-    form, terms = Form(_codec_of(context.header(b"accept")), facts), reply.sparse or ()
-    return await asyncio.to_thread(write_sparse, terms, _rows(context, len(terms)), form), _media(form)
+    rows = all_rows(len(values)) if context.rows is None else context.rows
+    media_type = ARROW if form.codec is None else f"{ARROW}; codecs={form.codec}"
+    return await asyncio.to_thread(write, values, rows, form), media_type
 
 
 def facts_of(model: str, tokens: int) -> dict[str, str]:
     """Return the metadata of a reply's schema."""
     return {"model": model, "tokens": str(tokens)}
-
-
-def _rows(context: RequestContext, count: int) -> Rows:
-    return all_rows(count) if context.rows is None else context.rows
-
-
-def _media(form: Form) -> str:
-    return ARROW if form.codec is None else f"{ARROW}; codecs={form.codec}"
 
 
 def _codec_of(accepted: str) -> Codec | None:

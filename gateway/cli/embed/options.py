@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import unquote
 
-from gateway.cli.bench_calls import target_of
+from gateway.cli.bench_load import target_of
 from gateway.cli.embed.plan import (
     DType,
     EmbedFailed,

@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gateway.cli.check import show_problems
 from gateway.cli.embed.calls import Caller, open_client
 from gateway.cli.embed.embedding import Embedder, Interrupted, Run, open_reader
 from gateway.cli.embed.options import CONFIG, plan_of
@@ -40,7 +39,7 @@ from gateway.cli.embed.parts import (
 from gateway.cli.embed.plan import Counts, EmbedFailed, EmbedStopped, PartFacts, Plan, Position, Source
 from gateway.cli.gateway_client import RequestRefused
 from gateway.cli.operator_options import checked_key, operator_key
-from gateway.cli.output import show_line, show_table
+from gateway.cli.output import show_line, show_problems, show_table
 from gateway.config.problems import ConfigError
 
 FAILED, STOPPED = 1, 3

@@ -20,7 +20,8 @@ from gateway.api.server.error_bodies import OPENAI
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import Request
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.arrow_http import arrow_body, arrow_vectors, facts_of, wants_arrow
+from gateway.api.wire.arrow import write_vectors
+from gateway.api.wire.arrow_http import arrow_body, arrow_stream, facts_of, wants_arrow
 from gateway.api.wire.inputs import InputField, Inputs, check_token_vectors, read_inputs
 from gateway.api.wire.media import VectorOptions, embed_parts, have_media, parts_of_messages
 from gateway.api.wire.replies import with_dimensions
@@ -369,7 +370,7 @@ async def _serve(request: Request[OpenAIEmbeddingsRequest]) -> HttpReply:
     served, reply = await request.serve(await decode_embeddings(request), EmbedReply | EncodeReply)
     if as_arrow:
         facts = facts_of(served.route.model, reply.tokens)
-        stream, media_type = await arrow_vectors(context, reply.vectors, facts)
+        stream, media_type = await arrow_stream(context, write_vectors, reply.vectors, facts)
         return request.reply_bytes(served, stream, None, media_type)
     if data.encoding_format in BYTES:
         return reply_packed(request, served, list(reply.vectors), data.numbers())

@@ -35,7 +35,8 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.arrow_http import arrow_sparse, arrow_vectors, facts_of, wants_arrow
+from gateway.api.wire.arrow import write_sparse, write_vectors
+from gateway.api.wire.arrow_http import arrow_stream, facts_of, wants_arrow
 from gateway.api.wire.inputs import Dimensions
 from gateway.api.wire.tei import (
     Direction,
@@ -89,14 +90,14 @@ EMBED = TeiOperation(
     decode_embed,
     EmbedReply,
     lambda _, reply: json_bytes(list(reply.vectors)),
-    lambda context, reply, facts: arrow_vectors(context, reply.vectors, facts),
+    lambda context, reply, facts: arrow_stream(context, write_vectors, reply.vectors, facts),
 )
 EMBED_SPARSE = TeiOperation(
     TeiEncodeRequest,
     decode_sparse,
     EncodeReply,
     lambda _, reply: json_bytes([term_items(terms) for terms in reply.sparse or ()]),
-    arrow_sparse,
+    lambda context, reply, facts: arrow_stream(context, write_sparse, reply.sparse or (), facts),
 )
 EMBED_ALL = TeiOperation(
     TeiEncodeRequest,
