@@ -22,10 +22,8 @@ from gateway.declared.composition import Joined
 from gateway.declared.host import ENGINE, InstanceInfo, InstanceRecord, LogSlice, Status, timestamp
 from gateway.declared.instances import render, values_of
 from gateway.events import EndReason
-from gateway.processes.child import Child, ChildSpec
-from gateway.processes.engine_probe import responds
-from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child
-from gateway.processes.liveness import watch_liveness
+from gateway.processes.child import Child, ChildSpec, watch_liveness
+from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child, responds
 
 READY_POLL_S = 0.25
 CHECK_EVERY_S = 5.0
