@@ -92,8 +92,8 @@ SURFACES: Mapping[str, tuple[str, ...]] = {
     "pillow": ("unit/test_pictures.py", "api/test_picture_dialects.py"),
     "obstore": ("unit/test_batch_objects.py",),
 }
-# Packages that only the pinned versions test. Those of the built-in engine and Lance: the tests would compute for
-# minutes, and the build of PyTorch is the user's choice. uvloop: only processes of an installed gateway run it.
+# Packages that only the pinned versions test. The tests of the built-in engine and of Lance would compute for
+# minutes, and the build of PyTorch is the user's choice. Only processes of an installed gateway run uvloop.
 PINNED_ONLY = {"transformers", "safetensors", "torch", "openvino", "soundfile", "soxr", "pylance", "uvloop"}
 
 

@@ -94,6 +94,4 @@ def test_the_lowest_versions_are_tested_by_files_of_each_library() -> None:
 
     assert names == SURFACES.keys() | PINNED_ONLY
     assert [] == sorted(file for file in files if not (ROOT / "tests" / file).is_file())
-    assert "pytest --lowest tests/unit tests/api tests/backends tests/quotas tests/processes" in recipe(
-        "test-lowest"
-    )
+    assert "pytest --lowest tests/unit tests/api tests/backends tests/quotas " in recipe("test-lowest")

@@ -24,17 +24,19 @@ from gateway.quotas.limits import Limit, is_batch_limit, parse_limit
 FIRST_TENANT = "default"
 OPERATORS = config.OPERATORS
 OPERATOR_SCOPES = ("admin", "metrics")
-# Operations that the scope of another one includes, because a key for one may well do the other.
-COVERED_BY = {
-    Operation.ENCODE: Operation.EMBED,
-    Operation.EMBED_IMAGE: Operation.EMBED,
-    Operation.EMBED_AUDIO: Operation.EMBED,
-    Operation.RERANK_IMAGE: Operation.RERANK,
-    Operation.DETOKENIZE: Operation.TOKENIZE,
+# Scope that a key needs for each operation. A key for one operation may well do the others of its scope.
+SCOPE_OF: Mapping[Operation, str] = {
+    Operation.EMBED: "embed",
+    Operation.EMBED_IMAGE: "embed",
+    Operation.EMBED_AUDIO: "embed",
+    Operation.ENCODE: "embed",
+    Operation.RERANK: "rerank",
+    Operation.RERANK_IMAGE: "rerank",
+    Operation.CLASSIFY: "classify",
+    Operation.TOKENIZE: "tokenize",
+    Operation.DETOKENIZE: "tokenize",
 }
-OPERATIONS: frozenset[str] = frozenset(
-    operation.value for operation in Operation if operation not in COVERED_BY
-)
+OPERATIONS: frozenset[str] = frozenset(SCOPE_OF.values())
 FIRST_KEY_SCOPES = (*sorted(OPERATIONS), "metrics", "admin")
 # A log line names this many keys of a tenant.
 NAMED_KEYS_MAX = 5
@@ -129,7 +131,7 @@ class Tenant(msgspec.Struct, frozen=True):
 
     def require_operation(self, operation: Operation) -> None:
         """Check that the key's scopes include an operation. Raises: ScopeForbidden."""
-        self.require(COVERED_BY.get(operation, operation).value)
+        self.require(SCOPE_OF[operation])
 
     def require(self, scope: str) -> None:
         """Check that the key has a scope. Raises: ScopeForbidden."""

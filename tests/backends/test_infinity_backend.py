@@ -38,7 +38,7 @@ from tests.backends.invalid_replies import body_of, packed, ranking
 from tests.fakes.hooks import respond_with
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.server import logit_of
-from tests.fakes.tei import vector_of
+from tests.fakes.tei import Hook, vector_of
 
 LONG = "w " * 20
 COUNTED = TokenCount(7, (1,))
@@ -61,6 +61,13 @@ async def joined(server: FakeInfinity, tokenizer: str, model: str | None = None)
     backend = backend_of(server, tokenizer, model)
     await backend.describe(5.0)
     return backend
+
+
+def reply_to_embeddings(status: int, reply: Any) -> Hook:
+    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
+        return (status, body_of(reply)) if path == "/embeddings" else None
+
+    return hook
 
 
 @settings(max_examples=200, deadline=None)
@@ -143,35 +150,32 @@ async def test_uses_the_configured_model_or_the_only_one(
         assert expected == (await backend.describe(5.0)).model_id
 
 
-@pytest.mark.parametrize(
-    "probe",
-    [
-        # One vector per token, flattened; the two texts of the probe differ in length.
-        packed([0.6, 0.8], [0.6, 0.8, 0.6, 0.8]),
-    ],
-)
-async def test_one_vector_per_token_is_no_embedding(small_files: str, probe: Any) -> None:
-    capabilities = await backend_of(_server_with_embeddings(probe), small_files).describe(5.0)
+async def test_one_vector_per_token_is_no_embedding(small_files: str) -> None:
+    server = FakeInfinity()
+    # Flattened; the two texts of the probe differ in length.
+    server.hook = reply_to_embeddings(200, packed([0.6, 0.8], [0.6, 0.8, 0.6, 0.8]))
+    capabilities = await backend_of(server, small_files).describe(5.0)
 
     assert Operation.EMBED not in capabilities.operations
 
 
-async def test_quantized_vectors_do_not_join(small_files: str) -> None:
-    with pytest.raises(ReplicaFailed, match="float32"):
-        await backend_of(_server_with_embeddings(packed([100.0, 27.0], [-3.0, 90.0])), small_files).describe(
-            5.0
-        )
-
-
-def _server_with_embeddings(reply: Any) -> FakeInfinity:
-    """Return a server whose /embeddings sends this reply."""
+@pytest.mark.parametrize(
+    ("hook", "reason"),
+    [
+        (reply_to_embeddings(200, packed([100.0, 27.0], [-3.0, 90.0])), "float32"),
+        (reply_to_embeddings(200, b"<html>welcome</html>"), None),
+        (reply_to_embeddings(500, b""), None),
+        (respond_with(500), None),
+    ],
+    ids=["quantized", "html", "failed", "failed server"],
+)
+async def test_server_with_an_unusable_probe_does_not_join(
+    small_files: str, hook: Hook, reason: str | None
+) -> None:
     server = FakeInfinity()
-
-    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
-        return (200, body_of(reply)) if path == "/embeddings" else None
-
     server.hook = hook
-    return server
+    with pytest.raises(ReplicaFailed, match=reason):
+        await backend_of(server, small_files).describe(5.0)
 
 
 async def test_embeds_and_counts_tokens_of_the_model(small_files: str) -> None:
@@ -285,30 +289,11 @@ async def test_reports_its_queue_depth(small_files: str) -> None:
     assert QueueDepth(17) == await backend.queue_depth(5.0)
 
 
-async def test_failed_probe_does_not_join(small_files: str) -> None:
-    server = FakeInfinity()
-    server.hook = respond_with(500)
-    with pytest.raises(ReplicaFailed):
-        await backend_of(server, small_files).describe(5.0)
-
-
 async def test_busy_server_rejoins_with_its_earlier_profile(small_files: str) -> None:
     server = FakeInfinity()
     backend = await joined(server, small_files)
-    server.hook = _fail_embeddings(429)
+    server.hook = reply_to_embeddings(429, b"")
 
     assert 8 == (await backend.describe(5.0)).dimensions
     with pytest.raises(ReplicaOverloaded):
         await backend_of(server, small_files).describe(5.0)
-
-
-async def test_html_reply_to_the_probe_does_not_join(small_files: str) -> None:
-    with pytest.raises(ReplicaFailed):
-        await backend_of(_server_with_embeddings(b"<html>welcome</html>"), small_files).describe(5.0)
-
-
-def _fail_embeddings(status: int) -> Any:
-    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
-        return (status, b"") if path == "/embeddings" else None
-
-    return hook

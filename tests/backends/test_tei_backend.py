@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import (
+    Detokenize,
     Embed,
+    EmbedParts,
     EmbedReply,
     Operation,
     Rerank,
@@ -28,9 +30,20 @@ from backends.contract.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
     RequestTooLarge,
+    UnsupportedWork,
 )
+from backends.http.adapters import route_of
 from backends.http.client import UpstreamClient, UpstreamResponse
-from backends.tei.adapter import TeiBackend, TeiInfo, capabilities, decode, encode, failure
+from backends.tei.adapter import (
+    ROUTES,
+    TeiBackend,
+    TeiInfo,
+    capabilities,
+    check_supported,
+    decode,
+    encode,
+    failure,
+)
 from tests.backends.invalid_replies import body_of, packed
 from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei, score_of, vector_of
@@ -150,7 +163,22 @@ def test_clips_long_texts_to_what_the_server_reads() -> None:
 def test_derives_operations_from_the_model_type(
     model_type: dict[str, Any], operations: set[Operation]
 ) -> None:
-    assert operations == capabilities(msgspec.structs.replace(INFO, model_type=model_type)).operations
+    assert operations == capabilities(msgspec.structs.replace(INFO, model_type=model_type), ROUTES).operations
+
+
+def test_offers_only_operations_of_the_wires_own_table() -> None:
+    routes = {kind: ROUTES[kind] for kind in (Embed, Tokenize)}
+
+    assert {Operation.EMBED, Operation.TOKENIZE} == capabilities(INFO, routes).operations
+    with pytest.raises(UnsupportedWork, match="this upstream's model does not detokenize"):
+        check_supported(Detokenize(((1,),)), INFO, routes)
+
+
+def test_refusal_of_a_wire_names_the_operation() -> None:
+    with pytest.raises(UnsupportedWork, match="this upstream's wire does not carry rerank"):
+        route_of(Rerank("q", ("a",)), {})
+    with pytest.raises(UnsupportedWork, match="this upstream reads text only, neither images nor sound"):
+        route_of(EmbedParts((("a",),)), {})
 
 
 @pytest.mark.parametrize(

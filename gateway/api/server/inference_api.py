@@ -132,7 +132,7 @@ class InferenceApi:
     async def serve(self, context: RequestContext, call: Call) -> Served:
         """Run a decoded call through the gateway's stages. Raises: GatewayError."""
         tenant = context.tenant or self.authenticator.authenticate(context)
-        if context.begin_call(len(call.work.inputs), tenant):
+        if context.begin_call(call, tenant):
             call = msgspec.structs.replace(call, bulk=True)
         else:
             self.interactive_calls += 1
