@@ -26,7 +26,6 @@ from gateway.quotas.operations import (
     keys_of,
     limit_argument,
     reserve_argument,
-    settle_argument,
     usage_key,
 )
 from gateway.store.errors import StoreUnavailable
@@ -217,7 +216,7 @@ class Account:
             "lease": LEASE_US,
             "ttl": STATE_TTL_S,
             "usage_ttl": USAGE_TTL_S,
-            "settles": [settle_argument(settlement, limits, days) for settlement in settlements],
+            "settles": [settlement.pack(limits, days) for settlement in settlements],
             "reserves": [pending.pack(limits) for pending in reserves],
             "limits": [limit_argument(limit) for limit in limits],
         }
