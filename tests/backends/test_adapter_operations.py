@@ -340,8 +340,7 @@ async def test_too_long_input_is_invalid_work(
 
 
 @pytest.mark.parametrize(
-    ("does", "work"),
-    [("score", Score((("q", LONG),))), ("classify", Classify((LONG,)))],
+    ("does", "work"), [("score", Score((("q", LONG),))), ("classify", Classify((LONG,)))]
 )
 @pytest.mark.parametrize("kind", ["tei", "infinity", "vllm"])
 async def test_never_reports_truncated_inputs_as_complete(

@@ -11,12 +11,17 @@ from backends.contract.errors import AttemptTimedOut, InvalidWork, ModelUnavaila
 from backends.contract.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
 from backends.recipe.checkpoint import read_input_rules
 from backends.recipe.recipe import InputRules
-from backends.tokens.counting import CHUNK_CHARACTERS, apply_prompt, open_token_counter
+from backends.tokens.counting import CHUNK_CHARACTERS, TokenCounter, apply_prompt, open_token_counter
 from backends.tokens.tokenizer import TokenCount
 from tests.fakes.checkpoint import write_small_files
 
 RULES = InputRules(16, {"query": "query: ", "passage": ""}, None)
 LONG = "w " * 20
+
+
+@pytest.fixture
+async def counter(small_files: str) -> TokenCounter:
+    return await open_token_counter(TokenizerSource(small_files), 5.0)
 
 
 @pytest.mark.parametrize(
@@ -31,13 +36,12 @@ LONG = "w " * 20
     ids=str,
 )
 async def test_counts_tokens_after_truncation(
-    small_files: str, work: Embed | Rerank, expected: TokenCount
+    counter: TokenCounter, work: Embed | Rerank, expected: TokenCount
 ) -> None:
-    assert expected == await (await open_token_counter(TokenizerSource(small_files), 5.0)).count(work, 5.0)
+    assert expected == await counter.count(work, 5.0)
 
 
-async def test_refuses_inputs_that_must_not_be_truncated(small_files: str) -> None:
-    counter = await open_token_counter(TokenizerSource(small_files), 5.0)
+async def test_refuses_inputs_that_must_not_be_truncated(counter: TokenCounter) -> None:
     with pytest.raises(
         InvalidWork, match=r"maximum context length is 16 tokens; this input has 22 tokens"
     ) as refused:
@@ -45,8 +49,7 @@ async def test_refuses_inputs_that_must_not_be_truncated(small_files: str) -> No
     assert 1 == refused.value.input_index
 
 
-async def test_counts_in_chunks_as_at_once(small_files: str) -> None:
-    counter = await open_token_counter(TokenizerSource(small_files), 5.0)
+async def test_counts_in_chunks_as_at_once(counter: TokenCounter) -> None:
     # The second chunk has the long texts.
     short = CHUNK_CHARACTERS // len("b c") + 1
     texts = ("b c",) * short + (LONG, "", "d e f g", LONG)
@@ -58,8 +61,7 @@ async def test_counts_in_chunks_as_at_once(small_files: str) -> None:
     assert short == refused.value.input_index
 
 
-async def test_a_large_batch_does_not_hold_the_threads_from_a_small_one(small_files: str) -> None:
-    counter = await open_token_counter(TokenizerSource(small_files), 5.0)
+async def test_a_large_batch_does_not_hold_the_threads_from_a_small_one(counter: TokenCounter) -> None:
     # Of twenty chunks each.
     works = [Embed(("w " * 1024,) * (20 * CHUNK_CHARACTERS // 2048)) for _ in range(2)]
     large = [asyncio.create_task(counter.count(work, 60)) for work in works]
@@ -70,8 +72,7 @@ async def test_a_large_batch_does_not_hold_the_threads_from_a_small_one(small_fi
     assert [16 * 320] * 2 == [count.tokens for count in await asyncio.gather(*large)]
 
 
-async def test_count_times_out(small_files: str) -> None:
-    counter = await open_token_counter(TokenizerSource(small_files), 5.0)
+async def test_count_times_out(counter: TokenCounter) -> None:
     with pytest.raises(AttemptTimedOut):
         await counter.count(Embed(("a",)), 0.0)
 
@@ -130,8 +131,7 @@ def test_reads_input_rules_of_models_the_engine_does_not_support(tmp_path: Path)
     ],
 )
 async def test_refuses_work_with_a_huge_reply(
-    small_files: str, work: Tokenize | Detokenize, message: str
+    counter: TokenCounter, work: Tokenize | Detokenize, message: str
 ) -> None:
-    counter = await open_token_counter(TokenizerSource(small_files), 5.0)
     with pytest.raises(InvalidWork, match=message):
         await counter.run(work, 5.0)

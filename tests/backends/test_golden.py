@@ -44,11 +44,7 @@ def small_copies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     config = json.loads((cross / "config.json").read_text())
     named = config | {"id2label": {str(index): label for index, label in enumerate(LABELS)}}
     (classifier / "config.json").write_text(json.dumps(named))
-    return {
-        "all-MiniLM-L6-v2": str(source),
-        "cross-encoder": str(cross),
-        "classifier": str(classifier),
-    }
+    return {"all-MiniLM-L6-v2": str(source), "cross-encoder": str(cross), "classifier": str(classifier)}
 
 
 TASKS: dict[str, Task] = {"all-MiniLM-L6-v2": "embed", "cross-encoder": "rerank", "classifier": "classify"}

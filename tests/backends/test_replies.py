@@ -227,10 +227,7 @@ def test_words_of_an_error_are_for_operators_only(
         ({"retry-after": "7"}, 7.0),
         ({"retry-after": "0.5"}, 0.5),
         ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
-        (
-            {"retry-after": "Fri, 27 Nov 2026 10:00:20 GMT", "date": "Fri, 27 Nov 2026 10:00:00 GMT"},
-            20.0,
-        ),
+        ({"retry-after": "Fri, 27 Nov 2026 10:00:20 GMT", "date": "Fri, 27 Nov 2026 10:00:00 GMT"}, 20.0),
         ({"retry-after": "86400"}, 60.0),
         ({"retry-after": "Fri, 27 Nov 2020 10:00:20 GMT"}, 0.0),
         ({"retry-after": "soon"}, None),

@@ -145,12 +145,7 @@ def test_operator_decides_otherwise(
     ("post_processor", "config", "settings", "reason"),
     [
         ("none", {}, {"add_eos_token": True}, "needs `eos_token` in tokenizer_config.json; it has none"),
-        (
-            "end",
-            {"eos_token": "</s>"},
-            {"add_eos_token": True},
-            "texts end in <|endoftext|>, and",
-        ),
+        ("end", {"eos_token": "</s>"}, {"add_eos_token": True}, "texts end in <|endoftext|>, and"),
         ("none", {"bos_token": "<x>"}, {"add_bos_token": True}, "the token <x> .* is not in the vocabulary"),
         ("none", {**LLAMA, "eos_token": None, "add_eos_token": True}, {}, "needs `eos_token`"),
     ],

@@ -49,9 +49,7 @@ def test_escapes_what_a_caller_sent(call: CallFinished, shown: str, caplog: pyte
     assert shown in caplog.records[0].getMessage()
 
 
-def test_logs_nothing_below_the_level_or_for_health_probes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_logs_nothing_below_the_level_or_for_health_probes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway")
     log_event(CallFinished("id", "GET", "/livez", 200, "ok", 0.0))
     caplog.set_level(logging.WARNING, "gateway")

@@ -9,14 +9,7 @@ import pytest
 from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config, UpstreamSettings
-from gateway.declared.additions import (
-    WRITTEN_BYTES_MAX,
-    Additions,
-    Part,
-    Put,
-    Remove,
-    UnknownAddition,
-)
+from gateway.declared.additions import WRITTEN_BYTES_MAX, Additions, Part, Put, Remove, UnknownAddition
 from gateway.declared.composition import compose, listing_of
 from gateway.declared.settings import HIDDEN, SecretSources, read_model, read_upstream, redact
 from gateway.declared.store import AdditionsInMemory

@@ -6,17 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.contract import (
-    Embed,
-    EmbedReply,
-    Encode,
-    Output,
-    Reply,
-    Rerank,
-    RerankReply,
-    Score,
-    Truncate,
-)
+from backends.contract import Embed, EmbedReply, Encode, Output, Reply, Rerank, RerankReply, Score, Truncate
 from backends.contract.errors import ReplicaFailed
 from gateway.cache.entries import Entry, SplitCall, decode_entry, encode_entry, entry_keys
 from gateway.cache.memory_store import ENTRY_OVERHEAD, MemoryStore

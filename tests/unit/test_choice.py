@@ -153,9 +153,7 @@ def test_replicas_that_differ_little_share_the_calls_as_before(policy: Policy) -
 def test_small_and_large_batches_do_not_make_a_replica_look_slow() -> None:
     sizes = (10, 16_000)
     chosen = simulate(
-        "least_tokens",
-        lambda _index, _now_s: 0.001,
-        tokens=lambda number: sizes[number // 50 % 2],
+        "least_tokens", lambda _index, _now_s: 0.001, tokens=lambda number: sizes[number // 50 % 2]
     )
 
     assert 0.4 < share_of(chosen, 1) < 0.6

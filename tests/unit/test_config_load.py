@@ -46,10 +46,7 @@ FAULTS: dict[str, set[str]] = {
     "key_in_the_clear_with_an_id": {"tenants.acme.keys[0]"},
     "key_in_the_place_of_a_tenant": {"tenants.acme"},
     "key_of_two_tenants": {"tenants.globex.keys[0]"},
-    "limit_of_zero": {
-        "tenants.acme.limits.tokens_per_day",
-        "tenants.acme.limits.requests_in_flight",
-    },
+    "limit_of_zero": {"tenants.acme.limits.tokens_per_day", "tenants.acme.limits.requests_in_flight"},
     "media_that_cannot_be_fetched": {
         "media.fetch.hosts[0]",
         "media.fetch.hosts[1]",
@@ -161,13 +158,11 @@ def faults_of(name: str) -> list[Problem]:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_reports_every_problem_once_at_its_path(name: str) -> None:
-    assert sorted(FAULTS[name]) == sorted(problem.path for problem in faults_of(name))
+def test_reports_every_problem_once_at_its_path_without_secrets(name: str) -> None:
+    found = faults_of(name)
 
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_no_message_repeats_a_secret(name: str) -> None:
-    assert SECRET not in "\n".join(f"{problem.path} {problem.message}" for problem in faults_of(name))
+    assert sorted(FAULTS[name]) == sorted(problem.path for problem in found)
+    assert SECRET not in "\n".join(f"{problem.path} {problem.message}" for problem in found)
 
 
 SIGNED_ON = "sign_on: {a: {issuer: 'https://a.example.org', audience: [g], claims: {tenant: {claim: t}}}}\n"
@@ -424,13 +419,7 @@ def test_message_hides_a_secret_of_the_wrong_type(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "url",
-    [
-        "http://user:%s@tei:80",
-        "http://user:%s/x@tei:80",
-        "http://user@tei:80",
-        "http://user:80/%s@tei",
-    ],
+    "url", ["http://user:%s@tei:80", "http://user:%s/x@tei:80", "http://user@tei:80", "http://user:80/%s@tei"]
 )
 def test_refuses_credentials_in_a_replica_url(url: str) -> None:
     text = MINIMAL.replace("http://tei:80", url.replace("%s", SECRET))

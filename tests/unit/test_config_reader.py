@@ -54,22 +54,10 @@ def test_a_misspelt_key_is_read_as_the_one_it_means(
         ({"listen": 1, "workers": 2}, set(), {"workers": 2}),
         ({"tls": {"certificate": "", "private_key": "b"}}, {"tls.certificate"}, {}),
         ({"tls": {"certificate": "a"}}, set(), {}),
-        (
-            {"upstreams": {"a": {"backend": "x"}, "b": TEI}},
-            set(),
-            {"upstreams": {"b": TEI}},
-        ),
-        (
-            {"upstreams": {"a": {**TEI, "policy": 1}}},
-            set(),
-            {"upstreams": {"a": TEI}},
-        ),
+        ({"upstreams": {"a": {"backend": "x"}, "b": TEI}}, set(), {"upstreams": {"b": TEI}}),
+        ({"upstreams": {"a": {**TEI, "policy": 1}}}, set(), {"upstreams": {"a": TEI}}),
         ({"upstreams": {"a": TEI}}, {"upstreams.a.replicas[0]"}, {"upstreams": {"a": {"backend": "tei"}}}),
-        (
-            {"tenants": {"a": {"limits": {"x": 0, "y": 1}}}},
-            set(),
-            {"tenants": {"a": {"limits": {"y": 1}}}},
-        ),
+        ({"tenants": {"a": {"limits": {"x": 0, "y": 1}}}}, set(), {"tenants": {"a": {"limits": {"y": 1}}}}),
     ],
 )
 def test_values_with_a_problem_are_left_out_with_what_needs_them(

@@ -2,13 +2,21 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
 from gateway.errors import Overloaded
-from gateway.upstreams import fair_threads
-from gateway.upstreams.fair_threads import LONG_CHARACTERS, Claim, FairThreads
+from gateway.upstreams.fair_threads import (
+    CHARACTERS_MAX,
+    CHUNK_CHARACTERS,
+    LONG_CHARACTERS,
+    TENANT_CHARACTERS_MAX,
+    Claim,
+    FairThreads,
+)
 from tests.fakes.hooks import until
 from tests.waiting import PATIENCE_S
 
@@ -23,40 +31,28 @@ def gate() -> Iterator[threading.Event]:
     opened.set()
 
 
-async def test_tenants_take_turns(gate: threading.Event) -> None:
+async def tenants_in_order(gate: threading.Event, claims: Sequence[Claim]) -> list[str]:
+    """Return the tenants of chunks that wait for one thread, in the order in which they run."""
     threads, order = FairThreads(1), list[str]()
     first = asyncio.create_task(threads.run(A, 1, gate.wait))
     await asyncio.sleep(0)
-    characters = fair_threads.CHUNK_CHARACTERS
     waiting = [
-        asyncio.create_task(threads.run(claim, characters, lambda claim=claim: order.append(claim.tenant)))  # type: ignore[misc]
-        for claim in (A, A, A, A, B)
+        asyncio.create_task(threads.run(claim, CHUNK_CHARACTERS, partial(order.append, claim.tenant)))
+        for claim in claims
     ]
     await asyncio.sleep(0)
     gate.set()
     await asyncio.gather(first, *waiting)
+    return order
 
-    assert order.index("b") <= 1
+
+async def test_tenants_take_turns(gate: threading.Event) -> None:
+    assert (await tenants_in_order(gate, [A, A, A, A, B])).index("b") <= 1
 
 
 async def test_weight_is_a_share_of_the_threads(gate: threading.Event) -> None:
-    threads, order = FairThreads(1), list[str]()
     heavy, light = Claim("heavy", 1, weight=3), Claim("light", 2)
-    first = asyncio.create_task(threads.run(A, 1, gate.wait))
-    await asyncio.sleep(0)
-    waiting = [
-        asyncio.create_task(
-            threads.run(
-                claim,
-                fair_threads.CHUNK_CHARACTERS,
-                lambda claim=claim: order.append(claim.tenant),  # type: ignore[misc]
-            )
-        )
-        for claim in (*[light] * 8, *[heavy] * 8)
-    ]
-    await asyncio.sleep(0)
-    gate.set()
-    await asyncio.gather(first, *waiting)
+    order = await tenants_in_order(gate, [*[light] * 8, *[heavy] * 8])
 
     assert 5 <= order[:8].count("heavy") <= 7
 
@@ -114,7 +110,7 @@ async def test_error_of_a_chunk_reaches_its_caller_and_frees_the_thread() -> Non
 
 
 async def test_a_tenant_may_hold_only_so_much_and_hinders_no_other() -> None:
-    threads, most = FairThreads(), fair_threads.TENANT_CHARACTERS_MAX
+    threads, most = FairThreads(), TENANT_CHARACTERS_MAX
     with threads.hold("a", 2 * most):
         with pytest.raises(Overloaded, match="of your text") as refused, threads.hold("a", 1):
             pass
@@ -127,12 +123,14 @@ async def test_a_tenant_may_hold_only_so_much_and_hinders_no_other() -> None:
     assert 1 <= refused.value.retry_after_s <= 60
 
 
-async def test_tenants_together_hold_only_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_threads, "CHARACTERS_MAX", 100)
-    threads = FairThreads()
-    with threads.hold("a", 60), threads.hold("b", 40), threads.hold("c", 10):
+async def test_tenants_together_hold_only_so_much() -> None:
+    threads, most = FairThreads(), TENANT_CHARACTERS_MAX
+    assert 4 * most == CHARACTERS_MAX
+    with ExitStack() as held:
+        for tenant, characters in (("a", most), ("c", most), ("d", most), ("b", most - 2), ("e", most // 3)):
+            held.enter_context(threads.hold(tenant, characters))
         with pytest.raises(Overloaded), threads.hold("b", 1):
             pass
         # Less than an equal part.
-        with threads.hold("c", 10):
+        with threads.hold("e", most // 3):
             pass

@@ -10,7 +10,7 @@ import trustme
 
 from gateway.config.schema import FetchSettings
 from gateway.media.addresses import Target
-from gateway.media.fetch import Connector, Fetcher, Permits
+from gateway.media.fetch import Connector, Fetcher, Permits, Resolve
 from tests.fakes.picture_host import BODY, PictureHost, reply, serving
 
 
@@ -24,8 +24,33 @@ def fetcher_of(server: PictureHost, **changes: object) -> Fetcher:
     return Fetcher(FetchSettings(**(values | changes)), resolve_to_loopback)
 
 
-async def resolve_to_loopback(host: str) -> Sequence[str]:
-    return ["127.0.0.1"]
+def resolver(*found: str) -> Resolve:
+    """Return a function that resolves every name to these addresses."""
+
+    async def resolve(host: str) -> Sequence[str]:
+        return found
+
+    return resolve
+
+
+async def stall(host: str) -> Sequence[str]:
+    """Resolve no name, and never end."""
+    await asyncio.Event().wait()
+    return []
+
+
+class RefusingConnector:
+    """Connector to addresses that accept no connection, which it records."""
+
+    def __init__(self) -> None:
+        self.connected: list[tuple[str, str]] = []
+
+    async def __call__(self, ip: str, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self.connected.append((ip, target.host))
+        raise ConnectionRefusedError
+
+
+resolve_to_loopback = resolver("127.0.0.1")
 
 
 async def fetched(fetcher: Fetcher, url: str) -> bytes:
@@ -77,10 +102,7 @@ async def test_each_form_of_a_body_is_read(answer: bytes) -> None:
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 5000 + b"0\r\n\r\n",
             "item_bytes",
         ),
-        (
-            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;" + b"x" * 200_000,
-            "valid HTTP: .* chunk",
-        ),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;" + b"x" * 200_000, "valid HTTP: .* chunk"),
         (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 50_000, "valid HTTP: .* head|item_bytes"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 40, "informational"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nshort", "broke"),
@@ -134,21 +156,17 @@ async def test_a_name_that_changes_its_address_is_checked_at_each_redirect() -> 
 
 
 async def test_the_connection_goes_to_the_checked_address() -> None:
-    resolved, connected = [], []
+    resolved, connector = [], RefusingConnector()
 
     async def resolve(host: str) -> Sequence[str]:
         resolved.append(host)
         return ["8.8.8.8", "2606:4700::1111"]
 
-    async def connect(ip: str, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        connected.append((ip, target.host))
-        raise ConnectionRefusedError
-
-    fetcher = Fetcher(FetchSettings(hosts=("a.example",)), resolve, connect)
+    fetcher = Fetcher(FetchSettings(hosts=("a.example",)), resolve, connector)
     with pytest.raises(ValueError, match="accepts no connection"):
         await fetched(fetcher, "https://a.example/")
     assert resolved == ["a.example"]
-    assert connected == [("8.8.8.8", "a.example"), ("2606:4700::1111", "a.example")]
+    assert connector.connected == [("8.8.8.8", "a.example"), ("2606:4700::1111", "a.example")]
 
 
 @pytest.mark.parametrize(
@@ -163,19 +181,11 @@ async def test_the_connection_goes_to_the_checked_address() -> None:
     ],
 )
 async def test_no_connection_is_opened_to_an_address_that_is_not_public(found: list[str]) -> None:
-    connected = []
-
-    async def resolve(host: str) -> Sequence[str]:
-        return found
-
-    async def connect(ip: str, target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        connected.append(ip)
-        raise ConnectionRefusedError
-
-    fetcher = Fetcher(FetchSettings(hosts=("*",)), resolve, connect)
+    connector = RefusingConnector()
+    fetcher = Fetcher(FetchSettings(hosts=("*",)), resolver(*found), connector)
     with pytest.raises(ValueError, match=r"not public|no IP address"):
         await fetched(fetcher, "https://rebinding.example/")
-    assert connected == []
+    assert connector.connected == []
 
 
 async def test_a_name_that_is_not_known_is_refused() -> None:
@@ -201,11 +211,7 @@ async def test_a_server_that_stalls_is_left_in_time(first: bytes) -> None:
 
 
 async def test_a_resolver_that_stalls_is_left_in_time() -> None:
-    async def resolve(host: str) -> Sequence[str]:
-        await asyncio.Event().wait()
-        return []
-
-    fetcher = Fetcher(FetchSettings(hosts=("*",), timeout_s=0.1), resolve)
+    fetcher = Fetcher(FetchSettings(hosts=("*",), timeout_s=0.1), stall)
     with pytest.raises(ValueError, match=r"within 0\.1 s"):
         await fetched(fetcher, "https://a.example/")
 
@@ -236,11 +242,7 @@ async def test_lookups_that_stall_take_only_a_share_of_the_threads() -> None:
 
 
 async def test_the_time_of_the_caller_ends_a_fetch_too() -> None:
-    async def resolve(host: str) -> Sequence[str]:
-        await asyncio.Event().wait()
-        return []
-
-    fetched = await Fetcher(FetchSettings(hosts=("*",)), resolve).fetch_all(["https://a.example/"], "t", 0.1)
+    fetched = await Fetcher(FetchSettings(hosts=("*",)), stall).fetch_all(["https://a.example/"], "t", 0.1)
     assert "it was not fetched within 0.1 s" == str(fetched["https://a.example/"])
 
 

@@ -90,8 +90,7 @@ def test_an_address_with_another_reading_is_refused(url: str, reason: str) -> No
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["https://x.a.example", "https://b.example", "https://xb.example", "https://a.example.evil.org"],
+    "url", ["https://x.a.example", "https://b.example", "https://xb.example", "https://a.example.evil.org"]
 )
 def test_a_host_is_listed_by_itself(url: str) -> None:
     with pytest.raises(ValueError, match=r"media\.fetch\.hosts"):

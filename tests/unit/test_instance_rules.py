@@ -9,13 +9,7 @@ from gateway.config.load import parse_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import UpstreamSettings
 from gateway.declared.host import CreateInstance, InstanceRecord, InstanceTable
-from gateway.declared.instances import (
-    InstanceFile,
-    StateFileError,
-    engine_settings,
-    render,
-    values_of,
-)
+from gateway.declared.instances import InstanceFile, StateFileError, engine_settings, render, values_of
 from gateway.processes.instance import BYTES_MAX, LINE_BYTES_MAX, LINES_MAX, LogLines
 from tests.fakes.instances import CONFIG
 

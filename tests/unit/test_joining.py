@@ -57,9 +57,7 @@ def test_split_reply_gives_each_slice_its_own_rows_and_counts(
 
 @many
 @given(SIZES)
-def test_exact_tokens_stay_with_their_slices_if_the_sum_matches(
-    sizes: list[tuple[int, int]],
-) -> None:
+def test_exact_tokens_stay_with_their_slices_if_the_sum_matches(sizes: list[tuple[int, int]]) -> None:
     pieces = pieces_of(sizes, exact=True)
     total = sum(tokens for _, tokens in sizes)
     rows = np.zeros((sum(inputs for inputs, _ in sizes), 1), np.float32)

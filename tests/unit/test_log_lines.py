@@ -16,14 +16,7 @@ from gateway.config.problems import Problem
 from gateway.events import CallFinished, Event, ReplicaChanged, StoreChanged
 from gateway.processes.config_applier import log_outcome
 from gateway.telemetry.access_log import EventLine
-from gateway.telemetry.log_lines import (
-    FLOOD_S,
-    REMEMBERED_MAX,
-    CallLines,
-    FloodHandler,
-    JsonLines,
-    TextLines,
-)
+from gateway.telemetry.log_lines import FLOOD_S, REMEMBERED_MAX, CallLines, FloodHandler, JsonLines, TextLines
 
 CALL = CallFinished(
     "id-1", "POST", "/embed", 200, "ok", 0.0123, "acme", "bge", 3, 57, "embed", {"queue": 0.01}, "ab" * 16

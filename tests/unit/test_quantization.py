@@ -125,8 +125,7 @@ def test_a_row_is_scaled_by_itself(kind: QuantizedType, row: list[float], expect
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("ubinary", [0b10100000, 0b10000000]), ("binary", [0b10100000 - 128, 0])],
+    ("kind", "expected"), [("ubinary", [0b10100000, 0b10000000]), ("binary", [0b10100000 - 128, 0])]
 )
 def test_packs_bits_from_the_highest_and_pads_the_last_byte_with_zeros(
     kind: QuantizedType, expected: list[int]

@@ -204,14 +204,7 @@ def test_refused_size_splits_a_batch_and_blames_no_input() -> None:
 
 @pytest.mark.parametrize(
     ("left_s", "untried_replicas", "expected_s"),
-    [
-        (10, 0, 30),
-        (10, 1, 30),
-        (10, 2, 5),
-        (100, 2, 30),
-        (0.01, 3, ATTEMPT_MIN_S),
-        (-1, 2, ATTEMPT_MIN_S),
-    ],
+    [(10, 0, 30), (10, 1, 30), (10, 2, 5), (100, 2, 30), (0.01, 3, ATTEMPT_MIN_S), (-1, 2, ATTEMPT_MIN_S)],
 )
 def test_attempt_leaves_half_of_the_time_to_another_replica(
     left_s: float, untried_replicas: int, expected_s: float
@@ -221,11 +214,7 @@ def test_attempt_leaves_half_of_the_time_to_another_replica(
 
 @pytest.mark.parametrize(
     ("error", "took_s", "expected"),
-    [
-        (AttemptTimedOut(""), 2.9, True),
-        (AttemptTimedOut(""), 3.0, False),
-        (ReplicaFailed(""), 0.1, False),
-    ],
+    [(AttemptTimedOut(""), 2.9, True), (AttemptTimedOut(""), 3.0, False), (ReplicaFailed(""), 0.1, False)],
 )
 def test_only_a_timeout_before_the_replicas_usual_time_is_early(
     error: BackendError, took_s: float, *, expected: bool

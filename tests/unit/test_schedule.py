@@ -110,8 +110,7 @@ class Bench:
 
 
 @pytest.mark.parametrize(
-    ("slots", "batches"),
-    [(3, [["a"], ["b"], ["c"]]), (2, [["a", "b"], ["c"]]), (1, [["a", "b", "c"]])],
+    ("slots", "batches"), [(3, [["a"], ["b"], ["c"]]), (2, [["a", "b"], ["c"]]), (1, [["a", "b", "c"]])]
 )
 def test_waiting_calls_are_spread_over_the_free_slots(slots: int, batches: list[list[str]]) -> None:
     bench = Bench(window=slots)

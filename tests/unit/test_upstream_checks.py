@@ -65,10 +65,7 @@ def test_reads_the_settings_of_an_api() -> None:
     [
         ({"api_key": "k"}, {"authorization": "Bearer k"}),
         ({"api_key": "k", "api_key_header": "Authorization"}, {"Authorization": "Bearer k"}),
-        (
-            {"api_key": "k", "api_key_header": "api-key", "headers": {"x": "y"}},
-            {"x": "y", "api-key": "k"},
-        ),
+        ({"api_key": "k", "api_key_header": "api-key", "headers": {"x": "y"}}, {"x": "y", "api-key": "k"}),
         ({"headers": {"x": "y"}}, {"x": "y"}),
     ],
 )
