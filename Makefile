@@ -11,7 +11,7 @@ DIST_PIP = .venv-dist/bin/python -m pip --disable-pip-version-check
 LOWEST_PIP = .venv-lowest/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL = help
-.PHONY: help install serve dist changelog release-notes images console example quick test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema models protos lock clean
+.PHONY: help install serve dist changelog release-notes images console example quick test test-lowest test-real test-families test-browser test-clients fuzz check format loadtest docs schema modules models protos lock clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -187,6 +187,9 @@ docs: .venv/installed-docs ## build the documentation as a site into site/; fail
 
 schema: .venv/installed-dev ## write the JSON Schema of router.yaml from its structs and docs/configuration.md
 	$(BIN)/python docs/router_schema.py
+
+modules: .venv/installed ## write MODULES.md, the first line of every module
+	$(BIN)/python docs/module_map.py
 
 models: .venv/installed-dev ## write docs/models.md from the table of model families in tests/engine/families
 	$(BIN)/python -m tests.engine.families

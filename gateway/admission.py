@@ -13,10 +13,9 @@ from gateway.calls import Deadline
 from gateway.errors import DeadlineExceeded, GatewayError, ReplicaTimedOut, UpstreamFailed
 from gateway.events import CopyPurpose, Decision, Observe, QuotaDecided
 from gateway.prepare import TOKENS_MAX, PreparedWork
-from gateway.quotas.headers import rate_limit_headers
 from gateway.quotas.ledger import LEASE_US, NOTHING, Ledger, QuotaRequest, Reservation
-from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus, bounded_amount
-from gateway.quotas.prices import Price
+from gateway.quotas.limit_text import rate_limit_headers
+from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus, Price, bounded_amount
 from gateway.routing.routes import Route
 from gateway.tenants.keyring import Tenant
 

@@ -323,6 +323,11 @@ class QuotaExceeded(GatewayError):
         # Day and month limits do not refill soon: clients must not retry.
         self.calendar = calendar
 
+    def mark_degraded(self) -> None:
+        """Mark a refusal by one gateway's share of a limit, while the quota store is down."""
+        self.headers["x-quota-mode"] = "degraded"
+        self.message += " (this gateway's share, while the quota store is unavailable)"
+
 
 class Overloaded(GatewayError):
     """A queue is at its bound."""

@@ -33,8 +33,7 @@ from gateway.dispatch import Dispatcher
 from gateway.errors import GatewayError, NoReplica
 from gateway.events import CopyPurpose
 from gateway.prepare import Preparer
-from gateway.quotas.limits import LimitStatus
-from gateway.quotas.prices import Price
+from gateway.quotas.limits import LimitStatus, Price
 from gateway.routing.pool import PROBED_WITHIN_S
 from gateway.routing.routes import Route, Routes
 from gateway.telemetry.timeline import Timeline

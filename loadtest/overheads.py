@@ -7,8 +7,7 @@ from itertools import cycle, islice
 
 import msgspec
 
-from gateway.quotas.heartbeat import ALIVE_S, BEAT, GATEWAYS_KEY, GATEWAYS_TTL_S
-from gateway.quotas.redis_ledger import HEARTBEAT_S
+from gateway.quotas.redis_ledger import ALIVE_S, BEAT, GATEWAYS_KEY, GATEWAYS_TTL_S, HEARTBEAT_S
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.follower import LOOK_EVERY_S
 from gateway.tenants.store import TenantStore

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,11 @@ def test_architecture_lists_the_rooms_of_the_tree() -> None:
     assert len(rows) == len(set(rows))
     assert (folders - {"gateway/"}) | loose == set(rows)
     assert len(loose) <= LOOSE_MODULES_MAX
+
+
+def test_the_map_of_modules_is_that_of_the_tree() -> None:
+    made = runpy.run_path(str(ROOT / "docs/module_map.py"))
+    assert made["page"]() == made["PAGE"].read_text(encoding="utf-8"), "run: make modules"
 
 
 def test_architecture_is_short() -> None:

@@ -5,6 +5,7 @@ is one module here, an entry in the table of each adapter that serves it, and a 
 """
 
 from backends.contract.backend import (
+    FREE_OPERATIONS,
     REMOTE_KEYS,
     Ask,
     Backend,

@@ -1,11 +1,11 @@
 """Interface of every backend adapter: the address of a replica, and its client."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
-from backends.contract.capabilities import Capabilities
+from backends.contract.capabilities import Capabilities, Operation
 from backends.contract.classify import Classify, ClassifyReply
 from backends.contract.embed import Embed, EmbedReply
 from backends.contract.encode import Encode, EncodeReply
@@ -17,6 +17,9 @@ from backends.contract.tokens import Detokenize, DetokenizeReply, Tokenize, Toke
 ModelWork: TypeAlias = Embed | Encode | Rerank | Score | Classify
 Work: TypeAlias = Embed | Encode | EmbedParts | Rerank | Score | Classify | Tokenize | Detokenize
 Reply: TypeAlias = EmbedReply | EncodeReply | RerankReply | ClassifyReply | TokenizeReply | DetokenizeReply
+
+# Operations that cost no tokens. Every model has them, so that they do not show its kind.
+FREE_OPERATIONS: frozenset[Operation] = frozenset(work.kind for work in get_args(Work) if work.is_free)
 
 # Values of `upstreams.<name>.backend`. Each kind is listed in `backends.kinds`.
 BackendKind: TypeAlias = Literal["tei", "infinity", "vllm", "openai", "cohere", "jina", "voyage", "torch"]

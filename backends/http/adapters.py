@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from backends.contract import Embed, Encode, EncodeReply, Output, Reply, Work
+from backends.contract import Embed, EmbedParts, Encode, EncodeReply, Operation, Output, Reply, Work
 from backends.contract.errors import ReplicaFailed, UnsupportedWork
 from backends.contract.refusals import refused_parts
+from backends.contract.work import BaseWork
 from backends.http.client import UpstreamClient, countdown
 
 
@@ -25,14 +26,21 @@ class Route(NamedTuple):
     decode: Callable[..., Reply]
 
 
-Routes: TypeAlias = Mapping[type, Route]
+Routes: TypeAlias = Mapping[type[BaseWork], Route]
 
 
 def route_of(work: Work, routes: Routes) -> Route:
     """Return the route of a kind of work. Raises: UnsupportedWork."""
     if (route := routes.get(type(work))) is None:
-        raise refused_parts()
+        if isinstance(work, EmbedParts):
+            raise refused_parts()
+        raise UnsupportedWork(f"this upstream's wire does not carry {work.operation}")
     return route
+
+
+def operations_in(routes: Routes) -> frozenset[Operation]:
+    """Return the operations that a wire can carry."""
+    return frozenset(work.kind for work in routes)
 
 
 class HttpBackend:

@@ -10,15 +10,12 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from backends.contract import NUMBER_MAX, Capabilities, Operation
+from backends.contract import FREE_OPERATIONS, NUMBER_MAX, Capabilities
 from backends.contract.errors import ReplicaFailed
 
 # Longer than the restart of a pod behind an ingress, and than any single fault.
 CONFIRM_S = 30.0
 CONFIRMATIONS_MIN = 3
-# Operations that every model has, so that they do not show that it was recognized.
-FREE_OPERATIONS = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
-
 
 # Numbers of a description that are not known, or at least one.
 COUNTS = (

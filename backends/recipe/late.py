@@ -1,4 +1,4 @@
-"""Reader of late-interaction (ColBERT) settings: markers, lengths and query expansion.
+"""Reader of settings for late interaction (ColBERT): markers, lengths and query expansion.
 
 Three libraries write them in three layouts. Pure. Sources: sentence-transformers 6.2,
 `MultiVectorEncoder` and `Transformer`; PyLate 1.3, `ColBERT`; ColBERT 0.2, `artifact.metadata`. The tokens of

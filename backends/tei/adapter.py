@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from backends.contract import (
+    FREE_OPERATIONS,
     Capabilities,
     Classify,
     ClassifyReply,
@@ -57,6 +58,7 @@ from backends.http.adapters import (
     Route,
     Routes,
     check_outputs,
+    operations_in,
     route_of,
     run_outputs,
     single_output,
@@ -150,25 +152,26 @@ class TeiErrorBody(msgspec.Struct, frozen=True):
     type: str | None = None
 
 
-def operations_and_outputs(model_type: dict[str, Any]) -> tuple[frozenset[Operation], frozenset[Output]]:
-    """Return the operations and outputs of a model type.
+def operations_and_outputs(
+    model_type: dict[str, Any], routes: Routes
+) -> tuple[frozenset[Operation], frozenset[Output]]:
+    """Return the operations that a model type has and a wire's table carries, and the outputs.
 
     A SPLADE model has neither dense vectors nor token vectors.
     """
-    free = {Operation.TOKENIZE, Operation.DETOKENIZE}
-    embedding = model_type.get("embedding")
-    if isinstance(embedding, dict):
-        if embedding.get("pooling") == "splade":
-            return frozenset({Operation.ENCODE, *free}), frozenset({Output.SPARSE})
-        own = {Operation.EMBED, Operation.ENCODE, *free}
-        return frozenset(own), frozenset({Output.DENSE, Output.TOKENS})
-    if "reranker" in model_type:
+    own: set[Operation] = set()
+    outputs: frozenset[Output] = frozenset()
+    embedding, labels = model_type.get("embedding"), labels_of(model_type)
+    if isinstance(embedding, dict) and embedding.get("pooling") == "splade":
+        own, outputs = {Operation.ENCODE}, frozenset({Output.SPARSE})
+    elif isinstance(embedding, dict):
+        own, outputs = {Operation.EMBED, Operation.ENCODE}, frozenset({Output.DENSE, Output.TOKENS})
+    elif "reranker" in model_type:
         # Its /predict returns the one label, if /info has it.
-        labelled = {Operation.CLASSIFY} if len(labels_of(model_type)) == 1 else set()
-        return frozenset({Operation.RERANK, *labelled, *free}), frozenset()
-    if labels_of(model_type):
-        return frozenset({Operation.CLASSIFY, *free}), frozenset()
-    return frozenset(free), frozenset()
+        own = {Operation.RERANK, Operation.CLASSIFY} if len(labels) == 1 else {Operation.RERANK}
+    elif labels:
+        own = {Operation.CLASSIFY}
+    return operations_in(routes) & (own | FREE_OPERATIONS), outputs
 
 
 def labels_of(model_type: dict[str, Any]) -> tuple[str, ...]:
@@ -181,9 +184,9 @@ def labels_of(model_type: dict[str, Any]) -> tuple[str, ...]:
     return tuple(label for _, label in sorted(classifier.id2label.items()))
 
 
-def capabilities(info: TeiInfo) -> Capabilities:
-    """Convert TEI's /info to capabilities; /info does not contain the width of the vectors."""
-    operations, outputs = operations_and_outputs(info.model_type)
+def capabilities(info: TeiInfo, routes: Routes) -> Capabilities:
+    """Convert TEI's /info to capabilities; it lacks the width of the vectors. routes: of the wire."""
+    operations, outputs = operations_and_outputs(info.model_type, routes)
     embedding = info.model_type.get("embedding")
     return Capabilities(
         model_id=info.model_id,
@@ -207,8 +210,10 @@ def _pooling(embedding: Any) -> str | None:
     return None if pooling is None else str(pooling)
 
 
-def check_supported(work: Work, info: TeiInfo) -> None:
+def check_supported(work: Work, info: TeiInfo, routes: Routes) -> None:
     """Check that this type of model offers the operation and outputs, and that the wire can state the work.
+
+    routes: of the wire.
 
     Raises: UnsupportedWork.
     """
@@ -216,7 +221,7 @@ def check_supported(work: Work, info: TeiInfo) -> None:
     check_no_max_tokens(work)
     check_no_late_chunking(work)
     check_plain_texts(work, "TEI")
-    operations, outputs = operations_and_outputs(info.model_type)
+    operations, outputs = operations_and_outputs(info.model_type, routes)
     if isinstance(work, Encode):
         check_outputs(work, outputs)
     if work.operation not in operations:
@@ -484,10 +489,12 @@ def failure(response: UpstreamResponse) -> BackendError:
 
 
 class TeiServer:
-    """One TEI server over either wire. description: as the server reports it, None before it has joined."""
+    """One TEI server over either wire. routes: the wire's table."""
 
-    def __init__(self) -> None:
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
         self._offers = OfferHistory()
+        # As the server reports it, None before it has joined.
         self._description: TeiInfo | None = None
         # The description with what replies show.
         self._info: TeiInfo | None = None
@@ -509,7 +516,7 @@ class TeiServer:
         """
         if self._info is None:
             raise ReplicaUnavailable("the replica has not joined")
-        check_supported(work, self._info)
+        check_supported(work, self._info, self._routes)
         return await run_outputs(work, self._request, timeout_s)
 
     async def _request(self, work: Work, timeout_s: float) -> Reply:
@@ -532,7 +539,7 @@ class TeiBackend(TeiServer, HttpBackend):
     """Client of one TEI server over HTTP."""
 
     def __init__(self, http: UpstreamClient) -> None:
-        TeiServer.__init__(self)
+        TeiServer.__init__(self, ROUTES)
         HttpBackend.__init__(self, http)
         # Of its vectors, which /info does not report; None before the first reply.
         self._width: int | None = None
@@ -551,7 +558,7 @@ class TeiBackend(TeiServer, HttpBackend):
             described = decode_json(response.body, TeiInfo)
         except ReplicaFailed as error:
             raise ReplicaFailed("GET /info is not TEI's").with_facts(detail=error.detail) from error
-        found = capabilities(described)
+        found = capabilities(described, ROUTES)
         if self._join(described, found):
             self._width = None
         return found

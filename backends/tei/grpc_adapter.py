@@ -16,6 +16,7 @@ from backends.tei.grpc_wire import (
     HEALTH,
     INFO,
     PREDICT,
+    RPCS,
     SPARSE,
     capabilities_of,
     decode,
@@ -46,7 +47,7 @@ class TeiGrpcBackend(TeiServer):
     """Client of one TEI server over gRPC. tokenizer: of the checkpoint, whose files name its labels."""
 
     def __init__(self, client: GrpcClient, tokenizer: TokenizerSource | None = None) -> None:
-        super().__init__()
+        super().__init__(RPCS)
         self._client = client
         self._tokenizer = tokenizer
         # The reply to Info, and the description made of it and of the probes.

@@ -385,7 +385,7 @@ def tei_info(described: pb.InfoResponse, model_type: dict[str, Any]) -> TeiInfo:
 
 def capabilities_of(info: TeiInfo) -> Capabilities:
     """Convert a description to capabilities."""
-    return msgspec.structs.replace(capabilities(info), request_bytes=REQUEST_BYTES)
+    return msgspec.structs.replace(capabilities(info, RPCS), request_bytes=REQUEST_BYTES)
 
 
 # --- errors

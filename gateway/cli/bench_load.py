@@ -387,7 +387,8 @@ class Load:
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 try:
                     # Calls that are due while none may be sent have no task yet.
-                    await asyncio.wait_for(room.acquire(), max(0.0, self._end_s - time.monotonic()))
+                    async with asyncio.timeout(max(0.0, self._end_s - time.monotonic())):
+                        await room.acquire()
                 except TimeoutError:
                     break
                 task = asyncio.create_task(call(due_s))

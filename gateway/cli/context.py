@@ -29,12 +29,10 @@ from gateway.events import tenants_and_keys
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.file_store import FILE_NAME, FileTenantStore
-from gateway.tenants.losses import Stored, loss_between, tenants_end_first_key
-from gateway.tenants.names import FIRST_KEY_NOTE, NO_PRICE_NOTE
-from gateway.tenants.settings_change import TenantChange
+from gateway.tenants.keyring import FIRST_KEY_NOTE, NO_PRICE_NOTE
 from gateway.tenants.snapshot import FILE_NAME as SNAPSHOT_NAME
-from gateway.tenants.snapshot import SnapshotFile
-from gateway.tenants.store import TenantStore
+from gateway.tenants.snapshot import SnapshotFile, Stored, loss_between, tenants_end_first_key
+from gateway.tenants.store import TenantChange, TenantStore
 
 # Longer than a request's timeout, because a person waits.
 TIMEOUT_S = 5.0

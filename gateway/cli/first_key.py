@@ -24,9 +24,8 @@ from gateway.tenants.file_store import FILE_NAME as TENANTS_FILE
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.first_key_file import FILE_NAME, FirstKeyFileError, keep_first_key, read_first_key
 from gateway.tenants.keyring import StoredKey, key_digest
-from gateway.tenants.losses import loss_between, tenants_end_first_key
 from gateway.tenants.snapshot import FILE_NAME as SNAPSHOT_FILE
-from gateway.tenants.snapshot import SnapshotFile
+from gateway.tenants.snapshot import SnapshotFile, loss_between, tenants_end_first_key
 from gateway.tenants.store import FIRST_KEY, TenantStore
 
 VARIABLE = "GATEWAY_API_KEY"

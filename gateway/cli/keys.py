@@ -22,9 +22,8 @@ from gateway.cli.context import (
 )
 from gateway.cli.output import show_line, show_table
 from gateway.config.schema import Scope
-from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
-from gateway.tenants.keyring import StoredKey
-from gateway.tenants.names import unknown_tenant_note
+from gateway.tenants.create_key import InvalidKeySettings, NewKey, make_key
+from gateway.tenants.keyring import StoredKey, unknown_tenant_note
 
 
 def add_keys_options(parser: argparse.ArgumentParser) -> None:
@@ -107,16 +106,17 @@ async def _create(context: Context) -> int:
 def _new_key(context: Context) -> NewKey:
     """Create the key that the options describe. Raises: ValueError with the problem."""
     options = context.options
-    settings = KeySettings(
-        options.tenant,
-        options.id,
-        options.expires,
-        options.scope,
-        options.model,
-        parse_limits(options.limit or ()),
-    )
+    limits = parse_limits(options.limit or ())
     try:
-        return make_key(settings, frozenset(context.config.tenants))
+        return make_key(
+            options.tenant,
+            options.id,
+            expires=options.expires,
+            scopes=options.scope,
+            models=options.model,
+            limits=limits,
+            configured_tenants=context.config.tenants,
+        )
     except InvalidKeySettings as error:
         option = "tenant" if error.field == "tenant" else f"--{error.field}"
         raise ValueError(f"{option}: {error.problem}") from error

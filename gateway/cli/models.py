@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 from rich.console import Console
@@ -41,7 +41,7 @@ from gateway.declared.checkpoints import (
 )
 from gateway.declared.host import CheckpointRecord
 from gateway.processes.engine_process import child_environment, model_boots
-from gateway.processes.smoke_load import smoke_load
+from gateway.processes.model_requests import smoke_load
 from gateway.prompts import Role, prompt_of
 
 MODULE = "backends.torch.load.inspection"
@@ -55,6 +55,8 @@ NO_FOLDER = "the registry keeps its file in a folder, and none is known; set `st
 LINE_STEP = 0.1
 # Start of a note of the inspection that configured prompts answer.
 NO_PROMPTS = "the checkpoint brings no prompts"
+# Options of an inspection that are settings of an upstream.
+STATED = ("revision", "dtype", "task", "pooling", "adapter", "trust_remote_code", "code_revision")
 ROLES: dict[Role, str] = {"query": "queries", "document": "documents"}
 
 
@@ -115,17 +117,9 @@ def _boot(
     Raises: CannotInspect, ConfigError.
     """
     if options.config is None:
-        boot = wire.ModelBoot(
-            name=_upstream_name(options.model),
-            model=resolve_model(options.model, Path.cwd()),
-            revision=options.revision,
-            dtype=options.dtype,
-            task=options.task,
-            pooling=options.pooling,
-            adapter=options.adapter,
-            trust_remote_code=options.trust_remote_code,
-            code_revision=options.code_revision,
-        )
+        stated: dict[str, Any] = {name: getattr(options, name) for name in STATED}
+        model = resolve_model(options.model, Path.cwd())
+        boot = wire.ModelBoot(name=_upstream_name(options.model), model=model, **stated)
         return boot, {}
     upstreams = load_config(options.config, environment).upstreams
     engines = {name: settings for name, settings in upstreams.items() if settings.is_local}
@@ -227,17 +221,9 @@ def _weights_text(weights: wire.WeightSizes) -> str:
 
 def _snippet(boot: wire.ModelBoot) -> str:
     """Return the lines of router.yaml that serve the model as it was inspected."""
-    settings = {
-        "backend": ENGINE.name,
-        "model": boot.model,
-        "revision": boot.revision,
-        "dtype": boot.dtype,
-        "task": boot.task,
-        "pooling": boot.pooling,
-        "adapter": boot.adapter,
-        "trust_remote_code": boot.trust_remote_code or None,
-        "code_revision": boot.code_revision,
-    }
+    stated = {name: getattr(boot, name) for name in STATED}
+    settings = {"backend": ENGINE.name, "model": boot.model, **stated}
+    settings["trust_remote_code"] = boot.trust_remote_code or None
     upstream = {name: value for name, value in settings.items() if value is not None}
     return format_yaml({"upstreams": {boot.name: upstream}, "models": {boot.name: {"upstream": boot.name}}})
 

@@ -24,31 +24,24 @@ def add_config_option(
 
 def add_operator_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser of a command that has `--config` too."""
-    parser.add_argument(
-        "--url", help="URL of the gateway (default: `admin.listen` or `listen` of the configuration)"
-    )
-    parser.add_argument(
-        "--key-file",
-        type=Path,
-        metavar="FILE",
-        help="file with a key that has the scope admin (default: GATEWAY_API_KEY)",
-    )
-    parser.add_argument(
-        "--ca", type=Path, metavar="FILE", help="authority that signed its certificate, in PEM"
-    )
+    _add_address(parser, "`admin.listen` or `listen`", "a key that has the scope admin")
 
 
 def add_key_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the options of a command that sends requests as a caller, and return the parser."""
     add_config_option(parser, "the configuration, for the gateway's address")
-    parser.add_argument("--url", help="URL of the gateway (default: `listen` of the configuration)")
-    parser.add_argument(
-        "--key-file", type=Path, metavar="FILE", help="file with an API key (default: GATEWAY_API_KEY)"
-    )
-    parser.add_argument(
-        "--ca", type=Path, metavar="FILE", help="authority that signed its certificate, in PEM"
-    )
+    _add_address(parser, "`listen`", "an API key")
     return parser
+
+
+def _add_address(parser: argparse.ArgumentParser, setting: str, key: str) -> None:
+    """Add the options that find a gateway. setting: with its address. key: that the file has."""
+    text = f"URL of the gateway (default: {setting} of the configuration)"
+    parser.add_argument("--url", help=text)
+    text = f"file with {key} (default: GATEWAY_API_KEY)"
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help=text)
+    text = "authority that signed its certificate, in PEM"
+    parser.add_argument("--ca", type=Path, metavar="FILE", help=text)
 
 
 def caller_url(url: str | None, config: Path, environment: Mapping[str, str]) -> str:

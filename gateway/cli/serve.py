@@ -30,7 +30,7 @@ from gateway.config.load import load_config
 from gateway.config.problems import ConfigError
 from gateway.config.schema import Config
 from gateway.config.state_folder import JOBS_FILE, folder_warning
-from gateway.processes.config_source import ConfigSource
+from gateway.processes.config_applier import ConfigSource
 from gateway.processes.messages import ModelSummary, WorkerReady
 from gateway.processes.supervisor import StartError, Supervisor
 from gateway.store.errors import StoreUnavailable

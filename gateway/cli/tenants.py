@@ -25,8 +25,8 @@ from gateway.cli.context import (
 )
 from gateway.cli.output import show_line, show_table
 from gateway.config.schema import LimitAmount, TenantConfig, limit_problems
-from gateway.tenants.names import name_problem
-from gateway.tenants.settings_change import SettingsChange, merged
+from gateway.tenants.create_key import name_problem
+from gateway.tenants.store import SettingsChange, merged
 
 SETTINGS = ("models", "limits", "model_limits", "weight", "priority", "queue_tokens", "join")
 

@@ -25,7 +25,7 @@ from gateway.config.upstream_checks import (
     model_upstream_problems,
     upstream_problems,
 )
-from gateway.tenants.names import name_problem
+from gateway.tenants.create_key import name_problem
 
 NAME_CHARACTERS_MAX = 512
 # A word such as Bearer may precede it.

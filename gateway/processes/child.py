@@ -1,4 +1,4 @@
-"""One child process, which is restarted whenever it exits, until it is stopped.
+"""Child processes: each is restarted when it exits or hangs, and its restarts are counted.
 
 Rule: a child has the read end of a pipe whose write end only this process has. It therefore exits when this
 process exits, for any reason.
@@ -10,11 +10,13 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import get_args
 
 import msgspec
 
-from gateway.events import EndReason
+from gateway.events import EndReason, ProcessRestarted
 
 logger = logging.getLogger("gateway")
 
@@ -156,21 +158,23 @@ class Child:
 class _Output(asyncio.Protocol):
     """Reader of what a process writes. write_fd: for the process."""
 
-    def __init__(self, on_output: Callable[[bytes], None]) -> None:
+    def __init__(self, on_output: Callable[[bytes], None], write_fd: int) -> None:
         self._on_output = on_output
+        self.write_fd = write_fd
         self._ended = asyncio.Event()
         self._transport: asyncio.BaseTransport | None = None
-        self.write_fd = -1
 
     @classmethod
     async def open(cls, on_output: Callable[[bytes], None]) -> "_Output":
         """Return a reader that waits for output."""
         read_fd, write_fd = os.pipe()
-        output = cls(on_output)
-        pipe = os.fdopen(read_fd, "rb")
-        output._transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: output, pipe)
-        output.write_fd = write_fd
+        output = cls(on_output, write_fd)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: output, os.fdopen(read_fd, "rb"))
         return output
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Note the transport of the pipe."""
+        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         """Pass on what has arrived."""
@@ -203,3 +207,88 @@ async def _read_lines(fd: int, on_line: Callable[[bytes], None]) -> None:
 
 def _describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+# Missed checks in a row before the kill. A busy machine, or one long turn of an event loop, must not cost
+# requests.
+MISSES_MAX = 4
+WORKER_CHECK_EVERY_S = 4.0
+# Additional misses for a worker that is still starting: one that is silent for a minute will stay silent.
+WORKER_START_MISSES = 11
+
+
+async def watch_liveness(
+    child: Child, is_alive: Callable[[], Awaitable[bool]], every_s: float, start_misses: int | None = None
+) -> None:
+    """Check a child periodically, and kill it after too many misses in a row; runs until cancelled.
+
+    is_alive: gives up after every_s at the latest. start_misses: additional misses for a child that has not
+    responded yet, because it is still starting; None for any number. A check during which this process itself
+    was paused does not count.
+    """
+    loop = asyncio.get_running_loop()
+    pid: int | None = None
+    misses: int | None = None
+    while True:
+        await asyncio.sleep(every_s)
+        if child.pid != pid:
+            pid, misses = child.pid, None if start_misses is None else -start_misses
+        checked_s = loop.time()
+        if await is_alive():
+            misses = 0
+        elif misses is not None and loop.time() - checked_s < 2 * every_s:
+            misses += 1
+            if misses >= MISSES_MAX:
+                logger.warning("%s does not respond; killing it", child.name)
+                child.kill_hung()
+                misses = 0
+
+
+class Heartbeats:
+    """Sign of life of a worker: any message that it has sent since the last check.
+
+    The worker sends them unasked. A request from here would reach it through a thread next to its event loop,
+    and a worker that serves requests must not be killed because that thread is late.
+    """
+
+    def __init__(self) -> None:
+        self._received = False
+
+    def record(self) -> None:
+        """Note that the worker has sent a message."""
+        self._received = True
+
+    def reset(self) -> None:
+        """Forget the messages of a process that has exited."""
+        self._received = False
+
+    async def is_alive(self) -> bool:
+        """Return True if a message has arrived since the last check."""
+        received, self._received = self._received, False
+        return received
+
+
+class Restarts:
+    """Restart counts by process and reason. broadcast: sends an update to every running worker."""
+
+    def __init__(self, broadcast: Callable[[ProcessRestarted], None]) -> None:
+        self._broadcast = broadcast
+        self._latest: dict[tuple[str, EndReason], ProcessRestarted] = {}
+
+    def register(self, process: str) -> None:
+        """Start counting a process at zero: a counter that first appears at 1 hides that first restart."""
+        for reason in get_args(EndReason):
+            self._latest.setdefault((process, reason), ProcessRestarted(process, reason))
+
+    def record(self, process: str, reason: EndReason, how: str) -> None:
+        """Count one exit and broadcast it. how: the signal or exit status."""
+        self.register(process)
+        times = self._latest[process, reason].times + 1
+        restart = ProcessRestarted(process, reason, how, times, time.time())
+        self._latest[process, reason] = restart
+        self._broadcast(restart)
+
+    @property
+    def latest(self) -> tuple[ProcessRestarted, ...]:
+        """The last update of each process and reason, for a worker that is being started."""
+        return tuple(self._latest.values())

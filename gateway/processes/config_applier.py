@@ -1,24 +1,155 @@
-"""Application of a new config in the parent, from a reload or an edit to the config that is served.
+"""The config that is served: its source, the queue of its reloads and edits, and their application.
 
-Rule: every step that can fail comes first: reading the file, loading the engines, and storing the additions.
-Only then is the config replaced and sent to the workers. A failure has changed nothing.
+Rule: one job runs at a time, in the order of requests. A request to read the file that arrives during a
+reload is answered by the next one. Every step of a job that can fail comes first: reading the file, loading
+the engines, and storing the additions. Only then is the config replaced and sent to the workers. A failure
+has changed nothing.
 """
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from gateway.config.diff import ReloadOutcome, compare_configs, with_live_settings
+from gateway.config.load import load_config
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.schema import Config
 from gateway.declared.additions import Additions, Edit, Put, UnknownAddition
 from gateway.declared.composition import AdditionsState
 from gateway.declared.store import StoredAdditions
-from gateway.processes.config_source import ConfigSource
 from gateway.processes.engine_pool import EnginePool, EngineProcess, load_problems
-from gateway.processes.reload_queue import ReloadJob, log_outcome
 from gateway.store.errors import StoreUnavailable
+from gateway.telemetry.log_lines import WRITE_ALWAYS
+
+logger = logging.getLogger("gateway")
+
+# Time between two looks at the file.
+POLL_EVERY_S = 1.0
+
+
+class ConfigSource(msgspec.Struct, frozen=True):
+    """Path of router.yaml. environment: values of its placeholders."""
+
+    path: Path
+    environment: Mapping[str, str]
+
+    async def read(self) -> Config:
+        """Load the file as `gateway check` does. Raises: ConfigError."""
+        # In a thread: a file system may be slow, and the parent has children to watch.
+        return await asyncio.to_thread(load_config, self.path, self.environment)
+
+    def fingerprint(self) -> tuple[int, int, int] | None:
+        """Return a value that differs for an edited or replaced file, or None if there is no file."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+async def watch_file(source: ConfigSource, on_change: Callable[[], None]) -> None:
+    """Call back after each change of the file; runs until cancelled."""
+    reported = previous = source.fingerprint()
+    while True:
+        await asyncio.sleep(POLL_EVERY_S)
+        current = source.fingerprint()
+        # A change counts once two polls agree, so that a file that is still being written is not read.
+        if current is not None and current == previous and current != reported:
+            reported = current
+            on_change()
+        previous = current
+
+
+# Read the file again, apply the additions of other gateways, apply the instances of this host, or apply an
+# edit of our own.
+ReloadJob: TypeAlias = Literal["file", "added", "instances"] | Edit
+OnOutcome: TypeAlias = Callable[[ReloadOutcome], None]
+
+
+class ReloadQueue:
+    """Queue that runs one job at a time. reload: runs a job."""
+
+    def __init__(self, reload: Callable[[ReloadJob], Awaitable[ReloadOutcome]]) -> None:
+        self._reload = reload
+        self._has_jobs = asyncio.Event()
+        self._waiting: list[tuple[ReloadJob, OnOutcome]] = []
+
+    def enqueue(self, job: ReloadJob = "file", on_outcome: OnOutcome = lambda _: None) -> None:
+        """Add a job to the queue. on_outcome: called when it has finished."""
+        self._waiting.append((job, on_outcome))
+        self._has_jobs.set()
+
+    async def run(self, job: ReloadJob) -> ReloadOutcome:
+        """Add a job to the queue and wait for its outcome."""
+        ended: asyncio.Future[ReloadOutcome] = asyncio.get_running_loop().create_future()
+        self.enqueue(job, lambda outcome: None if ended.done() else ended.set_result(outcome))
+        return await ended
+
+    async def run_jobs(self) -> None:
+        """Run jobs as they arrive, until cancelled."""
+        while True:
+            await self._has_jobs.wait()
+            self._has_jobs.clear()
+            waiting, self._waiting = self._waiting, []
+            for job, callbacks in _merge_equal_jobs(waiting):
+                outcome = await self._reload(job)
+                for on_outcome in callbacks:
+                    on_outcome(outcome)
+
+
+def _merge_equal_jobs(
+    waiting: Iterable[tuple[ReloadJob, OnOutcome]],
+) -> list[tuple[ReloadJob, list[OnOutcome]]]:
+    """Run equal reloads once and report to every requester; each edit is run by itself."""
+    jobs: list[tuple[ReloadJob, list[OnOutcome]]] = []
+    reloads: dict[str, list[OnOutcome]] = {}
+    for job, on_outcome in waiting:
+        if isinstance(job, str) and job in reloads:
+            reloads[job].append(on_outcome)
+            continue
+        jobs.append((job, [on_outcome]))
+        if isinstance(job, str):
+            reloads[job] = jobs[-1][1]
+    return jobs
+
+
+# Log lines for success and failure, by kind of job. An edit's failure is reported to its operator as well; a
+# file's only here.
+LOG_LINES = {
+    "file": ("%s was reloaded: %s", "%s was not reloaded: %s; nothing has changed"),
+    "added": ("%s: applied additions from other gateways: %s", "%s: additions not applied: %s"),
+    "instances": ("%s: instances joined or left: %s", "%s: instances not applied: %s"),
+    "edit": ("%s was done: %s", "%s was not done: %s; nothing has changed"),
+}
+
+
+def log_outcome(path: Path, job: ReloadJob, outcome: ReloadOutcome) -> None:
+    """Log the outcome of a job, with each difference but no text values. path: of router.yaml."""
+    kind, subject = (job, path) if isinstance(job, str) else ("edit", job)
+    success, failure = LOG_LINES[kind]
+    if kind in ("added", "instances") and (outcome.kind == "unavailable" or outcome == ReloadOutcome()):
+        # Repeated every second; the store itself logs unreadable additions.
+        return
+    if outcome.problems:
+        level = logging.INFO if kind == "edit" else logging.ERROR
+        logger.log(level, failure, subject, _count(outcome.problems, "problem"), extra=WRITE_ALWAYS)
+        for problem in outcome.problems:
+            logger.log(level, "%s", problem, extra=WRITE_ALWAYS)
+        return
+    logger.info(success, subject, _count(outcome.changes, "change"), extra=WRITE_ALWAYS)
+    for change in outcome.changes:
+        logger.info("%s", change, extra=WRITE_ALWAYS)
+    for change in outcome.needs_restart:
+        logger.warning("%s: needs a restart; it was not applied", change, extra=WRITE_ALWAYS)
+
+
+def _count(items: Sized, noun: str) -> str:
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+
 
 # Time for the models of new engines to load.
 LOAD_TIMEOUT_S = 550.0
@@ -28,16 +159,11 @@ LOST_RACE = ReloadOutcome(
     problems=(Problem("additions", "other writers keep changing them; try again"),), kind="unavailable"
 )
 
-logger = logging.getLogger("gateway")
 
 # Send the served config to the workers, given the previous config and the engines that it no longer needs.
 UpdateWorkers = Callable[[Config, Sequence[EngineProcess]], Awaitable[None]]
 # Return the models of a config whose upstreams are known to be of different vector spaces.
 DifferingSpaces = Callable[[Config], Awaitable[tuple[Problem, ...]]]
-
-
-async def _no_differing_spaces(_: Config) -> tuple[Problem, ...]:
-    return ()
 
 
 class ConfigApplier:
@@ -56,6 +182,8 @@ class ConfigApplier:
         source: ConfigSource,
         additions: AdditionsState,
         update_workers: UpdateWorkers,
+        differing_spaces: DifferingSpaces,
+        with_instances: Callable[[Config], Config],
         *,
         has_first_key: bool,
     ) -> None:
@@ -64,8 +192,8 @@ class ConfigApplier:
         self._additions = additions
         self._update_workers = update_workers
         self._has_first_key = has_first_key
-        self.with_instances: Callable[[Config], Config] = lambda config: config
-        self.differing_spaces: DifferingSpaces = _no_differing_spaces
+        self._differing_spaces = differing_spaces
+        self._with_instances = with_instances
         self.restored: frozenset[str] | None = None
         self.config = file
 
@@ -155,7 +283,7 @@ class ConfigApplier:
             if edit.part == "models":
                 await self._require_one_space(composed.config, {edit.name})
                 self.restored = frozenset({edit.name})
-        wanted_config = self.with_instances(composed.config)
+        wanted_config = self._with_instances(composed.config)
         outcome = compare_configs(self.config, wanted_config)
         needed = self._engines.engines_for(composed.config)
         started = self._engines.started_among(needed)
@@ -181,7 +309,7 @@ class ConfigApplier:
         if not groups:
             return
         asked = msgspec.structs.replace(config, models=groups)
-        if problems := await self.differing_spaces(asked):
+        if problems := await self._differing_spaces(asked):
             raise ConfigError(list(problems))
 
     def _restores(self, config: Config) -> bool:

@@ -17,11 +17,15 @@ import msgspec
 from backends.torch import wire
 from backends.torch.kind import ENGINE
 from gateway.config.schema import Config, EngineSettings, UpstreamSettings
-from gateway.processes.child import Child
-from gateway.processes.engine_probe import CHECK_EVERY_S, responds
-from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child, model_boots
-from gateway.processes.liveness import watch_liveness
-from gateway.processes.restarts import Restarts
+from gateway.processes.child import Child, Restarts, watch_liveness
+from gateway.processes.engine_process import (
+    CHECK_EVERY_S,
+    KILL_AFTER_S,
+    EngineGroup,
+    engine_child,
+    model_boots,
+    responds,
+)
 
 # The default of `process`, which logs leave out.
 DEFAULT_PROCESS = UpstreamSettings(backend=ENGINE.name).process
@@ -104,10 +108,13 @@ class EnginePool:
 
     def engines_for(self, config: Config) -> dict[ProcessKey, EngineProcess]:
         """Return the engines that a config needs, and start those that are not running."""
-        return {
-            key: self._find(key, members, config.engine) or self._start(key, members, config.engine)
-            for key, members in _by_process(config.upstreams).items()
-        }
+        needed: dict[ProcessKey, EngineProcess] = {}
+        for key, members in _by_process(config.upstreams).items():
+            engine = self._running.get(key)
+            if engine is None or not engine.serves(members, config.engine):
+                engine = self._start(key, members, config.engine)
+            needed[key] = engine
+        return needed
 
     def started_among(self, needed: Mapping[ProcessKey, EngineProcess]) -> list[EngineProcess]:
         """Return the needed engines that `engines_for` has started."""
@@ -128,12 +135,6 @@ class EnginePool:
         """Stop every engine."""
         await self.stop(list(self._alive))
 
-    def _find(
-        self, key: ProcessKey, members: Mapping[str, UpstreamSettings], bounds: EngineSettings
-    ) -> EngineProcess | None:
-        engine = self._running.get(key)
-        return engine if engine is not None and engine.serves(members, bounds) else None
-
     def _start(
         self, key: ProcessKey, members: Mapping[str, UpstreamSettings], bounds: EngineSettings
     ) -> EngineProcess:
@@ -143,13 +144,14 @@ class EnginePool:
         engine = EngineProcess(group, bounds)
         self._alive.add(engine)
         self._restarts.register(name)
-        on_state, on_exit = partial(self._record_state, engine), partial(self._restarts.record, name)
+
+        def on_state(state: wire.State) -> None:
+            engine.record_state(state)
+            self._on_state(state)
+
+        on_exit = partial(self._restarts.record, name)
         engine.run(engine_child(group, bounds, self._environment, on_state, on_exit))
         return engine
-
-    def _record_state(self, engine: EngineProcess, state: wire.State) -> None:
-        engine.record_state(state)
-        self._on_state(state)
 
 
 def _by_process(upstreams: Mapping[str, UpstreamSettings]) -> dict[ProcessKey, dict[str, UpstreamSettings]]:

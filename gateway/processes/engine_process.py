@@ -1,4 +1,4 @@
-"""Start of engine processes for torch upstreams.
+"""Start of engine processes for torch upstreams, and their liveness.
 
 The parent runs engines for as long as the gateway runs, and commands run one for as long as they need it.
 """
@@ -156,3 +156,20 @@ async def running_engine(
             await child.stop(signal.SIGTERM, KILL_AFTER_S)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+
+
+# An engine's event loop shares its process with threads that compute and load, and may respond slowly.
+CHECK_EVERY_S = 5.0
+
+
+async def responds(socket_path: str) -> bool:
+    """Return True if the engine's event loop answers a request."""
+    try:
+        async with asyncio.timeout(CHECK_EVERY_S):
+            reader, writer = await asyncio.open_unix_connection(socket_path)
+            writer.write(b"GET /info HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n\r\n")
+            has_response = bool(await reader.read(1))
+            writer.close()
+            return has_response
+    except (OSError, TimeoutError):
+        return False

@@ -22,10 +22,8 @@ from gateway.declared.composition import Joined
 from gateway.declared.host import ENGINE, InstanceInfo, InstanceRecord, LogSlice, Status, timestamp
 from gateway.declared.instances import render, values_of
 from gateway.events import EndReason
-from gateway.processes.child import Child, ChildSpec
-from gateway.processes.engine_probe import responds
-from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child
-from gateway.processes.liveness import watch_liveness
+from gateway.processes.child import Child, ChildSpec, watch_liveness
+from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child, responds
 
 READY_POLL_S = 0.25
 CHECK_EVERY_S = 5.0
@@ -245,7 +243,7 @@ class Instance:
         self.status: Status = "stopped"
         self.log = LogLines()
         self.lock = asyncio.Lock()
-        self.restarts = 0
+        self._restarts = 0
         self._upstream: UpstreamSettings | None = None
         self._on_change = on_change
         self._launch: Launch | None = None
@@ -284,6 +282,14 @@ class Instance:
             loops.append(self._poll_until_ready())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         self._on_change()
+
+    def set_started(self, *, started: bool) -> None:
+        """Set whether the instance is to run, in its record."""
+        self.record = msgspec.structs.replace(self.record, started=started)
+
+    def count_restart(self) -> None:
+        """Count a restart that an operator asked for."""
+        self._restarts += 1
 
     def confirm(self) -> None:
         """Note that every worker sends it calls."""
@@ -334,7 +340,7 @@ class Instance:
             pid=(self._pid or (None if self._child is None else self._child.pid)) if runs else None,
             created_at=timestamp(self.record.created_at_s),
             uptime_secs=max(0, int(time.time() - self._started_s)) if runs else 0,
-            restarts=self.restarts,
+            restarts=self._restarts,
             health_check_failures=self._checks.failures,
             last_health_check=None if checked_s is None else timestamp(checked_s),
             gpu_id=settings.gpu_id,
@@ -375,7 +381,7 @@ class Instance:
         if not self._is_joined and self._exits >= START_EXITS_MAX:
             self.fail(f"the process exited {self._exits} times before it was ready ({how})")
             return
-        self.restarts += 1
+        self._restarts += 1
         self.status = "starting"
         self._on_change()
 

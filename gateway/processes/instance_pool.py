@@ -191,7 +191,7 @@ class InstancePool:
         else:
             await self._end(instance)
         if action == "restart":
-            instance.restarts += 1
+            instance.count_restart()
         if action == "delete":
             await self._remove(instance)
             self._deleted += 1
@@ -231,12 +231,12 @@ class InstancePool:
 
     async def _keep(self, instance: Instance, *, started: bool) -> None:
         """Store whether an instance is to run. Raises: Refused, with nothing changed."""
-        before = instance.record
-        instance.record = msgspec.structs.replace(before, started=started)
+        was_started = instance.record.started
+        instance.set_started(started=started)
         try:
             await self._write()
         except Refused:
-            instance.record = before
+            instance.set_started(started=was_started)
             raise
 
     async def _launch(self, instance: Instance) -> None:

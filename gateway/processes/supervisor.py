@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 
@@ -18,6 +18,7 @@ import msgspec
 from backends.torch import wire
 from gateway.config.boot import AppBoot, worker_share
 from gateway.config.diff import ReloadOutcome
+from gateway.config.problems import Problem
 from gateway.config.schema import Config
 from gateway.config.state_folder import state_folder
 from gateway.declared.additions import Drain, Listing, Put, Remove
@@ -27,17 +28,15 @@ from gateway.declared.instances import InstanceFile, StateFileError
 from gateway.declared.store import AdditionsInMemory, AdditionsInRedis
 from gateway.events import ProcessRestarted
 from gateway.processes import messages
-from gateway.processes.config_applier import ConfigApplier
-from gateway.processes.config_source import ConfigSource, watch_file
+from gateway.processes.child import Restarts
+from gateway.processes.config_applier import ConfigApplier, ConfigSource, ReloadQueue, watch_file
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.processes.engine_process import KILL_AFTER_S, child_environment
 from gateway.processes.instance import Host
 from gateway.processes.instance_pool import GatewayView, InstancePool
-from gateway.processes.listeners import open_listener, reserve_port
+from gateway.processes.listeners import address_of, open_listener, reserve_port
 from gateway.processes.model_requests import ModelRequests
-from gateway.processes.reload_queue import ReloadQueue
-from gateway.processes.restarts import Restarts
-from gateway.processes.worker_pool import SharedResources, WorkerCallbacks, WorkerPool
+from gateway.processes.worker_pool import ConfigProgress, SharedResources, WorkerPool
 from gateway.store.redis_client import RedisClient
 
 logger = logging.getLogger("gateway")
@@ -75,12 +74,20 @@ class Supervisor:
         self._source = source
         self._progress = progress
         self._on_ready = on_ready
-        self._additions = AdditionsState(_additions_store(boot.config), source.environment)
+        store = boot.config.quotas.store
+        additions = (
+            AdditionsInMemory()
+            if store == "memory"
+            else AdditionsInRedis(RedisClient(store, STORE_TIMEOUT_S))
+        )
+        self._additions = AdditionsState(additions, source.environment)
         self._applier = ConfigApplier(
             boot.config,
             source,
             self._additions,
             self._update_workers,
+            self._differing_spaces,
+            self._with_instances,
             has_first_key=boot.first_key_digest is not None,
         )
         self._instances: InstancePool | None = None
@@ -133,19 +140,14 @@ class Supervisor:
             self._workers.broadcast(restart)
 
         restarts = Restarts(broadcast)
-        address = _url_of(listener, config)
+        address = f"{'https' if config.tls else 'http'}://{address_of(listener)}"
         self._workers = WorkerPool(
             shared,
-            WorkerCallbacks(
-                self._app_boot,
-                partial(self._on_workers_ready, address),
-                self._on_worker_request,
-                lambda: self._instances.infos if self._instances is not None else (),
-            ),
             restarts,
-        )
-        self._applier.differing_spaces = lambda config: self._workers.differing_spaces(
-            worker_share(config), UPDATE_TIMEOUT_S
+            self._app_boot,
+            partial(self._on_workers_ready, address),
+            self._on_worker_request,
+            lambda: self._instances.infos if self._instances is not None else (),
         )
         new_folder = partial(_private_folder, resources, "gateway-")
         self._engines = EnginePool(new_folder, environment, self._on_engine_state, restarts)
@@ -158,7 +160,6 @@ class Supervisor:
             )
             file, self._stored_instances = _open_state(resources, config, self._source.environment)
             self._instances = InstancePool(file, Host(environment, cache(new_folder)), view)
-            self._applier.with_instances = self._instances.overlay
             self._model_requests = ModelRequests(view.config, file.folder, environment)
 
     async def _serve(self) -> None:
@@ -176,7 +177,7 @@ class Supervisor:
         second_signal = asyncio.create_task(self._stop.wait())
         config = self._start_config
         drain = self._workers.stop(signal.SIGTERM, config.lame_duck_s + config.drain_s + KILL_AFTER_S)
-        await _wait_for_first(drain, second_signal)
+        await asyncio.wait((asyncio.ensure_future(drain), second_signal), return_when=asyncio.FIRST_COMPLETED)
         second_signal.cancel()
         await self._workers.stop(signal.SIGKILL, KILL_AFTER_S)
         # A reload in progress is stopped before the engines, because it could start others.
@@ -227,18 +228,21 @@ class Supervisor:
 
         before: the config that requests in flight began with.
         """
-        number, problems = await self._workers.update_config(
-            self._app_boot(), self._applier.restored, UPDATE_TIMEOUT_S
-        )
-        for worker, problem in problems.items():
+        progress = self._workers.update_config(self._app_boot(), self._applier.restored)
+        for worker, problem in (await progress.problems(UPDATE_TIMEOUT_S)).items():
             logger.error("worker %d did not apply the config, and serves the old one: %s", worker, problem)
         if not unneeded and self._instances is None:
-            self._workers.ignore_drain(number)
             return
         longest_s = max((model.deadline_s for model in before.models.values()), default=0.0)
-        task = self._draining = asyncio.create_task(self._retire_engines(number, unneeded, longest_s))
+        task = self._draining = asyncio.create_task(self._retire_engines(progress, unneeded, longest_s))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+    async def _differing_spaces(self, config: Config) -> tuple[Problem, ...]:
+        return await self._workers.differing_spaces(worker_share(config), UPDATE_TIMEOUT_S)
+
+    def _with_instances(self, config: Config) -> Config:
+        return config if self._instances is None else self._instances.overlay(config)
 
     async def _publish_instances(self) -> None:
         """Serve the instances that have joined, and wait for calls to those that have left."""
@@ -246,8 +250,10 @@ class Supervisor:
         if self._draining is not None:
             await asyncio.wait({self._draining}, timeout=INSTANCE_DRAIN_S)
 
-    async def _retire_engines(self, number: int, engines: Sequence[EngineProcess], longest_s: float) -> None:
-        await self._workers.wait_until_drained(number, longest_s)
+    async def _retire_engines(
+        self, progress: ConfigProgress, engines: Sequence[EngineProcess], longest_s: float
+    ) -> None:
+        await progress.wait_until_drained(longest_s)
         await self._engines.stop(engines)
 
     def _on_workers_ready(self, address: str, report: messages.WorkerReady) -> None:
@@ -320,11 +326,6 @@ def _open_state(
         raise StartError(str(error)) from error
 
 
-def _additions_store(config: Config) -> AdditionsInMemory | AdditionsInRedis:
-    store = config.quotas.store
-    return AdditionsInMemory() if store == "memory" else AdditionsInRedis(RedisClient(store, STORE_TIMEOUT_S))
-
-
 def _bind(open_socket: Callable[[str], socket.socket], listen: str, key: str) -> socket.socket:
     """Open a listener. key: its setting, for the message. Raises: StartError."""
     try:
@@ -340,15 +341,3 @@ def _bind(open_socket: Callable[[str], socket.socket], listen: str, key: str) ->
 def _private_folder(resources: ExitStack, prefix: str) -> str:
     # Created with mode 0700. Children remove their files if this process is killed and cannot.
     return resources.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
-
-
-def _url_of(listener: socket.socket, config: Config) -> str:
-    """Return the URL that callers put in front of a path."""
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if config.tls else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-async def _wait_for_first(*awaitables: Awaitable[object]) -> None:
-    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,13 +1,15 @@
 """One HTTP worker process: reads its boot message, serves the application, and drains when it is stopped.
 
 Rule: it lives as long as the parent's pipe, and end of file on standard input stops it at once. Lines that
-arrive there are new configs, replies to its requests, and restart counts.
+arrive there are new configs, replies to its requests, and restart counts. Requests, confirmations and
+heartbeats leave on the status pipe.
 """
 
 import asyncio
 import gc
 import logging
 import os
+import select
 import shutil
 import signal
 import socket
@@ -15,9 +17,10 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from itertools import count
 from threading import Thread
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import uvicorn
@@ -27,14 +30,26 @@ from gateway.api.operators.additions import AdditionsClient
 from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build, start_tasks
+from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config, ListenerTls
-from gateway.events import Event, UpstreamJudged
+from gateway.declared.additions import Edit, Listing
+from gateway.declared.host import HostCommand, HostResult
+from gateway.events import Event, ProcessRestarted, UpstreamJudged
+from gateway.processes import messages
 from gateway.processes.listeners import join_port
 from gateway.processes.messages import CanaryWithdrawn, ModelSummary, WorkerBoot, WorkerReady
-from gateway.processes.worker_link import ParentLink
 from gateway.telemetry.access_log import LOGGED, log_change
 from gateway.telemetry.log_lines import CallLines, call_lines, write_lines
 
+logger = logging.getLogger("gateway")
+
+# An engine may have to load a model before the reply.
+RELOAD_TIMEOUT_S = 600.0
+LISTING_TIMEOUT_S = 10.0
+# An instance stops within 30 s for calls in flight and 35 s for its process.
+HOST_TIMEOUT_S = 120.0
+# The parent kills a worker that has been silent for several times as long.
+HEARTBEAT_EVERY_S = 1.0
 # Longer than any sensible client's keep-alive pool keeps an idle connection.
 KEEP_ALIVE_S = 75
 READY_POLL_S = 0.05
@@ -43,7 +58,101 @@ GC_THRESHOLD = 5_000
 ABANDON_S = 1.0
 READ_BYTES = 65536
 
-logger = logging.getLogger("gateway")
+_Reply = TypeVar("_Reply", ReloadOutcome, Listing, HostResult)
+
+
+class ParentLink:
+    """Connection to the parent, used on the worker's event loop. status_fd: pipe that the parent reads."""
+
+    def __init__(self, status_fd: int) -> None:
+        self._status_fd = status_fd
+        self._application: Application | None = None
+        # Replies that requests wait for, by the request's number.
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = count()
+
+    def attach(self, application: Application) -> None:
+        """Set the receiver of what the parent sends. Must precede the first call of `receive`."""
+        self._application = application
+
+    def send(self, message: messages.ToParent) -> None:
+        """Send one message to the parent."""
+        line = msgspec.json.encode(message) + b"\n"
+        while line:
+            # A signal may interrupt the write of a long line.
+            line = line[os.write(self._status_fd, line) :]
+
+    async def send_heartbeats(self) -> None:
+        """Send a heartbeat every second; runs until cancelled."""
+        poll = select.poll()
+        poll.register(self._status_fd, select.POLLOUT)
+        while True:
+            # A stopped parent reads nothing, and a write that waits for it would block the requests too.
+            if poll.poll(0):
+                self.send(messages.Heartbeat())
+            await asyncio.sleep(HEARTBEAT_EVERY_S)
+
+    async def request_reload(self) -> ReloadOutcome:
+        """Ask the parent to read the file again. Raises: TimeoutError."""
+        return await self._request(messages.ReadFile(), RELOAD_TIMEOUT_S, ReloadOutcome)
+
+    async def request_edit(self, edit: Edit) -> ReloadOutcome:
+        """Ask the parent to apply an edit of the additions. Raises: TimeoutError."""
+        return await self._request(edit, RELOAD_TIMEOUT_S, ReloadOutcome)
+
+    async def request_listing(self) -> Listing:
+        """Ask the parent for the additions. Raises: TimeoutError."""
+        return await self._request(messages.ListAdditions(), LISTING_TIMEOUT_S, Listing)
+
+    async def request_host(self, command: HostCommand) -> HostResult:
+        """Ask the parent to carry out a request about this host. Raises: TimeoutError."""
+        return await self._request(command, HOST_TIMEOUT_S, HostResult)
+
+    def receive(self, line: bytes) -> None:
+        """Handle one line from the parent."""
+        application = self._application
+        assert application is not None
+        match msgspec.json.decode(line, type=messages.ToWorker):
+            case messages.ConfigUpdate() as update:
+                self._apply(application, update)
+            case messages.Reply(number, body):
+                waiter = self._replies.get(number)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(body)
+            case messages.InstancesUpdate(instances):
+                application.instances.update(instances)
+            case messages.SpaceRequest(number, config):
+                self.send(messages.SpaceReply(number, application.groups.differing_spaces(config)))
+            case messages.CanaryWithdrawn(model, upstream, reason):
+                application.groups.withdraw(model, upstream, reason)
+            case ProcessRestarted() as restart:
+                application.observe(restart)
+
+    async def _request(
+        self,
+        body: messages.ReadFile | messages.ListAdditions | Edit | HostCommand,
+        timeout_s: float,
+        kind: type[_Reply],
+    ) -> _Reply:
+        number = next(self._numbers)
+        waiter = self._replies[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send(messages.Request(number, body))
+            async with asyncio.timeout(timeout_s):
+                reply = await waiter
+        finally:
+            del self._replies[number]
+        assert isinstance(reply, kind)
+        return reply
+
+    def _apply(self, application: Application, update: messages.ConfigUpdate) -> None:
+        try:
+            drained = application.follow(update.config, update.engines, update.added_models, update.restored)
+        except OSError as error:
+            self.send(messages.ConfigAck(update.number, str(error)))
+            return
+        self.send(messages.ConfigAck(update.number))
+        drained.add_done_callback(lambda _: self.send(messages.ConfigDrained(update.number)))
 
 
 class DrainingServer(uvicorn.Server):
@@ -153,14 +262,9 @@ def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Appli
     for restart in boot.restarts:
         application.observe(restart)
     application.instances.update(boot.instances)
-    link.attach(application.follow, application.observe, application.instances.update)
-    groups = application.groups
-    link.attach_groups(
-        groups.differing_spaces,
-        lambda withdrawn: groups.withdraw(withdrawn.model, withdrawn.upstream, withdrawn.reason),
-    )
+    link.attach(application)
     for withdrawn in boot.withdrawn:
-        groups.withdraw(withdrawn.model, withdrawn.upstream, withdrawn.reason)
+        application.groups.withdraw(withdrawn.model, withdrawn.upstream, withdrawn.reason)
     return application
 
 
@@ -202,7 +306,11 @@ def _tls_options(tls: ListenerTls) -> dict[str, Any]:
 async def _report_ready(application: Application, link: ParentLink, server: uvicorn.Server) -> None:
     gateway = application.gateway
     # Polled, and only while starting, so that the prober need not signal each replica's first attempt.
-    while not (server.started and _is_startup_done(application)):  # noqa: ASYNC110
+    while not (  # noqa: ASYNC110
+        server.started
+        and application.groups.is_settled
+        and all(upstream.startup_done for upstream in gateway.upstreams.values())
+    ):
         await asyncio.sleep(READY_POLL_S)
     config, added = gateway.serving.config, application.added_models
     of_file = msgspec.structs.replace(
@@ -210,11 +318,6 @@ async def _report_ready(application: Application, link: ParentLink, server: uvic
     )
     summaries = tuple(_summary(application, name) for name in config.models)
     link.send(WorkerReady(summaries, application.groups.differing_spaces(of_file)))
-
-
-def _is_startup_done(application: Application) -> bool:
-    upstreams = application.gateway.upstreams.values()
-    return application.groups.is_settled and all(upstream.startup_done for upstream in upstreams)
 
 
 def _summary(application: Application, name: str) -> ModelSummary:

@@ -1,11 +1,12 @@
-"""The HTTP worker processes of one gateway: their start, their messages and their exit."""
+"""The HTTP worker processes of one gateway: start, messages, confirmations and exit."""
 
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -15,17 +16,60 @@ from gateway.config.schema import Config
 from gateway.declared.host import InstanceInfo
 from gateway.events import EndReason, ProcessRestarted
 from gateway.processes import messages
-from gateway.processes.child import Child, ChildSpec
-from gateway.processes.listeners import address_of
-from gateway.processes.liveness import (
+from gateway.processes.child import (
     WORKER_CHECK_EVERY_S,
     WORKER_START_MISSES,
+    Child,
+    ChildSpec,
     Heartbeats,
+    Restarts,
     watch_liveness,
 )
-from gateway.processes.restarts import Restarts
-from gateway.processes.worker_acks import WorkerAcks
+from gateway.processes.listeners import address_of
 from gateway.telemetry.metrics import forget_worker
+
+
+class ConfigProgress:
+    """Confirmations that each worker has applied an update, and has drained everything that it removed.
+
+    A worker that exits delays neither, because it restarts with the current config.
+    """
+
+    def __init__(self, workers: Iterable[int]) -> None:
+        loop = asyncio.get_running_loop()
+        self._applied: dict[int, asyncio.Future[str | None]] = {
+            each: loop.create_future() for each in workers
+        }
+        self._drained: dict[int, asyncio.Future[None]] = {
+            each: loop.create_future() for each in self._applied
+        }
+
+    async def problems(self, timeout_s: float) -> dict[int, str]:
+        """Wait until the update is applied, and return why some workers did not, by worker."""
+        if self._applied:
+            await asyncio.wait(self._applied.values(), timeout=timeout_s)
+        problems = {
+            worker: waiter.result() if waiter.done() else "it does not answer"
+            for worker, waiter in self._applied.items()
+        }
+        return {worker: problem for worker, problem in problems.items() if problem is not None}
+
+    async def wait_until_drained(self, timeout_s: float) -> None:
+        """Wait until no request uses anything that the update removed, for at most this time."""
+        if self._drained:
+            await asyncio.wait(self._drained.values(), timeout=timeout_s)
+
+    def record_applied(self, worker: int, problem: str | None = None) -> None:
+        """Record that a worker has applied the update; problem: why it has not."""
+        waiter = self._applied.get(worker)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(problem)
+
+    def record_drained(self, worker: int) -> None:
+        """Record that a worker has drained everything that the update removed."""
+        waiter = self._drained.get(worker)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 class SharedResources(msgspec.Struct, frozen=True):
@@ -49,31 +93,34 @@ class SharedResources(msgspec.Struct, frozen=True):
         return tuple(filter(None, (self.listener, self.admin, self.manager)))
 
 
-class WorkerCallbacks(msgspec.Struct, frozen=True):
-    """The supervisor's part in the life of workers.
+class WorkerPool:
+    """All HTTP workers of one gateway. all_ready: set once each has reported that it is ready.
 
     app_boot: returns the settings that a worker starts with now. on_ready: called once, with the report of
     the last worker that became ready. on_request: called with a worker's index and its request. instances:
     returns those of this host.
     """
 
-    app_boot: Callable[[], AppBoot]
-    on_ready: Callable[[messages.WorkerReady], None]
-    on_request: Callable[[int, messages.Request], None]
-    instances: Callable[[], tuple[InstanceInfo, ...]] = tuple
-
-
-class WorkerPool:
-    """All HTTP workers of one gateway. all_ready: set once each has reported that it is ready."""
-
-    def __init__(self, resources: SharedResources, callbacks: WorkerCallbacks, restarts: Restarts) -> None:
+    def __init__(
+        self,
+        resources: SharedResources,
+        restarts: Restarts,
+        app_boot: Callable[[], AppBoot],
+        on_ready: Callable[[messages.WorkerReady], None],
+        on_request: Callable[[int, messages.Request], None],
+        instances: Callable[[], tuple[InstanceInfo, ...]],
+    ) -> None:
         self._resources = resources
-        self._callbacks = callbacks
+        self._app_boot = app_boot
+        self._on_ready = on_ready
+        self._on_request = on_request
+        self._instances = instances
         self._restarts = restarts
         self._children: list[Child] = []
         self._heartbeats: list[Heartbeats] = []
         self._ready: set[int] = set()
-        self._acks = WorkerAcks()
+        # Updates that something waits for, by number.
+        self._updates: WeakValueDictionary[int, ConfigProgress] = WeakValueDictionary()
         self._update_numbers = count()
         self._space_replies: dict[int, asyncio.Future[tuple[Problem, ...]]] = {}
         # Canaries that a worker has withdrawn since they were put back, by model.
@@ -108,14 +155,10 @@ class WorkerPool:
             del self._space_replies[number]
         return waiter.result() if waiter.done() else ()
 
-    async def update_config(
-        self, boot: AppBoot, restored: frozenset[str] | None, timeout_s: float
-    ) -> tuple[int, dict[int, str]]:
-        """Send the config of new workers to every worker and wait for the confirmations.
+    def update_config(self, boot: AppBoot, restored: frozenset[str] | None) -> ConfigProgress:
+        """Send the config of new workers to every worker, and return their confirmations.
 
         restored: models whose withdrawn canary is put back; None, all of them.
-        Returns the update's number, and why some workers did not apply it. The
-        caller passes the number to `wait_until_drained` or `ignore_drain`.
         """
         number = next(self._update_numbers)
         line = msgspec.json.encode(
@@ -125,15 +168,8 @@ class WorkerPool:
         self._withdrawn = {model: self._withdrawn[model] for model in kept}
         # A worker that is being started receives this config with its boot message.
         sent = [worker for worker, child in enumerate(self._children) if child.send(line)]
-        return number, await self._acks.wait_until_applied(number, sent, timeout_s)
-
-    async def wait_until_drained(self, number: int, timeout_s: float) -> None:
-        """Wait until no worker uses anything that an update removed."""
-        await self._acks.wait_until_drained(number, timeout_s)
-
-    def ignore_drain(self, number: int) -> None:
-        """Do not wait for workers to drain an update."""
-        self._acks.ignore_drain(number)
+        progress = self._updates[number] = ConfigProgress(sent)
+        return progress
 
     def broadcast(self, news: ProcessRestarted | messages.InstancesUpdate | messages.CanaryWithdrawn) -> None:
         """Send news to every worker that runs; one that starts receives them when it boots."""
@@ -168,7 +204,7 @@ class WorkerPool:
         listener, admin = self._resources.listener, self._resources.admin
         manager = self._resources.manager
         app = msgspec.structs.replace(
-            self._callbacks.app_boot(),
+            self._app_boot(),
             admin_port=admin.getsockname()[1] if admin else None,
             manager_port=manager.getsockname()[1] if manager else None,
             worker=None if self._resources.metrics_folder is None else worker,
@@ -182,7 +218,7 @@ class WorkerPool:
             address_of(self._resources.grpc) if self._resources.grpc else None,
             self._resources.metrics_folder,
             self._restarts.latest,
-            self._callbacks.instances(),
+            self._instances(),
             tuple(self._withdrawn.values()),
         )
         return msgspec.json.encode(boot)
@@ -194,17 +230,17 @@ class WorkerPool:
                 self._ready.add(worker)
                 if not self.all_ready.is_set() and len(self._ready) == len(self._children):
                     self.all_ready.set()
-                    self._callbacks.on_ready(report)
+                    self._on_ready(report)
             case messages.ConfigAck(number, problem):
-                self._acks.record_applied(number, worker, problem)
+                self._updates.get(number, ConfigProgress(())).record_applied(worker, problem)
             case messages.ConfigDrained(number):
-                self._acks.record_drained(number, worker)
+                self._updates.get(number, ConfigProgress(())).record_drained(worker)
             case messages.SpaceReply(number, problems):
                 self._on_space_reply(number, problems)
             case messages.CanaryWithdrawn() as withdrawn:
                 self._on_withdrawn(withdrawn)
             case messages.Request() as request:
-                self._callbacks.on_request(worker, request)
+                self._on_request(worker, request)
 
     def _on_space_reply(self, number: int, problems: tuple[Problem, ...]) -> None:
         waiter = self._space_replies.get(number)
@@ -218,7 +254,9 @@ class WorkerPool:
             self.broadcast(withdrawn)
 
     def _on_exit(self, worker: int, name: str, reason: EndReason, how: str) -> None:
-        self._acks.record_exit(worker)
+        for progress in self._updates.values():
+            progress.record_applied(worker)
+            progress.record_drained(worker)
         self._heartbeats[worker].reset()
         if self._resources.metrics_folder is not None:
             forget_worker(self._resources.metrics_folder, worker)

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from gateway.quotas.availability import Availability
 from gateway.quotas.ledger import LEASE_US, NOTHING, QuotaRequest
 from gateway.quotas.limits import Cost, Limit, LimitStatus
 from gateway.quotas.operations import (
@@ -33,6 +32,39 @@ from gateway.quotas.operations import (
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
+
+FAILURES_MAX = 3
+
+
+class Availability:
+    """Failure counter that decides between the shared store and the local share.
+
+    is_down: True while the gateway does not use the store.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        # An attribute, because each request reads it several times.
+        self.is_down = False
+
+    @property
+    def is_failing(self) -> bool:
+        """True after a failure, until the next success."""
+        return self._failures > 0
+
+    def record_failure(self) -> bool:
+        """Count a failure and return True if this one took the store down."""
+        self._failures += 1
+        self.is_down = self._failures >= FAILURES_MAX
+        return self._failures == FAILURES_MAX
+
+    def record_success(self) -> bool:
+        """Reset the count and return True if the store was down."""
+        was_down = self.is_down
+        self._failures = 0
+        self.is_down = False
+        return was_down
+
 
 OPERATE = load_script("meters", "operate")
 # A call with this many of each occupies the store for about a millisecond.
@@ -60,6 +92,11 @@ class PendingReserve(msgspec.Struct, eq=False):
     request: QuotaRequest
     reply: asyncio.Future[Any]
     was_sent: bool = False
+
+    def pack(self, limit_index: IndexOf[Limit]) -> tuple[Any, ...]:
+        """Return the argument of the script, which is sent now."""
+        self.was_sent = True
+        return reserve_argument(self.request, limit_index)
 
 
 class ReserveReply(msgspec.Struct, frozen=True):
@@ -173,8 +210,6 @@ class Account:
         """Return the keys and the argument of the call that is sent now."""
         settlements = list(islice(self._settlements.values(), SETTLES_MAX))
         reserves, self._reserves = self._reserves[:RESERVES_MAX], self._reserves[RESERVES_MAX:]
-        for pending in reserves:
-            pending.was_sent = True
         keys = keys_of(self._tenant)
         limits, days = IndexOf[Limit](1), IndexOf[str](len(keys) + 1)
         argument = {
@@ -183,7 +218,7 @@ class Account:
             "ttl": STATE_TTL_S,
             "usage_ttl": USAGE_TTL_S,
             "settles": [settle_argument(settlement, limits, days) for settlement in settlements],
-            "reserves": [reserve_argument(pending.request, limits) for pending in reserves],
+            "reserves": [pending.pack(limits) for pending in reserves],
             "limits": [limit_argument(limit) for limit in limits],
         }
         self._is_enqueued, self._sent = False, SentBatch(tuple(limits), settlements, reserves)

@@ -4,9 +4,10 @@ Invariant: a reservation takes from all of its limits or from none, and is close
 settlement, by a refund, or by its expiry, after which it counts as spent.
 """
 
+import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from heapq import heappop, heappush
 from typing import Protocol
@@ -16,8 +17,7 @@ import msgspec
 from gateway.config.money import in_currency
 from gateway.errors import QuotaExceeded, RequestExceedsLimit
 from gateway.events import BudgetAlert, Observe
-from gateway.quotas.headers import format_duration, rate_limit_headers
-from gateway.quotas.limit_text import Bound, LimitText
+from gateway.quotas.limit_text import Bound, LimitText, format_duration, rate_limit_headers
 from gateway.quotas.limits import (
     SECOND_US,
     UNITS,
@@ -30,8 +30,10 @@ from gateway.quotas.limits import (
     meter_for,
     period_end_us,
 )
-from gateway.quotas.spent_limits import SpentLimits
 from gateway.quotas.usage import UsageRow, usage_rows
+
+BELIEVED_US = SECOND_US
+
 
 # OpenAI's clients ignore a longer one; the exact wait is in the message.
 RETRY_AFTER_MAX_S = 60
@@ -48,9 +50,8 @@ class QuotaRequest(msgspec.Struct, frozen=True):
 
     id: makes a repeated reserve idempotent. expires_us: from now; an unsettled reservation then counts as
     spent. model: the name under which usage is recorded; without one, none is. key: id of the key that it is
-    recorded for. shadow: count, but never
-    refuse. is_bound: the tokens are an upper bound, not a count. is_lower_bound: the cost is the least that
-    the call can have.
+    recorded for. shadow: count, but never refuse. is_bound: the tokens are an upper bound, not a count.
+    is_lower_bound: the cost is the least that the call can have.
     """
 
     id: str
@@ -63,6 +64,52 @@ class QuotaRequest(msgspec.Struct, frozen=True):
     is_bound: bool = False
     is_lower_bound: bool = False
     key: str = ""
+
+    def text(self, limit: Limit) -> LimitText:
+        """Return the words for one of its limits."""
+        return LimitText(limit, self.tenant, self.cost.currency)
+
+    def cost_text(self, limit: Limit) -> str:
+        """Describe the cost in the unit of a limit."""
+        bound: Bound = "lower" if self.is_lower_bound else "upper" if self.is_bound else None
+        return self.text(limit).cost(self.cost.of(limit.unit), bound)
+
+    def check_reachable(self) -> None:
+        """Refuse at once a cost above a whole limit: it could never pass. Raises: RequestExceedsLimit."""
+        for limit in self.limits:
+            if self.cost.of(limit.unit) > limit.amount:
+                raise RequestExceedsLimit(
+                    f"this call {self.cost_text(limit)}, and {limit.name} is {self.text(limit).amount}: "
+                    "it can never pass; send fewer or shorter inputs"
+                )
+
+    def refusal(
+        self, limit: Limit, wait_us: int, limit_statuses: Sequence[LimitStatus], at_us: int
+    ) -> QuotaExceeded:
+        """Build the error for a limit without room: the exact wait, rounded up to whole seconds.
+
+        limit_statuses: the known state of the limits. at_us: time of the request on the ledger's clock.
+        """
+        exact_s = -(-wait_us // SECOND_US)
+        calendar = limit.period in ("day", "month")
+        text = self.text(limit)
+        remaining = next(
+            (text.remaining(status.remaining) for status in limit_statuses if status.limit == limit), ""
+        )
+        restart = ""
+        if calendar:
+            restart = f"it starts again on {day_of(period_end_us(limit.period, at_us))} (UTC), "
+        headers = rate_limit_headers(limit_statuses)
+        if exact_s > RETRY_AFTER_MAX_S:
+            headers["x-should-retry"] = "false"
+        return QuotaExceeded(
+            f"limit {text.name}: {remaining}this call {self.cost_text(limit)}; "
+            f"{restart}try again in {format_duration(exact_s * SECOND_US)}",
+            unit=limit.unit,
+            calendar=calendar,
+            retry_after_s=min(exact_s, RETRY_AFTER_MAX_S),
+            headers=headers,
+        )
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -79,6 +126,24 @@ class Reservation(msgspec.Struct, frozen=True):
     over: Limit | None = None
     at_us: int = 0
 
+    def settled_statuses(self, actual: Cost) -> tuple[LimitStatus, ...]:
+        """Return the limits after the unused cost is given back, estimated from the reserve alone."""
+        return tuple([_settled_status(each, self.request.cost, actual) for each in self.limit_statuses])
+
+
+def _settled_status(status: LimitStatus, reserved: Cost, actual: Cost) -> LimitStatus:
+    limit = status.limit
+    unused = 1 if limit.period == "in_flight" else reserved.of(limit.unit) - actual.of(limit.unit)
+    if not unused:
+        return status
+    remaining = min(limit.amount, max(0, status.remaining + unused))
+    reset_us = status.reset_us
+    if limit.period in WINDOWS_US:
+        reset_us = max(0, reset_us + -(unused * WINDOWS_US[limit.period] // limit.amount))
+    elif limit.period == "in_flight" and remaining == limit.amount:
+        reset_us = 0
+    return LimitStatus(limit, remaining, reset_us)
+
 
 class Ledger(Protocol):
     """State of all quotas."""
@@ -92,8 +157,11 @@ class Ledger(Protocol):
     def has_ample_room(self, request: QuotaRequest) -> bool:
         """Return whether waiting for `reserve` would only cost time: it is all but certain to be admitted.
 
-        False while another reserve of the tenant waits for the store: both travel together then.
+        False while another reserve of the tenant waits for the store, with which it travels then, and where
+        there is no trip to save.
         """
+        del request
+        return False
 
     async def reserve(self, request: QuotaRequest) -> Reservation:
         """Take a cost from all limits, or from none.
@@ -130,7 +198,97 @@ class Ledger(Protocol):
         """Send unsent settlements and close connections."""
 
 
-class MemoryLedger:
+class Report(msgspec.Struct, frozen=True):
+    """State of one limit, at_us on the ledger's clock, which was seen_us on the clock of this process."""
+
+    status: LimitStatus
+    at_us: int
+    seen_us: int
+
+    def status_at(self, now_us: int) -> LimitStatus:
+        """Return the state with the time that has passed since."""
+        reset_us = max(0, self.status.reset_us - (now_us - self.seen_us))
+        return LimitStatus(self.status.limit, self.status.remaining, reset_us)
+
+
+class SpentLimits:
+    """Limits of refused requests as the ledger last reported them, so that the next is refused cheaply.
+
+    Rule: it refuses only what the ledger would refuse too. A report is believed for a second, because other
+    gateways may give something back, and is dropped as soon as this process does. After that second one
+    request a second passes, to bring a new report; many at once would all be read and decoded.
+    now_us: a clock in microseconds.
+    """
+
+    def __init__(self, now_us: Callable[[], int]) -> None:
+        self._now_us = now_us
+        self._reports: dict[str, dict[Limit, Report]] = {}
+        # When a request of the tenant was last let pass because its reports were old.
+        self._passed_us: dict[str, int] = {}
+
+    def record(self, tenant: str, limit_statuses: Sequence[LimitStatus], at_us: int) -> None:
+        """Store the limits of a request that was refused at this time of the ledger's clock."""
+        now_us = self._now_us()
+        reports = self._reports.get(tenant, {})
+        # Keys have limits of their own, so a tenant may have several reports at once.
+        kept = {limit: report for limit, report in reports.items() if now_us - report.seen_us < BELIEVED_US}
+        new = {status.limit: Report(status, at_us, now_us) for status in limit_statuses}
+        self._reports[tenant] = kept | new
+
+    def forget(self, tenant: str) -> None:
+        """Drop the reports of a tenant: something was taken or given back since."""
+        # A tenant within its limits has none, and this is called for each of its requests.
+        if self._reports.pop(tenant, None) is not None:
+            self._passed_us.pop(tenant, None)
+
+    def refuse(self, tenant: str, limits: tuple[Limit, ...], least: Cost) -> None:
+        """Refuse a request of at least this cost if a limit is known to block it, by the longest wait.
+
+        Raises: QuotaExceeded.
+        """
+        reports = self._reports.get(tenant)
+        if reports is None:
+            return
+        now_us = self._now_us()
+        known = [reports[limit] for limit in limits if limit in reports]
+        statuses = [report.status_at(now_us) for report in known]
+        waits = [(_wait_of(status, least), status.limit) for status in statuses]
+        wait_us, limit = max(waits, key=lambda wait: wait[0], default=(0, None))
+        if limit is None or wait_us <= 0 or not self._believes(tenant, known, now_us):
+            return
+        at_us = max(report.at_us + now_us - report.seen_us for report in known)
+        request = QuotaRequest("", tenant, limits, least, 0, is_lower_bound=True)
+        raise request.refusal(limit, wait_us, statuses, at_us)
+
+    def _believes(self, tenant: str, known: Sequence[Report], now_us: int) -> bool:
+        """Return whether reports are recent enough, or a request that passed just now may renew them."""
+        if all(now_us - report.seen_us < BELIEVED_US for report in known):
+            return True
+        passed_us = self._passed_us.get(tenant)
+        if passed_us is not None and now_us - passed_us < BELIEVED_US:
+            return True
+        self._passed_us[tenant] = now_us
+        return False
+
+
+def _wait_of(status: LimitStatus, cost: Cost) -> int:
+    """Return the microseconds until a cost fits into a limit, 0 or less if it fits now.
+
+    A limit in flight never waits here: when a slot becomes free is unknown.
+    """
+    limit = status.limit
+    # Only a gateway's share admits more than its whole amount, when it is full.
+    amount = min(cost.of(limit.unit), limit.amount)
+    if limit.period == "in_flight" or status.remaining >= amount:
+        return 0
+    window_us = WINDOWS_US.get(limit.period)
+    if window_us is None:
+        return status.reset_us
+    # The time until the bucket is full, less the part of it that may still be missing then.
+    return status.reset_us - window_us + amount * window_us // limit.amount
+
+
+class MemoryLedger(Ledger):
     """Quotas of one process. now_us: the wall clock in microseconds; days and months need it.
 
     is_share: the limits are parts of larger ones. A rate that is full admits a call above its amount, and
@@ -161,12 +319,7 @@ class MemoryLedger:
 
     def refuse_if_spent(self, tenant: str, limits: tuple[Limit, ...], least: Cost) -> None:
         """Refuse a request that cannot pass, by the last refusal. Raises: QuotaExceeded."""
-        refuse_if_spent(self._spent, tenant, limits, least)
-
-    def has_ample_room(self, request: QuotaRequest) -> bool:
-        """Return False: there is no trip to save."""
-        del request
-        return False
+        self._spent.refuse(tenant, limits, least)
 
     async def reserve(self, request: QuotaRequest) -> Reservation:
         """Take a cost from all limits, or from none. Raises: QuotaExceeded, RequestExceedsLimit."""
@@ -176,14 +329,14 @@ class MemoryLedger:
         if request.id in self._open:
             return Reservation(request, tuple(meter.status(now_us) for meter in meters))
         if not request.shadow and not self._is_share:
-            check_reachable(request)
+            request.check_reachable()
         waits = [(meter.wait_us(self._fitting(request, meter.limit), now_us), meter) for meter in meters]
         longest_us, blocking = max(waits, key=lambda wait: wait[0], default=(0, None))
         over = blocking.limit if blocking is not None and longest_us > 0 else None
         if over is not None and not request.shadow:
             statuses = [meter.status(now_us) for meter in meters]
             self._spent.record(request.tenant, statuses, now_us)
-            raise refusal(request, over, longest_us, statuses, now_us)
+            raise request.refusal(over, longest_us, statuses, now_us)
         self._spent.forget(request.tenant)
         self._number += 1
         for meter in meters:
@@ -213,9 +366,6 @@ class MemoryLedger:
                 self._observe(budget_alert(request.tenant, status.limit, meter.used))
         return statuses
 
-    async def flush(self) -> None:
-        """Do nothing: no other gateway shares this ledger."""
-
     async def usage(self, tenant: str, days: Sequence[str], *, by_key: bool = False) -> list[UsageRow]:
         """Return the usage that this process has settled since its start."""
         return [
@@ -228,6 +378,9 @@ class MemoryLedger:
         """Return the used share of a limit, or None if it was never used."""
         meter = self._meters.get((tenant, limit))
         return None if meter is None else 1 - meter.status(self._now()).remaining / limit.amount
+
+    async def flush(self) -> None:
+        """Do nothing: no other gateway shares this ledger."""
 
     async def maintain(self) -> None:
         """Do nothing: there is no background work."""
@@ -283,89 +436,24 @@ def day_of(now_us: int) -> str:
     return datetime.fromtimestamp(now_us // SECOND_US, UTC).date().isoformat()
 
 
-def refuse_if_spent(spent: SpentLimits, tenant: str, limits: tuple[Limit, ...], least: Cost) -> None:
-    """Refuse a request of at least this cost if a limit is known to have no room. Raises: QuotaExceeded."""
-    blocking = spent.blocking(tenant, limits, least)
-    if blocking is not None:
-        request = QuotaRequest("", tenant, limits, least, 0, is_lower_bound=True)
-        raise refusal(request, blocking.limit, blocking.wait_us, blocking.limit_statuses, blocking.at_us)
-
-
-def check_reachable(request: QuotaRequest) -> None:
-    """Refuse at once a request that costs more than a whole limit: it could never pass.
-
-    Raises: RequestExceedsLimit.
-    """
-    for limit in request.limits:
-        cost = request.cost.of(limit.unit)
-        if cost > limit.amount:
-            text = LimitText(limit, request.tenant, request.cost.currency)
-            raise RequestExceedsLimit(
-                f"this call {cost_text(request, text)}, and {limit.name} is {text.amount}: it can never "
-                "pass; send fewer or shorter inputs"
-            )
-
-
-def cost_text(request: QuotaRequest, text: LimitText) -> str:
-    """Describe the cost of a request in the unit of a limit."""
-    bound: Bound = "lower" if request.is_lower_bound else "upper" if request.is_bound else None
-    return text.cost(request.cost.of(text.limit.unit), bound)
-
-
-def settled_statuses(reservation: Reservation, actual: Cost) -> tuple[LimitStatus, ...]:
-    """Return a reservation's limits after its unused cost is given back, estimated from the reserve alone."""
-    cost = reservation.request.cost
-    return tuple([_settled_status(status, cost, actual) for status in reservation.limit_statuses])
-
-
-def _settled_status(status: LimitStatus, reserved: Cost, actual: Cost) -> LimitStatus:
-    limit = status.limit
-    unused = 1 if limit.period == "in_flight" else reserved.of(limit.unit) - actual.of(limit.unit)
-    if not unused:
-        return status
-    remaining = min(limit.amount, max(0, status.remaining + unused))
-    reset_us = status.reset_us
-    if limit.period in WINDOWS_US:
-        reset_us = max(0, reset_us + -(unused * WINDOWS_US[limit.period] // limit.amount))
-    elif limit.period == "in_flight" and remaining == limit.amount:
-        reset_us = 0
-    return LimitStatus(limit, remaining, reset_us)
-
-
-def refusal(
-    request: QuotaRequest,
-    limit: Limit,
-    wait_us: int,
-    limit_statuses: Sequence[LimitStatus],
-    at_us: int | None = None,
-) -> QuotaExceeded:
-    """Build the error for a limit without room: the exact wait, rounded up to whole seconds.
-
-    limit_statuses: the known state of the limits. at_us: time of the request on the ledger's clock; None if
-    the request does not wait for the limit's next period.
-    """
-    exact_s = -(-wait_us // SECOND_US)
-    calendar = limit.period in ("day", "month")
-    text = LimitText(limit, request.tenant, request.cost.currency)
-    remaining = next(
-        (text.remaining(status.remaining) for status in limit_statuses if status.limit == limit), ""
-    )
-    restart = ""
-    if calendar and at_us is not None:
-        restart = f"it starts again on {day_of(period_end_us(limit.period, at_us))} (UTC), "
-    headers = rate_limit_headers(limit_statuses)
-    if exact_s > RETRY_AFTER_MAX_S:
-        headers["x-should-retry"] = "false"
-    return QuotaExceeded(
-        f"limit {text.name}: {remaining}this call {cost_text(request, text)}; "
-        f"{restart}try again in {format_duration(exact_s * SECOND_US)}",
-        unit=limit.unit,
-        calendar=calendar,
-        retry_after_s=min(exact_s, RETRY_AFTER_MAX_S),
-        headers=headers,
-    )
-
-
 def budget_alert(tenant: str, limit: Limit, used: int) -> BudgetAlert:
     """Return the alert for a budget of which this much is used."""
     return BudgetAlert(tenant, limit.name, in_currency(used), in_currency(limit.amount))
+
+
+async def remaining_budgets(ledger: Ledger, tenant: str, limits: Iterable[Limit]) -> dict[str, float]:
+    """Return what is left of each budget among limits, by its name; nothing while the store is away.
+
+    A reservation of nothing reads them: they are those that the next call would meet. Without a budget there
+    is no trip to the store. Raises: QuotaUnavailable.
+    """
+    budgets = tuple(dict.fromkeys(limit for limit in limits if limit.unit == "budget"))
+    if not budgets:
+        return {}
+    request = QuotaRequest(secrets.token_hex(8), tenant, budgets, NOTHING, LEASE_US, shadow=True)
+    reservation = await ledger.reserve(request)
+    ledger.settle(reservation, NOTHING)
+    if reservation.degraded:
+        # These are shares of one gateway.
+        return {}
+    return {status.limit.name: in_currency(status.remaining) for status in reservation.limit_statuses}

@@ -15,12 +15,15 @@ maximum of the candidates, and a correction moves only the candidates from befor
 import logging
 from bisect import bisect_left, bisect_right
 from calendar import monthrange
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from gateway.config.money import budget_of, in_currency, is_budget
+
+logger = logging.getLogger("gateway")
 
 Unit = Literal["requests", "tokens", "inputs", "images", "budget"]
 Period = Literal["second", "minute", "hour", "day", "month", "in_flight"]
@@ -31,7 +34,6 @@ AMOUNT_MAX = 2**52
 # Prefix of limits that count only lines of jobs.
 BATCH = "batch_"
 
-logger = logging.getLogger("gateway")
 
 UNITS: tuple[Unit, ...] = ("requests", "tokens", "inputs", "images", "budget")
 # Used share of a budget from which operators are alerted.
@@ -367,3 +369,30 @@ def _datetime(now_us: int) -> datetime:
 
 def _microseconds(moment: datetime) -> int:
     return int(moment.timestamp()) * SECOND_US
+
+
+class Price(msgspec.Struct, frozen=True):
+    """Price of one token, in nano-units of the gateway's currency."""
+
+    nano_per_token: int = 0
+    currency: str = ""
+
+    def cost(self, tokens: int, inputs: int = 0, images: int = 0, requests: int = 1) -> Cost:
+        """Return the cost of a call with these counts."""
+        money = min(AMOUNT_MAX, max(0, tokens) * self.nano_per_token)
+        return Cost(requests, tokens, inputs, images, money, self.currency)
+
+    def tokens_within(self, amounts: Iterable[tuple[Limit, int]]) -> int | None:
+        """Return how many tokens amounts of limits are enough for, None if no limit counts tokens here."""
+        return min(
+            (found for limit, amount in amounts if (found := self._tokens_of(limit, amount)) is not None),
+            default=None,
+        )
+
+    def _tokens_of(self, limit: Limit, amount: int) -> int | None:
+        if limit.unit == "budget":
+            return amount // self.nano_per_token if self.nano_per_token else None
+        return amount if limit.unit == "tokens" else None
+
+
+FREE = Price()

@@ -15,11 +15,8 @@ from gateway.quotas.ledger import (
     MemoryLedger,
     QuotaRequest,
     Reservation,
-    cost_text,
-    refusal,
 )
-from gateway.quotas.limit_text import LimitText
-from gateway.quotas.limits import SECOND_US, WINDOWS_US, Cost, Limit, LimitStatus, Unit, period_end_us
+from gateway.quotas.limits import SECOND_US, UNITS, WINDOWS_US, Cost, Limit, LimitStatus, Unit, period_end_us
 from gateway.quotas.operations import LimitState, decode_statuses
 
 # With room for this many requests in flight, and half of the limit free, requests hardly ever wait for it.
@@ -95,7 +92,9 @@ class LocalShare:
         """Return True if a request may wait for another to end, by the last known state of the limits."""
         for limit in request.limits:
             if limit.period == "in_flight":
-                free = self._free_in_flight(request.tenant, limit)
+                # Nothing is free if the store never returned it.
+                (used, *_), _ = self._states[request.tenant].get(limit, ((limit.amount,), 0))
+                free = limit.amount - used
                 if free < FREE_IN_FLIGHT_MIN or free < limit.amount // 2:
                     return True
         return False
@@ -144,12 +143,8 @@ class LocalShare:
             calendars = tuple([limit for limit in request.limits if limit.period in ("day", "month")])
             key = (request.tenant, calendars, request.model, day, request.key)
             used = self._usage.get(key, NOTHING)
-            self._usage[key] = Cost(
-                used.requests + actual.requests,
-                used.tokens + actual.tokens,
-                used.inputs + actual.inputs,
-                used.images + actual.images,
-                used.budget + actual.budget,
+            self._usage[key] = msgspec.structs.replace(
+                used, **{unit: used.of(unit) + actual.of(unit) for unit in UNITS}
             )
             for limit in request.limits:
                 if limit.period in WINDOWS_US:
@@ -178,23 +173,16 @@ class LocalShare:
         ]
         return charges
 
-    def _free_in_flight(self, tenant: str, limit: Limit) -> int:
-        """Return what is free of a limit in flight as last known; 0 if the store never returned it."""
-        (used, *_), _ = self._states[tenant].get(limit, ((limit.amount,), 0))
-        return limit.amount - used
-
     def _no_share(self, request: QuotaRequest, limit: Limit, share: Limit) -> QuotaExceeded:
         """Build the error for a call that a share of a day or month can never admit."""
         remaining, now_us = self._remaining(request.tenant, limit), time.time_ns() // 1000
         if remaining is not None and request.cost.of(limit.unit) > remaining:
             # By the last known state the whole limit has no room for it either.
             left_us = period_end_us(limit.period, now_us) - now_us
-            return refusal(request, limit, left_us, [LimitStatus(limit, remaining, left_us)], now_us)
-        text = LimitText(limit, request.tenant, request.cost.currency)
-        admits = LimitText(share, request.tenant, request.cost.currency).amount
+            return request.refusal(limit, left_us, [LimitStatus(limit, remaining, left_us)], now_us)
         return QuotaExceeded(
-            f"limit {text.name}: this gateway may admit {admits} of it, and this call "
-            f"{cost_text(request, text)}; it may pass when the store is available again",
+            f"limit {request.text(limit).name}: this gateway may admit {request.text(share).amount} of it, "
+            f"and this call {request.cost_text(limit)}; it may pass when the store is available again",
             unit=limit.unit,
             calendar=False,
             retry_after_s=OUTAGE_RETRY_S,

@@ -14,26 +14,33 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import QuotaExceeded, QuotaUnavailable
-from gateway.events import BudgetAlert, Observe, StoreChanged
-from gateway.quotas.account import Account
-from gateway.quotas.availability import Availability
-from gateway.quotas.heartbeat import GatewayHeartbeat
+from gateway.events import Observe, StoreChanged
+from gateway.quotas.account import STATE_TTL_S, Account, Availability
 from gateway.quotas.ledger import (
+    LEASE_US,
+    Ledger,
     QuotaRequest,
     Reservation,
+    SpentLimits,
     budget_alert,
-    check_reachable,
-    refusal,
-    refuse_if_spent,
-    settled_statuses,
 )
-from gateway.quotas.limits import Cost, Limit, LimitStatus
+from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus
 from gateway.quotas.local_share import LocalShare, OfflineUsage
-from gateway.quotas.operations import LimitState, keys_of, usage_field_parts, usage_key
-from gateway.quotas.spent_limits import SpentLimits
+from gateway.quotas.operations import LimitState, field_of, keys_of, usage_field_parts, usage_key
 from gateway.quotas.usage import UsageRow, usage_rows
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
+from gateway.store.scripts import load_script
+
+logger = logging.getLogger("gateway")
+
+RENEW = load_script("meters", "renew")
+BEAT = load_script("meters", "beat")
+# Gateways with a heartbeat within this many seconds divide the limits while the store is down.
+ALIVE_S = 10.0
+GATEWAYS_KEY = "gw:gateways"
+GATEWAYS_TTL_S = 3600
+
 
 WhenUnavailable = Literal["local", "refuse", "allow"]
 
@@ -41,8 +48,6 @@ HEARTBEAT_S = 1.0
 RENEW_EVERY_S = 5.0
 # How long the exit of a process may wait for unsent settlements.
 FLUSH_S = 2.0
-
-logger = logging.getLogger("gateway")
 
 
 class OutagePolicy(msgspec.Struct, frozen=True):
@@ -52,19 +57,7 @@ class OutagePolicy(msgspec.Struct, frozen=True):
     gateways: int = 1
 
 
-class _Accounts(dict[str, Account]):
-    """Accounts by tenant, each created at its first use."""
-
-    def __init__(self, create: Callable[[str], Account]) -> None:
-        super().__init__()
-        self._create = create
-
-    def __missing__(self, tenant: str) -> Account:
-        account = self[tenant] = self._create(tenant)
-        return account
-
-
-class RedisLedger:
+class RedisLedger(Ledger):
     """Quotas shared by all gateways on one store. now_us: a test's clock; None is the clock of Redis."""
 
     def __init__(
@@ -79,15 +72,12 @@ class RedisLedger:
         self._policy = policy
         self._observe = observe
         self._availability = Availability()
-        self._heartbeat = GatewayHeartbeat(client, gateway_id, now_us)
+        self._gateway_id = gateway_id
+        self._now_us = now_us
         self._gateways = policy.gateways
         self._local = LocalShare()
-        # As the store last reported it to this process.
-        self.spent_share = self._local.spent_share
         self._spent = SpentLimits(now_us or (lambda: time.monotonic_ns() // 1000))
-        self._accounts = _Accounts(
-            lambda tenant: Account(tenant, client, self._availability, self._on_result, now_us)
-        )
+        self._accounts: dict[str, Account] = {}
         # Open reservations that occupy a slot in flight.
         self._open: dict[str, Reservation] = {}
         self._charges: list[OfflineUsage] = []
@@ -104,16 +94,16 @@ class RedisLedger:
         Raises: QuotaExceeded; QuotaUnavailable if the store is down and requests are then refused.
         """
         if not self._availability.is_down:
-            refuse_if_spent(self._spent, tenant, limits, least)
+            self._spent.refuse(tenant, limits, least)
         elif self._policy.when_unavailable == "refuse":
-            raise _unavailable()
+            raise QuotaUnavailable("the quota store is unavailable", retry_after_s=1)
         elif self._policy.when_unavailable == "local":
             with _degraded():
                 self._local.refuse_if_spent(tenant, limits, least)
 
     def has_ample_room(self, request: QuotaRequest) -> bool:
         """Return whether a request need not wait for its reserve, by the last known states of its limits."""
-        if self._availability.is_down or self._accounts[request.tenant].is_reserving:
+        if self._availability.is_down or self._account(request.tenant).is_reserving:
             return False
         return self._local.has_ample_room(request)
 
@@ -123,19 +113,19 @@ class RedisLedger:
         Raises: QuotaExceeded, RequestExceedsLimit, QuotaUnavailable.
         """
         if not request.shadow:
-            check_reachable(request)
+            request.check_reachable()
         if self._availability.is_down:
             return await self._reserve_offline(request)
         try:
-            reply = await self._accounts[request.tenant].reserve(request)
+            reply = await self._account(request.tenant).reserve(request)
         except StoreUnavailable:
             return await self._reserve_offline(request)
         over = request.limits[reply.blocking - 1] if reply.blocking else None
         if not reply.ok:
             assert over is not None
-            if not self._accounts[request.tenant].is_settling:
+            if not self._account(request.tenant).is_settling:
                 self._spent.record(request.tenant, reply.limit_statuses, reply.at_us)
-            raise refusal(request, over, reply.wait_us, reply.limit_statuses, reply.at_us)
+            raise request.refusal(over, reply.wait_us, reply.limit_statuses, reply.at_us)
         self._spent.forget(request.tenant)
         reservation = Reservation(request, reply.limit_statuses, over=over, at_us=reply.at_us)
         if any(limit.period == "in_flight" for limit in request.limits):
@@ -150,11 +140,11 @@ class RedisLedger:
         request = reservation.request
         urgent = self._open.pop(request.id, None) is not None and self._local.in_flight_is_scarce(request)
         if reservation.degraded:
-            return self._local.settle(reservation, actual, self._accounts[request.tenant].today())
-        self._accounts[request.tenant].settle(request, actual, urgent=urgent)
+            return self._local.settle(reservation, actual, self._account(request.tenant).today())
+        self._account(request.tenant).settle(request, actual, urgent=urgent)
         if actual != request.cost:
             self._spent.forget(request.tenant)
-        return settled_statuses(reservation, actual)
+        return reservation.settled_statuses(actual)
 
     async def flush(self) -> None:
         """Wait until the store has every settlement that was queued so far. Raises: QuotaUnavailable."""
@@ -169,7 +159,7 @@ class RedisLedger:
         """Return a tenant's usage, including all that this gateway has settled. Raises: QuotaUnavailable."""
         rows: list[UsageRow] = []
         try:
-            await self._accounts[tenant].flush()
+            await self._account(tenant).flush()
             for day in sorted(days):
                 fields = await self._client.execute("HGETALL", usage_key(tenant, day))
                 rows += usage_rows(tenant, day, _counts_of(fields), by_key=by_key)
@@ -177,12 +167,28 @@ class RedisLedger:
             raise QuotaUnavailable("the quota store is unavailable") from error
         return rows
 
+    async def beat(self) -> int:
+        """Record this gateway as alive and return the number of live gateways. Raises: StoreUnavailable."""
+        argument = {
+            "now": self._now_us() if self._now_us else 0,
+            "id": self._gateway_id,
+            "alive": round(ALIVE_S * SECOND_US),
+            "ttl": GATEWAYS_TTL_S,
+        }
+        # A script, not plain commands: a server that takes commands and refuses scripts is of no use.
+        reply = await self._client.run_script(BEAT, [GATEWAYS_KEY], msgspec.msgpack.encode(argument))
+        return msgspec.msgpack.decode(reply, type=int)
+
+    def spent_share(self, tenant: str, limit: Limit) -> float | None:
+        """Return the used share of a limit, as the store last reported it to this process."""
+        return self._local.spent_share(tenant, limit)
+
     async def maintain(self) -> None:
         """Send heartbeats, renew leases, and return to the store after an outage, until cancelled."""
         renewed_s = time.monotonic()
         while True:
             try:
-                self._gateways = await self._heartbeat.beat()
+                self._gateways = await self.beat()
             except StoreUnavailable as error:
                 self._record_failure(error)
                 self.refusal = str(error) if error.is_refusal and not self.has_answered else ""
@@ -207,6 +213,14 @@ class RedisLedger:
                 await self.flush()
         await self._client.aclose()
 
+    def _account(self, tenant: str) -> Account:
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account(
+                tenant, self._client, self._availability, self._on_result, self._now_us
+            )
+        return account
+
     def _on_result(
         self, tenant: str, states: Sequence[tuple[Limit, LimitState]], error: StoreUnavailable | None
     ) -> None:
@@ -214,8 +228,10 @@ class RedisLedger:
             self._on_error(tenant, error)
             return
         self._unreadable.discard(tenant)
-        for alert in _alerts(tenant, states):
-            self._observe(alert)
+        for limit, (used, _, *alerts) in states:
+            # A settlement has made the alert due.
+            if alerts and limit.alert_at is not None:
+                self._observe(budget_alert(tenant, limit, used))
         self._local.record(tenant, states, is_down=self._availability.is_down)
         if not self._availability.is_down:
             # Only the heartbeat marks an outage as over; a late reply to one request does not.
@@ -246,7 +262,7 @@ class RedisLedger:
         """Reserve without the store, according to the policy."""
         match self._policy.when_unavailable:
             case "refuse":
-                raise _unavailable()
+                raise QuotaUnavailable("the quota store is unavailable", retry_after_s=1)
             case "allow":
                 return Reservation(request, (), degraded=True)
             case "local":
@@ -268,7 +284,7 @@ class RedisLedger:
         self._charges += self._local.take_usage()
         while self._charges:
             usage = self._charges[0]
-            account = self._accounts[usage.tenant]
+            account = self._account(usage.tenant)
             request = usage.charge(account.today())
             try:
                 await account.reserve(request)
@@ -289,34 +305,18 @@ class RedisLedger:
         for reservation in self._open.values():
             tenants[reservation.request.tenant].append(reservation)
         for tenant, reservations in tenants.items():
+            argument = {
+                "now": self._now_us() if self._now_us else 0,
+                "lease": LEASE_US,
+                "ttl": STATE_TTL_S,
+                "calls": [_renewal(reservation) for reservation in reservations],
+            }
             try:
-                await self._heartbeat.renew(tenant, reservations)
+                await self._client.run_script(RENEW, keys_of(tenant), msgspec.msgpack.encode(argument))
             except StoreUnavailable as error:
                 self._on_error(tenant, error)
                 if not error.is_script_error:
                     return
-
-
-def _alerts(tenant: str, states: Sequence[tuple[Limit, LimitState]]) -> Iterator[BudgetAlert]:
-    """Yield the alerts that settlements have made due."""
-    for limit, (used, _, *alerts) in states:
-        if alerts and limit.alert_at is not None:
-            yield budget_alert(tenant, limit, used)
-
-
-@contextmanager
-def _degraded() -> Iterator[None]:
-    """Mark a refusal as this gateway's own."""
-    try:
-        yield
-    except QuotaExceeded as error:
-        error.headers["x-quota-mode"] = "degraded"
-        error.message += " (this gateway's share, while the quota store is unavailable)"
-        raise
-
-
-def _unavailable() -> QuotaUnavailable:
-    return QuotaUnavailable("the quota store is unavailable", retry_after_s=1)
 
 
 def _counts_of(fields: Mapping[bytes, bytes]) -> dict[tuple[str, str], dict[str, int]]:
@@ -326,3 +326,20 @@ def _counts_of(fields: Mapping[bytes, bytes]) -> dict[tuple[str, str], dict[str,
         model, key, unit = usage_field_parts(field.decode())
         counts[model, key][unit] = int(amount)
     return counts
+
+
+@contextmanager
+def _degraded() -> Iterator[None]:
+    """Mark a refusal as this gateway's own."""
+    try:
+        yield
+    except QuotaExceeded as error:
+        error.mark_degraded()
+        raise
+
+
+def _renewal(reservation: Reservation) -> tuple[str, int, int, list[str]]:
+    """Encode a request in flight as renew.lua reads it."""
+    request = reservation.request
+    fields = [field_of(limit) for limit in request.limits if limit.period == "in_flight"]
+    return request.id, reservation.at_us, request.expires_us, fields

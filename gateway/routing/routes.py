@@ -9,8 +9,7 @@ from backends.contract import Operation, Truncate
 from gateway.config import schema as config
 from gateway.config.money import token_price
 from gateway.errors import InvalidInput, ModelForbidden, ModelNotFound, NoReplica, OperationUnsupported
-from gateway.quotas.limits import Limit, parse_limit
-from gateway.quotas.prices import FREE, Price
+from gateway.quotas.limits import FREE, Limit, Price, parse_limit
 from gateway.tenants.keyring import Tenant, model_scope
 
 # Names are compared with at most this many, and only short ones: a wrong name must cost little.

@@ -19,8 +19,7 @@ from gateway.config import schema as config
 from gateway.config.state_folder import make_private_folder, open_private, replace_private
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.keyring import StoredKey
-from gateway.tenants.settings_change import SettingsChange, TenantChange
-from gateway.tenants.store import KeyCreation, StoreState, check_stored_limits
+from gateway.tenants.store import KeyCreation, SettingsChange, StoreState, TenantChange, check_limits
 
 logger = logging.getLogger("gateway")
 
@@ -36,98 +35,23 @@ class _Content(msgspec.Struct):
     keys: dict[str, StoredKey] = {}
     tenants: dict[str, config.TenantConfig] = {}
 
-    def all_limits(self) -> Iterator[dict[str, config.LimitAmount]]:
-        """Yield the limits of every key and tenant."""
-        for key in self.keys.values():
-            yield key.limits
-        for tenant in self.tenants.values():
-            yield tenant.limits
-            yield from tenant.model_limits.values()
 
+class FileTenantStore:
+    """Store of keys and tenants in a file, with a lock next to it.
 
-class _TenantsFile:
-    """The file, and the lock next to it. All methods raise StoreUnavailable if it cannot be used."""
+    Its operations raise StoreUnavailable if the file cannot be used.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._logged = ""
 
-    def version(self) -> bytes:
-        """Return what changes with each change of the file; nothing if there is no file."""
-        try:
-            stat = self._path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return b""
-        except OSError as error:
-            raise self._unusable(error) from error
-        return f"{stat.st_ino}-{stat.st_mtime_ns}".encode()
-
-    def change(self, change: Callable[[_Content], Result]) -> Result:
-        """Replace the content by what a function makes of it, and return the function's result."""
-        with self._locked():
-            content = self.read()
-            result = change(content)
-            self._write(content)
-        return result
-
     def make_folder(self) -> None:
-        """Make the folder of the file, by which commands know that a gateway keeps one."""
+        """Make the folder of the file at a gateway's start, so that commands find it."""
         try:
             make_private_folder(self._path.parent)
         except OSError as error:
             raise self._unusable(error) from error
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        self.make_folder()
-        try:
-            with open_private(self._path.with_suffix(".lock")) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                yield
-        except OSError as error:
-            raise self._unusable(error) from error
-
-    def read(self) -> _Content:
-        """Return the content, which is empty without a file."""
-        try:
-            content = msgspec.json.decode(self._path.read_bytes(), type=_Content)
-            for limits in content.all_limits():
-                check_stored_limits(limits)
-        except (FileNotFoundError, NotADirectoryError):
-            return _Content()
-        except OSError as error:
-            raise self._unusable(error) from error
-        except ValueError as error:
-            message = f"{self._path} has no keys and tenants: {error}; mend or remove it"
-            if message != self._logged:
-                # It is read several times a second.
-                self._logged = message
-                logger.warning("%s", message)
-            raise StoreUnavailable(message) from error
-        self._logged = ""
-        return content
-
-    def _write(self, content: _Content) -> None:
-        encoded = msgspec.json.encode(content)
-        if len(encoded) > FILE_BYTES_MAX:
-            raise StoreUnavailable(
-                f"{self._path} would exceed {FILE_BYTES_MAX} bytes; use Redis for so many keys"
-            )
-        replace_private(self._path, encoded)
-
-    def _unusable(self, error: OSError) -> StoreUnavailable:
-        return StoreUnavailable(f"{self._path} cannot be used: {error.strerror}; set `state_dir`")
-
-
-class FileTenantStore:
-    """Store of keys and tenants in a file. Its operations raise StoreUnavailable if it cannot be used."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = _TenantsFile(path)
-
-    def make_folder(self) -> None:
-        """Make the folder of the file at a gateway's start, so that commands find it."""
-        self._file.make_folder()
 
     async def create_key(self, key: StoredKey) -> KeyCreation:
         """Add a key, unless there is one of the same id."""
@@ -145,7 +69,7 @@ class FileTenantStore:
 
     async def keys(self) -> list[StoredKey]:
         """Return every key, by id."""
-        return sorted(self._file.read().keys.values(), key=lambda key: key.id)
+        return sorted(self._read().keys.values(), key=lambda key: key.id)
 
     async def put_tenant(self, name: str, settings: config.TenantConfig) -> bool:
         """Add a tenant, or replace its settings. Return True if it is the first one."""
@@ -174,20 +98,20 @@ class FileTenantStore:
 
     async def tenants(self) -> dict[str, config.TenantConfig]:
         """Return every tenant, by name."""
-        return dict(sorted(self._file.read().tenants.items()))
+        return dict(sorted(self._read().tenants.items()))
 
     async def names(self) -> set[str]:
         """Return the names of all tenants and of those that keys belong to."""
-        content = self._file.read()
+        content = self._read()
         return {*content.tenants, *(key.tenant for key in content.keys.values())}
 
     async def has_tenants(self) -> bool:
         """Return True if there is any tenant."""
-        return bool(self._file.read().tenants)
+        return bool(self._read().tenants)
 
     async def has_admin_key(self) -> bool:
         """Return True if any key has the scope admin."""
-        return any("admin" in (key.scopes or ()) for key in self._file.read().keys.values())
+        return any("admin" in (key.scopes or ()) for key in self._read().keys.values())
 
     async def agree_on_first_key(self, digest: str) -> str:
         """Return the digest: no other gateway uses this file."""
@@ -195,7 +119,7 @@ class FileTenantStore:
 
     async def look(self) -> StoreState:
         """Return the version, which is empty without a file, and the time."""
-        return StoreState(self._file.version(), time.time(), "")
+        return StoreState(self._version(), time.time(), "")
 
     async def removals(self, since_s: float) -> frozenset[str]:
         """Return nothing: a gateway keeps nothing of a file that was removed."""
@@ -206,5 +130,64 @@ class FileTenantStore:
         """Do nothing: no file stays open."""
 
     async def _change(self, change: Callable[[_Content], Result]) -> Result:
+        """Replace the content by what a function makes of it, and return the function's result."""
+
+        def run() -> Result:
+            with self._locked():
+                content = self._read()
+                result = change(content)
+                self._write(content)
+            return result
+
         # Another worker may hold the lock for as long as a write takes.
-        return await asyncio.to_thread(self._file.change, change)
+        return await asyncio.to_thread(run)
+
+    def _version(self) -> bytes:
+        """Return what changes with each change of the file; nothing if there is no file."""
+        try:
+            stat = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+        except OSError as error:
+            raise self._unusable(error) from error
+        return f"{stat.st_ino}-{stat.st_mtime_ns}".encode()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.make_folder()
+        try:
+            with open_private(self._path.with_suffix(".lock")) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _read(self) -> _Content:
+        """Return the content, which is empty without a file."""
+        try:
+            content = msgspec.json.decode(self._path.read_bytes(), type=_Content)
+            check_limits(content.keys.values(), content.tenants.values())
+        except (FileNotFoundError, NotADirectoryError):
+            return _Content()
+        except OSError as error:
+            raise self._unusable(error) from error
+        except ValueError as error:
+            message = f"{self._path} has no keys and tenants: {error}; mend or remove it"
+            if message != self._logged:
+                # It is read several times a second.
+                self._logged = message
+                logger.warning("%s", message)
+            raise StoreUnavailable(message) from error
+        self._logged = ""
+        return content
+
+    def _write(self, content: _Content) -> None:
+        encoded = msgspec.json.encode(content)
+        if len(encoded) > FILE_BYTES_MAX:
+            raise StoreUnavailable(
+                f"{self._path} would exceed {FILE_BYTES_MAX} bytes; use Redis for so many keys"
+            )
+        replace_private(self._path, encoded)
+
+    def _unusable(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(f"{self._path} cannot be used: {error.strerror}; set `state_dir`")

@@ -13,8 +13,7 @@ from gateway.events import Observe, StoreLost, tenants_and_keys
 from gateway.store.errors import StoreUnavailable
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.keyring import Keyring
-from gateway.tenants.losses import Stored, loss_between, tenants_end_first_key
-from gateway.tenants.snapshot import Loss, Snapshot, SnapshotFile
+from gateway.tenants.snapshot import Loss, Snapshot, SnapshotFile, Stored, loss_between, tenants_end_first_key
 from gateway.tenants.store import FIRST_KEY, StoreState, TenantStore
 
 # A revoked key is refused everywhere within a second: two polls.
@@ -167,17 +166,16 @@ class KeyFollower:
             self._apply(is_current=False)
 
     async def _read(self) -> None:
-        keyring = self._keyring
         try:
             sent_s = self._clock()
             state = await self.store.look()
-            keyring.clock_offset_s = state.clock_s - (sent_s + self._clock()) / 2
+            self._keyring.follow_clock(state.clock_s - (sent_s + self._clock()) / 2)
             await self._follow(state)
         except StoreUnavailable as error:
             self._record_trouble(error)
             return
         self._trouble = None
-        self._keyring.store_is_away = False
+        self._keyring.record_store(is_away=False)
         # A store that refuses to be written to can still be read.
         with suppress(StoreUnavailable):
             await self._share_first_key(state.first_key)
@@ -260,7 +258,7 @@ class KeyFollower:
         if error.is_refusal and not self.refusal and not self._has_read:
             logger.error("Redis refuses this gateway (%s): it is not ready, and knows no stored key", error)
         self._trouble = error
-        self._keyring.store_is_away = True
+        self._keyring.record_store(is_away=True)
         if self._serves and time.monotonic() - self._seen_s > self._grace_s:
             self._keyring.forget_stored()
             self._serves = False

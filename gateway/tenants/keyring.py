@@ -19,23 +19,24 @@ from backends.contract import Operation
 from gateway.config import schema as config
 from gateway.errors import GatewayError, QuotaUnavailable, ScopeForbidden, TenantUnknown, Unauthenticated
 from gateway.quotas.limits import Limit, is_batch_limit, parse_limit
-from gateway.tenants.names import FIRST_KEY_ENDED_NOTE, FIRST_KEY_NOTE
 
 # Tenant of the first key, which is generated or taken from GATEWAY_API_KEY if no tenant is configured.
 FIRST_TENANT = "default"
 OPERATORS = config.OPERATORS
 OPERATOR_SCOPES = ("admin", "metrics")
-# Operations that the scope of another one includes, because a key for one may well do the other.
-COVERED_BY = {
-    Operation.ENCODE: Operation.EMBED,
-    Operation.EMBED_IMAGE: Operation.EMBED,
-    Operation.EMBED_AUDIO: Operation.EMBED,
-    Operation.RERANK_IMAGE: Operation.RERANK,
-    Operation.DETOKENIZE: Operation.TOKENIZE,
+# Scope that a key needs for each operation. A key for one operation may well do the others of its scope.
+SCOPE_OF: Mapping[Operation, str] = {
+    Operation.EMBED: "embed",
+    Operation.EMBED_IMAGE: "embed",
+    Operation.EMBED_AUDIO: "embed",
+    Operation.ENCODE: "embed",
+    Operation.RERANK: "rerank",
+    Operation.RERANK_IMAGE: "rerank",
+    Operation.CLASSIFY: "classify",
+    Operation.TOKENIZE: "tokenize",
+    Operation.DETOKENIZE: "tokenize",
 }
-OPERATIONS: frozenset[str] = frozenset(
-    operation.value for operation in Operation if operation not in COVERED_BY
-)
+OPERATIONS: frozenset[str] = frozenset(SCOPE_OF.values())
 FIRST_KEY_SCOPES = (*sorted(OPERATIONS), "metrics", "admin")
 # A log line names this many keys of a tenant.
 NAMED_KEYS_MAX = 5
@@ -43,6 +44,22 @@ NAMED_KEYS_MAX = 5
 MARK_LENGTH = 16
 # Digests of former keys that are remembered; each is about 200 bytes.
 FORMER_KEYS_MAX = 50_000
+# For an operator who creates the first tenant in the store.
+FIRST_KEY_NOTE = (
+    "this is the first tenant in Redis: the first key is refused after the next start of a gateway; "
+    "for /admin create a key with the scope admin, or list one in `admin.keys`"
+)
+# For an operator whose file has its first tenant after a reload.
+FIRST_KEY_ENDED_NOTE = (
+    "there are tenants in router.yaml: the first key is refused from now on; "
+    "for /admin create a key with the scope admin, or list one in `admin.keys`"
+)
+
+# For an operator who gives a budget to a key or a tenant.
+NO_PRICE_NOTE = (
+    "no model here has a price, so that nothing is spent from the budget; set `currency` and "
+    "`models.<name>.price_per_million_tokens`"
+)
 
 logger = logging.getLogger("gateway")
 
@@ -114,7 +131,7 @@ class Tenant(msgspec.Struct, frozen=True):
 
     def require_operation(self, operation: Operation) -> None:
         """Check that the key's scopes include an operation. Raises: ScopeForbidden."""
-        self.require(COVERED_BY.get(operation, operation).value)
+        self.require(SCOPE_OF[operation])
 
     def require(self, scope: str) -> None:
         """Check that the key has a scope. Raises: ScopeForbidden."""
@@ -126,8 +143,7 @@ class Keyring:
     """All keys that are valid now, by digest. now_s: the wall clock.
 
     has_store: keys are stored too. Until they have been read, an unknown key may still be valid. The same
-    holds while `store_is_away`, unless it was valid before. budgets: of tenants and keys, with their tenant.
-    clock_offset_s: how far the clock of Redis is ahead, so that a key expires on all gateways at once.
+    holds while the store is away, unless it was valid before. budgets: of tenants and keys, by their tenant.
     version: grows with each change of keys and tenants. tenant_settings: of all tenants, by name; those of
     router.yaml take precedence over stored ones.
     """
@@ -142,11 +158,12 @@ class Keyring:
         has_store: bool = False,
     ) -> None:
         self._now_s = now_s
-        self.clock_offset_s = 0.0
+        # How far the clock of Redis is ahead, so that a key expires on all gateways at once.
+        self._clock_offset_s = 0.0
         self.version = 0
         self.has_store = has_store
         self._store_unread = has_store
-        self.store_is_away = False
+        self._store_is_away = False
         self._without_tenant: Mapping[str, StoredKey] = {}
         self._owners: dict[str, tuple[str, Tenant]] = {}
         # Digests of keys that are valid no more, the latest last.
@@ -242,6 +259,14 @@ class Keyring:
         self._store_unread = True
         self._rebuild()
 
+    def follow_clock(self, offset_s: float) -> None:
+        """Let stored keys expire by the clock of the store, which is so far ahead."""
+        self._clock_offset_s = offset_s
+
+    def record_store(self, *, is_away: bool) -> None:
+        """Record if the store can be read: while it cannot, an unknown key may be in it."""
+        self._store_is_away = is_away
+
     def identify(self, api_key: str | None) -> Tenant:
         """Return the owner of a key.
 
@@ -255,9 +280,9 @@ class Keyring:
         # the found digest takes constant time.
         found, tenant = self._owners.get(digest, ("", None))
         if not hmac.compare_digest(found, digest) or tenant is None:
-            may_be_stored = self._store_unread or (self.store_is_away and digest not in self._former)
+            may_be_stored = self._store_unread or (self._store_is_away and digest not in self._former)
             raise _refusal(self._without_tenant.get(digest), may_be_stored=may_be_stored)
-        if tenant.expires_s is not None and tenant.expires_s <= self._now_s() + self.clock_offset_s:
+        if tenant.expires_s is not None and tenant.expires_s <= self._now_s() + self._clock_offset_s:
             raise Unauthenticated("this API key has expired")
         return tenant
 
@@ -273,7 +298,7 @@ class Keyring:
             # They need no tenant, and without one there are no limits: they call no models.
             scopes = tuple(scope for scope in key.scopes or () if scope in OPERATOR_SCOPES)
             return _owner(config.TenantConfig(), msgspec.structs.replace(key, scopes=scopes))
-        if self._store_unread or self.store_is_away:
+        if self._store_unread or self._store_is_away:
             raise QuotaUnavailable("the store of tenants is unavailable, and this one is not known")
         raise TenantUnknown(f"the tenant of this token, {key.tenant!r}, is not defined; ask the operator")
 
@@ -285,10 +310,10 @@ class Keyring:
         """
         owner = self._by_id.get((tenant, key_id))
         if owner is None or (mark and owner.key_mark != mark):
-            if self._store_unread or self.store_is_away:
+            if self._store_unread or self._store_is_away:
                 raise QuotaUnavailable("the key store is unavailable", retry_after_s=1)
             raise Unauthenticated("the key that created this batch, or its tenant, no longer exists")
-        if owner.expires_s is not None and owner.expires_s <= self._now_s() + self.clock_offset_s:
+        if owner.expires_s is not None and owner.expires_s <= self._now_s() + self._clock_offset_s:
             raise Unauthenticated("the key that created this batch has expired")
         return owner
 
@@ -434,3 +459,9 @@ def _intersection(first: Iterable[str] | None, second: Iterable[str] | None) -> 
         names = first if first is not None else second
         return None if names is None else frozenset(names)
     return frozenset(first) & frozenset(second)
+
+
+def unknown_tenant_note(tenant: str) -> str:
+    """Return the note for an operator whose key belongs to a tenant that is defined nowhere."""
+    problem = f"tenant {tenant} is in neither router.yaml nor Redis"
+    return f"{problem}: the key is refused until that tenant is defined"

@@ -1,23 +1,98 @@
-"""Keys and tenants that gateways share, in Redis: digests and their settings, never a key itself.
+"""Keys and tenants that gateways share, in Redis: digests and settings, never a key itself.
 
-Rule: every change writes a new version in the same step. By that one small read each gateway sees if anything
-has changed, and if the store was emptied or restored from an older copy instead.
+Rule: every change writes a new version in the same step. By that one small read each gateway sees if
+anything has changed, and if the store was emptied or restored from an older copy instead.
 """
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
 from gateway.config import schema as config
-from gateway.config.schema import limit_problems
+from gateway.config.schema import TenantConfig, limit_problems
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import Script, load_script
 from gateway.tenants.keyring import StoredKey
-from gateway.tenants.settings_change import SettingsChange, TenantChange
+
+logger = logging.getLogger("gateway")
+
+# Settings of a tenant, None before there is one, to its new settings. Raises: ValueError.
+SettingsChange: TypeAlias = Callable[[TenantConfig | None], TenantConfig]
+
+
+class ChangedField(msgspec.Struct, frozen=True):
+    """A field that was changed. field: with the names of limits, as in `limits.tokens_per_day`.
+
+    was, is: None for a field that is not set.
+    """
+
+    field: str
+    was: Any = None
+    now: Any = msgspec.field(default=None, name="is")
+
+
+class TenantChange(msgspec.Struct, frozen=True):
+    """Outcome of a change. is_first: there was no tenant before."""
+
+    before: TenantConfig | None
+    after: TenantConfig
+    is_first: bool
+
+    @property
+    def changes(self) -> list[ChangedField]:
+        """Fields that differ, in the order of the settings."""
+        was, now = _fields(self.before or TenantConfig()), _fields(self.after)
+        names = dict.fromkeys((*was, *now))
+        return [
+            ChangedField(name, was.get(name), now.get(name))
+            for name in names
+            if was.get(name) != now.get(name)
+        ]
+
+
+def merged(before: TenantConfig | None, patch: Mapping[str, Any]) -> TenantConfig:
+    """Return settings with those of a patch, in which null removes a setting or a limit (RFC 7396).
+
+    Raises: msgspec.ValidationError.
+    """
+    known = msgspec.to_builtins(before or TenantConfig())
+    fields = _merged(known, patch)
+    # A model without limits is not listed.
+    fields["model_limits"] = {
+        model: limits for model, limits in fields.get("model_limits", {}).items() if limits
+    }
+    return msgspec.convert(fields, TenantConfig)
+
+
+def _merged(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    fields = dict(before)
+    for name, value in patch.items():
+        if value is None:
+            fields.pop(name, None)
+        elif isinstance(value, Mapping):
+            inner = fields.get(name)
+            fields[name] = _merged(inner if isinstance(inner, Mapping) else {}, value)
+        else:
+            fields[name] = value
+    return fields
+
+
+def _fields(settings: TenantConfig) -> dict[str, Any]:
+    """Return the settings by name, with each limit by its own; without keys, which are stored apart."""
+    fields = msgspec.to_builtins(settings)
+    fields.pop("keys")
+    limits = {f"limits.{name}": amount for name, amount in fields.pop("limits").items()}
+    of_models = {
+        f"model_limits.{model}.{name}": amount
+        for model, found in fields.pop("model_limits").items()
+        for name, amount in found.items()
+    }
+    return {"models": fields.pop("models"), **limits, **of_models, **fields}
+
 
 # Under one hash tag: a script changes them together.
 KEYS = "gw:{store}:keys"
@@ -37,8 +112,6 @@ LOOK = load_script("look", package="gateway.tenants")
 CHANGE_ATTEMPTS = 20
 # Replaces a tenant that cannot be read: without it, its keys would have no limits. They may use no model.
 UNREADABLE = config.TenantConfig(models=())
-
-logger = logging.getLogger("gateway")
 
 
 class KeyCreation(msgspec.Struct, frozen=True, array_like=True):
@@ -219,7 +292,7 @@ def _text(name: bytes) -> str:
 def _read_key(id_: str, value: bytes) -> StoredKey | None:
     try:
         key = msgspec.json.decode(value, type=StoredKey)
-        check_stored_limits(key.limits)
+        check_limits((key,), ())
     except ValueError as error:
         logger.warning("the key %r in Redis cannot be read and is not known: %s", id_, error)
         return None
@@ -234,15 +307,18 @@ def _read_tenant(name: str, value: bytes) -> config.TenantConfig:
             field: fields[field] for field in config.TenantConfig.__struct_fields__ if field in fields
         }
         tenant = msgspec.convert(supported, config.TenantConfig)
-        for limits in (tenant.limits, *tenant.model_limits.values()):
-            check_stored_limits(limits)
+        check_limits((), (tenant,))
     except ValueError as error:
         logger.warning("the tenant %r in Redis cannot be read and may use no model: %s", name, error)
         return UNREADABLE
     return tenant
 
 
-def check_stored_limits(limits: Mapping[str, config.LimitAmount]) -> None:
-    """Check the names and the amounts of limits. Raises: ValueError."""
-    for name, problem in limit_problems(limits).items():
-        raise ValueError(f"{name}: {problem}")
+def check_limits(keys: Iterable[StoredKey], tenants: Iterable[config.TenantConfig]) -> None:
+    """Check the names and the amounts of stored limits. Raises: ValueError."""
+    found = [key.limits for key in keys]
+    for tenant in tenants:
+        found += (tenant.limits, *tenant.model_limits.values())
+    for limits in found:
+        for name, problem in limit_problems(limits).items():
+            raise ValueError(f"{name}: {problem}")

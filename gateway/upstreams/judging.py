@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from backends.contract import Capabilities, Operation, Truncate
+from backends.contract import FREE_OPERATIONS, Capabilities, Operation, Truncate
 from gateway.calls import Call, default_truncation
 from gateway.config import schema
 from gateway.events import Observe, Standing, UpstreamJudged
@@ -19,7 +19,6 @@ from gateway.upstreams.member import MIXED, JudgedUpstream
 from gateway.vector_spaces.fingerprint import Fingerprint, cosine_text
 from gateway.vector_spaces.model_space import ModelSpace
 
-TOKENIZING = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
 # Operations that another one serves, with scores by cosine.
 SERVED_BY = {Operation.RERANK: Operation.EMBED, Operation.RERANK_IMAGE: Operation.EMBED_IMAGE}
 NOT_COMPARED = "its vectors have not been compared yet"
@@ -230,7 +229,7 @@ def _is_same(known: _Known, before: _Known) -> bool:
 
 def nothing_shared(model: Capabilities, canary: Capabilities) -> str | None:
     """Return why a canary would get no call, None if it offers an operation of the model."""
-    wanted = model.operations - TOKENIZING or model.operations
+    wanted = model.operations - FREE_OPERATIONS or model.operations
     if not wanted or wanted & canary.operations:
         return None
     return f"it offers nothing of what the model does: {', '.join(sorted(wanted))}"

@@ -268,9 +268,13 @@ async def test_more_dimensions_than_the_model_has_are_refused(boot: Boots) -> No
 async def test_an_unknown_model_is_404(boot: Boots, model: str) -> None:
     openai = await post_bytes(boot, OPENAI, json.dumps({"input": "a", "model": model}).encode())
     tei = await post_bytes(boot, EMBED, json.dumps({"inputs": "a", "model": model}).encode())
+    ranks = await post_bytes(
+        boot, RERANK, json.dumps({"query": "q", "texts": ["a"], "model": model}).encode()
+    )
 
     assert_openai(openai, 404, "model_not_found", "model")
     assert_tei(tei, 404, "NotFound")
+    assert_tei(ranks, 404, "NotFound")
 
 
 async def test_a_forbidden_model_is_403(boot: Boots) -> None:

@@ -110,6 +110,20 @@ async def test_call_may_lower_its_own_priority(boot: Boots) -> None:
     assert 'gateway_bulk_duration_seconds_count{route="/embed"} 1.0' in metrics
 
 
+async def test_the_priority_of_a_body_counts_as_bulk(boot: Boots) -> None:
+    ranked = {"query": "q", "documents": ["a"], "model": "bge"}
+    embedded = {"texts": ["a"], "input_type": "search_query", "embedding_types": ["float"], "model": "bge"}
+    async with boot({"tei-0": FakeTei()}, CONFIG) as gateway:
+        for path, body in (("/v1/rerank", ranked), ("/v2/rerank", ranked), ("/v2/embed", embedded)):
+            for priority in (0, 7):
+                reply = await gateway.post(path, body | {"priority": priority})
+                assert 200 == reply.status_code, reply.text
+        metrics = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
+
+    for path in ("/v1/rerank", "/v2/rerank", "/v2/embed"):
+        assert f'gateway_bulk_duration_seconds_count{{route="{path}"}} 1.0' in metrics
+
+
 @pytest.mark.parametrize("priority", ["urgent", ""])
 async def test_rejects_an_unknown_priority(boot: Boots, priority: str) -> None:
     async with boot({"tei-0": FakeTei()}, CONFIG) as gateway:

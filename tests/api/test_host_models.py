@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from backends.torch.wire import ModelBoot, SmokeLoad
 from gateway.api.operators import manager
@@ -15,8 +14,7 @@ from gateway.declared.checkpoints import ListedModel, Registry
 from gateway.processes import model_requests
 from gateway.processes.model_requests import ModelRequests
 from tests.conftest import MANAGER_PORT, Running, running_gateway
-from tests.fakes.hub import FakeHub, write_cache
-from tests.fakes.threaded import serve_in_thread
+from tests.fakes.hub import FakeHub, serving_hub, use_hub, write_cache
 from tests.unit.test_registry import FILES
 from tests.waiting import PATIENCE_S
 
@@ -31,12 +29,8 @@ GATEWAY = 'upstreams: {one: {backend: tei, replicas: ["http://tei-0"]}}\nmodels:
 @pytest.fixture
 def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Serve a repository to an empty cache."""
-    fake = FakeHub({"org/model": FILES})
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    with serve_in_thread(fake) as url:
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        template = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    use_hub(monkeypatch, HF_HUB_CACHE=str(tmp_path / "cache"))
+    with serving_hub({"org/model": FILES}, monkeypatch) as fake:
         yield fake
 
 
@@ -136,8 +130,7 @@ async def test_a_request_that_fails_in_an_unforeseen_way_frees_its_place(
         assert (503, "the request failed: ValueError") == (reply.status_code, reply.json()["error"])
 
 
-async def test_operators_alone_use_the_registry(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    del monkeypatch
+async def test_operators_alone_use_the_registry(gateway: Running) -> None:
     for path in ("/models", "/models/org%2Fmodel"):
         reply = await gateway.client.get(MANAGER + path, headers={"authorization": "Bearer nobody"})
         assert 401 == reply.status_code

@@ -354,12 +354,13 @@ async def test_names_in_a_path_are_texts(boot: Boots) -> None:
     )
 
 
-async def test_tags_are_described_and_openai_is_first(boot: Boots) -> None:
+async def test_tags_are_described_and_stand_in_the_order_of_their_use(boot: Boots) -> None:
     openapi = await document(boot)
     names = [tag["name"] for tag in openapi["tags"]]
     operations = [operation for item in openapi["paths"].values() for operation in item.values()]
 
-    assert "OpenAI" == names[0]
+    dialects = ["OpenAI", "TEI", "Cohere and Jina", "vLLM", "Infinity", "Azure", "Gemini", "Ollama"]
+    assert [*dialects, "Batches", "SIE", "Probes", "Instances", "Operators"] == names
     assert "/v1/embeddings" == next(iter(openapi["paths"]))
     assert {tag for operation in operations for tag in operation["tags"]} <= TEXTS.tags.keys()
     assert all(operation["summary"] for operation in operations)

@@ -56,3 +56,34 @@ NOT_VECTORS: dict[str, Any] = {
     "flat_error_of_status_200": {"object": "error", "message": "no", "type": "x", "code": 500},
     "deep": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
 }
+
+# The key of the rankings in a reply of a kind (None: the reply is the list), and that of each score.
+RANK_KEYS: dict[str, tuple[str | None, str]] = {
+    "tei": (None, "score"),
+    "infinity": ("results", "relevance_score"),
+    "vllm": ("data", "score"),
+    "cohere": ("results", "relevance_score"),
+    "voyage": ("data", "relevance_score"),
+}
+
+
+def ranking(kind: str, *pairs: tuple[Any, ...]) -> Any:
+    """Return a ranking as a server of a kind sends it. pairs: index and score of each document."""
+    outer, score = RANK_KEYS[kind]
+    ranks = [dict(zip(("index", score), pair, strict=False)) for pair in pairs]
+    return ranks if outer is None else {outer: ranks, "usage": {"total_tokens": 9}}
+
+
+NOT_RANKS: dict[str, Any] = {
+    "html": b"<html>",
+    "cut_off": b'[{"index":0,"score":0.5},{"ind',
+    "too_few": [(0, 0.5)],
+    "too_many": [(0, 0.5), (1, 0.5), (2, 0.5)],
+    "index_twice": [(0, 0.5), (0, 0.4)],
+    "index_too_high": [(0, 0.5), (2, 0.4)],
+    "index_negative": [(-1, 0.5), (0, 0.4)],
+    "no_score": [(0,), (1,)],
+    "null_score": [(0, None), (1, 0.5)],
+    "nan": [(0, float("nan")), (1, 0.5)],
+    "past_float32": [(0, 1e39), (1, 0.5)],
+}

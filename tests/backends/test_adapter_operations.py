@@ -15,6 +15,7 @@ from backends.contract import (
     ClassifyReply,
     Detokenize,
     DetokenizeReply,
+    Embed,
     Encode,
     EncodeReply,
     Operation,
@@ -29,6 +30,7 @@ from backends.contract import (
 )
 from backends.contract.errors import BackendError, InvalidWork, ReplicaFailed, UnsupportedWork
 from backends.contract.vectors import sigmoid
+from tests.backends.adapters import SERVERS
 from tests.conftest import remote_backend
 from tests.fakes.checkpoint import write_small_files
 from tests.fakes.hooks import CLASSIFIER, LABELS, RERANKER, SPLADE, respond_with
@@ -103,21 +105,25 @@ async def test_returns_the_term_weights_of_each_text(kind: BackendKind, small_fi
     assert all((np.diff(terms.indices) > 0).all() for terms in sparse)
 
 
-@pytest.mark.parametrize("kind", ["infinity", "vllm"])
-async def test_late_interaction_returns_one_vector_per_token(kind: BackendKind, small_files: str) -> None:
-    reply = await run(kind, "multivector", Encode(TEXTS, frozenset({Output.MULTIVECTOR})), small_files)
+@pytest.mark.parametrize(
+    ("kind", "output", "scale"),
+    [
+        ("infinity", Output.MULTIVECTOR, 1),
+        ("vllm", Output.MULTIVECTOR, 1),
+        ("tei", Output.TOKENS, 3),
+        ("vllm", Output.TOKENS, 2),
+    ],
+    ids=["late-infinity", "late-vllm", "raw-tei", "raw-vllm"],
+)
+async def test_returns_one_vector_per_token(
+    kind: BackendKind, output: Output, scale: int, small_files: str
+) -> None:
+    is_late = output is Output.MULTIVECTOR
+    does = "multivector" if is_late else "tokens"
+    reply = await run(kind, does, Encode(TEXTS, frozenset({output})), small_files)
 
     assert count_tokens(*TEXTS) == reply.tokens
-    for text, matrix in zip(TEXTS, reply.multivector, strict=True):
-        np.testing.assert_allclose(token_rows(text), matrix, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("kind", "scale"), [("tei", 3), ("vllm", 2)])
-async def test_returns_raw_token_vectors(kind: BackendKind, scale: int, small_files: str) -> None:
-    reply = await run(kind, "tokens", Encode(TEXTS, frozenset({Output.TOKENS})), small_files)
-
-    assert count_tokens(*TEXTS) == reply.tokens
-    for text, matrix in zip(TEXTS, reply.token_vectors, strict=True):
+    for text, matrix in zip(TEXTS, reply.multivector if is_late else reply.token_vectors, strict=True):
         np.testing.assert_allclose(token_rows(text) * scale, matrix, rtol=1e-6)
 
 
@@ -215,15 +221,8 @@ async def test_checkpoint_files_name_the_labels(tmp_path: Path) -> None:
         assert (await backend.describe(5.0)).labels == LABELS
 
 
-@pytest.mark.parametrize(
-    ("kind", "skip", "expected"),
-    [
-        ("tei", True, ("t7", "t8 t9")),
-        ("tei", False, ("t101 t7 t102", "t8 t9")),
-        ("vllm", True, ("t7", "t8 t9")),
-        ("vllm", False, ("t101 t7 t102", "t8 t9")),
-    ],
-)
+@pytest.mark.parametrize(("skip", "expected"), [(True, ("t7", "t8 t9")), (False, ("t101 t7 t102", "t8 t9"))])
+@pytest.mark.parametrize("kind", ["tei", "vllm"])
 async def test_detokenizes(
     kind: BackendKind, skip: bool, expected: tuple[str, ...], small_files: str
 ) -> None:
@@ -355,6 +354,7 @@ async def test_never_reports_truncated_inputs_as_complete(
 
 
 WORKS: list[tuple[BackendKind, str, Work]] = [
+    *((kind, "embed", Embed(("a",))) for kind in SERVERS),
     ("tei", "sparse", SPARSE),
     ("tei", "tokens", Encode(("a",), frozenset({Output.TOKENS}))),
     ("tei", "score", Score(PAIRS)),
@@ -369,39 +369,30 @@ WORKS: list[tuple[BackendKind, str, Work]] = [
     ("vllm", "classify", Classify(("a",))),
     ("vllm", "embed", Detokenize(((1,),))),
 ]
+ERRORS = [401, 404, 424, 500]
 INVALID_BODIES = [
     b"",
     b"<html>",
     b"[]",
     b"{}",
-    b'{"data":[]}',
-    b'[[{"score":NaN,"label":"joy"}]]',
     b"[[",
     b"null",
+    b'{"data":[]}',
+    b'[[{"score":NaN,"label":"joy"}]]',
 ]
 
 
-@pytest.mark.parametrize("body", INVALID_BODIES)
+@pytest.mark.parametrize(
+    ("status", "body"), [*((200, body) for body in INVALID_BODIES), *((status, b"") for status in ERRORS)]
+)
 @pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=stable_id)
-async def test_invalid_replies_fail(
-    kind: BackendKind, does: str, work: Work, body: bytes, small_files: str
+async def test_invalid_replies_and_errors_are_not_the_callers_fault(
+    kind: BackendKind, does: str, work: Work, status: int, body: bytes, small_files: str
 ) -> None:
     server = server_of(kind, does)
     backend, _ = await joined(kind, server, small_files)
-    server.hook = respond_with(200, body)
-    with pytest.raises(ReplicaFailed):
-        await backend.run(work, 5.0)
-
-
-@pytest.mark.parametrize("status", [401, 404, 424, 500])
-@pytest.mark.parametrize(("kind", "does", "work"), WORKS, ids=stable_id)
-async def test_upstream_errors_are_not_the_callers_fault(
-    kind: BackendKind, does: str, work: Work, status: int, small_files: str
-) -> None:
-    server = server_of(kind, does)
-    backend, _ = await joined(kind, server, small_files)
-    server.hook = respond_with(status, b"")
-    with pytest.raises(BackendError) as caught:
+    server.hook = respond_with(status, body)
+    with pytest.raises(ReplicaFailed if status == 200 else BackendError) as caught:
         await backend.run(work, 5.0)
 
     assert "upstream" == caught.value.source

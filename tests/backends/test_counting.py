@@ -11,8 +11,7 @@ from backends.contract.errors import AttemptTimedOut, InvalidWork, ModelUnavaila
 from backends.contract.texts import DETOKENIZE_IDS_MAX, TOKENIZE_BYTES_MAX
 from backends.recipe.checkpoint import read_input_rules
 from backends.recipe.recipe import InputRules
-from backends.tokens import counting
-from backends.tokens.counting import apply_prompt, open_token_counter
+from backends.tokens.counting import CHUNK_CHARACTERS, apply_prompt, open_token_counter
 from backends.tokens.tokenizer import TokenCount
 from tests.fakes.checkpoint import write_small_files
 
@@ -46,29 +45,29 @@ async def test_refuses_inputs_that_must_not_be_truncated(small_files: str) -> No
     assert 1 == refused.value.input_index
 
 
-async def test_counts_in_chunks_as_at_once(small_files: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counting, "CHUNK_CHARACTERS", 4)
+async def test_counts_in_chunks_as_at_once(small_files: str) -> None:
     counter = await open_token_counter(TokenizerSource(small_files), 5.0)
-    texts = ("a", "b c", LONG, "", "d e f g", LONG)
+    # The second chunk has the long texts.
+    short = CHUNK_CHARACTERS // len("b c") + 1
+    texts = ("b c",) * short + (LONG, "", "d e f g", LONG)
 
-    assert TokenCount(3 + 4 + 16 + 2 + 6 + 16, (2, 5)) == await counter.count(Embed(texts), 5.0)
+    expected = TokenCount(4 * short + 16 + 2 + 6 + 16, (short, short + 3))
+    assert expected == await counter.count(Embed(texts), 5.0)
     with pytest.raises(InvalidWork, match="22 tokens") as refused:
         await counter.count(Embed(texts, truncate=Truncate.ERROR), 5.0)
-    assert 2 == refused.value.input_index
+    assert short == refused.value.input_index
 
 
-async def test_a_large_batch_does_not_hold_the_threads_from_a_small_one(
-    small_files: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(counting, "CHUNK_CHARACTERS", 4)
+async def test_a_large_batch_does_not_hold_the_threads_from_a_small_one(small_files: str) -> None:
     counter = await open_token_counter(TokenizerSource(small_files), 5.0)
-    works = [Embed(tuple(f"{i} {j}" for j in range(2000))) for i in range(2)]
+    # Of twenty chunks each.
+    works = [Embed(("w " * 1024,) * (20 * CHUNK_CHARACTERS // 2048)) for _ in range(2)]
     large = [asyncio.create_task(counter.count(work, 60)) for work in works]
     await asyncio.sleep(0)
 
     assert TokenCount(3, ()) == await counter.count(Embed(("a",)), 60)
     assert not any(task.done() for task in large)
-    assert [8000, 8000] == [count.tokens for count in await asyncio.gather(*large)]
+    assert [16 * 320] * 2 == [count.tokens for count in await asyncio.gather(*large)]
 
 
 async def test_count_times_out(small_files: str) -> None:

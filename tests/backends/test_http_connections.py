@@ -107,27 +107,18 @@ async def test_server_that_is_gone_has_lost_the_request() -> None:
             await server.client.get("/", 5.0)
 
 
-async def test_closed_client_sends_nothing_again() -> None:
+@pytest.mark.parametrize("end", ["closed", "cancelled"])
+async def test_request_that_the_gateway_ends_is_not_sent_again(end: str) -> None:
     async with ScriptedServer((OK, stay_silent), OK) as server:
         await server.client.get("/", 5.0)
         server.requested.clear()
         waiting = asyncio.create_task(server.client.get("/", 5.0))
         await server.requested.wait()
-        await server.client.aclose()
-        with pytest.raises(ConnectionLost):
-            await waiting
-
-    assert (2, []) == (server.requests, server.faults)
-
-
-async def test_cancelled_request_is_not_sent_again() -> None:
-    async with ScriptedServer((OK, stay_silent), OK) as server:
-        await server.client.get("/", 5.0)
-        server.requested.clear()
-        waiting = asyncio.create_task(server.client.get("/", 5.0))
-        await server.requested.wait()
-        waiting.cancel()
-        with suppress(asyncio.CancelledError):
+        if end == "closed":
+            await server.client.aclose()
+        else:
+            waiting.cancel()
+        with pytest.raises(ConnectionLost if end == "closed" else asyncio.CancelledError):
             await waiting
 
     assert (2, []) == (server.requests, server.faults)
@@ -167,39 +158,46 @@ async def test_connection_whose_request_is_not_fully_sent_is_not_reused() -> Non
     assert 2 == len(server.writers)
 
 
-@pytest.mark.parametrize("notice", [APACHE_408, HAPROXY_408, SHORT_408], ids=["apache", "haproxy", "short"])
-async def test_error_that_closes_an_idle_connection_ends_only_that_one(notice: bytes) -> None:
-    async with ScriptedServer(OK) as server:
-        await asyncio.gather(*(server.client.get("/", 5.0) for _ in range(2)))
-        await server.write(0, notice, ends=True)
-        for _ in range(3):
-            assert b"ok" == (await server.client.get("/", 5.0)).body
-
-    assert [ConnectionFault("idle_error")] == server.faults
-    assert 2 == len(server.writers)
+# A notice that a connection ends is no reason to pause.
+NOTICE, UNSOLICITED = ConnectionFault("idle_error"), ConnectionFault("unsolicited", REUSE_PAUSE_MIN_S)
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "ends", "fault"),
     [
-        OK,
-        OK.replace(b"\r\n", b"\r\nconnection: close\r\n", 1),
-        b"HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n",
-        SHORT_408 + OK,
-        b"HTTP/1.1 40",
-        b"\x00\xff",
+        (APACHE_408, True, NOTICE),
+        (HAPROXY_408, True, NOTICE),
+        (SHORT_408, True, NOTICE),
+        (OK, False, UNSOLICITED),
+        (OK.replace(b"\r\n", b"\r\nconnection: close\r\n", 1), False, UNSOLICITED),
+        (b"HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n", False, UNSOLICITED),
+        (SHORT_408 + OK, False, UNSOLICITED),
+        (b"HTTP/1.1 40", False, UNSOLICITED),
+        (b"\x00\xff", False, UNSOLICITED),
     ],
-    ids=["reply", "last_reply", "error", "two_replies", "half_a_line", "garbage"],
+    ids=[
+        "apache",
+        "haproxy",
+        "short",
+        "reply",
+        "last_reply",
+        "error",
+        "two_replies",
+        "half_a_line",
+        "garbage",
+    ],
 )
-async def test_unsolicited_data_pauses_the_reuse_of_all_connections(data: bytes) -> None:
+async def test_unsolicited_data_pauses_the_reuse_of_all_connections(
+    data: bytes, ends: bool, fault: ConnectionFault
+) -> None:
     async with ScriptedServer(OK) as server:
         await asyncio.gather(*(server.client.get("/", 5.0) for _ in range(2)))
-        await server.write(0, data)
+        await server.write(0, data, ends=ends)
         for _ in range(3):
-            await server.client.get("/", 5.0)
+            assert b"ok" == (await server.client.get("/", 5.0)).body
 
-    assert [ConnectionFault("unsolicited", REUSE_PAUSE_MIN_S)] == server.faults
-    assert 5 == len(server.writers)
+    assert [fault] == server.faults
+    assert (2 if ends else 5) == len(server.writers)
 
 
 async def test_excess_data_after_a_reply_pauses_the_reuse() -> None:

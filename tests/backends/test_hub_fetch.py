@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from backends.checkpoints.auto_map import ClassReference
 from backends.checkpoints.locations import locate_checkpoint, locate_code, locate_tokenizer
 from backends.contract.errors import ModelUnavailable
-from tests.fakes.hub import FakeHub, Files, commit_of, write_cache
-from tests.fakes.threaded import serve_in_thread
+from tests.fakes.hub import FakeHub, Files, commit_of, serving_hub, use_hub, write_cache
 
 CONFIG = {"model_type": "new", "auto_map": {"AutoModel": "org/code--modeling.NewModel"}}
 OWN_CONFIG = {"model_type": "own", "auto_map": {"AutoModel": "modeling.OwnModel"}}
@@ -33,24 +31,19 @@ def repository(config: object = CONFIG, **files: bytes) -> dict[str, bytes]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an empty cache of the Hub's client."""
     folder = tmp_path / "cache"
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    use_hub(monkeypatch, HF_HUB_CACHE=str(folder))
     return folder
 
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    use_hub(monkeypatch, HF_HUB_OFFLINE=True)
 
 
 @pytest.fixture
 def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """Serve repositories at the address that the Hub's client uses."""
-    fake = FakeHub({"org/code": CODE})
-    with serve_in_thread(fake) as url:
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+    """Serve one repository of code."""
+    with serving_hub({"org/code": CODE}, monkeypatch) as fake:
         yield fake
 
 
@@ -111,7 +104,7 @@ def test_whole_copy_is_found_again_without_the_hub(hub: FakeHub, monkeypatch: py
     serve(hub, {**repository({}), "model.safetensors": b"s", "onnx/model.onnx": b"o", "README.md": b"#"})
     folder = locate_checkpoint("org/model")
     hub.downloads.clear()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    use_hub(monkeypatch, HF_HUB_OFFLINE=True)
 
     assert folder == locate_checkpoint("org/model")
     assert folder == locate_tokenizer("org/model")
@@ -165,7 +158,7 @@ def test_copy_that_may_lack_its_modules_is_completed(
     write_cache(cache, "org/model", plain)
 
     with monkeypatch.context() as context:
-        context.setattr(constants, "HF_HUB_OFFLINE", True)
+        use_hub(context, HF_HUB_OFFLINE=True)
         locate_checkpoint("org/model")
         assert "no modules.json" in caplog.text
 

@@ -28,18 +28,17 @@ from backends.contract.errors import (
     ReplicaFailed,
     ReplicaOverloaded,
     ReplicaUnavailable,
-    UnsupportedWork,
 )
 from backends.contract.vectors import sigmoid
 from backends.http.client import UpstreamClient, UpstreamResponse
 from backends.infinity.adapter import CHARACTERS_MAX, InfinityBackend, normalize_texts
 from backends.infinity.wire import decode, encode, failure
 from backends.tokens.tokenizer import TokenCount
-from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
+from tests.backends.invalid_replies import body_of, packed, ranking
 from tests.fakes.hooks import respond_with
 from tests.fakes.infinity import FakeInfinity
 from tests.fakes.server import logit_of
-from tests.fakes.tei import vector_of
+from tests.fakes.tei import Hook, vector_of
 
 LONG = "w " * 20
 COUNTED = TokenCount(7, (1,))
@@ -51,11 +50,9 @@ works = st.one_of(
 )
 
 
-def backend_of(
-    server: Any, tokenizer: str | None, model: str | None = None, headers: dict[str, str] | None = None
-) -> InfinityBackend:
+def backend_of(server: Any, tokenizer: str | None, model: str | None = None) -> InfinityBackend:
     """Return the backend of a server, not joined yet."""
-    client = UpstreamClient("http://infinity", headers, transport=httpx.ASGITransport(server))
+    client = UpstreamClient("http://infinity", transport=httpx.ASGITransport(server))
     return InfinityBackend(client, model, None if tokenizer is None else TokenizerSource(tokenizer))
 
 
@@ -64,6 +61,13 @@ async def joined(server: FakeInfinity, tokenizer: str, model: str | None = None)
     backend = backend_of(server, tokenizer, model)
     await backend.describe(5.0)
     return backend
+
+
+def reply_to_embeddings(status: int, reply: Any) -> Hook:
+    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
+        return (status, body_of(reply)) if path == "/embeddings" else None
+
+    return hook
 
 
 @settings(max_examples=200, deadline=None)
@@ -146,35 +150,32 @@ async def test_uses_the_configured_model_or_the_only_one(
         assert expected == (await backend.describe(5.0)).model_id
 
 
-@pytest.mark.parametrize(
-    "probe",
-    [
-        # One vector per token, flattened; the two texts of the probe differ in length.
-        packed([0.6, 0.8], [0.6, 0.8, 0.6, 0.8]),
-    ],
-)
-async def test_one_vector_per_token_is_no_embedding(small_files: str, probe: Any) -> None:
-    capabilities = await backend_of(_server_with_embeddings(probe), small_files).describe(5.0)
+async def test_one_vector_per_token_is_no_embedding(small_files: str) -> None:
+    server = FakeInfinity()
+    # Flattened; the two texts of the probe differ in length.
+    server.hook = reply_to_embeddings(200, packed([0.6, 0.8], [0.6, 0.8, 0.6, 0.8]))
+    capabilities = await backend_of(server, small_files).describe(5.0)
 
     assert Operation.EMBED not in capabilities.operations
 
 
-async def test_quantized_vectors_do_not_join(small_files: str) -> None:
-    with pytest.raises(ReplicaFailed, match="float32"):
-        await backend_of(_server_with_embeddings(packed([100.0, 27.0], [-3.0, 90.0])), small_files).describe(
-            5.0
-        )
-
-
-def _server_with_embeddings(reply: Any) -> FakeInfinity:
-    """Return a server whose /embeddings sends this reply."""
+@pytest.mark.parametrize(
+    ("hook", "reason"),
+    [
+        (reply_to_embeddings(200, packed([100.0, 27.0], [-3.0, 90.0])), "float32"),
+        (reply_to_embeddings(200, b"<html>welcome</html>"), None),
+        (reply_to_embeddings(500, b""), None),
+        (respond_with(500), None),
+    ],
+    ids=["quantized", "html", "failed", "failed server"],
+)
+async def test_server_with_an_unusable_probe_does_not_join(
+    small_files: str, hook: Hook, reason: str | None
+) -> None:
     server = FakeInfinity()
-
-    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
-        return (200, body_of(reply)) if path == "/embeddings" else None
-
     server.hook = hook
-    return server
+    with pytest.raises(ReplicaFailed, match=reason):
+        await backend_of(server, small_files).describe(5.0)
 
 
 async def test_embeds_and_counts_tokens_of_the_model(small_files: str) -> None:
@@ -198,31 +199,6 @@ async def test_reports_truncated_inputs(small_files: str) -> None:
     reply = await (await joined(FakeInfinity(), small_files)).run(Embed(("a", LONG)), 5.0)
 
     assert (3 + 16, (1,)) == (reply.tokens, reply.truncated)
-
-
-@pytest.mark.parametrize(
-    ("work", "error"),
-    [
-        (Embed((LONG,), truncate=Truncate.ERROR), InvalidWork),
-        (Rerank("q", (LONG,), truncate=Truncate.ERROR), UnsupportedWork),
-        (Embed((LONG,), truncate=Truncate.LEFT), UnsupportedWork),
-        (Embed(("a",), normalize=False), UnsupportedWork),
-        (Embed(("a",), dimensions=9), InvalidWork),
-        (Embed(("a",), prompt_name="nowhere"), InvalidWork),
-        (Rerank("q", ("a",)), UnsupportedWork),
-    ],
-    ids=str,
-)
-async def test_refuses_unsupported_work_before_sending(
-    small_files: str, work: Embed | Rerank, error: type[BackendError]
-) -> None:
-    server = FakeInfinity()
-    backend = await joined(server, small_files)
-    sent = len(server.requests)
-    with pytest.raises(error):
-        await backend.run(work, 5.0)
-
-    assert sent == len(server.requests)
 
 
 @pytest.mark.parametrize("truncate", [Truncate.LEFT, Truncate.ERROR])
@@ -299,54 +275,10 @@ def test_error_statuses_become_backend_errors(status: int, body: Any, expected: 
     assert "secret" not in error.message
 
 
-@pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
-def test_invalid_vectors_fail(body: Any) -> None:
+def test_ranking_of_tei_fails() -> None:
+    response = UpstreamResponse(200, {}, body_of(ranking("tei", (0, 0.5), (1, 0.5))))
     with pytest.raises(ReplicaFailed):
-        decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), COUNTED)
-
-
-NOT_RANKS: dict[str, Any] = {
-    "html": b"<html>",
-    "too_few": {"results": [{"index": 0, "relevance_score": 0.5}]},
-    "index_twice": {"results": [{"index": 0, "relevance_score": 0.5}] * 2},
-    "index_too_high": {"results": [{"index": i, "relevance_score": 0.5} for i in (0, 2)]},
-    "index_negative": {"results": [{"index": i, "relevance_score": 0.5} for i in (-1, 0)]},
-    "no_score": {"results": [{"index": 0}, {"index": 1}]},
-    "nan": b'{"results":[{"index":0,"relevance_score":NaN},{"index":1,"relevance_score":0.5}]}',
-    "past_float32": {"results": [{"index": i, "relevance_score": 1e39} for i in (0, 1)]},
-    "teis": [{"index": 0, "score": 0.5}, {"index": 1, "score": 0.5}],
-}
-
-
-@pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
-def test_invalid_rankings_fail(body: Any) -> None:
-    with pytest.raises(ReplicaFailed):
-        decode(Rerank("q", ("a", "b")), UpstreamResponse(200, {}, body_of(body)), COUNTED)
-
-
-@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"data": [{"id": "m"}]}'])
-async def test_other_servers_do_not_join(small_files: str, body: bytes) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-    backend = InfinityBackend(
-        UpstreamClient("http://infinity", transport=transport), None, TokenizerSource(small_files)
-    )
-    with pytest.raises(ReplicaFailed):
-        await backend.describe(5.0)
-
-
-async def test_refused_credential_is_not_the_callers_fault(small_files: str) -> None:
-    server = FakeInfinity()
-    server.api_key = "k"
-    with pytest.raises(ReplicaFailed, match="credential"):
-        await backend_of(server, small_files).describe(5.0)
-
-    capabilities = await backend_of(server, small_files, headers={"authorization": "Bearer k"}).describe(5.0)
-    assert "fake/model" == capabilities.model_id
-
-
-async def test_work_before_joining_is_unavailable(small_files: str) -> None:
-    with pytest.raises(ReplicaUnavailable):
-        await backend_of(FakeInfinity(), small_files).run(Embed(("a",)), 5.0)
+        decode(Rerank("q", ("a", "b")), response, COUNTED)
 
 
 async def test_reports_its_queue_depth(small_files: str) -> None:
@@ -357,30 +289,11 @@ async def test_reports_its_queue_depth(small_files: str) -> None:
     assert QueueDepth(17) == await backend.queue_depth(5.0)
 
 
-async def test_failed_probe_does_not_join(small_files: str) -> None:
-    server = FakeInfinity()
-    server.hook = respond_with(500)
-    with pytest.raises(ReplicaFailed):
-        await backend_of(server, small_files).describe(5.0)
-
-
 async def test_busy_server_rejoins_with_its_earlier_profile(small_files: str) -> None:
     server = FakeInfinity()
     backend = await joined(server, small_files)
-    server.hook = _fail_embeddings(429)
+    server.hook = reply_to_embeddings(429, b"")
 
     assert 8 == (await backend.describe(5.0)).dimensions
     with pytest.raises(ReplicaOverloaded):
         await backend_of(server, small_files).describe(5.0)
-
-
-async def test_html_reply_to_the_probe_does_not_join(small_files: str) -> None:
-    with pytest.raises(ReplicaFailed):
-        await backend_of(_server_with_embeddings(b"<html>welcome</html>"), small_files).describe(5.0)
-
-
-def _fail_embeddings(status: int) -> Any:
-    async def hook(path: str, sent: dict[str, Any]) -> tuple[int, bytes] | None:
-        return (status, b"") if path == "/embeddings" else None
-
-    return hook

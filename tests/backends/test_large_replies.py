@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backends.contract import BackendKind, Embed, ReplicaSpec, Work
+from backends.contract import BackendKind, Embed, ReplicaSpec
 from backends.contract.errors import BackendError, ConnectionLost, ReplicaFailed
 from backends.http.client import (
     DESCRIPTION_BYTES_MAX,
@@ -17,11 +17,11 @@ from backends.http.client import (
     UpstreamClient,
     reply_bytes_max,
 )
+from tests.backends.adapters import SERVERS
 from tests.conftest import remote_backend
 from tests.fakes.http_servers import HEAD, listening
 from tests.fakes.openai import FakeOpenAI
-from tests.fakes.tei import DIMENSIONS, FakeTei
-from tests.fakes.vllm import FakeVllm
+from tests.fakes.tei import DIMENSIONS
 
 LISTS = b"[" + b"[]," * REPLY_LISTS_MAX + b"[]]"
 VALUES = b"[[" + b"0," * (REPLY_VALUES_MAX + 1) + b"0]]"
@@ -29,11 +29,8 @@ VALUES = b"[[" + b"0," * (REPLY_VALUES_MAX + 1) + b"0]]"
 
 def client_of(body: bytes, status: int = 200) -> UpstreamClient:
     """Return a client of a server that replies the same to every request."""
-
-    async def reply(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(status, content=body)
-
-    return UpstreamClient("http://hostile", transport=httpx.MockTransport(reply))
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
+    return UpstreamClient("http://hostile", transport=transport)
 
 
 @pytest.mark.parametrize(
@@ -44,17 +41,9 @@ async def test_reply_of_too_many_values_is_refused(body: bytes, reason: str) -> 
         await client_of(body).post("/embed", b"{}", 30.0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "server", "work"),
-    [
-        ("tei", FakeTei(), Embed(("a",))),
-        ("openai", FakeOpenAI(), Embed(("a",))),
-        ("vllm", FakeVllm(), Embed(("a",))),
-    ],
-    ids=["tei", "openai", "vllm"],
-)
-async def test_reply_is_bounded_by_its_inputs(kind: BackendKind, server: Any, work: Work) -> None:
-    joining = httpx.ASGITransport(server)
+@pytest.mark.parametrize("kind", ["tei", "openai", "vllm"])
+async def test_reply_is_bounded_by_its_inputs(kind: BackendKind) -> None:
+    joining = httpx.ASGITransport(SERVERS[kind]())
     has_joined = False
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -67,7 +56,7 @@ async def test_reply_is_bounded_by_its_inputs(kind: BackendKind, server: Any, wo
     has_joined = True
 
     with pytest.raises(ReplicaFailed, match="more than 131072 values"):
-        await backend.run(work, 30.0)
+        await backend.run(Embed(("a",)), 30.0)
 
 
 async def test_one_long_string_is_no_vector() -> None:
@@ -96,35 +85,28 @@ async def test_large_honest_reply_is_taken() -> None:
     assert hash(body) == hash(response.body)
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "peak_bytes_max"),
+    [
+        # Decoded it would take 64 bytes for each of four million objects.
+        (200, b'{"a":[' + b"{}," * DESCRIPTION_BYTES_MAX + b"{}]}", 20 * DESCRIPTION_BYTES_MAX),
+        (500, b'{"error":[' + b"[]," * 1_000_000 + b"[]]}", 20_000_000),
+    ],
+    ids=["description", "error"],
+)
 @pytest.mark.parametrize("kind", ["tei", "vllm", "infinity", "openai"])
-async def test_huge_description_is_refused_undecoded(kind: BackendKind) -> None:
-    async def describe(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, content=b'{"a":[' + b"{}," * DESCRIPTION_BYTES_MAX + b"{}]}")
-
-    backend = remote_backend(kind, ReplicaSpec("http://hostile"), httpx.MockTransport(describe))
+async def test_huge_body_is_refused_undecoded(
+    kind: BackendKind, status: int, body: bytes, peak_bytes_max: int
+) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=body))
+    backend = remote_backend(kind, ReplicaSpec("http://hostile"), transport)
     tracemalloc.start()
     with pytest.raises(BackendError):
-        await backend.describe(30.0)
+        await (backend.describe(30.0) if status == 200 else backend.run(Embed(("a",)), 30.0))
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    # Decoded it would take 64 bytes for each of four million objects.
-    assert peak_bytes < 20 * DESCRIPTION_BYTES_MAX
-
-
-@pytest.mark.parametrize("kind", ["tei", "vllm", "infinity", "openai"])
-async def test_huge_error_is_cut(kind: BackendKind) -> None:
-    async def fail(_: httpx.Request) -> httpx.Response:
-        return httpx.Response(500, content=b'{"error":[' + b"[]," * 1_000_000 + b"[]]}")
-
-    backend = remote_backend(kind, ReplicaSpec("http://hostile"), httpx.MockTransport(fail))
-    tracemalloc.start()
-    with pytest.raises(BackendError):
-        await backend.run(Embed(("a",)), 30.0)
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-
-    assert peak_bytes < 20_000_000
+    assert peak_bytes < peak_bytes_max
 
 
 class EndlessReply:
@@ -177,12 +159,9 @@ async def test_bound_of_one_reply_does_not_hold_for_the_next_on_its_connection()
         assert 3 * 2**20 == len((await client.post("/embed", b"", 30.0)).body)
 
 
-@pytest.mark.parametrize(
-    ("kind", "server"), [("tei", FakeTei()), ("openai", FakeOpenAI()), ("vllm", FakeVllm())]
-)
-async def test_adapters_bound_replies_by_the_width_of_their_vectors(kind: BackendKind, server: Any) -> None:
-    joining = httpx.ASGITransport(server)
-    backend = remote_backend(kind, ReplicaSpec("http://up"), joining)
+@pytest.mark.parametrize("kind", ["tei", "openai", "vllm"])
+async def test_adapters_bound_replies_by_the_width_of_their_vectors(kind: BackendKind) -> None:
+    backend = remote_backend(kind, ReplicaSpec("http://up"), httpx.ASGITransport(SERVERS[kind]()))
     await backend.describe(30.0)
     await backend.run(Embed(("a",)), 30.0)
     bounds: list[int | None] = []

@@ -38,7 +38,7 @@ from backends.openai.adapter import OpenAIBackend
 from backends.openai.api import OpenAIProfile, decode, encode, failure
 from backends.openai.kind import API_ADDRESSES, ApiKind, ApiSettings
 from backends.openai.shapes import SHAPES, path_of
-from tests.backends.invalid_replies import NOT_VECTORS, body_of, packed
+from tests.backends.invalid_replies import body_of, packed
 from tests.conftest import remote_backend
 from tests.fakes.hooks import fail_with, respond_with
 from tests.fakes.hosted_api import COHERE, FakeHostedApi
@@ -68,9 +68,9 @@ def backend_of(
     return backend
 
 
-async def joined(server: FakeOpenAI, tokenizer: str | None = None) -> OpenAIBackend:
+async def joined(server: Any, model: str | None = None, **options: Any) -> OpenAIBackend:
     """Return the backend of a server, joined."""
-    backend = backend_of(server, tokenizer=tokenizer)
+    backend = backend_of(server, model, **options)
     await backend.describe(5.0)
     return backend
 
@@ -109,8 +109,7 @@ def test_paths_are_below_the_base_url_or_from_the_root(address: str, path: str, 
 @pytest.mark.parametrize(("address", "prefix"), [("http://api", "/v1"), ("http://api/x/v4", "/x/v4")])
 async def test_base_url_is_the_one_of_openai_clients(address: str, prefix: str) -> None:
     server = FakeOpenAI(prefix=prefix)
-    backend = backend_of(server, address=address)
-    await backend.describe(5.0)
+    backend = await joined(server, address=address)
     await backend.run(Embed(("a",)), 5.0)
 
     assert {f"{prefix}/embeddings"} == {path for path, _ in server.requests}
@@ -165,28 +164,6 @@ async def test_normalizes_vectors_of_other_lengths() -> None:
     np.testing.assert_allclose([[0.6, 0.8], [0.0, 1.0]], reply.vectors, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("work", "error"),
-    [
-        (Embed(("a",), normalize=False), UnsupportedWork),
-        (Embed(("a",), dimensions=9), InvalidWork),
-        (Embed(("a",), prompt_name="query"), InvalidWork),
-        (Embed(("a",), truncate=Truncate.LEFT), UnsupportedWork),
-        (Rerank("q", ("a",)), UnsupportedWork),
-        (Tokenize(("a",)), UnsupportedWork),
-    ],
-    ids=str,
-)
-async def test_refuses_unsupported_work_before_sending(work: Any, error: type[BackendError]) -> None:
-    server = FakeOpenAI()
-    backend = await joined(server)
-    sent = len(server.requests)
-    with pytest.raises(error):
-        await backend.run(work, 5.0)
-
-    assert sent == len(server.requests)
-
-
 @pytest.mark.parametrize("truncate", [Truncate.RIGHT, Truncate.ERROR])
 async def test_too_long_input_is_invalid_work(truncate: Truncate) -> None:
     backend = await joined(FakeOpenAI())
@@ -195,7 +172,7 @@ async def test_too_long_input_is_invalid_work(truncate: Truncate) -> None:
 
 
 async def test_tokenizer_detects_silent_truncation(small_files: str) -> None:
-    backend = await joined(FakeOpenAI(cuts=True), small_files)
+    backend = await joined(FakeOpenAI(cuts=True), tokenizer=small_files)
     reply = await backend.run(Embed(("a", LONG)), 5.0)
 
     assert (3 + 16, (1,)) == (reply.tokens, reply.truncated)
@@ -207,14 +184,14 @@ async def test_tokenizer_detects_silent_truncation(small_files: str) -> None:
 async def test_server_without_usage_needs_the_tokenizer(small_files: str) -> None:
     with pytest.raises(ReplicaFailed, match="tokenizer"):
         await joined(FakeOpenAI(usage=False))
-    reply = await (await joined(FakeOpenAI(usage=False), small_files)).run(Embed(("a b",)), 5.0)
+    reply = await (await joined(FakeOpenAI(usage=False), tokenizer=small_files)).run(Embed(("a b",)), 5.0)
 
     assert 4 == reply.tokens
 
 
 async def test_tokenizer_adds_prompts_and_tokenization(small_files: str) -> None:
     server = FakeOpenAI()
-    backend = await joined(server, small_files)
+    backend = await joined(server, tokenizer=small_files)
     await backend.run(Embed(("a",), prompt_name="query"), 5.0)
     reply = await backend.run(Tokenize(("red",)), 5.0)
 
@@ -254,47 +231,28 @@ def test_error_statuses_become_backend_errors(status: int, body: Any, expected: 
     assert "secret" not in error.message
 
 
-@pytest.mark.parametrize("body", NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
-def test_invalid_vectors_fail(body: Any) -> None:
-    with pytest.raises(ReplicaFailed):
-        decode(Embed(("a", "b")), UpstreamResponse(200, {}, body_of(body)), PROFILE, None)
-
-
-@pytest.mark.parametrize("status", [400, 404, 405, 500])
-async def test_server_without_embeddings_does_not_join(status: int) -> None:
+@pytest.mark.parametrize(
+    ("hook", "error"),
+    [
+        *((respond_with(status), ReplicaFailed) for status in (400, 404, 405, 500)),
+        (fail_with(httpx.ReadError("gone")), ConnectionLost),
+    ],
+    ids=["400", "404", "405", "500", "broken"],
+)
+async def test_server_without_embeddings_does_not_join(hook: Any, error: type[BackendError]) -> None:
     server = FakeOpenAI()
-    server.hook = respond_with(status)
-    with pytest.raises(ReplicaFailed):
+    server.hook = hook
+    with pytest.raises(error):
         await backend_of(server).describe(5.0)
 
 
-@pytest.mark.parametrize("hook", [respond_with(429)])
-async def test_busy_server_joins_without_a_width(hook: Any) -> None:
+async def test_busy_server_joins_without_a_width() -> None:
     server = FakeOpenAI()
-    server.hook = hook
+    server.hook = respond_with(429)
     capabilities = await backend_of(server).describe(5.0)
 
     assert capabilities.dimensions is None
     assert "width not learnt" in capabilities.notes[0]
-
-
-async def test_broken_probe_does_not_join() -> None:
-    server = FakeOpenAI()
-    server.hook = fail_with(httpx.ReadError("gone"))
-    with pytest.raises(ConnectionLost):
-        await backend_of(server).describe(5.0)
-
-
-async def test_refused_credential_is_not_the_callers_fault() -> None:
-    server = FakeOpenAI()
-    server.api_key = "k"
-    with pytest.raises(ReplicaFailed, match="credential"):
-        await backend_of(server).describe(5.0)
-
-
-async def test_work_before_joining_is_unavailable() -> None:
-    with pytest.raises(ReplicaUnavailable):
-        await backend_of(FakeOpenAI()).run(Embed(("a",)), 5.0)
 
 
 def test_wire_has_no_queue_depth() -> None:
@@ -331,8 +289,7 @@ async def test_reranks_at_the_configured_path() -> None:
 
 async def test_scores_pairs_with_one_rerank_per_query(small_files: str) -> None:
     server = FakeOpenAI(reranks=True, usage=False)
-    backend = backend_of(server, tokenizer=small_files, api=RERANKS)
-    await backend.describe(5.0)
+    backend = await joined(server, tokenizer=small_files, api=RERANKS)
     before = len(server.requests)
     reply = await backend.run(Score(PAIRS), 5.0)
 
@@ -358,8 +315,7 @@ async def test_logits_are_recognized_and_converted(raw_scores: bool) -> None:
 
 async def test_scores_of_another_scale_than_before_fail() -> None:
     server = FakeOpenAI(reranks=True)
-    backend = backend_of(server, api=RERANKS)
-    await backend.describe(5.0)
+    backend = await joined(server, api=RERANKS)
     server.logits = True
     with pytest.raises(ReplicaFailed, match="scale"):
         await backend.run(Rerank("q", ("a recipe for soup", *DOCUMENTS)), 5.0)
@@ -375,8 +331,7 @@ async def test_scores_of_another_scale_than_before_fail() -> None:
     ids=["raw scores", "instruction", "instruction of pairs"],
 )
 async def test_reranks_only_as_requested(work: Any) -> None:
-    backend = backend_of(FakeOpenAI(reranks=True), api=RERANKS)
-    await backend.describe(5.0)
+    backend = await joined(FakeOpenAI(reranks=True), api=RERANKS)
     with pytest.raises(UnsupportedWork):
         await backend.run(work, 5.0)
 
@@ -434,8 +389,7 @@ async def test_known_operations_are_not_paid_for_again() -> None:
 
 async def test_known_hosted_api_that_fails_is_noticed() -> None:
     server = FakeHostedApi("jina")
-    backend = backend_of(server, "m", api=ApiSettings("jina"))
-    await backend.describe(5.0)
+    backend = await joined(server, "m", api=ApiSettings("jina"))
     server.hook = respond_with(503)
     with pytest.raises(ReplicaUnavailable):
         await backend.describe(5.0)
@@ -444,8 +398,7 @@ async def test_known_hosted_api_that_fails_is_noticed() -> None:
 async def test_sends_the_fields_of_the_operator() -> None:
     server = FakeOpenAI()
     api = ApiSettings(extra_body={"user": "gateway", "input": "not this"}, embeddings="/v1/embeddings")
-    backend = backend_of(server, "fake-model", address="http://api/other?api-version=1", api=api)
-    await backend.describe(5.0)
+    backend = await joined(server, "fake-model", address="http://api/other?api-version=1", api=api)
     await backend.run(Embed(("a",)), 5.0)
 
     assert ["gateway", ["a"]] == [server.requests[-1][1][name] for name in ("user", "input")]
@@ -475,8 +428,7 @@ async def test_hosted_api_receives_the_role_in_its_own_words(kind: ApiKind) -> N
 @pytest.mark.parametrize("kind", API_KINDS)
 async def test_hosted_api_is_told_how_to_treat_long_inputs(kind: ApiKind) -> None:
     server, shape = FakeHostedApi(kind, usage_of_rerank=True), SHAPES[kind]
-    backend = backend_of(server, "m", address=API_ADDRESSES[kind] or "", api=ApiSettings(kind))
-    await backend.describe(5.0)
+    backend = await joined(server, "m", address=API_ADDRESSES[kind] or "", api=ApiSettings(kind))
     works = [Embed(("a",), truncate=cut) for cut in Truncate] + [
         Rerank("q", ("a",), truncate=cut) for cut in Truncate
     ]
@@ -493,8 +445,7 @@ async def test_hosted_api_is_told_how_to_treat_long_inputs(kind: ApiKind) -> Non
 async def test_refuses_a_role_that_the_server_does_not_know() -> None:
     server = FakeOpenAI(fields=FIELDS | {"input_type"})
     api = ApiSettings(input_type={"query": "q", "default": "d"})
-    backend = backend_of(server, api=api)
-    await backend.describe(5.0)
+    backend = await joined(server, api=api)
     with pytest.raises(InvalidWork, match="known here: query"):
         await backend.run(Embed(("a",), prompt_name="document"), 5.0)
     await backend.run(Embed(("a",), prompt_name="query"), 5.0)
@@ -510,67 +461,6 @@ async def test_busy_server_that_may_rerank_names_the_setting() -> None:
         await backend_of(server, api=RERANKS).describe(5.0)
     with pytest.raises(ReplicaOverloaded, match=r"overloaded$"):
         await backend_of(server, api=ApiSettings(rerank="rerank", task="rerank")).describe(5.0)
-
-
-async def reply_to_base64_without_vectors(path: str, body: dict[str, Any]) -> tuple[int, bytes] | None:
-    """Reply as servers do that do not know base64, and let requests for numbers pass."""
-    is_base64 = path.endswith("/embeddings") and body.get("encoding_format") == "base64"
-    return (200, b'{"object":"list","data":[],"model":"m"}') if is_base64 else None
-
-
-def forms_of(server: FakeOpenAI) -> list[str]:
-    """Return the encoding of each request for embeddings."""
-    return [body.get("encoding_format", "float") for path, body in server.requests if "embed" in path]
-
-
-async def test_server_without_vectors_for_base64_is_asked_for_numbers() -> None:
-    server = FakeOpenAI()
-    server.hook = reply_to_base64_without_vectors
-    backend = await joined(server)
-
-    reply = await backend.run(Embed(("w", "w w")), 5.0)
-
-    assert isinstance(reply, EmbedReply)
-    assert np.allclose(np.stack([vector_of("w"), vector_of("w w")]), reply.vectors)
-    assert ["base64", "float", "float"] == forms_of(server)
-
-
-@pytest.mark.parametrize(
-    "refusal", [(400, b'{"error": {"message": "no"}}'), (422, b""), (200, b'{"data":[]}')]
-)
-async def test_base64_refused_after_joining_is_asked_as_numbers_and_remembered(
-    refusal: tuple[int, bytes],
-) -> None:
-    server = FakeOpenAI()
-    backend = await joined(server)
-
-    async def refuse(_path: str, body: dict[str, Any]) -> tuple[int, bytes] | None:
-        return refusal if body.get("encoding_format") == "base64" else None
-
-    server.hook = refuse
-    server.requests.clear()
-    for _ in range(2):
-        reply = await backend.run(Embed(("w",)), 5.0)
-        assert isinstance(reply, EmbedReply)
-        assert np.allclose(vector_of("w"), reply.vectors[0])
-    found = await backend.describe(5.0)
-
-    assert ["base64", "float", "float", "float"] == forms_of(server)
-    assert "numbers, not base64" in found.notes
-
-
-async def test_refusal_of_an_input_in_both_encodings_is_the_input_s_and_not_remembered() -> None:
-    server = FakeOpenAI()
-    backend = await joined(server)
-    server.hook = respond_with(400, b'{"error": {"message": "no"}}')
-    with pytest.raises(InvalidWork):
-        await backend.run(Embed(("w",)), 5.0)
-    server.hook = None
-    server.requests.clear()
-
-    await backend.run(Embed(("w",)), 5.0)
-
-    assert ["base64"] == forms_of(server)
 
 
 async def test_server_that_breaks_at_a_picture_joins_without_pictures() -> None:

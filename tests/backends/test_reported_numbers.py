@@ -10,55 +10,22 @@ import pytest
 
 from backends.contract import (
     NUMBER_MAX,
-    Backend,
+    BackendKind,
     Capabilities,
     Embed,
     EmbedReply,
     QueueDepth,
-    ReplicaSpec,
     ReportsQueueDepth,
-    TokenizerSource,
 )
 from backends.contract.errors import ReplicaFailed
 from backends.http.client import UpstreamClient
 from backends.http.offers import check_numbers
 from backends.http.replies import check_tokens, read_gauge
-from backends.infinity.adapter import InfinityBackend
-from backends.openai.adapter import OpenAIBackend
-from backends.tei.adapter import TeiBackend
 from backends.torch.serving.client import TorchBackend
-from backends.vllm.adapter import VllmBackend
-from tests.fakes.infinity import FakeInfinity
+from tests.backends.adapters import SERVERS, adapter
 from tests.fakes.openai import FakeOpenAI
-from tests.fakes.tei import FakeTei
-from tests.fakes.vllm import FakeVllm
-
-Builder = Callable[[str], tuple[Backend, Callable[[int], None]]]
 
 BAD = [-100_000, -1, 0, NUMBER_MAX + 1, 10**30]
-
-
-def client(server: Any) -> UpstreamClient:
-    return UpstreamClient("http://replica", transport=httpx.ASGITransport(server))
-
-
-def tei(field: str) -> Builder:
-    def build(_: str) -> tuple[Backend, Callable[[int], None]]:
-        server = FakeTei()
-        return TeiBackend(client(server)), lambda number: server.info.update({field: number})
-
-    return build
-
-
-def vllm(_: str) -> tuple[Backend, Callable[[int], None]]:
-    server = FakeVllm()
-    return VllmBackend(client(server)), lambda number: setattr(server, "max_tokens", number)
-
-
-def infinity(tokenizer: str) -> tuple[Backend, Callable[[int], None]]:
-    server = FakeInfinity()
-    backend = InfinityBackend(client(server), None, TokenizerSource(tokenizer))
-    return backend, lambda number: setattr(server, "batch_size", number)
 
 
 class ListedLength(FakeOpenAI):
@@ -71,36 +38,60 @@ class ListedLength(FakeOpenAI):
         return reply | {"data": [entry | {"max_model_len": self.length} for entry in reply["data"]]}
 
 
-def openai(_: str) -> tuple[Backend, Callable[[int], None]]:
-    server = ListedLength()
-    backend = OpenAIBackend(client(server), ReplicaSpec("http://replica"))
-    return backend, lambda number: setattr(server, "length", number)
-
-
-BUILDERS = {
-    "tei max_input_length": (tei("max_input_length"), "max_input_tokens"),
-    "tei max_client_batch_size": (tei("max_client_batch_size"), "request_inputs"),
-    "tei max_concurrent_requests": (tei("max_concurrent_requests"), "concurrent_inputs"),
-    "vllm max_model_len": (vllm, "max_input_tokens"),
-    "infinity batch_size": (infinity, "request_inputs"),
-    "openai max_model_len": (openai, "max_input_tokens"),
+# Kind and number of a server → how it is set at its fake, and the capability that it becomes.
+REPORTED: dict[tuple[BackendKind, str], tuple[Callable[[Any, int], None], str]] = {
+    ("tei", "max_input_length"): (
+        lambda server, number: server.info.update(max_input_length=number),
+        "max_input_tokens",
+    ),
+    ("tei", "max_client_batch_size"): (
+        lambda server, number: server.info.update(max_client_batch_size=number),
+        "request_inputs",
+    ),
+    ("tei", "max_concurrent_requests"): (
+        lambda server, number: server.info.update(max_concurrent_requests=number),
+        "concurrent_inputs",
+    ),
+    ("vllm", "max_model_len"): (
+        lambda server, number: setattr(server, "max_tokens", number),
+        "max_input_tokens",
+    ),
+    ("infinity", "batch_size"): (
+        lambda server, number: setattr(server, "batch_size", number),
+        "request_inputs",
+    ),
+    ("openai", "max_model_len"): (
+        lambda server, number: setattr(server, "length", number),
+        "max_input_tokens",
+    ),
 }
 
 
+def engine_of(body: dict[str, Any]) -> TorchBackend:
+    """Return the adapter of an engine that replies the same to every request."""
+    content = msgspec.msgpack.encode(body)
+    backend = TorchBackend("http+unix://socket/m")
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=content))
+    backend._http = UpstreamClient("http://engine", transport=transport)
+    return backend
+
+
 @pytest.mark.parametrize("number", BAD)
-@pytest.mark.parametrize("case", BUILDERS)
+@pytest.mark.parametrize("case", REPORTED, ids=" ".join)
 async def test_description_out_of_bounds_is_rejected_and_the_last_one_stays(
-    case: str, number: int, small_files: str
+    case: tuple[BackendKind, str], number: int, small_files: str
 ) -> None:
-    build, name = BUILDERS[case]
-    if case.startswith("openai") and number == 0:
+    kind, _ = case
+    report, name = REPORTED[case]
+    if kind == "openai" and number == 0:
         pytest.skip("a server that knows no length lists zero")
-    backend, report = build(small_files)
+    server = ListedLength() if kind == "openai" else SERVERS[kind]()
+    backend = adapter(kind, server, small_files)
     well = getattr(await backend.describe(5.0), name)
-    report(number)
+    report(server, number)
     with pytest.raises(ReplicaFailed, match=f"`{name}`"):
         await backend.describe(5.0)
-    report(well)
+    report(server, well)
     reply = await backend.run(Embed(("hello there",)), 5.0)
     assert isinstance(reply, EmbedReply)
     assert reply.tokens > 0
@@ -109,12 +100,8 @@ async def test_description_out_of_bounds_is_rejected_and_the_last_one_stays(
 @pytest.mark.parametrize("number", BAD)
 @pytest.mark.parametrize("field", ["max_input_tokens", "request_inputs", "request_tokens", "dimensions"])
 async def test_description_of_an_engine_is_bounded(field: str, number: int) -> None:
-    body = msgspec.msgpack.encode({"model_id": "m", "operations": ["embed"], field: min(number, 2**63)})
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-    backend = TorchBackend("http+unix://socket/m")
-    backend._http = UpstreamClient("http://engine", transport=transport)
     with pytest.raises(ReplicaFailed, match=f"`{field}`"):
-        await backend.describe(5.0)
+        await engine_of({"model_id": "m", "operations": ["embed"], field: min(number, 2**63)}).describe(5.0)
 
 
 def test_overhead_of_pairs_may_be_zero_and_not_less() -> None:
@@ -132,12 +119,9 @@ def test_token_counts_of_replies_are_bounded(tokens: int, most: int | None) -> N
 
 async def test_token_count_of_an_engine_is_bounded() -> None:
     vector = ("<f4", (1, 1), b"\0\0\0\0")
-    body = msgspec.msgpack.encode({"type": "embedded", "vectors": vector, "tokens": -300, "truncated": []})
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-    backend = TorchBackend("http+unix://socket/m")
-    backend._http = UpstreamClient("http://engine", transport=transport)
+    engine = engine_of({"type": "embedded", "vectors": vector, "tokens": -300, "truncated": []})
     with pytest.raises(ReplicaFailed, match="-300 tokens"):
-        await backend.run(Embed(("a",)), 5.0)
+        await engine.run(Embed(("a",)), 5.0)
 
 
 @pytest.mark.parametrize("value", [b"-5", b"1e300", b"nan", b"-inf", b"4294967296"])
@@ -149,9 +133,7 @@ def test_queue_depth_out_of_bounds_is_none(value: bytes) -> None:
 async def test_queue_depth_of_infinity_out_of_bounds_is_none(waiting: int, small_files: str) -> None:
     models = {"data": [{"id": "m", "capabilities": ["rerank"], "stats": {"queue_absolute": waiting}}]}
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=json.dumps(models)))
-    backend = InfinityBackend(
-        UpstreamClient("http://replica", transport=transport), None, TokenizerSource(small_files)
-    )
+    backend = adapter("infinity", transport, small_files)
     await backend.describe(5.0)
     assert isinstance(backend, ReportsQueueDepth)
     assert await backend.queue_depth(5.0) is None

@@ -1,7 +1,5 @@
 """Tests of the TEI adapter: pure encode and decode functions, and the backend against a strict server."""
 
-import base64
-import json
 from typing import Any
 
 import httpx
@@ -12,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.contract import (
+    Detokenize,
     Embed,
+    EmbedParts,
     EmbedReply,
     Operation,
     Rerank,
@@ -30,10 +30,22 @@ from backends.contract.errors import (
     ReplicaOverloaded,
     ReplicaUnavailable,
     RequestTooLarge,
+    UnsupportedWork,
 )
+from backends.http.adapters import route_of
 from backends.http.client import UpstreamClient, UpstreamResponse
-from backends.tei.adapter import TeiBackend, TeiInfo, capabilities, decode, encode, failure
-from tests.fakes.hooks import RERANKER, respond_with, tei_with_hook
+from backends.tei.adapter import (
+    ROUTES,
+    TeiBackend,
+    TeiInfo,
+    capabilities,
+    check_supported,
+    decode,
+    encode,
+    failure,
+)
+from tests.backends.invalid_replies import body_of, packed
+from tests.fakes.hooks import RERANKER
 from tests.fakes.tei import FakeTei, score_of, vector_of
 
 INFO = TeiInfo("m", {"embedding": {"pooling": "cls"}}, 16, auto_truncate=True)
@@ -50,25 +62,15 @@ works = st.one_of(
 )
 
 
-async def joined(server: FakeTei, headers: dict[str, str] | None = None) -> TeiBackend:
+async def joined(server: FakeTei) -> TeiBackend:
     """Return the backend of a server, joined."""
-    backend = TeiBackend(UpstreamClient("http://tei", headers, transport=httpx.ASGITransport(server)))
+    backend = TeiBackend(UpstreamClient("http://tei", transport=httpx.ASGITransport(server)))
     await backend.describe(1.0)
     return backend
 
 
 def response_of(body: Any, tokens: str = "2") -> UpstreamResponse:
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return UpstreamResponse(200, {"x-compute-tokens": tokens}, raw)
-
-
-def packed(*rows: list[float], indices: list[int] | None = None) -> dict[str, Any]:
-    """Return a reply of /v1/embeddings."""
-    data = [
-        {"object": "embedding", "index": index, "embedding": base64.b64encode(np.array(row, "<f4")).decode()}
-        for index, row in zip(indices or range(len(rows)), rows, strict=True)
-    ]
-    return {"object": "list", "data": data, "model": "m", "usage": {"prompt_tokens": 2, "total_tokens": 2}}
+    return UpstreamResponse(200, {"x-compute-tokens": tokens}, body_of(body))
 
 
 @settings(max_examples=200, deadline=None)
@@ -161,7 +163,22 @@ def test_clips_long_texts_to_what_the_server_reads() -> None:
 def test_derives_operations_from_the_model_type(
     model_type: dict[str, Any], operations: set[Operation]
 ) -> None:
-    assert operations == capabilities(msgspec.structs.replace(INFO, model_type=model_type)).operations
+    assert operations == capabilities(msgspec.structs.replace(INFO, model_type=model_type), ROUTES).operations
+
+
+def test_offers_only_operations_of_the_wires_own_table() -> None:
+    routes = {kind: ROUTES[kind] for kind in (Embed, Tokenize)}
+
+    assert {Operation.EMBED, Operation.TOKENIZE} == capabilities(INFO, routes).operations
+    with pytest.raises(UnsupportedWork, match="this upstream's model does not detokenize"):
+        check_supported(Detokenize(((1,),)), INFO, routes)
+
+
+def test_refusal_of_a_wire_names_the_operation() -> None:
+    with pytest.raises(UnsupportedWork, match="this upstream's wire does not carry rerank"):
+        route_of(Rerank("q", ("a",)), {})
+    with pytest.raises(UnsupportedWork, match="this upstream reads text only, neither images nor sound"):
+        route_of(EmbedParts((("a",),)), {})
 
 
 @pytest.mark.parametrize(
@@ -201,8 +218,7 @@ def test_derives_operations_from_the_model_type(
     ids=str,
 )
 def test_error_statuses_become_backend_errors(status: int, body: Any, expected: type[BackendError]) -> None:
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    error = failure(UpstreamResponse(status, {}, raw))
+    error = failure(UpstreamResponse(status, {}, body_of(body)))
 
     assert expected is type(error)
     assert error.message
@@ -210,9 +226,9 @@ def test_error_statuses_become_backend_errors(status: int, body: Any, expected: 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 424, 500])
 def test_upstream_failure_does_not_expose_its_body(status: int) -> None:
-    body = json.dumps({"error": "secret of the upstream", "error_type": "Backend"}).encode()
+    body = {"error": "secret of the upstream", "error_type": "Backend"}
 
-    assert "secret" not in failure(UpstreamResponse(status, {}, body)).message
+    assert "secret" not in failure(UpstreamResponse(status, {}, body_of(body))).message
 
 
 def test_marks_only_empty_inputs_as_empty() -> None:
@@ -224,28 +240,13 @@ def test_marks_only_empty_inputs_as_empty() -> None:
 
 NOT_VECTORS: dict[str, tuple[str, Any]] = {
     "html": (EMBED, b"<html>welcome</html>"),
-    "html_openai": (OPENAI, b"<html>welcome</html>"),
     "nothing": (EMBED, b""),
-    "nothing_openai": (OPENAI, b""),
     "cut_off": (EMBED, b"[[0.1,0.2],[0.3"),
-    "cut_off_openai": (OPENAI, json.dumps(packed([1.0], [2.0])).encode()[:-20]),
-    "no_utf8": (OPENAI, b'{"data":[{"index":0,"embedding":"\xff"}],"usage":{"prompt_tokens":1}}'),
     "too_few": (EMBED, [[0.1, 0.2]]),
     "too_many": (EMBED, [[0.1], [0.2], [0.3]]),
     "none": (EMBED, []),
-    "too_few_openai": (OPENAI, packed([1.0])),
-    "too_many_openai": (OPENAI, packed([1.0], [1.0], [1.0])),
-    "none_openai": (OPENAI, packed()),
     "empty_rows": (EMBED, [[], []]),
-    "empty_rows_openai": (OPENAI, packed([], [])),
     "ragged": (EMBED, [[0.1, 0.2], [0.3]]),
-    "ragged_openai": (OPENAI, packed([1.0, 2.0], [3.0])),
-    "index_twice": (OPENAI, packed([1.0], [2.0], indices=[0, 0])),
-    "index_missing": (OPENAI, packed([1.0], [2.0], indices=[0, 2])),
-    "index_from_one": (OPENAI, packed([1.0], [2.0], indices=[1, 2])),
-    "index_negative": (OPENAI, packed([1.0], [2.0], indices=[-1, 0])),
-    "nan": (OPENAI, packed([1.0], [float("nan")])),
-    "infinity": (OPENAI, packed([1.0], [float("inf")])),
     "nan_literal": (EMBED, b"[[NaN],[0.1]]"),
     "null": (EMBED, [[None], [0.1]]),
     "strings": (EMBED, [["a"], ["b"]]),
@@ -254,20 +255,11 @@ NOT_VECTORS: dict[str, tuple[str, Any]] = {
     "object": (EMBED, {"error": "no", "error_type": "Backend"}),
     "other_shape": (OPENAI, {"embeddings": [[0.1]]}),
     "no_usage": (OPENAI, {"data": packed([1.0], [2.0])["data"]}),
-    "not_base64": (
-        OPENAI,
-        {"data": [{"index": i, "embedding": "!!!!"} for i in (0, 1)], "usage": {"prompt_tokens": 2}},
-    ),
-    "half_a_float": (
-        OPENAI,
-        {"data": [{"index": i, "embedding": "AAAA"} for i in (0, 1)], "usage": {"prompt_tokens": 2}},
-    ),
-    "deep": (OPENAI, b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
 }
 
 
 @pytest.mark.parametrize(("path", "body"), NOT_VECTORS.values(), ids=NOT_VECTORS.keys())
-def test_invalid_vectors_fail(path: str, body: Any) -> None:
+def test_invalid_vectors_of_its_own_route_fail(path: str, body: Any) -> None:
     with pytest.raises(ReplicaFailed):
         decode(Embed(("a", "b")), path, response_of(body), INFO)
 
@@ -303,24 +295,10 @@ def test_sorts_rows_by_index() -> None:
     assert (np.float32, True) == (reply.vectors.dtype, reply.vectors.flags["C_CONTIGUOUS"])
 
 
-NOT_RANKS: dict[str, Any] = {
-    "html": b"<html>",
-    "too_few": [{"index": 0, "score": 0.5}],
-    "too_many": [{"index": i, "score": 0.5} for i in range(3)],
-    "index_twice": [{"index": 0, "score": 0.5}, {"index": 0, "score": 0.4}],
-    "index_too_high": [{"index": 0, "score": 0.5}, {"index": 2, "score": 0.4}],
-    "index_negative": [{"index": -1, "score": 0.5}, {"index": 0, "score": 0.4}],
-    "no_score": [{"index": 0}, {"index": 1}],
-    "null_score": [{"index": 0, "score": None}, {"index": 1, "score": 0.1}],
-    "cut_off": b'[{"index":0,"score":0.5},{"ind',
-    "predictions": [[{"score": 0.5, "label": "a"}], [{"score": 0.5, "label": "a"}]],
-}
-
-
-@pytest.mark.parametrize("body", NOT_RANKS.values(), ids=NOT_RANKS.keys())
-def test_invalid_rankings_fail(body: Any) -> None:
+def test_ranking_of_predictions_fails() -> None:
+    predictions = [[{"score": 0.5, "label": "a"}], [{"score": 0.5, "label": "a"}]]
     with pytest.raises(ReplicaFailed):
-        decode(Rerank("q", ("a", "b")), "/rerank", response_of(body), INFO)
+        decode(Rerank("q", ("a", "b")), "/rerank", response_of(predictions), INFO)
 
 
 @pytest.mark.parametrize("body", [[], [[]], [[], [], []], b"<html>", {"tokens": []}, [[{"id": "a"}], []]])
@@ -408,63 +386,3 @@ async def test_refusals_of_a_strict_server_are_invalid_work(work: Embed, empty: 
 
     assert (empty, "caller", False) == (caught.value.empty, caught.value.source, caught.value.retryable)
     assert "Input validation error" not in caught.value.message
-
-
-@pytest.mark.parametrize("sent", [None, "Bearer other"])
-async def test_refused_credential_is_not_the_callers_fault(sent: str | None) -> None:
-    server = FakeTei()
-    server.api_key = "k"
-    with pytest.raises(ReplicaFailed) as caught:
-        await joined(server, {} if sent is None else {"authorization": sent})
-
-    assert "upstream" == caught.value.source
-
-
-async def test_sends_the_credential_with_every_request() -> None:
-    server = FakeTei()
-    server.api_key = "k"
-    await (await joined(server, {"authorization": "Bearer k"})).run(Embed(("a",)), 1.0)
-
-    assert ["Bearer k", "Bearer k"] == [headers["authorization"] for headers in server.headers]
-
-
-@pytest.mark.parametrize("body", [b"", b"<html>", b"{}", b"[]", b"\xff", b'{"model_id": "m"}'])
-async def test_other_servers_do_not_join(body: bytes) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-    with pytest.raises(ReplicaFailed):
-        await TeiBackend(UpstreamClient("http://tei", transport=transport)).describe(1.0)
-
-
-async def test_work_before_joining_is_unavailable() -> None:
-    backend = TeiBackend(UpstreamClient("http://tei", transport=httpx.ASGITransport(FakeTei())))
-    with pytest.raises(ReplicaUnavailable):
-        await backend.run(Embed(("a",)), 1.0)
-
-
-async def test_html_reply_fails() -> None:
-    backend = await joined(tei_with_hook(respond_with(200, b"<html>welcome</html>")))
-    with pytest.raises(ReplicaFailed):
-        await backend.run(Embed(("a",)), 1.0)
-
-
-@pytest.mark.parametrize(
-    "refusal", [(400, b'{"message": "unknown encoding_format"}'), (200, b'{"data":[],"object":"list"}')]
-)
-async def test_server_without_base64_is_asked_at_the_native_route_and_remembered(
-    refusal: tuple[int, bytes],
-) -> None:
-    server = FakeTei()
-
-    async def refuse(path: str, _body: dict[str, Any]) -> tuple[int, bytes] | None:
-        return refusal if path == "/v1/embeddings" else None
-
-    server.hook = refuse
-    backend = TeiBackend(UpstreamClient("http://tei", transport=httpx.ASGITransport(server)))
-    await backend.describe(5.0)
-    for _ in range(2):
-        reply = await backend.run(Embed(("w",)), 5.0)
-        assert isinstance(reply, EmbedReply)
-        assert np.allclose(vector_of("w"), reply.vectors[0])
-
-    paths = [path for path, _ in server.requests if "embed" in path]
-    assert ["/v1/embeddings", "/embed", "/embed"] == paths

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from backends.contract import (
     Encode,
     Output,
     ReplicaSpec,
+    Reply,
     Rerank,
     Score,
     TlsFiles,
@@ -84,6 +85,26 @@ async def joined(handlers: FakeTeiGrpc, **spec: Any) -> AsyncIterator[Backend]:
             yield backend
         finally:
             await backend.aclose()
+
+
+async def described(address: str, **spec: Any) -> Capabilities:
+    """Return what the adapter of an address describes."""
+    backend = open_replica("tei", ReplicaSpec(address, **spec))
+    try:
+        return await backend.describe(10.0)
+    finally:
+        await backend.aclose()
+
+
+async def held(
+    handlers: FakeTeiGrpc, backend: Backend, texts: tuple[str, ...], timeout_s: float = 60.0
+) -> "tuple[Gate, asyncio.Task[Reply]]":
+    """Start a call, and return it with the gate at which its server holds it."""
+    gate = Gate()
+    handlers.model.hook = gate  # type: ignore[assignment]
+    running = asyncio.create_task(backend.run(Embed(texts), timeout_s))
+    await until(lambda: gate.waiting == 1)
+    return gate, running
 
 
 def server_of(model_type: dict[str, Any] | None = None, **info: Any) -> FakeTeiGrpc:
@@ -152,9 +173,7 @@ async def test_replies_equal_those_over_http(model_type: dict[str, Any], work: W
 async def test_capabilities_equal_those_over_http(model_type: dict[str, Any]) -> None:
     handlers = server_of(model_type)
     async with grpc_tei(handlers) as address:
-        backend = open_replica("tei", ReplicaSpec(address))
-        found = await backend.describe(10.0)
-        await backend.aclose()
+        found = await described(address)
     http = TeiBackend(UpstreamClient("http://tei", transport=httpx.ASGITransport(handlers.model)))
     expected = await http.describe(10.0)
 
@@ -184,11 +203,7 @@ async def test_what_info_lacks_is_probed_once() -> None:
 async def test_checkpoint_files_order_the_labels(tmp_path: Path) -> None:
     source = TokenizerSource(str(write_small_files(tmp_path, labels=LABELS)))
     async with grpc_tei(server_of(CLASSIFIER)) as address:
-        backend = open_replica("tei", ReplicaSpec(address, tokenizer=source))
-        found = await backend.describe(10.0)
-        await backend.aclose()
-
-    assert LABELS == found.labels
+        assert LABELS == (await described(address, tokenizer=source)).labels
 
 
 async def test_model_that_is_not_ready_does_not_join() -> None:
@@ -314,16 +329,12 @@ async def test_full_server_refuses_a_text_at_once() -> None:
 async def test_timeout_and_cancellation_end_the_rpc(texts: tuple[str, ...]) -> None:
     handlers = server_of()
     async with joined(handlers) as backend:
-        gate = Gate()
-        handlers.model.hook = gate  # type: ignore[assignment]
-        running = asyncio.create_task(backend.run(Embed(texts), 0.5))
-        await until(lambda: gate.waiting == 1)
+        gate, running = await held(handlers, backend, texts, 0.5)
         with pytest.raises(AttemptTimedOut):
             await running
         assert 0 < (handlers.deadlines[-1] or 0) <= 1
         await until(lambda: handlers.cancelled == 1 and not gate.waiting)
-        running = asyncio.create_task(backend.run(Embed(texts), 30.0))
-        await until(lambda: gate.waiting == 1)
+        _, running = await held(handlers, backend, texts)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -333,10 +344,7 @@ async def test_timeout_and_cancellation_end_the_rpc(texts: tuple[str, ...]) -> N
 async def test_closed_client_fails_its_rpcs() -> None:
     handlers = server_of()
     async with joined(handlers) as backend:
-        gate = Gate()
-        handlers.model.hook = gate  # type: ignore[assignment]
-        running = asyncio.create_task(backend.run(Embed(("a",)), 30.0))
-        await until(lambda: gate.waiting == 1)
+        _, running = await held(handlers, backend, ("a",))
         await backend.aclose()
         with pytest.raises(ConnectionLost):
             await running
@@ -348,14 +356,11 @@ async def test_dead_server_is_unavailable_at_once_and_found_again() -> None:
     with pytest.raises(ReplicaUnavailable, match="nothing listens at its port"):
         await backend.describe(60.0)
     handlers = server_of()
-    gate = Gate()
     async with grpc_tei(handlers, port):
         async with asyncio.timeout(PATIENCE_S):
             while not await _joins(backend):  # noqa: ASYNC110 - grpc reconnects by itself
                 await asyncio.sleep(0.05)
-        handlers.model.hook = gate  # type: ignore[assignment]
-        running = asyncio.create_task(backend.run(Embed(("a",)), 60.0))
-        await until(lambda: gate.waiting == 1)
+        _, running = await held(handlers, backend, ("a",))
     with pytest.raises(ConnectionLost):
         await running
     with pytest.raises(ReplicaUnavailable):
@@ -372,10 +377,8 @@ async def _joins(backend: Backend) -> bool:
 
 
 async def test_unknown_name_is_told() -> None:
-    backend = open_replica("tei", ReplicaSpec("grpc://no-such-host.invalid:80"))
     with pytest.raises(ReplicaUnavailable, match="its host name is not known"):
-        await backend.describe(10.0)
-    await backend.aclose()
+        await described("grpc://no-such-host.invalid:80")
 
 
 async def test_server_of_http_is_told() -> None:
@@ -385,10 +388,8 @@ async def test_server_of_http_is_told() -> None:
         writer.close()
 
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    backend = open_replica("tei", ReplicaSpec(f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
     with pytest.raises(ReplicaUnavailable, match="does not speak gRPC"):
-        await backend.describe(10.0)
-    await backend.aclose()
+        await described(f"grpc://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     server.close()
 
 
@@ -426,10 +427,8 @@ async def test_refused_credential_is_not_the_callers_fault_nor_shown() -> None:
 async def test_connects_to_one_address_of_a_name() -> None:
     handlers = server_of()
     async with grpc_tei(handlers) as address:
-        spec = ReplicaSpec(address.replace("127.0.0.1", "no-such-host.invalid"), ip="127.0.0.1")
-        backend = open_replica("tei", spec)
-        assert "fake/model" == (await backend.describe(10.0)).model_id
-        await backend.aclose()
+        named = address.replace("127.0.0.1", "no-such-host.invalid")
+        assert "fake/model" == (await described(named, ip="127.0.0.1")).model_id
 
 
 async def test_checks_certificates_of_both_sides(tmp_path: Path) -> None:
@@ -443,17 +442,11 @@ async def test_checks_certificates_of_both_sides(tmp_path: Path) -> None:
             (strangers, ours.ca, False),
         ):
             own, own_key = authority.sign("caller")
-            backend = open_replica("tei", ReplicaSpec(address, tls=TlsFiles(str(ca), str(own), str(own_key))))
-            if is_trusted:
-                await backend.describe(10.0)
-            else:
-                with pytest.raises((ReplicaUnavailable, ConnectionLost)):
-                    await backend.describe(10.0)
-            await backend.aclose()
-        untrusted = open_replica("tei", ReplicaSpec(address))
+            error = pytest.raises((ReplicaUnavailable, ConnectionLost))
+            with nullcontext() if is_trusted else error:
+                await described(address, tls=TlsFiles(str(ca), str(own), str(own_key)))
         with pytest.raises(ReplicaUnavailable, match="certificate is not trusted"):
-            await untrusted.describe(10.0)
-        await untrusted.aclose()
+            await described(address)
 
 
 async def test_reply_is_bounded_by_its_inputs() -> None:

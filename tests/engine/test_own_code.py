@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from huggingface_hub import constants
 from msgspec.structs import replace
 
 from backends.contract import Classify, ClassifyReply, Embed, EmbedReply, Output
@@ -18,7 +17,7 @@ from backends.torch.load.loader import describe, load, load_model, locate_model
 from tests.engine.checkpoints import ENCODERS, make_encoder
 from tests.engine.engines import TEXTS, cosines, encode, engine_on, load_tiny, run_work
 from tests.engine.own_code import MODULE, OWN_AUTO_MAP, code_files, make_own_model, token_vectors
-from tests.fakes.hub import commit_of, write_cache
+from tests.fakes.hub import commit_of, use_hub, write_cache
 
 OUTSIDE_AUTO_MAP = {name: f"org/code--{reference}" for name, reference in OWN_AUTO_MAP.items()}
 
@@ -27,8 +26,7 @@ OUTSIDE_AUTO_MAP = {name: f"org/code--{reference}" for name, reference in OWN_AU
 def modules(own_modules: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder into which transformers copies code; the Hub is its cache, without a network."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(own_modules))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    use_hub(monkeypatch, HF_HUB_CACHE=str(tmp_path / "cache"), HF_HUB_OFFLINE=True)
     return own_modules
 
 

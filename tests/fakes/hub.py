@@ -2,10 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
+
+import pytest
+from huggingface_hub import constants
+
+from tests.fakes.threaded import serve_in_thread
 
 Files = Mapping[str, bytes]
 
@@ -56,6 +62,22 @@ class FakeHub:
             "content-length": str(len(content)),
         }
         return 200, headers, content
+
+
+@contextmanager
+def serving_hub(repositories: Mapping[str, Files], monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Serve repositories at the address that the Hub's client uses."""
+    fake = FakeHub(dict(repositories))
+    with serve_in_thread(fake) as url:
+        template = url + "/{repo_id}/resolve/{revision}/{filename}"
+        use_hub(monkeypatch, ENDPOINT=url, HUGGINGFACE_CO_URL_TEMPLATE=template)
+        yield fake
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, **settings: str | bool) -> None:
+    """Change settings that the Hub's client reads from the environment when it is imported."""
+    for name, value in settings.items():
+        monkeypatch.setattr(constants, name, value)
 
 
 def commit_of(name: str) -> str:

@@ -9,10 +9,8 @@ import pytest
 from gateway.config.money import NANO
 from gateway.errors import QuotaExceeded
 from gateway.events import BudgetAlert, Event
-from gateway.quotas.budgets import remaining_budgets
-from gateway.quotas.ledger import NOTHING, QuotaRequest
-from gateway.quotas.limits import SECOND_US, Limit, parse_limit
-from gateway.quotas.prices import Price
+from gateway.quotas.ledger import NOTHING, QuotaRequest, remaining_budgets
+from gateway.quotas.limits import SECOND_US, Limit, Price, parse_limit
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.store.redis_client import RedisClient
 from tests.quotas.redis_server import RedisServer

@@ -12,8 +12,14 @@ from gateway.config.schema import TenantConfig
 from gateway.errors import TenantUnknown, Unauthenticated
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.guess_throttle import GUESSES_MAX
-from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
-from gateway.tenants.names import FIRST_KEY_NOTE, unknown_tenant_note
+from gateway.tenants.keyring import (
+    FIRST_KEY_NOTE,
+    FirstKey,
+    Keyring,
+    StoredKey,
+    key_digest,
+    unknown_tenant_note,
+)
 from gateway.tenants.store import KEYS, TENANTS
 from tests.conftest import KEY, Boots, request_with
 from tests.fakes.tei import FakeTei

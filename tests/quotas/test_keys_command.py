@@ -17,8 +17,14 @@ from gateway.errors import QuotaUnavailable, Unauthenticated
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.tenants.follower import KeyFollower
-from gateway.tenants.keyring import FirstKey, Keyring, StoredKey, key_digest
-from gateway.tenants.names import FIRST_KEY_NOTE, unknown_tenant_note
+from gateway.tenants.keyring import (
+    FIRST_KEY_NOTE,
+    FirstKey,
+    Keyring,
+    StoredKey,
+    key_digest,
+    unknown_tenant_note,
+)
 from gateway.tenants.store import TenantStore
 from tests.processes.conftest import KEY, TLS_CONTEXT, Served, wait_until
 from tests.quotas.conftest import Commands

@@ -63,7 +63,7 @@ async def counts(url: str) -> None:
         for tenant in tenants:
             (row,) = await second.usage(tenant, [today])
             assert (3, 15, 3) == (row.requests, row.tokens, row.inputs)
-        await first._heartbeat.beat()
+        await first.beat()
         assert not events
 
 
@@ -205,7 +205,7 @@ async def _beats(ledger: RedisLedger) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                await ledger._heartbeat.beat()
+                await ledger.beat()
             except StoreUnavailable:
                 await asyncio.sleep(0.02)
             else:

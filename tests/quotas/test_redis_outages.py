@@ -516,8 +516,8 @@ async def test_counts_live_gateways_by_the_clock_of_redis(
     ]
     for number, ledger in enumerate(ledgers):
         set_clocks_off(monkeypatch, 20 * number)
-        await ledger._heartbeat.beat()
-    gateways = await ledgers[0]._heartbeat.beat()
+        await ledger.beat()
+    gateways = await ledgers[0].beat()
     for ledger in ledgers:
         await ledger.aclose()
 

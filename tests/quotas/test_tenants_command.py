@@ -19,8 +19,7 @@ from gateway.quotas.limits import UNITS
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower
 from gateway.tenants.keyring import Keyring, StoredKey, key_digest
-from gateway.tenants.settings_change import merged
-from gateway.tenants.store import KEYS, TENANTS, TenantStore
+from gateway.tenants.store import KEYS, TENANTS, TenantStore, merged
 from tests.conftest import KEY, Boots, Running
 from tests.fakes.tei import FakeTei
 from tests.quotas.conftest import Commands, Ended

@@ -14,7 +14,7 @@ from gateway.quotas.ledger import QuotaRequest
 from gateway.quotas.limits import SECOND_US, Cost
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.store.redis_client import RedisClient
-from gateway.tenants.names import FIRST_KEY_NOTE
+from gateway.tenants.keyring import FIRST_KEY_NOTE
 from tests.quotas.conftest import Commands
 from tests.quotas.redis_server import RedisServer
 

@@ -31,18 +31,22 @@ def test_logs_one_line_per_call(caplog: pytest.LogCaptureFixture) -> None:
     assert {("gateway", logging.INFO)} == {(record.name, record.levelno) for record in caplog.records}
 
 
-def test_escapes_what_a_proxy_sent_as_an_address(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("call", "shown"),
+    [
+        (
+            CallFinished("id", "GET", "/embed", 200, "ok", 0.0, address="a  tenant=x\x1b" + "b" * 100),
+            "  from=a%20%20tenant%3Dx%1B" + "b" * 52 + "  id=id",
+        ),
+        (CallFinished("50%s", "GET", "/embed", 404, "%d", 0.0), "id=50%s"),
+    ],
+    ids=["address of a proxy", "percent signs"],
+)
+def test_escapes_what_a_caller_sent(call: CallFinished, shown: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "gateway")
-    log_event(CallFinished("id", "GET", "/embed", 200, "ok", 0.0, address="a  tenant=x\x1b" + "b" * 100))
+    log_event(call)
 
-    assert "  from=a%20%20tenant%3Dx%1B" + "b" * 52 + "  id=id" in caplog.records[0].getMessage()
-
-
-def test_does_not_interpret_percent_signs_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "gateway")
-    log_event(CallFinished("50%s", "GET", "/embed", 404, "%d", 0.0))
-
-    assert "id=50%s" in caplog.records[0].getMessage()
+    assert shown in caplog.records[0].getMessage()
 
 
 def test_logs_nothing_below_the_level_or_for_health_probes(

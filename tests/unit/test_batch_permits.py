@@ -23,6 +23,16 @@ class Scene:
             await self.release.acquire()
             self.running -= 1
 
+    def start(self, count: int, tenant: str = "acme", result_bytes: int = 0) -> "list[asyncio.Task[None]]":
+        """Start lines of a tenant."""
+        return [asyncio.create_task(self.line(tenant, result_bytes)) for _ in range(count)]
+
+    async def finish(self, lines: "list[asyncio.Task[None]]") -> None:
+        """Release as many lines as were started, and wait for their end."""
+        for _ in lines:
+            self.release.release()
+        await asyncio.gather(*lines)
+
 
 async def settle() -> None:
     for _ in range(10):
@@ -31,7 +41,7 @@ async def settle() -> None:
 
 async def test_gives_one_permit_next_to_calls_and_all_afterwards() -> None:
     scene = Scene(16)
-    lines = [asyncio.create_task(scene.line()) for _ in range(60)]
+    lines = scene.start(60)
     await settle()
     assert scene.running == 16
 
@@ -52,15 +62,13 @@ async def test_gives_one_permit_next_to_calls_and_all_afterwards() -> None:
     scene.release.release()
     await settle()
     assert scene.running == 16
-    for _ in range(60):
-        scene.release.release()
-    await asyncio.gather(*lines)
+    await scene.finish(lines)
     assert scene.running == 0
 
 
 async def test_a_cancelled_line_loses_no_permit() -> None:
     scene = Scene(1)
-    first, second, third = (asyncio.create_task(scene.line()) for _ in range(3))
+    first, second, third = scene.start(3)
     await settle()
     second.cancel()
     scene.release.release()
@@ -84,23 +92,21 @@ async def test_a_cancelled_line_loses_no_permit() -> None:
 
 async def test_the_tenant_that_runs_the_fewest_lines_is_next() -> None:
     scene = Scene(4)
-    lines = [asyncio.create_task(scene.line("large")) for _ in range(100)]
+    lines = scene.start(100, "large")
     await settle()
-    lines += [asyncio.create_task(scene.line("small")) for _ in range(2)]
+    lines += scene.start(2, "small")
     await settle()
     for _ in range(2):
         scene.release.release()
     await settle()
     assert scene.order == ["large"] * 4 + ["small"] * 2
-    for _ in range(100):
-        scene.release.release()
-    await asyncio.gather(*lines)
+    await scene.finish(lines)
 
 
 async def test_bounds_the_bytes_of_results_and_runs_a_larger_one_alone() -> None:
     scene = Scene(16)
-    lines = [asyncio.create_task(scene.line("acme", RESULT_BYTES_MAX // 4)) for _ in range(10)]
-    lines += [asyncio.create_task(scene.line("acme", 2 * RESULT_BYTES_MAX)) for _ in range(2)]
+    lines = scene.start(10, "acme", RESULT_BYTES_MAX // 4)
+    lines += scene.start(2, "acme", 2 * RESULT_BYTES_MAX)
     await settle()
     most = scene.running
     while not all(task.done() for task in lines):
@@ -148,9 +154,9 @@ async def test_lines_of_a_stopped_job_wait_no_longer() -> None:
 
 async def test_tenants_take_turns_where_one_line_runs_at_a_time() -> None:
     scene = Scene(1)
-    lines = [asyncio.create_task(scene.line("acme")) for _ in range(20)]
+    lines = scene.start(20)
     await settle()
-    lines += [asyncio.create_task(scene.line("beta")) for _ in range(5)]
+    lines += scene.start(5, "beta")
     for _ in lines:
         scene.release.release()
         await settle()
@@ -162,9 +168,9 @@ async def test_tenants_take_turns_where_one_line_runs_at_a_time() -> None:
 
 async def test_lines_overtake_one_that_does_not_fit_but_not_for_ever() -> None:
     scene = Scene(16)
-    lines = [asyncio.create_task(scene.line("acme", 2 * RESULT_BYTES_MAX)) for _ in range(2)]
+    lines = scene.start(2, "acme", 2 * RESULT_BYTES_MAX)
     await settle()
-    lines += [asyncio.create_task(scene.line("beta", 1000)) for _ in range(40)]
+    lines += scene.start(40, "beta", 1000)
     await settle()
     assert scene.order == ["acme"]
     scene.release.release()
@@ -176,6 +182,4 @@ async def test_lines_overtake_one_that_does_not_fit_but_not_for_ever() -> None:
         scene.release.release()
         await settle()
     assert scene.order == ["acme", *["beta"] * 16, "acme"]
-    for _ in lines:
-        scene.release.release()
-    await asyncio.gather(*lines)
+    await scene.finish(lines)

@@ -11,8 +11,7 @@ from gateway.config.money import NANO
 from gateway.errors import QuotaExceeded, RequestExceedsLimit
 from gateway.events import BudgetAlert, Event
 from gateway.quotas.ledger import NOTHING, MemoryLedger, QuotaRequest, Reservation
-from gateway.quotas.limits import SECOND_US, Limit, parse_limit
-from gateway.quotas.prices import Price
+from gateway.quotas.limits import SECOND_US, Limit, Price, parse_limit
 
 # 2026-11-24, 12:00 UTC.
 START_US = 1_795_521_600 * SECOND_US

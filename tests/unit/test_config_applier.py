@@ -11,11 +11,9 @@ from gateway.config.schema import Config
 from gateway.declared.additions import Additions, Put, Remove
 from gateway.declared.composition import AdditionsState
 from gateway.declared.store import AdditionsInMemory, StoredAdditions
-from gateway.processes.config_applier import EDIT_ATTEMPTS_MAX, ConfigApplier
-from gateway.processes.config_source import ConfigSource
+from gateway.processes.child import Restarts
+from gateway.processes.config_applier import EDIT_ATTEMPTS_MAX, ConfigApplier, ConfigSource, ReloadJob
 from gateway.processes.engine_pool import EnginePool, EngineProcess
-from gateway.processes.reload_queue import ReloadJob
-from gateway.processes.restarts import Restarts
 from gateway.store.errors import StoreUnavailable
 from tests.unit.test_addition_settings import FILE, TEI
 
@@ -56,12 +54,21 @@ class Parent:
         self.additions = AdditionsState(self.store, {})
         self._source = source
         self.applier: ConfigApplier
+        # Models that were compared, and what the workers know of them.
+        self.compared: list[list[str]] = []
+        self.differing: tuple[Problem, ...] = ()
 
     async def start(self, *, has_first_key: bool = True) -> None:
         """Start from the file and the stored additions."""
         file = await self._source.read()
         self.applier = ConfigApplier(
-            file, self._source, self.additions, self._update_workers, has_first_key=has_first_key
+            file,
+            self._source,
+            self.additions,
+            self._update_workers,
+            self._differing_spaces,
+            lambda config: config,
+            has_first_key=has_first_key,
         )
         await self.applier.start(
             EnginePool(lambda: "/nowhere", {}, lambda _: None, Restarts(lambda *_: None))
@@ -70,6 +77,10 @@ class Parent:
     async def _update_workers(self, _: Config, unneeded: Sequence[EngineProcess]) -> None:
         assert not unneeded
         self.updates.append(sorted(self.applier.config.models))
+
+    async def _differing_spaces(self, config: Config) -> tuple[Problem, ...]:
+        self.compared.append(sorted(config.models))
+        return self.differing
 
     async def refused(self, work: ReloadJob) -> ReloadOutcome:
         """Apply a job and return its outcome, which must have changed nothing."""
@@ -179,14 +190,8 @@ async def test_a_reload_of_the_file_puts_canaries_back_even_without_a_change(par
 
 async def test_refuses_models_whose_upstreams_are_known_to_differ(parent: Parent) -> None:
     problem = Problem("models.trial.canary.name", "cosine 0.1, 0.999 needed")
-    asked: list[list[str]] = []
-
-    async def differing_spaces(config: Config) -> tuple[Problem, ...]:
-        asked.append(sorted(config.models))
-        return (problem,)
-
-    parent.applier.differing_spaces = differing_spaces
+    parent.differing = (problem,)
     parent.file.write_text(WITH_CANARY)
 
     assert (problem,) == (await parent.refused("file")).problems
-    assert [["trial"]] == asked
+    assert [["trial"]] == parent.compared

@@ -1,16 +1,14 @@
 """Differences of two configs are reported by path, without any value that may be secret."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.diff import ConfigChange, compare_configs, with_live_settings
-from gateway.config.load import parse_config
 from gateway.config.schema import Config
 from gateway.tenants.keyring import key_digest
+from tests.config_texts import parsed
 
 CONFIG = f"""
 upstreams:
@@ -22,10 +20,6 @@ tenants:
     keys: ["{key_digest("a")}", {{digest: "{key_digest("b")}", id: ci}}]
     limits: {{requests_per_day: 5}}
 """
-
-
-def parsed(text: str) -> Config:
-    return parse_config(text, {}, Path.cwd())
 
 
 def changes(old: str, new: str) -> list[str]:

@@ -9,8 +9,7 @@ import pytest
 from gateway.admission import Grant
 from gateway.calls import Deadline
 from gateway.quotas.ledger import LEASE_US, MemoryLedger, QuotaRequest
-from gateway.quotas.limits import AMOUNT_MAX, Cost, Limit
-from gateway.quotas.prices import FREE
+from gateway.quotas.limits import AMOUNT_MAX, FREE, Cost, Limit
 
 LIMITS = (Limit("tokens", "minute", 1000), Limit("tokens", "day", 1000), Limit("inputs", "month", 50))
 

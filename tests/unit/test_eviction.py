@@ -1,5 +1,6 @@
 """Choice and order of the models to evict."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,23 +23,22 @@ def three(*, busy: str = "") -> list[Resident]:
     return [Resident(name, 10, float(i), busy=name in busy) for i, name in enumerate("abc")]
 
 
-def test_evicts_no_model_while_there_is_room() -> None:
-    assert models_to_evict(three(), 10, 40) == []
-
-
-def test_evicts_the_least_recently_used_first() -> None:
-    assert models_to_evict(three(), 10, 30) == ["a"]
-    assert models_to_evict(three(), 20, 30) == ["a", "b"]
-
-
-def test_evicts_busy_models_last() -> None:
-    assert models_to_evict(three(busy="a"), 10, 30) == ["b"]
-    assert models_to_evict(three(busy="ab"), 20, 30) == ["c", "a"]
-
-
-def test_evicts_no_model_for_one_that_never_fits() -> None:
-    assert models_to_evict(three(), 31, 30) is None
-    assert models_to_evict([], 30, 30) == []
+@pytest.mark.parametrize(
+    ("busy", "needed", "budget", "evicted"),
+    [
+        ("", 10, 40, []),
+        # The least recently used first, and busy ones last.
+        ("", 10, 30, ["a"]),
+        ("", 20, 30, ["a", "b"]),
+        ("a", 10, 30, ["b"]),
+        ("ab", 20, 30, ["c", "a"]),
+        # It never fits.
+        ("", 31, 30, None),
+    ],
+)
+def test_evicts_what_makes_room(busy: str, needed: int, budget: int, evicted: list[str] | None) -> None:
+    assert models_to_evict(three(busy=busy), needed, budget) == evicted
+    assert models_to_evict([], budget, budget) == []
 
 
 @given(RESIDENTS, st.integers(0, 100), st.integers(1, 100))

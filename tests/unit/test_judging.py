@@ -3,7 +3,7 @@
 import pytest
 
 from backends.contract import Capabilities, Embed, Encode, Operation, Output, Rerank, Tokenize
-from gateway.calls import Call, Similarity, Work
+from gateway.calls import Call, Similarity
 from gateway.upstreams.judging import nothing_shared, serves_alike
 
 FREE = frozenset({Operation.TOKENIZE, Operation.DETOKENIZE})
@@ -16,6 +16,7 @@ MODEL = Capabilities(
 )
 EMBEDDER = Capabilities("m", frozenset({Operation.EMBED}))
 RERANKER = Capabilities("r", frozenset({Operation.RERANK}) | FREE, takes_instruction=True)
+PLAIN_RERANKER = Capabilities("r", frozenset({Operation.RERANK}))
 SPARSE = Encode(("a",), frozenset({Output.SPARSE}))
 DENSE_ONLY = Capabilities(
     "m", frozenset({Operation.EMBED, Operation.ENCODE}), outputs=frozenset({Output.DENSE})
@@ -23,33 +24,25 @@ DENSE_ONLY = Capabilities(
 
 
 @pytest.mark.parametrize(
-    ("work", "canary", "is_sent"),
+    ("call", "canary", "model", "is_sent"),
     [
-        (Embed(("a",)), EMBEDDER, True),
-        (Similarity("a", ("b",)), EMBEDDER, True),
-        # Ranked by cosine, as the model ranks.
-        (Rerank("q", ("a",)), EMBEDDER, True),
-        (Tokenize(("a",)), EMBEDDER, False),
-        (Embed(("a",), late_chunking=True), EMBEDDER, False),
-        (SPARSE, DENSE_ONLY, False),
-        (SPARSE, MODEL, True),
+        (Call(Embed(("a",))), EMBEDDER, MODEL, True),
+        (Call(Similarity("a", ("b",))), EMBEDDER, MODEL, True),
+        # Ranked by cosine, as the model ranks, or by its scores.
+        (Call(Rerank("q", ("a",))), EMBEDDER, MODEL, True),
+        (Call(Rerank("q", ("a",))), EMBEDDER, RERANKER, False),
+        (Call(Rerank("q", ("a",))), PLAIN_RERANKER, RERANKER, True),
+        (Call(Rerank("q", ("a",)), instruction="find answers"), PLAIN_RERANKER, RERANKER, False),
+        (Call(Tokenize(("a",))), EMBEDDER, MODEL, False),
+        (Call(Embed(("a",), late_chunking=True)), EMBEDDER, MODEL, False),
+        (Call(SPARSE), DENSE_ONLY, MODEL, False),
+        (Call(SPARSE), MODEL, MODEL, True),
     ],
 )
-def test_a_canary_gets_what_it_offers(work: Work, canary: Capabilities, *, is_sent: bool) -> None:
-    assert is_sent is serves_alike(canary, MODEL, Call(work))
-
-
-def test_a_canary_ranks_as_the_model_does() -> None:
-    call = Call(Rerank("q", ("a",)))
-
-    assert not serves_alike(EMBEDDER, RERANKER, call)
-    assert serves_alike(Capabilities("r", frozenset({Operation.RERANK})), RERANKER, call)
-
-
-def test_a_canary_without_instructions_gets_no_call_with_one() -> None:
-    call = Call(Rerank("q", ("a",)), instruction="find answers")
-
-    assert not serves_alike(Capabilities("r", frozenset({Operation.RERANK})), RERANKER, call)
+def test_a_canary_gets_what_it_offers(
+    call: Call, canary: Capabilities, model: Capabilities, *, is_sent: bool
+) -> None:
+    assert is_sent is serves_alike(canary, model, call)
 
 
 def test_a_canary_that_shares_no_operation_is_refused() -> None:

@@ -1,16 +1,19 @@
 """Keys expire, have scopes, and never widen the permissions of their tenant."""
 
 from datetime import UTC, datetime
+from typing import get_args
 
 import pytest
 
 from backends.contract import Operation
-from gateway.config.schema import Key, TenantConfig
+from gateway.config.schema import Key, Scope, TenantConfig
 from gateway.errors import ScopeForbidden, Unauthenticated
 from gateway.quotas.limits import Limit
 from gateway.tenants.create_key import random_key
-from gateway.tenants.keyring import OPERATIONS, Keyring, StoredKey, key_digest
+from gateway.tenants.keyring import OPERATIONS, SCOPE_OF, Keyring, StoredKey, key_digest
 
+# The scope of a classifier is that of keys without scopes; `scopes` of a key cannot name it.
+UNNAMED_SCOPES = {"classify"}
 NOON_S = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 
 
@@ -36,6 +39,11 @@ def test_key_is_valid_until_it_expires(expires: datetime, valid: bool) -> None:
     else:
         with pytest.raises(Unauthenticated, match="expired"):
             keys.identify("secret")
+
+
+def test_every_operation_has_a_scope_that_a_key_may_name() -> None:
+    assert set(Operation) == set(SCOPE_OF)
+    assert OPERATIONS - UNNAMED_SCOPES == set(get_args(Scope)) - {"metrics", "admin"}
 
 
 def test_key_without_scopes_allows_operations_only() -> None:

@@ -13,8 +13,15 @@ from gateway.config.schema import KEY_DIGEST
 from gateway.errors import TenantUnknown, Unauthenticated
 from gateway.quotas.limits import Limit
 from gateway.tenants.create_key import random_key
-from gateway.tenants.keyring import FIRST_TENANT, FirstKey, Keyring, StoredKey, Tenant, key_digest
-from gateway.tenants.names import FIRST_KEY_ENDED_NOTE
+from gateway.tenants.keyring import (
+    FIRST_KEY_ENDED_NOTE,
+    FIRST_TENANT,
+    FirstKey,
+    Keyring,
+    StoredKey,
+    Tenant,
+    key_digest,
+)
 
 TENANTS = {
     "acme": config.TenantConfig(
@@ -201,6 +208,6 @@ def test_keys_expire_by_the_clock_of_the_store() -> None:
     keyring.replace_stored([StoredKey("k", key_digest("secret"), "acme", expires_s=1050.0)])
     assert "acme" == keyring.identify("secret").name
 
-    keyring.clock_offset_s = 90.0
+    keyring.follow_clock(90.0)
     with pytest.raises(Unauthenticated, match="expired"):
         keyring.identify("secret")

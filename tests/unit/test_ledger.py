@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import QuotaExceeded, RequestExceedsLimit
-from gateway.quotas.headers import format_duration, rate_limit_headers
 from gateway.quotas.ledger import (
     MEMORY_LEASE_US,
     NOTHING,
@@ -18,6 +17,7 @@ from gateway.quotas.ledger import (
     QuotaRequest,
     Reservation,
 )
+from gateway.quotas.limit_text import format_duration, rate_limit_headers
 from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus, parse_limit
 
 NOON_US = 1_709_208_000 * SECOND_US  # 2024-02-29T12:00:00Z

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from gateway.processes.liveness import MISSES_MAX, Heartbeats, watch_liveness
+from gateway.processes.child import MISSES_MAX, Heartbeats, watch_liveness
 from tests.waiting import PATIENCE_S
 
 EVERY_S = 0.01

@@ -14,7 +14,7 @@ import pytest
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
 from gateway.events import CallFinished, Event, ReplicaChanged, StoreChanged
-from gateway.processes.reload_queue import log_outcome
+from gateway.processes.config_applier import log_outcome
 from gateway.telemetry.access_log import EventLine
 from gateway.telemetry.log_lines import (
     FLOOD_S,

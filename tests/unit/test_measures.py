@@ -163,22 +163,23 @@ def test_reading_the_rate_does_not_change_it() -> None:
     assert unread.retry_after_s(5000, now_s + 5) == read.retry_after_s(5000, now_s + 5)
 
 
-@pytest.mark.parametrize(("before", "after", "least", "most"), [(100, 1000, 10, 12), (1000, 100, 45, 60)])
-def test_rate_follows_a_change_within_a_minute(before: int, after: int, least: int, most: int) -> None:
-    rate, now_s = steady(before, 1.0, 120)
+@pytest.mark.parametrize(
+    ("before", "idle_s", "after", "least", "most"),
+    [
+        (100, 0, 1000, 10, 12),
+        (1000, 0, 100, 45, 60),
+        (1000, 60, 1000, 9, 12),
+        (1000, 3600, 1000, 9, 12),
+        (1000, 86_400, 1000, 9, 12),
+    ],
+)
+def test_rate_follows_a_change_or_idle_time_within_a_minute(
+    before: int, idle_s: float, after: int, least: int, most: int
+) -> None:
+    rate, now_s = steady(before, 1.0, 60 if idle_s else 120)
+    now_s += idle_s
     for _ in range(60):
         now_s += 1
         rate.add(after, now_s)
 
     assert least <= rate.retry_after_s(10_000, now_s) <= most
-
-
-@pytest.mark.parametrize("idle_s", [60, 3600, 86_400])
-def test_rate_recovers_from_idle_time_within_a_minute(idle_s: float) -> None:
-    rate, now_s = steady(1000, 1.0, 60)
-    now_s += idle_s
-    for _ in range(60):
-        now_s += 1
-        rate.add(1000, now_s)
-
-    assert 9 <= rate.retry_after_s(10_000, now_s) <= 12

@@ -1,14 +1,12 @@
 """Problems of models that have several upstreams, a canary or a mirror."""
 
-from pathlib import Path
-
 import pytest
 
-from gateway.config.load import parse_config
 from gateway.config.notes import ignored_keys
 from gateway.config.problems import ConfigError
-from gateway.config.schema import Config, ModelSettings
+from gateway.config.schema import ModelSettings
 from gateway.declared.additions import Additions, Remove
+from tests.config_texts import parsed, problems_of
 
 UPSTREAMS = """
 upstreams:
@@ -18,8 +16,8 @@ upstreams:
 """
 
 
-def read(model: str) -> Config:
-    return parse_config(f"{UPSTREAMS}models: {{m: {model}}}\n", {}, Path("/nowhere"))
+def text_of(model: str) -> str:
+    return f"{UPSTREAMS}models: {{m: {model}}}\n"
 
 
 @pytest.mark.parametrize(
@@ -42,24 +40,23 @@ def read(model: str) -> Config:
     ],
 )
 def test_a_mistake_is_named(model: str, path: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(model)
+    [problem] = problems_of(text_of(model))
 
-    assert [path] == [problem.path for problem in caught.value.problems]
-    assert message in caught.value.problems[0].message
+    assert path == problem.path
+    assert message in problem.message
 
 
 def test_the_first_of_the_lowest_priority_is_the_main_upstream() -> None:
-    model = read("{upstreams: [{name: a, priority: 2}, {name: b, priority: 1}]}").models["m"]
+    model = parsed(text_of("{upstreams: [{name: a, priority: 2}, {name: b, priority: 1}]}")).models["m"]
 
     assert ("b", ("a", "b"), True) == (model.upstream, model.upstream_names, model.is_group)
-    assert not read("{upstreams: [{name: a}]}").models["m"].is_group
+    assert not parsed(text_of("{upstreams: [{name: a}]}")).models["m"].is_group
     assert not ModelSettings("a").is_group
 
 
 def test_stickiness_of_one_upstream_has_no_effect() -> None:
     assert ["models.m.split_by"] == [
-        problem.path for problem in ignored_keys(read("{upstream: a, split_by: tenant}"))
+        problem.path for problem in ignored_keys(parsed(text_of("{upstream: a, split_by: tenant}")))
     ]
 
 
@@ -74,4 +71,4 @@ def test_stickiness_of_one_upstream_has_no_effect() -> None:
 def test_an_added_upstream_that_a_model_refers_to_is_not_removed(model: dict[str, object]) -> None:
     additions = Additions(upstreams={"new": {}}, models={"n": model})
     with pytest.raises(ConfigError, match="it serves models, which go first: n"):
-        Remove("upstreams", "new").apply(read("{upstream: a}"), additions)
+        Remove("upstreams", "new").apply(parsed(text_of("{upstream: a}")), additions)

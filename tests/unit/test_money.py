@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.config.money import BUDGET_MAX, NANO, PRICE_MAX, budget_of, in_currency, money_text, token_price
 from gateway.config.schema import LimitAmount, limit_problems
-from gateway.quotas.limits import AMOUNT_MAX, Cost, Limit, parse_limit
-from gateway.quotas.prices import FREE, Price
+from gateway.quotas.limits import AMOUNT_MAX, FREE, Cost, Limit, Price, parse_limit
 
 nano_units = st.integers(1, BUDGET_MAX * NANO)
 

@@ -1,17 +1,14 @@
 """Prices and budgets in the file: problems by path, and changes that a reload applies."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 from gateway.config.diff import compare_configs, with_live_settings
-from gateway.config.load import parse_config
-from gateway.config.problems import ConfigError
-from gateway.config.schema import Config
 from gateway.declared.additions import Additions
 from gateway.declared.composition import compose
 from gateway.tenants.keyring import key_digest
+from tests.config_texts import parsed, problems_of
 
 FILE = f"""
 currency: EUR
@@ -30,18 +27,12 @@ sign_on:
 """
 
 
-def parsed(text: str) -> Config:
-    return parse_config(text, {}, Path.cwd())
-
-
-def problems_of(text: str) -> dict[str, str]:
-    with pytest.raises(ConfigError) as raised:
-        parsed(text)
-    return {problem.path: problem.message for problem in raised.value.problems}
+def messages_of(text: str) -> dict[str, str]:
+    return {problem.path: problem.message for problem in problems_of(text)}
 
 
 def test_prices_and_budgets_need_a_currency() -> None:
-    found = problems_of(FILE.replace("currency: EUR\n", ""))
+    found = messages_of(FILE.replace("currency: EUR\n", ""))
 
     assert {
         "models.bge.price_per_million_tokens",
@@ -70,7 +61,7 @@ def test_prices_and_budgets_need_a_currency() -> None:
     ],
 )
 def test_a_wrong_amount_is_a_problem_at_its_path(old: str, new: str, path: str, problem: str) -> None:
-    assert problem in problems_of(FILE.replace(old, new))[path]
+    assert problem in messages_of(FILE.replace(old, new))[path]
 
 
 def test_an_added_model_with_a_price_needs_a_currency() -> None:

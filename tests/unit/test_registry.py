@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
 from backends.checkpoints.hub import CachedModel
 from backends.checkpoints.locations import DEFAULT_MODEL, hub
@@ -29,8 +28,7 @@ from gateway.declared.checkpoints import (
     used_models,
 )
 from gateway.declared.host import CheckpointRecord
-from tests.fakes.hub import FakeHub, Files, commit_of, write_cache
-from tests.fakes.threaded import serve_in_thread
+from tests.fakes.hub import FakeHub, Files, commit_of, serving_hub, use_hub, write_cache
 
 FILES: Files = {
     "config.json": b'{"model_type": "bert"}',
@@ -48,7 +46,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of an empty cache of the Hub."""
     folder = tmp_path / "cache"
     folder.mkdir()
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    use_hub(monkeypatch, HF_HUB_CACHE=str(folder))
     return folder
 
 
@@ -56,11 +54,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def fake_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """Serve the repository org/model."""
     del cache
-    fake = FakeHub({"org/model": FILES})
-    with serve_in_thread(fake) as url:
-        template = url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", url)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    with serving_hub({"org/model": FILES}, monkeypatch) as fake:
         yield fake
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from gateway.config.diff import ReloadOutcome
-from gateway.processes.reload_queue import ReloadJob, ReloadQueue
+from gateway.processes.config_applier import ReloadJob, ReloadQueue
 from tests.unit.test_config_applier import MORE, TWO
 
 

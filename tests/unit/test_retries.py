@@ -1,5 +1,6 @@
 """Retry policy: each kind of failure, and its consequence for a batch and for a slice."""
 
+import msgspec
 import pytest
 
 from backends.contract.errors import (
@@ -37,7 +38,6 @@ MESSAGE = "no room for 'a text'"
 SETTINGS = LaneSettings(1000, 30, holds=False)
 HOLDING = LaneSettings(1000, 30, holds=True)
 NOT_WAITING = LaneSettings(1000, 30, holds=True, waits_for_loading=False)
-CALLER_ERRORS = [InvalidWork, UnsupportedWork]
 REPLICA_ERRORS = [
     AttemptTimedOut,
     ConnectionLost,
@@ -62,7 +62,7 @@ def decide(
     )
 
 
-@pytest.mark.parametrize("kind", CALLER_ERRORS)
+@pytest.mark.parametrize("kind", [InvalidWork, UnsupportedWork])
 def test_refused_input_fails_alone_and_splits_a_joined_batch(kind: type[BackendError]) -> None:
     error = kind(MESSAGE)
 
@@ -71,16 +71,10 @@ def test_refused_input_fails_alone_and_splits_a_joined_batch(kind: type[BackendE
 
 
 @pytest.mark.parametrize("kind", REPLICA_ERRORS)
-def test_replica_failure_is_retried_at_another_replica(kind: type[BackendError]) -> None:
+def test_replica_failure_is_retried_at_another_replica_while_it_is_wanted(kind: type[BackendError]) -> None:
     error = kind(MESSAGE)
 
     assert Retry(error, same_replica=False) == decide(error)
-
-
-@pytest.mark.parametrize("kind", REPLICA_ERRORS)
-def test_unwanted_work_is_not_retried(kind: type[BackendError]) -> None:
-    error = kind(MESSAGE)
-
     assert Fail(error, blames_input=False) == decide(error, is_wanted=False)
 
 
@@ -130,28 +124,32 @@ def test_error_of_a_joined_batch_hides_other_callers_input(
     assert (kind, MASKED_MESSAGE) == (type(decision.error), decision.error.message)
 
 
-def test_retries_and_hedges_end_with_their_own_budgets() -> None:
-    policy = RetryPolicy(SETTINGS, 0.0)
-    error = ReplicaOverloaded(MESSAGE)
-    decisions = [
-        policy.decide(error, slices=1, is_wanted=True, has_other_replica=True, now_s=0.0) for _ in range(20)
-    ]
-
-    assert FREE_ATTEMPTS == sum(isinstance(decision, Retry) for decision in decisions)
-    assert FREE_ATTEMPTS == sum(policy.try_hedge(0.0) for _ in range(20))
-
-
-def test_first_attempts_pay_for_retries_and_hedges() -> None:
-    policy = RetryPolicy(LaneSettings(1000, 30, holds=False, retry_share=0.2, hedge_share=0.05), 0.0)
-    for _ in range(100):
+@pytest.mark.parametrize(
+    ("settings", "firsts", "retries", "hedges"),
+    [
+        (SETTINGS, 0, FREE_ATTEMPTS, FREE_ATTEMPTS),
+        (
+            msgspec.structs.replace(SETTINGS, retry_share=0.2, hedge_share=0.05),
+            100,
+            FREE_ATTEMPTS + 20,
+            FREE_ATTEMPTS + 5,
+        ),
+    ],
+    ids=["free", "paid by first attempts"],
+)
+def test_retries_and_hedges_have_their_own_budgets(
+    settings: LaneSettings, firsts: int, retries: int, hedges: int
+) -> None:
+    policy = RetryPolicy(settings, 0.0)
+    for _ in range(firsts):
         policy.add_first_attempt(0.0)
     error = ReplicaOverloaded(MESSAGE)
     decisions = [
         policy.decide(error, slices=1, is_wanted=True, has_other_replica=True, now_s=0.0) for _ in range(99)
     ]
 
-    assert FREE_ATTEMPTS + 20 == sum(isinstance(decision, Retry) for decision in decisions)
-    assert FREE_ATTEMPTS + 5 == sum(policy.try_hedge(0.0) for _ in range(99))
+    assert retries == sum(isinstance(decision, Retry) for decision in decisions)
+    assert hedges == sum(policy.try_hedge(0.0) for _ in range(99))
 
 
 def test_slice_without_permits_runs_alone_then_fails() -> None:

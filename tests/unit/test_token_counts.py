@@ -11,9 +11,8 @@ from tokenizers import Tokenizer
 from backends.checkpoints.locations import DEFAULT_MODEL, locate_tokenizer
 from backends.contract import ModelInput, Truncate
 from backends.tokens.tokenizer import TextCounter, open_counter, open_tokenizer
-from gateway.upstreams import model_inputs
-from gateway.upstreams.fair_threads import Claim, FairThreads
-from gateway.upstreams.model_inputs import TokenCount, count_here
+from gateway.upstreams.fair_threads import CHUNK_CHARACTERS, Claim, FairThreads
+from gateway.upstreams.model_inputs import CHUNK_INPUTS, TokenCount, count_here
 from tests.fakes.checkpoint import write_small_files
 
 CHECKPOINT = locate_tokenizer(DEFAULT_MODEL)
@@ -67,24 +66,21 @@ async def test_counts_pairs_as_the_tokenizer_does(pairs: list[tuple[str, str]], 
     assert expected == await counted(COUNTER, pairs, "", most)
 
 
-async def test_counts_in_chunks_in_the_order_of_the_inputs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(model_inputs, "CHUNK_CHARACTERS", 8)
+async def test_counts_in_chunks_in_the_order_of_the_inputs(tmp_path: Path) -> None:
     counter = RecordingCounter(write_small_files(tmp_path))
-    texts = ["a b", "c", "d e f g h i", "", "j k"]
+    long = "d " * (CHUNK_CHARACTERS // 2 + 1)
 
-    assert [4, 3, 8, 2, 4] == await counted(counter, texts, "", 16)
-    assert [["a b", "c"], ["d e f g h i"], ["", "j k"]] == counter.texts
+    assert [4, 3, 512, 2, 4] == await counted(counter, ["a b", "c", long, "", "j k"], "", 512)
+    assert [["a b", "c"], [long], ["", "j k"]] == counter.texts
 
 
-async def test_tokenizes_the_query_of_a_rerank_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(model_inputs, "CHUNK_INPUTS", 2)
+async def test_tokenizes_the_query_of_a_rerank_once(tmp_path: Path) -> None:
     counter = RecordingCounter(write_small_files(tmp_path))
     query = "long query"
-    pairs = [(query, f"document {number}") for number in range(5)]
+    pairs = [(query, f"document {number}") for number in range(2 * CHUNK_INPUTS + 1)]
 
-    assert [7] * 5 == await counted(counter, pairs, "", 16)
+    assert [7] * len(pairs) == await counted(counter, pairs, "", 16)
+    assert 3 == len(counter.texts)
     assert 1 == sum(texts.count(query) for texts in counter.texts)
 
 
@@ -97,8 +93,7 @@ async def test_reads_no_more_of_a_text_than_the_model_can(tmp_path: Path) -> Non
     assert 16 * 250 == count.characters == len(counter.texts[0][0])
 
 
-async def test_stops_as_soon_as_the_call_cannot_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(model_inputs, "CHUNK_CHARACTERS", 4)
+async def test_stops_as_soon_as_the_call_cannot_pass(tmp_path: Path) -> None:
     counter, bounds = RecordingCounter(write_small_files(tmp_path)), list[int]()
 
     async def at_most_twelve(tokens: int) -> None:
@@ -106,8 +101,9 @@ async def test_stops_as_soon_as_the_call_cannot_pass(monkeypatch: pytest.MonkeyP
         if tokens > 12:
             raise OverflowError
 
+    texts = ["a b " + "c" * CHUNK_CHARACTERS] * 5
     with pytest.raises(OverflowError):
-        await TokenCount(counter, ["a b c"] * 5, "", 16).run(FairThreads(), CLAIM, at_most_twelve)
+        await TokenCount(counter, texts, "", 512).run(FairThreads(), CLAIM, at_most_twelve)
 
     # Two special tokens for each of five texts, then three words of the first.
     assert [10, 13] == bounds

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from gateway.processes import messages
-from gateway.processes.liveness import WORKER_CHECK_EVERY_S
-from gateway.processes.worker_link import HEARTBEAT_EVERY_S, ParentLink
+from gateway.processes.child import WORKER_CHECK_EVERY_S
+from gateway.processes.worker import HEARTBEAT_EVERY_S, ParentLink
 from tests.waiting import PATIENCE_S
 
 
@@ -34,7 +34,7 @@ async def test_sends_heartbeats_more_often_than_they_are_checked() -> None:
 
 
 async def test_full_pipe_does_not_block_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.processes.worker_link.HEARTBEAT_EVERY_S", 0)
+    monkeypatch.setattr("gateway.processes.worker.HEARTBEAT_EVERY_S", 0)
     read_fd, write_fd = os.pipe()
     room = fcntl.fcntl(write_fd, fcntl.F_GETPIPE_SZ)
     sending = asyncio.create_task(ParentLink(write_fd).send_heartbeats())

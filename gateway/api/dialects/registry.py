@@ -13,7 +13,8 @@ from gateway.api.dialects.vllm import dialect as vllm
 from gateway.api.dialects.voyage import dialect as voyage
 
 # In the order of the OpenAPI document: what most callers need comes first.
-DIALECTS = tuple(
-    module.DIALECT
-    for module in (openai, tei, cohere, nim, voyage, vllm, infinity, gemini, ollama, batches, sie)
+DIALECTS = (
+    *(module.DIALECT for module in (openai, tei, cohere, nim, voyage, vllm, infinity)),
+    openai.AZURE,
+    *(module.DIALECT for module in (gemini, ollama, batches, sie)),
 )

@@ -42,10 +42,8 @@ def texts_of(dialects: Sequence[Dialect]) -> Texts:
     """Return the texts of all dialects."""
     handlers = [handler for dialect in dialects for handler in dialect.handlers]
     endpoints = ((handler, endpoint_of(options_of(handler).answer)) for handler in handlers)
-    tags = [tag for dialect in dialects for tag in enumerate(dialect.tags.items())]
     return Texts(
-        # A dialect's further tags stand behind the first ones of all.
-        dict(tag for _, tag in sorted(tags, key=lambda numbered: numbered[0])),
+        {tag: text for dialect in dialects for tag, text in dialect.tags.items()},
         {body.__name__: example for dialect in dialects for body, example in dialect.examples.items()},
         MEANINGS | {key: text for dialect in dialects for key, text in dialect.meanings.items()},
         {

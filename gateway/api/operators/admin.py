@@ -29,8 +29,7 @@ from gateway.quotas.ledger import Ledger
 from gateway.quotas.usage import UsageRow, as_csv, days_between
 from gateway.tenants.file_store import FileTenantStore
 from gateway.tenants.follower import KeyFollower, StoredState
-from gateway.tenants.keyring import FIRST_TENANT
-from gateway.tenants.names import FIRST_KEY_NOTE, NO_PRICE_NOTE
+from gateway.tenants.keyring import FIRST_KEY_NOTE, FIRST_TENANT, NO_PRICE_NOTE
 from gateway.tenants.store import TenantStore
 
 # Kind of an outcome's problems → error of the reply.

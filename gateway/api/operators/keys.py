@@ -15,9 +15,8 @@ from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.config import schema as config
 from gateway.config.schema import Scope
 from gateway.errors import AlreadyExists, InvalidInput, NotFound
-from gateway.tenants.create_key import InvalidKeySettings, KeySettings, NewKey, make_key
-from gateway.tenants.keyring import StoredKey
-from gateway.tenants.names import unknown_tenant_note
+from gateway.tenants.create_key import InvalidKeySettings, NewKey, make_key
+from gateway.tenants.keyring import StoredKey, unknown_tenant_note
 
 FAILURES = document_errors(TEI)
 
@@ -116,7 +115,14 @@ def _new_key(data: KeyRequest) -> NewKey:
     check_limits(data.limits)
     expires = _parse_time(data.expires)
     try:
-        return make_key(KeySettings(data.tenant, data.id, expires, data.scopes, data.models, data.limits))
+        return make_key(
+            data.tenant,
+            data.id,
+            expires=expires,
+            scopes=data.scopes,
+            models=data.models,
+            limits=data.limits,
+        )
     except InvalidKeySettings as error:
         raise InvalidInput(str(error), param=error.field) from error
 

@@ -17,7 +17,7 @@ from gateway.api.server.paths import route_options
 from gateway.api.server.request_context import RequestContext
 from gateway.config.schema import LimitAmount
 from gateway.errors import InvalidInput
-from gateway.quotas.budgets import remaining_budgets
+from gateway.quotas.ledger import remaining_budgets
 from gateway.quotas.usage import UsageRow, days_between
 
 FAILURES = document_errors(TEI)

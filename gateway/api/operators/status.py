@@ -17,7 +17,7 @@ from gateway.api.operators.manager import HostApi
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.paths import route_options
 from gateway.config.schema import Config
-from gateway.declared.host import InstanceInfo, InstanceTable, ModelInfo
+from gateway.declared.host import InstanceTable, ModelInfo
 from gateway.serve import Gateway
 from gateway.telemetry.history import CALLS_MAX, INTERVAL_S, History, RecentCall, TrafficPoint
 from gateway.telemetry.metrics import Metrics
@@ -77,7 +77,9 @@ class StatusSource(msgspec.Struct, frozen=True):
             models=tuple(self._models(totals)),
             tenants=totals.tenants(),
             changes=self.history.changes.changes(),
-            instances=tuple(map(_instance, self.instances)),
+            instances=msgspec.convert(
+                tuple(self.instances), tuple[InstanceStatus, ...], from_attributes=True
+            ),
             registry=tuple(map(_checkpoint, registry)),
             currency=self.gateway.serving.config.currency,
         )
@@ -178,20 +180,6 @@ class StatusSource(msgspec.Struct, frozen=True):
             yield ModelUpstreamStatus(
                 name, "mirror", "serving", "", upstreams[name].state, copies, share=share
             )
-
-
-def _instance(info: InstanceInfo) -> InstanceStatus:
-    return InstanceStatus(
-        info.name,
-        info.kind,
-        info.model_id,
-        info.upstream,
-        info.status,
-        info.pid,
-        info.restarts,
-        info.device,
-        info.reason,
-    )
 
 
 def _checkpoint(info: ModelInfo) -> CheckpointStatus:

@@ -16,10 +16,10 @@ from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
 from gateway.config import schema as config
 from gateway.errors import InvalidInput, NotFound
-from gateway.quotas.budgets import remaining_budgets
+from gateway.quotas.ledger import remaining_budgets
+from gateway.tenants.create_key import name_problem
 from gateway.tenants.keyring import StoredKey
-from gateway.tenants.names import name_problem
-from gateway.tenants.settings_change import ChangedField, merged
+from gateway.tenants.store import ChangedField, merged
 
 FAILURES = document_errors(TEI)
 

@@ -27,7 +27,7 @@ from gateway.errors import (
 )
 from gateway.media.fetch import Fetcher
 from gateway.media.sources import Fetched
-from gateway.quotas.headers import rate_limit_headers
+from gateway.quotas.limit_text import rate_limit_headers
 from gateway.quotas.limits import Cost
 from gateway.serve import Caller, Gateway, Served
 from gateway.tenants.keyring import Tenant
@@ -132,7 +132,7 @@ class InferenceApi:
     async def serve(self, context: RequestContext, call: Call) -> Served:
         """Run a decoded call through the gateway's stages. Raises: GatewayError."""
         tenant = context.tenant or self.authenticator.authenticate(context)
-        if context.begin_call(len(call.work.inputs), tenant):
+        if context.begin_call(call, tenant):
             call = msgspec.structs.replace(call, bulk=True)
         else:
             self.interactive_calls += 1

@@ -21,7 +21,7 @@ from gateway.api.server.error_bodies import as_gateway_error, render_error
 from gateway.api.server.in_flight import HeldBody
 from gateway.api.server.paths import OTHER, Target
 from gateway.api.server.responses import HttpReply
-from gateway.calls import CacheMode
+from gateway.calls import CacheMode, Call
 from gateway.errors import GatewayError, Internal, InvalidInput
 from gateway.events import CallFinished, Observe
 from gateway.telemetry.timeline import Timeline
@@ -159,15 +159,15 @@ class RequestContext:
         """Report errors in the dialect that the body belongs to."""
         self.dialect = dialect
 
-    def begin_call(self, inputs: int, tenant: Tenant) -> bool:
-        """Record the decoded call, and return whether its caller asks that it yield to interactive calls.
+    def begin_call(self, call: Call, tenant: Tenant) -> bool:
+        """Record the decoded call, and return whether its header asks that it yield to interactive calls.
 
         Raises: InvalidInput.
         """
         self.timeline.lap("parse")
-        self.inputs = inputs
+        self.inputs = len(call.work.inputs)
         is_bulk = b"x-priority" in self.by_name and self.is_bulk()
-        self.yields = is_bulk or tenant.priority == "bulk"
+        self.yields = is_bulk or call.bulk or tenant.priority == "bulk"
         return is_bulk
 
     def settle(self, tokens: int, cached_tokens: int) -> None:

@@ -420,9 +420,14 @@ async def rerank(request: Request[EitherRerankRequest]) -> HttpReply:
     if not isinstance(data.query, str):
         raise InvalidInput("`query` is a text where `texts` are sent", param="query")
     work = TeiRerankRequest(
-        data.query, data.texts, data.truncate, data.truncation_direction, raw_scores=data.raw_scores
+        data.query,
+        data.texts,
+        data.truncate,
+        data.truncation_direction,
+        raw_scores=data.raw_scores,
+        model=data.model,
     )
-    call = await decode_rerank(work, request.model, request.context, request.api)
+    call = await decode_rerank(work, request.name, request.context, request.api)
     served, reply = await request.serve(call, RerankReply)
     body = encode_rerank(reply, data.texts if data.return_text else None)
     return request.reply_bytes(served, body, compute_headers(request.context, reply, call))

@@ -43,11 +43,12 @@ MEANINGS = {
 }
 DIALECT = Dialect(
     handlers=[*embeddings.HANDLERS, *models.HANDLERS],
-    tags={
-        "OpenAI": "Embeddings and models, with the fields that Jina, NIM, Voyage and vLLM add.",
-        "Azure": "The embeddings paths of Azure OpenAI.",
-    },
+    tags={"OpenAI": "Embeddings and models, with the fields that Jina, NIM, Voyage and vLLM add."},
     examples=EXAMPLES,
     meanings=MEANINGS,
+)
+AZURE = Dialect(
+    handlers=[embeddings.deployment_embeddings],
+    tags={"Azure": "The embeddings paths of Azure OpenAI."},
     key_header=KeyHeader("api-key", "azure", "The key as Azure's clients send it."),
 )

@@ -421,4 +421,4 @@ def _patches(grid: PatchGrid | None) -> dict[str, Any]:
     return {} if grid is None else {"patch_grid": msgspec.to_builtins(grid)}
 
 
-HANDLERS = [embeddings, multi_vector, deployment_embeddings]
+HANDLERS = [embeddings, multi_vector]
