@@ -301,7 +301,7 @@ class _Submission:
                 raise _named(error, piece, is_single=is_single) from error
             case errors.RequestTooLarge() | errors.PermitsTaken():
                 if piece.inputs == 1 or piece.work.is_indivisible:
-                    raise _refusal_of(piece, error) from error
+                    raise _single_input_error(piece, error) from error
                 tokens = self._tokens[piece.start : piece.start + piece.inputs]
                 parts = cut_again(piece, tokens, self._lane.bounds())
                 return await self.submit_all(parts, suspicion)
@@ -381,7 +381,7 @@ def _hides_input(piece: Slice, error: errors.InvalidWork) -> bool:
     return FIELD.match(error.message) is None
 
 
-def _refusal_of(piece: Slice, error: errors.BackendError) -> errors.BackendError:
+def _single_input_error(piece: Slice, error: errors.BackendError) -> errors.BackendError:
     """Return the error of a call whose input a replica refuses for its size, or for want of a permit."""
     sent_bytes = piece.work.request_bytes
     if isinstance(error, errors.PermitsTaken) or sent_bytes < REFUSED_BYTES_MIN:

@@ -78,32 +78,89 @@ class Lengths(msgspec.Struct, frozen=True):
 class BaseWork(msgspec.Struct, frozen=True):
     """Request of one operation for some inputs, with options that hold for all of them.
 
+    A new operation writes, in this order of the class:
+
+    - always: `kind`, `inputs` (a field does it) and `token_bounds`, and the fields `truncate` and
+      `max_tokens`, or `with_lengths`;
+    - if the model reads texts and they cost tokens: `model_inputs` and `map_texts`;
+    - if calls may share a batch: `is_joinable` and `joined`, and `part` of its reply;
+    - if a cache may keep its results: `row_fault`, `is_cacheable`, `item_keys`, `rows_of` and
+      `reply_of_rows`.
+
+    All else has a default, which holds unless the operation differs in that subject.
+
     kind: its operation. is_free: it costs no tokens. has_prompt: a prompt can stand before each input.
     instruction_place: an instruction is a field that its replica applies to each pair, or a prompt before
-    each text, or cannot be expressed.
+    each text, or cannot be expressed. row_fault: error of a reply whose rows are not those of the entries.
     """
 
     kind: ClassVar[Operation]
     is_free: ClassVar[bool] = False
     has_prompt: ClassVar[bool] = False
     instruction_place: ClassVar[Literal["pair", "text"] | None] = None
+    row_fault: ClassVar[str] = ""
 
-    @property
-    def operation(self) -> Operation:
-        """Operation that a replica must offer."""
-        return self.kind
-
-    # --- inputs and options
+    # --- always written by an operation
 
     @property
     def inputs(self) -> Sequence[WorkInput]:
         """Texts, pairs of texts, lists of token ids, or lists of parts."""
         raise NotImplementedError
 
+    def token_bounds(self, lengths: Lengths) -> list[int]:
+        """Return an upper bound of each input's tokens: a text has no more than bytes, however normalized."""
+        raise NotImplementedError
+
+    # --- written if the model reads texts that cost tokens
+
     @property
     def model_inputs(self) -> Sequence[ModelInput]:
         """Text or pair that the model reads for each input."""
         raise NotImplementedError
+
+    def map_texts(self, change: Change, change_query: Change | None = None) -> Self:
+        """Return the work with every text changed. change_query: of the first text of each pair."""
+        raise NotImplementedError
+
+    # --- written together if calls may share a batch
+
+    def is_joinable(self, other: "BaseWork") -> bool:
+        """Return whether the inputs of another work could be computed with these."""
+        return False
+
+    def joined(self, others: Sequence["BaseWork"]) -> Self:
+        """Return the work of its own inputs and those of joinable works, one after the other."""
+        raise NotImplementedError
+
+    # --- written together if a cache may keep one row of numbers for each input
+
+    def is_cacheable(self, width: int, *, is_cut_plainly: bool = True) -> bool:
+        """Return whether each input has an output of its own: a score, or a vector of full width.
+
+        width: of the entries. is_cut_plainly: a narrower vector is the beginning of the full one.
+        """
+        return False
+
+    def item_keys(self) -> Iterator[bytes]:
+        """Yield the content of each input, which differs from that of any other input of the same options."""
+        raise NotImplementedError
+
+    def rows_of(self, reply: "BaseReply") -> Vectors | None:
+        """Return the numbers of each input, (n_inputs, width) float32; None if the reply has none."""
+        raise NotImplementedError
+
+    def reply_of_rows(
+        self, rows: Vectors, tokens: int, truncated: Places | None, input_tokens: Places | None
+    ) -> "BaseReply":
+        """Return the reply that the rows of all inputs make. rows: (n_inputs, width) float32."""
+        raise NotImplementedError
+
+    # --- defaults: options
+
+    @property
+    def operation(self) -> Operation:
+        """Operation that a replica must offer."""
+        return self.kind
 
     @property
     def prompt_name(self) -> str | None:
@@ -150,21 +207,6 @@ class BaseWork(msgspec.Struct, frozen=True):
         """Texts that every part repeats."""
         return ()
 
-    @property
-    def reply_rows(self) -> int | None:
-        """Number of vectors or scores of the reply, None if it has several values for each input."""
-        return None
-
-    @property
-    def media(self) -> Sequence[Image | Audio]:
-        """Pictures and recordings of all inputs; one that several inputs share counts once."""
-        return ()
-
-    @property
-    def characters(self) -> int:
-        """Characters of all inputs as the model reads them; token ids have none."""
-        return sum(map(_characters, self.inputs))
-
     def with_lengths(self, truncate: Truncate, max_tokens: int | None) -> Self:
         """Return the work with the treatment of long inputs; one that is never cut is unchanged."""
         return msgspec.structs.replace(self, truncate=truncate, max_tokens=max_tokens)
@@ -173,7 +215,11 @@ class BaseWork(msgspec.Struct, frozen=True):
         """Return the work without its inputs."""
         return self._choose(_none)
 
-    # --- parts
+    def uncut(self) -> Self:
+        """Return the work that asks for the full output of each input."""
+        return self
+
+    # --- defaults: parts
 
     def _choose(self, choose: Choose) -> Self:
         """Return the work with some of its inputs."""
@@ -194,19 +240,22 @@ class BaseWork(msgspec.Struct, frozen=True):
         """
         return self, None
 
-    def is_joinable(self, other: "BaseWork") -> bool:
-        """Return whether the inputs of another work could be computed with these."""
-        return False
+    # --- defaults: sizes
 
-    def joined(self, others: Sequence["BaseWork"]) -> Self:
-        """Return the work of its own inputs and those of joinable works, one after the other."""
-        raise NotImplementedError
+    @property
+    def reply_rows(self) -> int | None:
+        """Number of vectors or scores of the reply, None if it has several values for each input."""
+        return None
 
-    # --- sizes
+    @property
+    def media(self) -> Sequence[Image | Audio]:
+        """Pictures and recordings of all inputs; one that several inputs share counts once."""
+        return ()
 
-    def token_bounds(self, lengths: Lengths) -> list[int]:
-        """Return an upper bound of each input's tokens: a text has no more than bytes, however normalized."""
-        raise NotImplementedError
+    @property
+    def characters(self) -> int:
+        """Characters of all inputs as the model reads them; token ids have none."""
+        return sum(map(_characters, self.inputs))
 
     def pixel_weights(self) -> Sequence[int]:
         """Return the tokens that the pictures of each input weigh by their pixels; empty without pictures."""
@@ -233,7 +282,7 @@ class BaseWork(msgspec.Struct, frozen=True):
         bounds = [byte_bound(item, room) for item in self.inputs]
         return bounds if sum(bounds) <= room else [_json_bytes(item, room) for item in self.inputs]
 
-    # --- replicas
+    # --- defaults: replicas
 
     def is_offered_by(self, capabilities: Capabilities) -> bool:
         """Return whether a replica offers the work: operation, outputs and options."""
@@ -247,7 +296,11 @@ class BaseWork(msgspec.Struct, frozen=True):
         """Return whether the model's tokenizer alone, with its special tokens, determines the tokens."""
         return False
 
-    # --- texts
+    def by_vectors(self, capabilities: Capabilities | None) -> "VectorScores | None":
+        """Return how vectors give the scores of its pairs; None without pairs, or if replicas score them."""
+        return None
+
+    # --- defaults: texts
 
     def with_prompts(self, prompts: Iterable[str]) -> Self:
         """Return the work with the prompt of each input written into it; inputs without one are unchanged."""
@@ -261,48 +314,10 @@ class BaseWork(msgspec.Struct, frozen=True):
         """Return the work with the lengths of its prompts. plain: the same work without prompts."""
         return self
 
-    def map_texts(self, change: Change, change_query: Change | None = None) -> Self:
-        """Return the work with every text changed. change_query: of the first text of each pair."""
-        raise NotImplementedError
-
     def clip_texts(self, max_tokens: int) -> Self:
         """Return the work without the text that a model of max_tokens tokens cannot read."""
         truncate = self.truncate
         return self.map_texts(lambda text: clip_text(text, max_tokens, truncate))
-
-    def by_vectors(self, capabilities: Capabilities | None) -> "VectorScores | None":
-        """Return how vectors give the scores of its pairs; None without pairs, or if replicas score them."""
-        return None
-
-    # --- entries of a cache: one row of numbers for each input
-
-    # Error of a reply whose rows are not those of the entries.
-    row_fault: ClassVar[str] = ""
-
-    def is_cacheable(self, width: int, *, is_cut_plainly: bool = True) -> bool:
-        """Return whether each input has an output of its own: a score, or a vector of full width.
-
-        width: of the entries. is_cut_plainly: a narrower vector is the beginning of the full one.
-        """
-        return False
-
-    def uncut(self) -> Self:
-        """Return the work that asks for the full output of each input."""
-        return self
-
-    def item_keys(self) -> Iterator[bytes]:
-        """Yield the content of each input, which differs from that of any other input of the same options."""
-        raise NotImplementedError
-
-    def rows_of(self, reply: "BaseReply") -> Vectors | None:
-        """Return the numbers of each input, (n_inputs, width) float32; None if the reply has none."""
-        raise NotImplementedError
-
-    def reply_of_rows(
-        self, rows: Vectors, tokens: int, truncated: Places | None, input_tokens: Places | None
-    ) -> "BaseReply":
-        """Return the reply that the rows of all inputs make. rows: (n_inputs, width) float32."""
-        raise NotImplementedError
 
 
 class VectorScores(msgspec.Struct, frozen=True):
@@ -329,11 +344,16 @@ class VectorScores(msgspec.Struct, frozen=True):
 class BaseReply(msgspec.Struct, frozen=True):
     """Results of the inputs of one work, in their order.
 
+    A new kind writes `tokens` and `truncated` (fields do it), `join` and `select`, and `part` if its calls
+    may share a batch. All else has a default.
+
     tokens: number of tokens after truncation, including special tokens and the prompt.
     truncated: indices of the inputs that were cut; None if the backend does not report them.
     """
 
     is_free: ClassVar[bool] = False
+
+    # --- always written by a kind of reply
 
     @property
     def tokens(self) -> int:
@@ -344,6 +364,26 @@ class BaseReply(msgspec.Struct, frozen=True):
     def truncated(self) -> Places | None:
         """Indices of the inputs that were cut."""
         raise NotImplementedError
+
+    @classmethod
+    def join(cls, replies: Sequence[Self], starts: Sequence[int]) -> Self:
+        """Return one reply from the replies to several parts. starts: index of the first input of each.
+
+        Raises: ReplicaFailed if replicas of one upstream return vectors of different widths, or other labels.
+        """
+        raise NotImplementedError
+
+    def select(self, places: Sequence[int]) -> Self:
+        """Return the results at some places, which may repeat. The tokens stay those that were computed."""
+        raise NotImplementedError
+
+    # --- written if calls may share a batch
+
+    def part(self, start: int, stop: int, tokens: int) -> Self:
+        """Return the results of consecutive inputs of joined works. tokens: of these."""
+        raise NotImplementedError
+
+    # --- defaults
 
     @property
     def input_tokens(self) -> Places | None:
@@ -359,22 +399,6 @@ class BaseReply(msgspec.Struct, frozen=True):
     def numbers(self) -> int:
         """Numbers of outputs that are larger than one vector for an input."""
         return 0
-
-    @classmethod
-    def join(cls, replies: Sequence[Self], starts: Sequence[int]) -> Self:
-        """Return one reply from the replies to several parts. starts: index of the first input of each.
-
-        Raises: ReplicaFailed if replicas of one upstream return vectors of different widths, or other labels.
-        """
-        raise NotImplementedError
-
-    def select(self, places: Sequence[int]) -> Self:
-        """Return the results at some places, which may repeat. The tokens stay those that were computed."""
-        raise NotImplementedError
-
-    def part(self, start: int, stop: int, tokens: int) -> Self:
-        """Return the results of consecutive inputs of joined works. tokens: of these."""
-        raise NotImplementedError
 
     def with_input_tokens(self, counts: Places) -> Self:
         """Return the reply with the tokens of each input, if it has a place for them."""

@@ -16,7 +16,7 @@ from backends.contract.errors import BackendError, RequestTooLarge
 from backends.tracing import carrier
 from gateway.lane.joining import join_slices
 from gateway.lane.measures import LaneMeasures
-from gateway.lane.retries import RetryPolicy, is_input_possible, is_refusal
+from gateway.lane.retries import RetryPolicy, is_input_possible, is_overload
 from gateway.lane.ticket import Attempt, Ticket
 from gateway.lane.token_counts import CountTokens, believable, needs_examination
 from gateway.routing.pool import Pool
@@ -30,15 +30,15 @@ HEDGE_QUANTILE = 0.95
 class AttemptCallbacks(msgspec.Struct, frozen=True):
     """Functions that an attempt calls. The float is the current time.
 
-    on_fault: after a failure that an input may cause; the attempt stays at its replica meanwhile. on_refusal:
-    the same after a refusal for a while. on_end: after the attempt has left its replica, whatever its
-    outcome. is_idle: whether no slice waits. count_tokens: the gateway's own counts of a work.
+    on_fault: after a failure that an input may cause; the attempt stays at its replica meanwhile.
+    on_overload: the same after a refusal for a while. on_end: after the attempt has left its replica,
+    whatever its outcome. is_idle: whether no slice waits. count_tokens: the gateway's own counts of a work.
     """
 
     on_reply: Callable[[Attempt, Reply, float], None]
     on_error: Callable[[Attempt, BackendError, float], None]
     on_fault: Callable[[Attempt, BackendError], Awaitable[None]]
-    on_refusal: Callable[[Attempt, BackendError], Awaitable[None]]
+    on_overload: Callable[[Attempt, BackendError], Awaitable[None]]
     on_end: Callable[[Attempt], None]
     is_idle: Callable[[], bool]
     count_tokens: CountTokens
@@ -111,8 +111,8 @@ class AttemptRunner:
                 )
         except BackendError as error:
             attempt.end_with(error)
-            if is_refusal(error):
-                await self._callbacks.on_refusal(attempt, error)
+            if is_overload(error):
+                await self._callbacks.on_overload(attempt, error)
             elif is_input_possible(error) or _is_small(attempt, error):
                 await self._callbacks.on_fault(attempt, error)
             else:

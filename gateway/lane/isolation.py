@@ -71,9 +71,9 @@ class Suspicion(IntEnum):
 
 
 class Remembered(NamedTuple):
-    """Input that failed alone. has_hung: it got no answer. is_refused: its caller got an error."""
+    """Input that failed alone. has_hung: it got no answer. is_blamed: its caller got an error."""
 
-    is_refused: bool
+    is_blamed: bool
     has_hung: bool
     until_s: float
 
@@ -96,12 +96,12 @@ class Suspects:
         """True if no input and no tenant is remembered."""
         return not (self._inputs or self._crashes)
 
-    def add(self, work: Work, now_s: float, *, is_refused: bool, has_hung: bool = False) -> None:
+    def add(self, work: Work, now_s: float, *, is_blamed: bool, has_hung: bool = False) -> None:
         """Remember the only input of a work that failed alone; one that was refused stays so."""
         digest = next(self._digests(work))
         before = self._inputs.pop(digest, None)
-        was_refused = before is not None and before.is_refused
-        self._inputs[digest] = Remembered(is_refused or was_refused, has_hung, now_s + KEPT_S)
+        was_blamed = before is not None and before.is_blamed
+        self._inputs[digest] = Remembered(is_blamed or was_blamed, has_hung, now_s + KEPT_S)
         while len(self._inputs) > INPUTS_MAX:
             self._inputs.popitem(last=False)
 

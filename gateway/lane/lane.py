@@ -28,7 +28,7 @@ from gateway.lane.fair_queue import FairQueue, Priority
 from gateway.lane.isolation import ACTIVE_S, IsolatedQueue, Isolation, Suspicion, TenantActivity
 from gateway.lane.measures import LaneMeasures
 from gateway.lane.outcomes import OutcomeHandler
-from gateway.lane.retries import LaneSettings, RetryPolicy, refusal_of
+from gateway.lane.retries import LaneSettings, RetryPolicy, input_error
 from gateway.lane.schedule import Dispatch, Scheduler, SchedulingPass
 from gateway.lane.slices import Bounds, Slice, separated
 from gateway.lane.ticket import Attempt, Owner, Ticket
@@ -90,7 +90,7 @@ class Lane:
             self._outcomes.handle_reply,
             self._outcomes.handle_error,
             self._outcomes.handle_failure,
-            self._outcomes.handle_refusal,
+            self._outcomes.handle_overload,
             self._handle_end,
             lambda: not (self._queue.size or len(self._isolated)),
             count_tokens,
@@ -278,7 +278,7 @@ class Lane:
         known = isolated.suspects.recall(piece.work) if piece.inputs == 1 else None
         # Refused lately, it needs to fail only once more.
         ticket.suspect(
-            faults=int(known is not None and known.is_refused),
+            faults=int(known is not None and known.is_blamed),
             has_hung=suspicion is Suspicion.HUNG or (known is not None and known.has_hung),
         )
         isolated.enqueue(ticket, level, now_s)
@@ -351,7 +351,7 @@ def _held_error(wait_s: float) -> Overloaded:
 def _cause_of_wait(ticket: Ticket, pool: Pool, now_s: float) -> GatewayError | BackendError | None:
     """Return why a ticket was not done by its deadline, if the reason is known."""
     if isinstance(ticket.fault, AttemptTimedOut):
-        return refusal_of(ticket.fault, has_index=ticket.piece.inputs == 1)
+        return input_error(ticket.fault, has_index=ticket.piece.inputs == 1)
     if not ticket.running and not pool.usable():
         return pool.no_replica_error()
     if not ticket.running and (wait_s := pool.held_s(now_s)) is not None:

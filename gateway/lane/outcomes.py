@@ -1,9 +1,9 @@
 """Outcomes of attempts: what a reply, a failure or a refusal means for the replica, tickets and queue.
 
 A reply is divided among the tickets of its batch, and the lane learns from it. An error that no input causes
-(`OutcomeHandler`) is recorded at the replica, and the batch is retried, split or failed, as `retries`
-decides. Where one input of the batch may be the cause, it is found out first who is at fault, the input or
-the replica.
+(`OutcomeHandler`) is recorded at the replica, and the batch is retried, split or failed. Where one input of
+the batch may be the cause, it is found out first who is at fault, the input or the replica. Every limit and
+verdict is that of `retries`; this file finds out what they need, and carries them out.
 
 Rule: what an input may have caused is never repeated with the same neighbours, and costs no retry budget as
 long as the replica works for others. A plain text shows whether it does.
@@ -20,7 +20,7 @@ work.
 - If the replica fails plain work, too, the failure counts against the replica, and retries cost budget.
 - An input whose attempt broke the server is not judged before a replica works again.
 
-Refusals for a while: 429, and 503 with a pause.
+Overload: 429, and 503 with a pause.
 
 - A refusal counts for the whole replica only if it refuses or fails a plain text too. A replica whose
   requests cost money is sent no plain text: there a second refusal, of other inputs within a while, counts.
@@ -43,7 +43,6 @@ from backends.contract.errors import (
     AttemptTimedOut,
     BackendError,
     ConnectionLost,
-    CredentialRefused,
     InvalidWork,
     ModelNotLoaded,
     PermitsTaken,
@@ -57,17 +56,33 @@ from gateway.lane.isolation import IsolatedQueue, Isolation, TenantActivity
 from gateway.lane.joining import has_own_counts, split_reply
 from gateway.lane.measures import LaneMeasures
 from gateway.lane.retries import (
+    BREAKING,
+    LOOK_EVERY_S,
+    RETURN_S,
     Fail,
     Retry,
     RetryPolicy,
     Split,
+    blames_replica,
+    counts_for_replica,
+    division,
     effect_of,
+    has_lost_too_many,
+    hold_s,
+    input_error,
     is_final,
-    is_refused,
+    is_held_past,
+    is_last_failure,
+    is_overload_of_all,
+    lacks_permits,
     masked,
-    refusal_of,
+    proof_since_s,
+    replica_error,
+    return_ends_s,
+    second_try,
     timed_out_early,
-    try_elsewhere,
+    verdict_on_slice,
+    were_unready_too_often,
 )
 from gateway.lane.ticket import Attempt, FailedBatch, Ticket
 from gateway.routing.checks import WorkChecks
@@ -75,30 +90,8 @@ from gateway.routing.health import State
 from gateway.routing.pool import Pool
 from gateway.routing.replica import Replica
 
-# A server that asks for a shorter pause would be asked all the time.
-HOLD_MIN_S = 0.1
-
 # Lines about inputs that make servers fail are at least this far apart.
 WARN_EVERY_S = 10.0
-# Failures alone after which an input is refused.
-FAULTS_MAX = 2
-# Servers that broke under a slice while they broke under others too; the slice fails then.
-LOSSES_MAX = 5
-# Servers that were unready since they had a slice, after which no other one gets it.
-UNREADY_MAX = 2
-# How long calls wait for a replica that broke its connections, and how often it is checked meanwhile.
-RETURN_S = 3.0
-LOOK_EVERY_S = 0.25
-# Refusals with a pause, at replicas that work for others, after which a slice's caller gets the refusal.
-PAUSES_MAX = 2
-# A slice waits for the end of a pause up to this long, if no other replica is usable.
-WAITED_S = 5.0
-# Refusals of different inputs within this time are of all.
-TOGETHER_S = 10.0
-# Failures after which a server may have to restart.
-BREAKING = (ConnectionLost, ReplicaUnavailable)
-# Failures of a check that leave open whether there is a server at all.
-UNANSWERED = (ConnectionLost, ReplicaUnavailable, AttemptTimedOut)
 
 logger = logging.getLogger("gateway")
 
@@ -162,7 +155,7 @@ class OutcomeHandler:
         # When the wait for a replica ends.
         self._returns: WeakKeyDictionary[Replica, asyncio.TimerHandle] = WeakKeyDictionary()
         # Of replicas whose requests cost money: hash of the first input refused last, and the moment.
-        self._last_refusals: WeakKeyDictionary[Replica, tuple[int, float]] = WeakKeyDictionary()
+        self._last_overloads: WeakKeyDictionary[Replica, tuple[int, float]] = WeakKeyDictionary()
         self._deliveries = StaggeredCalls()
         # Moment of the last warning, and those that were left out since.
         self._warned_s: float | None = None
@@ -202,7 +195,7 @@ class OutcomeHandler:
             self._pause(replica)
         if error.retry_after_s and isinstance(error, ModelNotLoaded):
             self._hold(replica, error.retry_after_s, now_s)
-        if error.retryable or isinstance(error, UnsupportedWork):
+        if counts_for_replica(error):
             self._pool.record_failure(replica, error, now_s, attempt.started_s)
         if isinstance(error, InvalidWork) and error.input_index is not None and len(attempt.tickets) > 1:
             self._single_out(attempt, error, now_s)
@@ -227,12 +220,12 @@ class OutcomeHandler:
         """
         self._warn(ticket, replica, error, now_s)
         self._remember(ticket, now_s, has_hung=isinstance(error, AttemptTimedOut))
-        return refusal_of(error, has_index=ticket.piece.inputs == 1)
+        return input_error(error, has_index=ticket.piece.inputs == 1)
 
     def _warn(self, ticket: Ticket, replica: Replica, error: BackendError, now_s: float) -> None:
         """Log an input that makes servers fail, once, and without its text."""
         known = self._isolated.suspects.recall(ticket.piece.work) if ticket.piece.inputs == 1 else None
-        if known is not None and known.is_refused:
+        if known is not None and known.is_blamed:
             return
         if self._warned_s is not None and now_s - self._warned_s < WARN_EVERY_S:
             self._unlogged += 1
@@ -251,7 +244,7 @@ class OutcomeHandler:
     def _remember(self, ticket: Ticket, now_s: float, *, has_hung: bool = False) -> None:
         """Remember an input at fault, and its tenant if it has failed a batch of several slices."""
         if ticket.piece.inputs == 1:
-            self._isolated.suspects.add(ticket.piece.work, now_s, is_refused=True, has_hung=has_hung)
+            self._isolated.suspects.add(ticket.piece.work, now_s, is_blamed=True, has_hung=has_hung)
         if ticket.half is not None:
             self._activity.mark_suspect(ticket.owner.tenant, now_s)
 
@@ -268,23 +261,23 @@ class OutcomeHandler:
                 self._pool.record_failure(failed, error, now_s, now_s)
 
     def _learn_size(self, replica: Replica, refused_bytes: int, now_s: float) -> None:
-        if replica.refusals.learn_size(refused_bytes, now_s):
+        if replica.request_limits.learn_size(refused_bytes, now_s):
             logger.info(
                 "upstream %s: %s refused %d bytes; its requests have at most %d now",
                 self._pool.upstream,
                 replica.name,
                 refused_bytes,
-                replica.refusals.learned_bytes,
+                replica.request_limits.learned_bytes,
             )
 
     def _pause(self, replica: Replica) -> None:
-        pause_s = replica.refusals.pause(self._random.random())
+        pause_s = replica.request_limits.pause(self._random.random())
         if pause_s is not None:
             asyncio.get_running_loop().call_later(pause_s, self._resume, replica)
 
     def _hold(self, replica: Replica, pause_s: float, now_s: float) -> None:
         """Give a replica no work for as long as it asked for."""
-        until_s = now_s + max(HOLD_MIN_S, pause_s)
+        until_s = now_s + hold_s(pause_s)
         if replica.hold(until_s):
             asyncio.get_running_loop().call_at(until_s, self._release, replica, until_s)
 
@@ -294,20 +287,18 @@ class OutcomeHandler:
         self._pool.report_change()
 
     def _resume(self, replica: Replica) -> None:
-        replica.refusals.resume()
+        replica.request_limits.resume()
         self._pool.report_change()
 
     def _apply(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         """Carry out the policy's decision about a failed batch."""
-        if isinstance(error, UnsupportedWork) and attempt.is_wanted() and self._has_untried(attempt):
-            self._hand_back(attempt, try_elsewhere(error, len(attempt.tickets)), now_s)
-            return
         decision = self._policy.decide(
             error,
             slices=len(attempt.tickets),
             is_wanted=attempt.is_wanted(),
             has_other_replica=len(self._pool.usable()) > 1,
             now_s=now_s,
+            has_untried_replica=isinstance(error, UnsupportedWork) and self._has_untried(attempt),
         )
         if isinstance(decision, Split):
             self._split(attempt, decision, now_s)
@@ -333,19 +324,14 @@ class OutcomeHandler:
             if ticket.running:
                 # Another attempt still carries it: a hedge, or the attempt that was hedged.
                 continue
-            refused = is_refused(ticket.refusals, ticket.piece.inputs)
-            fails = is_final(decision, len(attempt.tickets), is_refused=refused)
-            if fails or self._is_held_past(ticket.deadline_s, now_s):
+            lacked = lacks_permits(ticket.permit_refusals, ticket.piece.inputs)
+            fails = is_final(decision, len(attempt.tickets), lacked_permits=lacked)
+            if fails or is_held_past(self._pool.held_s(now_s), ticket.deadline_s, now_s):
                 ticket.settle(decision.error)
             elif ticket.isolation:
                 self._isolated.enqueue(ticket, Isolation.ALONE, now_s, first=True)
             else:
                 ticket.enqueue(self._queue, now_s, first=True)
-
-    def _is_held_past(self, deadline_s: float, now_s: float) -> bool:
-        """Return whether every replica that could be tried asked for a pause that ends after a deadline."""
-        wait_s = self._pool.held_s(now_s)
-        return wait_s is not None and now_s + wait_s > deadline_s
 
     def _single_out(self, attempt: Attempt, error: InvalidWork, now_s: float) -> None:
         """Fail the slice whose input the replica names, and queue the others of its batch again."""
@@ -404,9 +390,10 @@ class OutcomeHandler:
                     ticket.record_hang(has_hung=False)
             return
         fault = await self._check(attempt, error, attempt.started_s)
-        if isinstance(error, ConnectionLost) or (fault and isinstance(error, ReplicaUnavailable)):
+        course = division(error, fault)
+        if course == "alone":
             self._isolate(attempt, error)
-        elif fault is None:
+        elif course == "halves":
             split = Split(masked(error, len(attempt.tickets)), avoid_replica=len(self._pool.usable()) > 1)
             batch = FailedBatch(attempt.replica, len(attempt.tickets))
             for ticket in attempt.tickets:
@@ -432,32 +419,40 @@ class OutcomeHandler:
         """Decide about a slice that failed alone."""
         ticket, replica = attempt.tickets[0], attempt.replica
         avoid = {replica, *ticket.tried, *self._pool.lacking(ticket.piece.work)}
-        has_other = bool(self._pool.usable(avoid))
-        has_timed_out = isinstance(error, AttemptTimedOut)
-        is_last_try = has_timed_out and not has_other and attempt.brief_s is None
-        is_final = ticket.is_indivisible and (ticket.faults + 1 >= FAULTS_MAX or is_last_try)
-        # What it answered before it failed shows little of a replica that hangs now.
-        is_strict = is_final or has_timed_out
-        fault = await self._check(attempt, error, failed_s if is_strict else attempt.started_s)
-        is_broken = fault is not None and isinstance(error, ConnectionLost)
+        is_last = is_last_failure(
+            error,
+            ticket.faults,
+            is_indivisible=ticket.is_indivisible,
+            has_other_replica=bool(self._pool.usable(avoid)),
+            is_brief=attempt.brief_s is not None,
+        )
+        since_s = proof_since_s(error, attempt.started_s, failed_s, is_last=is_last)
+        fault = await self._check(attempt, error, since_s)
         if fault is not None and isinstance(error, ReplicaUnavailable) and self._is_spent(ticket, attempt):
             ticket.settle(error)
             return
-        if ticket.is_done or ticket.running != {attempt} or (fault is not None and not is_broken):
+        verdict = verdict_on_slice(
+            error,
+            fault,
+            is_indivisible=ticket.is_indivisible,
+            is_last=is_last,
+            broke_with_others=replica.lost_several(attempt.started_s, failed_s),
+        )
+        if ticket.is_done or ticket.running != {attempt} or verdict == "replica":
             self._blame_replica(attempt, error)
             return
         ticket.hand_back(attempt)
         ticket.fail(error, lost_connection=isinstance(error, ConnectionLost))
-        if is_broken and replica.lost_several(attempt.started_s, failed_s):
-            # Any of the slices that were in flight there may have broken it.
+        if verdict == "again":
             self._try_again(ticket, replica, Isolation.ALONE if ticket.losses == 1 else Isolation.KNOWN)
-        elif not ticket.is_indivisible:
+        elif verdict == "cut":
             ticket.settle(SliceFailed(error))
         else:
-            self._count_fault(attempt, error, is_broken=is_broken)
-            if not is_final:
+            # Past "replica", a fault is that of a broken connection.
+            self._count_fault(attempt, error, is_broken=fault is not None)
+            if verdict == "once_more":
                 self._try_again(ticket, replica, Isolation.KNOWN)
-            elif is_broken and not await self._works_again(replica, ticket):
+            elif fault is not None and not await self._works_again(replica, ticket):
                 ticket.settle(error)
             else:
                 ticket.settle(self._refuse(ticket, replica, error, self._clock()))
@@ -478,30 +473,27 @@ class OutcomeHandler:
     def _is_spent(self, ticket: Ticket, attempt: Attempt) -> bool:
         """Count a server that is unready since it had a slice; return whether no other one may have it."""
         ticket.count_loss()
-        losses_max = LOSSES_MAX if self._pool.holds else UNREADY_MAX
-        if ticket.losses < losses_max or ticket.is_done or ticket.running != {attempt}:
+        is_over = were_unready_too_often(ticket.losses, holds=self._pool.holds)
+        if not is_over or ticket.is_done or ticket.running != {attempt}:
             return False
         if ticket.piece.inputs == 1:
-            self._isolated.suspects.add(ticket.piece.work, self._clock(), is_refused=False)
+            self._isolated.suspects.add(ticket.piece.work, self._clock(), is_blamed=False)
         return True
 
     def _count_fault(self, attempt: Attempt, error: BackendError, *, is_broken: bool) -> None:
         """Count a failure alone against an input. is_broken: the replica does not work since."""
         ticket, now_s, suspects = attempt.tickets[0], self._clock(), self._isolated.suspects
         has_hung = isinstance(error, AttemptTimedOut)
-        # A replica that had less time than usual is not at fault if another one computes the input.
-        is_blamed = isinstance(error, ReplicaFailed | ReplicaUnavailable) or (
-            has_hung and attempt.brief_s is None
-        )
-        ticket.count_fault(error, attempt.replica if is_blamed else None)
+        is_replicas = blames_replica(error, is_brief=attempt.brief_s is not None)
+        ticket.count_fault(error, attempt.replica if is_replicas else None)
         if ticket.piece.inputs == 1:
-            suspects.add(ticket.piece.work, now_s, is_refused=False, has_hung=has_hung)
+            suspects.add(ticket.piece.work, now_s, is_blamed=False, has_hung=has_hung)
         if is_broken:
             suspects.add_crash(ticket.owner.tenant, now_s)
 
     async def _works_again(self, replica: Replica, ticket: Ticket) -> bool:
         """Return whether a replica that an input may have broken completes plain work, within a while."""
-        ends_s = ticket.deadline_s if self._pool.holds else self._clock() + RETURN_S
+        ends_s = return_ends_s(ticket.deadline_s, self._clock(), holds=self._pool.holds)
         while not ticket.is_done and self._clock() < ends_s:
             if await self._checks.fault_of(replica, self._clock()) is None:
                 return True
@@ -509,7 +501,7 @@ class OutcomeHandler:
         return False
 
     def _try_again(self, ticket: Ticket, replica: Replica, level: Isolation) -> None:
-        if ticket.losses >= LOSSES_MAX:
+        if has_lost_too_many(ticket.losses):
             assert ticket.last_error is not None
             ticket.settle(ticket.last_error)
             return
@@ -530,22 +522,18 @@ class OutcomeHandler:
         fault = await self._checks.fault_of(replica, since_s)
         if fault is None:
             return None
-        now_s = self._clock()
-        if isinstance(error, ConnectionLost) and not isinstance(fault, UNANSWERED):
-            error = ReplicaFailed(fault.message)
-        elif isinstance(error, ReplicaUnavailable | CredentialRefused):
-            error = fault
-        self._pool.record_failure(replica, error, now_s, attempt.started_s)
-        if isinstance(error, ConnectionLost) and replica.state is State.DOWN:
+        recorded = replica_error(error, fault)
+        self._pool.record_failure(replica, recorded, self._clock(), attempt.started_s)
+        if isinstance(recorded, ConnectionLost) and replica.state is State.DOWN:
             self._expect_return(replica)
         return fault
 
-    async def handle_refusal(self, attempt: Attempt, error: BackendError) -> None:
+    async def handle_overload(self, attempt: Attempt, error: BackendError) -> None:
         """Find out whether the replica refuses all work, then hold it, or divide or answer the batch."""
         replica = attempt.replica
         if attempt.was_handed_back:
             return
-        fault = await self._refusal_fault(attempt, error)
+        fault = await self._overload_fault(attempt, error)
         now_s = self._clock()
         if fault is not None:
             if error.retry_after_s:
@@ -559,35 +547,36 @@ class OutcomeHandler:
         else:
             self._answer(attempt, error, now_s)
 
-    async def _refusal_fault(self, attempt: Attempt, error: BackendError) -> BackendError | None:
+    async def _overload_fault(self, attempt: Attempt, error: BackendError) -> BackendError | None:
         """Return why a replica refuses all work; None if only the inputs of an attempt may be the cause."""
         capabilities = attempt.replica.capabilities
         if capabilities is None or not capabilities.metered:
             # What it answered lately shows nothing of a limit that was reached since.
             return await self._checks.fault_of(attempt.replica, math.inf)
         now_s, first = self._clock(), next(iter(attempt.piece.work.inputs))
-        last_key, last_s = self._last_refusals.get(attempt.replica, (hash(first), now_s))
-        self._last_refusals[attempt.replica] = hash(first), now_s
-        return error if last_key != hash(first) and now_s - last_s < TOGETHER_S else None
+        last_key, last_s = self._last_overloads.get(attempt.replica, (hash(first), now_s))
+        self._last_overloads[attempt.replica] = hash(first), now_s
+        is_of_all = is_overload_of_all(now_s - last_s, is_same_input=last_key == hash(first))
+        return error if is_of_all else None
 
     def _answer(self, attempt: Attempt, error: BackendError, now_s: float) -> None:
         """Try a slice that was refused alone once more, or give its caller the refusal."""
         ticket, pause_s = attempt.tickets[0], error.retry_after_s
         if ticket.half is not None and ticket.piece.inputs == 1:
             # It made a batch fail.
-            self._isolated.suspects.add(ticket.piece.work, now_s, is_refused=False)
+            self._isolated.suspects.add(ticket.piece.work, now_s, is_blamed=False)
         if ticket.is_done or ticket.running != {attempt} or pause_s is None:
             self._apply(attempt, error, now_s)
             return
         ticket.hand_back(attempt)
         ticket.count_pause(error)
         avoid = {attempt.replica, *ticket.tried, *self._pool.lacking(ticket.piece.work)}
-        if ticket.pauses >= PAUSES_MAX:
-            ticket.settle(error)
-        elif self._pool.usable(avoid):
+        has_other = bool(self._pool.usable(avoid))
+        course = second_try(ticket.pauses, pause_s, ticket.deadline_s - now_s, has_other_replica=has_other)
+        if course == "elsewhere":
             ticket.avoid(attempt.replica)
             self._isolated.enqueue(ticket, Isolation.ALONE, now_s, first=True)
-        elif pause_s <= WAITED_S and now_s + pause_s < ticket.deadline_s:
+        elif course == "wait":
             asyncio.get_running_loop().call_later(pause_s, self._send_again, ticket)
         else:
             ticket.settle(error)

@@ -1,21 +1,24 @@
 """Retry policy: the consequences of a failed attempt for its batch and for each of its slices. Pure.
 
-To change when the gateway retries, edit this file. It decides only. `outcomes` applies the decisions to
-tickets and queue, and `routing.health` decides the consequence for the replica.
+To change when the gateway retries, edit this file: it has every limit and every verdict, as functions of
+plain values. `outcomes` finds out what they need and carries them out on tickets and queue; its docstring
+describes the whole course of a failure. `routing.health` decides the consequence for the replica.
 
 - A failure that may help elsewhere is retried, paid from a budget. Waiting for a replica that will return
   costs nothing.
 - A joined batch that a replica refuses or fails with an error of its own is split in halves, until the slice
-  that causes the error is alone. `outcomes` decides when that is free of charge.
+  that causes the error is alone. It is free of charge if the replica works for others (`division`).
 - A batch for which a replica has no permits waits and is sent there again, free of charge. Refused again and
   again, it fails, and the stage `dispatch` cuts it into smaller ones.
-- Failures that an input may cause are judged by `outcomes` first.
+- A failure that an input may cause is judged first (`verdict_on_slice`): the input or the replica is at
+  fault.
 
 A retry or a hedge is work that no caller requested, and additional work worsens an overload. Each costs one
 unit of a budget that recent first attempts fill.
 """
 
 from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -34,13 +37,34 @@ from backends.contract.errors import (
 )
 from gateway.routing.replica import LoadKind
 
-# Failures that a replica's state or one input of the batch may cause, as may every answer of `is_refusal` and
-# `is_unready`.
+# Failures that a replica's state or one input of the batch may cause, as may every answer of `is_overload`
+# and `is_unready`.
 MAY_BE_INPUT = (ReplicaFailed, ConnectionLost, AttemptTimedOut)
 # A slice for which a replica had no permits this often runs alone once more, and then fails. One of several
 # inputs is cut in two by the stage `dispatch`, which is sooner of use than more patience.
-REFUSALS_MAX = 6
-REFUSALS_MAX_OF_SEVERAL = 2
+PERMIT_REFUSALS_MAX = 6
+PERMIT_REFUSALS_MAX_OF_SEVERAL = 2
+# Failures alone after which an input is refused.
+FAULTS_MAX = 2
+# Servers that broke under a slice while they broke under others too; the slice fails then.
+LOSSES_MAX = 5
+# Servers that were unready since they had a slice, after which no other one gets it.
+UNREADY_MAX = 2
+# Refusals with a pause, at replicas that work for others, after which a slice's caller gets the refusal.
+PAUSES_MAX = 2
+# A slice waits for the end of a pause up to this long, if no other replica is usable.
+WAITED_S = 5.0
+# A server that asks for a shorter pause would be asked all the time.
+HOLD_MIN_S = 0.1
+# Refusals of different inputs within this time are of all.
+TOGETHER_S = 10.0
+# How long calls wait for a replica that broke its connections, and how often it is checked meanwhile.
+RETURN_S = 3.0
+LOOK_EVERY_S = 0.25
+# Failures after which a server may have to restart.
+BREAKING = (ConnectionLost, ReplicaUnavailable)
+# Failures of a check that leave open whether there is a server at all.
+UNANSWERED = (ConnectionLost, ReplicaUnavailable, AttemptTimedOut)
 # An input that failed alone gets so many times the shorter timeout before it is refused.
 VERDICT_FACTOR = 3
 # An attempt gets at least this long, however close the deadline is.
@@ -49,6 +73,17 @@ HALF_LIFE_S = 10.0
 # Lets a quiet lane retry its first failures.
 FREE_ATTEMPTS = 10.0
 MASKED_MESSAGE = "a replica did not do the batch that this call was part of"
+
+# Consequence for a batch of several slices that an input may have failed. alone: each slice by itself.
+# halves: each half as a batch. policy: as `RetryPolicy.decide` returns.
+Division: TypeAlias = Literal["alone", "halves", "policy"]
+# Consequence for a slice that failed alone. replica: the replica is at fault, and the policy decides. again:
+# it is tried once more, and the failure does not count. cut: into smaller slices. once_more: it is tried once
+# more, and the failure counts. refuse: its input is at fault.
+SliceVerdict: TypeAlias = Literal["replica", "again", "cut", "once_more", "refuse"]
+# Consequence for a slice that was refused alone with a pause. elsewhere: it goes to a different replica.
+# wait: until the pause ends.
+SecondTry: TypeAlias = Literal["fail", "elsewhere", "wait"]
 
 
 class LaneSettings(msgspec.Struct, frozen=True):
@@ -144,13 +179,25 @@ class RetryPolicy:
         return self._hedges.try_spend(now_s)
 
     def decide(
-        self, error: BackendError, *, slices: int, is_wanted: bool, has_other_replica: bool, now_s: float
+        self,
+        error: BackendError,
+        *,
+        slices: int,
+        is_wanted: bool,
+        has_other_replica: bool,
+        now_s: float,
+        has_untried_replica: bool = False,
     ) -> Retry | Split | Fail:
         """Return the consequence of an attempt's error for its whole batch.
 
         slices: number of slices in the batch. is_wanted: a caller still waits for one of them.
-        has_other_replica: more than one replica is usable.
+        has_other_replica: more than one replica is usable. has_untried_replica: one that offers the work has
+        tried none of its slices; matters only for work that this replica does not support.
         """
+        if isinstance(error, UnsupportedWork) and is_wanted and has_untried_replica:
+            # Each replica is tried at most once. That needs no budget: an adapter refuses such work without
+            # a request.
+            return Retry(masked(error, slices), same_replica=False)
         retries = error.retryable and self._may_retry(error, is_wanted=is_wanted, now_s=now_s)
         has_failed = isinstance(error, ReplicaFailed)
         if slices > 1 and (not error.retryable or (retries and has_failed)):
@@ -197,10 +244,10 @@ class RetryPolicy:
 
 def is_input_possible(error: BackendError) -> bool:
     """Return whether an input of the batch may have caused a failure."""
-    return isinstance(error, MAY_BE_INPUT) or is_refusal(error) or is_unready(error)
+    return isinstance(error, MAY_BE_INPUT) or is_overload(error) or is_unready(error)
 
 
-def is_refusal(error: BackendError) -> bool:
+def is_overload(error: BackendError) -> bool:
     """Return whether a server, or a proxy before it, answered work with 429, or with 503 and a pause.
 
     Permits are a matter of numbers, unless a pause comes with their want.
@@ -215,25 +262,164 @@ def is_unready(error: BackendError) -> bool:
     return isinstance(error, ReplicaUnavailable) and error.upstream_status is not None
 
 
-def try_elsewhere(error: UnsupportedWork, slices: int) -> Retry:
-    """Return the decision on work that one replica does not support, while another offers it.
-
-    Each replica is tried at most once. That needs no budget: an adapter refuses such work without a request.
-    """
-    return Retry(masked(error, slices), same_replica=False)
+# --- slices of a failed batch
 
 
-def is_final(decision: Retry | Fail, slices: int, *, is_refused: bool = False) -> bool:
+def is_final(decision: Retry | Fail, slices: int, *, lacked_permits: bool = False) -> bool:
     """Return whether a slice of a failed batch fails with it, and is not queued again.
 
-    slices: in the failed batch. is_refused: as `is_refused` returns it; it is tried alone once more.
+    slices: in the failed batch. lacked_permits: as `lacks_permits` returns it; it is tried alone once more.
     """
-    return isinstance(decision, Fail) or (is_refused and slices == 1)
+    return isinstance(decision, Fail) or (lacked_permits and slices == 1)
 
 
-def is_refused(refusals: int, inputs: int) -> bool:
+def lacks_permits(permit_refusals: int, inputs: int) -> bool:
     """Return whether a slice of this many inputs was refused too often for want of permits."""
-    return refusals >= (REFUSALS_MAX if inputs == 1 else REFUSALS_MAX_OF_SEVERAL)
+    return permit_refusals >= (PERMIT_REFUSALS_MAX if inputs == 1 else PERMIT_REFUSALS_MAX_OF_SEVERAL)
+
+
+def is_held_past(wait_s: float | None, deadline_s: float, now_s: float) -> bool:
+    """Return whether every replica asked for a pause that ends after a deadline.
+
+    wait_s: until one of them may get work; None if one may already.
+    """
+    return wait_s is not None and now_s + wait_s > deadline_s
+
+
+# --- failures that an input may have caused
+
+
+def division(error: BackendError, fault: BackendError | None) -> Division:
+    """Return how a batch of several slices is divided, so that none meets the same neighbours again.
+
+    error: no timeout, after which each slice goes alone at once. fault: why its replica fails plain work,
+    None if it works.
+    """
+    if isinstance(error, ConnectionLost):
+        return "alone"
+    if fault is None:
+        return "halves"
+    return "alone" if isinstance(error, ReplicaUnavailable) else "policy"
+
+
+def is_last_failure(
+    error: BackendError, faults: int, *, is_indivisible: bool, has_other_replica: bool, is_brief: bool
+) -> bool:
+    """Return whether a failure alone is the last one of its input, if the replica works.
+
+    faults: failures alone before it. has_other_replica: one is usable that did not fail it. is_brief: it had
+    a shorter timeout than usual. A timeout of the usual length costs too much time to be repeated in vain.
+    """
+    is_last_try = isinstance(error, AttemptTimedOut) and not has_other_replica and not is_brief
+    return is_indivisible and (faults + 1 >= FAULTS_MAX or is_last_try)
+
+
+def proof_since_s(error: BackendError, started_s: float, failed_s: float, *, is_last: bool) -> float:
+    """Return the moment since which an answer of a replica shows that it works.
+
+    What it answered before the failure shows little of a replica that hangs now, or of the last failure.
+    """
+    return failed_s if is_last or isinstance(error, AttemptTimedOut) else started_s
+
+
+def verdict_on_slice(
+    error: BackendError,
+    fault: BackendError | None,
+    *,
+    is_indivisible: bool,
+    is_last: bool,
+    broke_with_others: bool,
+) -> SliceVerdict:
+    """Return the consequence for a slice that failed alone.
+
+    fault: why the replica fails plain work, None if it works. is_last: as `is_last_failure` returns it.
+    broke_with_others: other connections of the replica broke together with its own.
+    """
+    if fault is not None and not isinstance(error, ConnectionLost):
+        return "replica"
+    if fault is not None and broke_with_others:
+        # Any of the slices that were in flight there may have broken it.
+        return "again"
+    if not is_indivisible:
+        return "cut"
+    return "refuse" if is_last else "once_more"
+
+
+def blames_replica(error: BackendError, *, is_brief: bool) -> bool:
+    """Return whether a failure alone is the replica's if another one computes the input.
+
+    is_brief: it had less time than usual, and is not at fault then.
+    """
+    has_hung = isinstance(error, AttemptTimedOut) and not is_brief
+    return has_hung or isinstance(error, ReplicaFailed | ReplicaUnavailable)
+
+
+def has_lost_too_many(losses: int) -> bool:
+    """Return whether so many servers broke under a slice that no other one gets it."""
+    return losses >= LOSSES_MAX
+
+
+def were_unready_too_often(losses: int, *, holds: bool) -> bool:
+    """Return whether so many servers were unready since they had a slice that no other one gets it.
+
+    holds: work waits for replicas that are expected to return.
+    """
+    return losses >= (LOSSES_MAX if holds else UNREADY_MAX)
+
+
+def return_ends_s(deadline_s: float, now_s: float, *, holds: bool) -> float:
+    """Return the moment until which a slice waits for a replica that it may have broken."""
+    return deadline_s if holds else now_s + RETURN_S
+
+
+# --- failures as they count for the replica
+
+
+def counts_for_replica(error: BackendError) -> bool:
+    """Return whether a failure that no input causes is recorded at its replica."""
+    return error.retryable or isinstance(error, UnsupportedWork)
+
+
+def replica_error(error: BackendError, fault: BackendError) -> BackendError:
+    """Return the error to record at a replica that failed an attempt, and plain work after it.
+
+    fault: that of the plain work.
+    """
+    if isinstance(error, ConnectionLost) and not isinstance(fault, UNANSWERED):
+        return ReplicaFailed(fault.message)
+    return fault if isinstance(error, ReplicaUnavailable | CredentialRefused) else error
+
+
+def hold_s(pause_s: float) -> float:
+    """Return how long a replica gets no work that asked for a pause."""
+    return max(HOLD_MIN_S, pause_s)
+
+
+# --- overload: 429, and 503 with a pause
+
+
+def is_overload_of_all(passed_s: float, *, is_same_input: bool) -> bool:
+    """Return whether two refusals of a server whose requests cost money are of all inputs.
+
+    passed_s: between them. is_same_input: of the first inputs of both.
+    """
+    return not is_same_input and passed_s < TOGETHER_S
+
+
+def second_try(pauses: int, pause_s: float, time_left_s: float, *, has_other_replica: bool) -> SecondTry:
+    """Return the consequence for a slice that a replica refused alone for a while, and works for others.
+
+    pauses: such refusals of the slice, with this one. has_other_replica: one is usable that did not refuse
+    it.
+    """
+    if pauses >= PAUSES_MAX:
+        return "fail"
+    if has_other_replica:
+        return "elsewhere"
+    return "wait" if pause_s <= WAITED_S and pause_s < time_left_s else "fail"
+
+
+# --- timeouts, and words for errors
 
 
 def timed_out_early(error: BackendError, took_s: float, patience_s: float) -> bool:
@@ -255,7 +441,7 @@ def effect_of(error: BackendError) -> str:
             return f"fails ({error.kind})"
 
 
-def refusal_of(error: BackendError, *, has_index: bool) -> InvalidWork:
+def input_error(error: BackendError, *, has_index: bool) -> InvalidWork:
     """Return the caller's error for an input that failed alone, while its replica works for others.
 
     has_index: it is the only input of its slice.

@@ -19,7 +19,7 @@ from gateway.lane.fair_queue import Entry, FairQueue
 from gateway.lane.isolation import IsolatedQueue, Isolation, TenantActivity
 from gateway.lane.joining import BatchTotals
 from gateway.lane.measures import BatchSizer
-from gateway.lane.retries import is_refused
+from gateway.lane.retries import lacks_permits
 from gateway.lane.slices import Bounds
 from gateway.lane.ticket import Ticket
 from gateway.routing.offers import offers
@@ -106,7 +106,7 @@ class Scheduler:
             )
             if replica is not None:
                 queue.pop(entry)
-                if not queue.size or _lacked_permits(ticket):
+                if not queue.size or lacks_permits(ticket.permit_refusals, ticket.piece.inputs):
                     return Dispatch([ticket], replica)
                 return Dispatch(self._batch_from(ticket, replica, scheduling_pass, now_s, bounds), replica)
             if (error := self._reason_to_fail(ticket)) is not None:
@@ -232,7 +232,7 @@ class Scheduler:
     def _may_share(self, first: Ticket, other: Ticket, replica: Replica, now_s: float) -> bool:
         if other.half is not first.half or replica in other.tried or replica is other.failed_last:
             return False
-        if _lacked_permits(other):
+        if lacks_permits(other.permit_refusals, other.piece.inputs):
             return False
         return first.piece.work.is_joinable(other.piece.work) and self._may_tenants_share(
             first, other, replica, now_s
@@ -259,8 +259,3 @@ class Scheduler:
         tenant = ticket.owner.tenant
         is_only_tenant = not self._activity.has_others(tenant, now_s)
         return replica.admits(totals.inputs, tenant, is_only_tenant=is_only_tenant, kind=self._kind)
-
-
-def _lacked_permits(ticket: Ticket) -> bool:
-    """Return whether a replica had too few permits for a slice so often that it shares no batch any more."""
-    return is_refused(ticket.refusals, ticket.piece.inputs)

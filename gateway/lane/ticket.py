@@ -80,16 +80,17 @@ class Ticket:
     half: identifies half of a batch that was split; the slice shares a batch only with slices of the same
     half. tried: replicas that do not get it again. failed_last: one that gets it again only if no other is
     usable. faults: failures alone, at a replica that worked for others. losses: broken connections while it
-    was in flight, and answers of 503 by servers that fail plain work too. refusals: for want of permits.
-    pauses: refusals alone with a pause. failed_at: replicas that failed it alone. failed_batch: the last that
-    it was part of. fault: its last failure alone. has_hung: an attempt with it timed out, and nothing shows
-    that the replica was at fault. tries: attempts that were traced. traces, records: of the waiting calls.
-    waiters: in the order of arrival: of equal inputs of a call, the first is named in an error.
+    was in flight, and answers of 503 by servers that fail plain work too. permit_refusals: for want of
+    permits. pauses: refusals alone with a pause. failed_at: replicas that failed it alone. failed_batch: the
+    last that it was part of. fault: its last failure alone. has_hung: an attempt with it timed out, and
+    nothing shows that the replica was at fault. tries: attempts that were traced. traces, records: of the
+    waiting calls. waiters: in the order of arrival: of equal inputs of a call, the first is named in an
+    error.
     """
 
     # Defaults of the class: few tickets fail, and every call makes one.
     isolation = Isolation.SHARED
-    faults = losses = refusals = pauses = tries = 0
+    faults = losses = permit_refusals = pauses = tries = 0
     has_hung = is_done = was_sent = _was_answered = False
     queued_s = 0.0
     half: object = None
@@ -179,7 +180,7 @@ class Ticket:
         """Record the error of an attempt. tried: its replica, unless that may have the slice again."""
         self.last_error = error
         self.losses += lost_connection
-        self.refusals += isinstance(error, PermitsTaken)
+        self.permit_refusals += isinstance(error, PermitsTaken)
         if tried is not None:
             self.tried.add(tried)
 

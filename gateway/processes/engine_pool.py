@@ -22,7 +22,6 @@ from gateway.processes.engine_process import (
     CHECK_EVERY_S,
     KILL_AFTER_S,
     EngineGroup,
-    engine_child,
     model_boots,
     responds,
 )
@@ -150,7 +149,7 @@ class EnginePool:
             self._on_state(state)
 
         on_exit = partial(self._restarts.record, name)
-        engine.run(engine_child(group, bounds, self._environment, on_state, on_exit))
+        engine.run(group.child(bounds, self._environment, on_state, on_exit))
         return engine
 
 

@@ -63,36 +63,36 @@ class EngineGroup(msgspec.Struct, frozen=True):
         """Upstream name → address of its model."""
         return {name: wire.address_of(self.socket_path, name) for name in self.upstreams}
 
+    def child(
+        self,
+        bounds: EngineSettings,
+        environment: Mapping[str, str],
+        on_state: Callable[[wire.State], None],
+        on_exit: Callable[[EndReason, str], None] = lambda _, __: None,
+    ) -> Child:
+        """Create the engine process without starting it. environment: from `child_environment`.
 
-def engine_child(
-    group: EngineGroup,
-    bounds: EngineSettings,
-    environment: Mapping[str, str],
-    on_state: Callable[[wire.State], None],
-    on_exit: Callable[[EndReason, str], None] = lambda _, __: None,
-) -> Child:
-    """Create the engine process of a group without starting it. environment: from `child_environment`.
+        After a restart it loads the models that were loaded when it exited.
+        """
+        preload = {name: settings.preload for name, settings in self.upstreams.items()}
 
-    After a restart it loads the models that were loaded when it exited.
-    """
-    preload = {name: settings.preload for name, settings in group.upstreams.items()}
+        def boot(status_fd: int) -> bytes:
+            models = tuple(
+                _model_boot(name, settings, preload=preload[name])
+                for name, settings in self.upstreams.items()
+            )
+            return msgspec.json.encode(
+                wire.EngineBoot(self.socket_path, status_fd, models, bounds.memory_bytes, bounds.idle_s)
+            )
 
-    def boot(status_fd: int) -> bytes:
-        models = tuple(
-            _model_boot(name, settings, preload=preload[name]) for name, settings in group.upstreams.items()
-        )
-        return msgspec.json.encode(
-            wire.EngineBoot(group.socket_path, status_fd, models, bounds.memory_bytes, bounds.idle_s)
-        )
+        def on_line(line: bytes) -> None:
+            state = msgspec.json.decode(line, type=wire.State)
+            if state.state in {"loaded", "unloaded"}:
+                preload[state.model] = state.state == "loaded"
+            on_state(state)
 
-    def on_line(line: bytes) -> None:
-        state = msgspec.json.decode(line, type=wire.State)
-        if state.state in {"loaded", "unloaded"}:
-            preload[state.model] = state.state == "loaded"
-        on_state(state)
-
-    spec = ChildSpec(group.name, "backends.torch.serving.server", {**ENGINE_VARIABLES, **environment})
-    return Child(spec, boot, on_line, on_exit)
+        spec = ChildSpec(self.name, "backends.torch.serving.server", {**ENGINE_VARIABLES, **environment})
+        return Child(spec, boot, on_line, on_exit)
 
 
 def model_boots(upstreams: Mapping[str, UpstreamSettings]) -> dict[str, wire.ModelBoot]:
@@ -147,7 +147,7 @@ async def running_engine(
     with tempfile.TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True) as folder:
         preloaded = msgspec.structs.replace(settings, preload=True)
         group = EngineGroup(f"engine {name}", f"{folder}/engine.sock", {name: preloaded})
-        child = engine_child(group, EngineSettings(), child_environment(environment), on_state)
+        child = group.child(EngineSettings(), child_environment(environment), on_state)
         running = asyncio.create_task(child.keep_running())
         try:
             await loaded

@@ -23,7 +23,7 @@ from gateway.declared.host import ENGINE, InstanceInfo, InstanceRecord, LogSlice
 from gateway.declared.instances import render, values_of
 from gateway.events import EndReason
 from gateway.processes.child import Child, ChildSpec, watch_liveness
-from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, engine_child, responds
+from gateway.processes.engine_process import KILL_AFTER_S, EngineGroup, responds
 
 READY_POLL_S = 0.25
 CHECK_EVERY_S = 5.0
@@ -96,7 +96,7 @@ class EngineLaunch:
             if state.state == "loaded":
                 instance.on_ready()
 
-        return engine_child(self._group, self._bounds, self._environment, on_state, instance.on_exit)
+        return self._group.child(self._bounds, self._environment, on_state, instance.on_exit)
 
     async def is_healthy(self) -> bool:
         """Return whether the engine's event loop answers."""

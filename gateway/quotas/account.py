@@ -1,7 +1,7 @@
 """Traffic of one tenant with the shared store: reserves, which a request waits for, and settlements.
 
 Everything that is ready travels as one call of one script, settlements first. While a call is on its way the
-next one waits. Therefore a settlement never overtakes its own reserve, and a slot that was given back before
+next one waits. Therefore a settlement never overtakes its own reserve, and a place that was given back before
 a reserve was created is free when that reserve is decided.
 Invariant: a settlement stays here until the store has confirmed it.
 """
@@ -26,7 +26,6 @@ from gateway.quotas.operations import (
     keys_of,
     limit_argument,
     reserve_argument,
-    settle_argument,
     usage_key,
 )
 from gateway.store.errors import StoreUnavailable
@@ -75,7 +74,7 @@ UNSETTLED_MAX = 10_000
 # Longer than the longest period: the state of an unused limit is deleted.
 STATE_TTL_S = 40 * 24 * 3600
 USAGE_TTL_S = 400 * 24 * 3600
-# How long a settlement that frees no awaited slot may wait for company. Meanwhile other gateways see less of
+# How long a settlement that frees no awaited place may wait for company. Meanwhile other gateways see less of
 # a limit, never more.
 SETTLE_WITHIN_S = 0.02
 
@@ -174,7 +173,7 @@ class Account:
     def settle(self, request: QuotaRequest, actual: Cost, *, urgent: bool, day: str | None = None) -> None:
         """Queue the actual cost of a reservation.
 
-        urgent: a request may be waiting for its slot. day: YYYY-MM-DD, today if None.
+        urgent: a request may be waiting for its place. day: YYYY-MM-DD, today if None.
         """
         self._add_settlement(request, actual, mark_us=0, day=day)
         if self._availability.is_down:
@@ -217,7 +216,7 @@ class Account:
             "lease": LEASE_US,
             "ttl": STATE_TTL_S,
             "usage_ttl": USAGE_TTL_S,
-            "settles": [settle_argument(settlement, limits, days) for settlement in settlements],
+            "settles": [settlement.pack(limits, days) for settlement in settlements],
             "reserves": [pending.pack(limits) for pending in reserves],
             "limits": [limit_argument(limit) for limit in limits],
         }

@@ -37,7 +37,7 @@ BELIEVED_US = SECOND_US
 
 # OpenAI's clients ignore a longer one; the exact wait is in the message.
 RETRY_AFTER_MAX_S = 60
-# Lifetime of a slot in flight that is neither released nor renewed: its gateway may have been killed.
+# Lifetime of a place in flight that is neither released nor renewed: its gateway may have been killed.
 LEASE_US = 15 * SECOND_US
 # A ledger that is lost with its process needs no short leases, and renews nothing.
 MEMORY_LEASE_US = 3600 * SECOND_US
@@ -274,7 +274,7 @@ class SpentLimits:
 def _wait_of(status: LimitStatus, cost: Cost) -> int:
     """Return the microseconds until a cost fits into a limit, 0 or less if it fits now.
 
-    A limit in flight never waits here: when a slot becomes free is unknown.
+    A limit in flight never waits here: when a place becomes free is unknown.
     """
     limit = status.limit
     # Only a gateway's share admits more than its whole amount, when it is full.

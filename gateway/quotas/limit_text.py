@@ -76,7 +76,7 @@ def rate_limit_headers(limit_statuses: Sequence[LimitStatus]) -> dict[str, str]:
         limit, remaining, reset = NAMES[unit]
         headers[limit] = _amount_text(status.limit, status.limit.amount)
         headers[remaining] = _amount_text(status.limit, status.remaining)
-        # When a slot in flight becomes free is unknown: show a second, not the expiry of its lease.
+        # When a place in flight becomes free is unknown: show a second, not the expiry of its lease.
         in_flight = status.limit.period == "in_flight"
         headers[reset] = format_duration(min(status.reset_us, SECOND_US) if in_flight else status.reset_us)
     return headers

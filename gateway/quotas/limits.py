@@ -308,25 +308,25 @@ class FlightMeter:
         self._ends_us: dict[int, int] = {}
 
     def wait_us(self, amount: int, now_us: int) -> int:
-        """Return 0 if a slot is free, else one second: the duration of a request in flight is unknown."""
+        """Return 0 if a place is free, else one second: the duration of a request in flight is unknown."""
         self._expire(now_us)
         return 0 if len(self._ends_us) + amount <= self.limit.amount else SECOND_US
 
     def take(self, number: int, amount: int, now_us: int) -> None:
-        """Take a slot."""
+        """Take a place."""
         del amount
         self._ends_us[number] = now_us + self._lease_us
 
     def give_back(self, number: int, reserved: int, actual: int) -> None:
-        """Free the slot, whatever the request cost."""
+        """Free the place, whatever the request cost."""
         del reserved, actual
         self._ends_us.pop(number, None)
 
     def forget(self, number: int) -> None:
-        """Do nothing: the slot stays occupied until its lease expires."""
+        """Do nothing: the place stays occupied until its lease expires."""
 
     def status(self, now_us: int) -> LimitStatus:
-        """Return the free slots; the reset is the expiry of the last lease."""
+        """Return the free places; the reset is the expiry of the last lease."""
         self._expire(now_us)
         last_us = next(reversed(self._ends_us.values()), now_us)
         return LimitStatus(self.limit, max(0, self.limit.amount - len(self._ends_us)), last_us - now_us)

@@ -23,19 +23,6 @@ Key = TypeVar("Key")
 LimitState = Sequence[int]
 
 
-class Settlement(msgspec.Struct, frozen=True):
-    """The actual cost of a reservation.
-
-    day: YYYY-MM-DD, under which usage is recorded. mark_us: how long to leave a mark if no reservation is
-    open, so that its late reserve takes nothing; 0 is no mark.
-    """
-
-    request: QuotaRequest
-    actual: Cost
-    day: str
-    mark_us: int
-
-
 class IndexOf(dict[Key, int], Generic[Key]):
     """Indexes of keys, in the order of their first lookup."""
 
@@ -94,20 +81,30 @@ def reserve_argument(request: QuotaRequest, limit_index: IndexOf[Limit]) -> tupl
     return request.id, request.expires_us, request.shadow, amounts
 
 
-def settle_argument(
-    settlement: Settlement, limit_index: IndexOf[Limit], day_index: IndexOf[str]
-) -> tuple[Any, ...]:
-    """Encode a settlement as operate.lua reads it."""
-    request, actual = settlement.request, settlement.actual
-    amounts: list[int] = []
-    for limit in request.limits:
-        reserved = _cost_parts(limit, request.cost.of(limit.unit))
-        amounts += (limit_index[limit], *reserved, *_cost_parts(limit, actual.of(limit.unit)))
-    usage: list[str | int] = []
-    for unit, field in _usage_fields(request.model, request.key):
-        if amount := actual.of(unit):
-            usage += (field, amount)
-    return request.id, settlement.mark_us, day_index[settlement.day], amounts, usage
+class Settlement(msgspec.Struct, frozen=True):
+    """The actual cost of a reservation.
+
+    day: YYYY-MM-DD, under which usage is recorded. mark_us: how long to leave a mark if no reservation is
+    open, so that its late reserve takes nothing; 0 is no mark.
+    """
+
+    request: QuotaRequest
+    actual: Cost
+    day: str
+    mark_us: int
+
+    def pack(self, limit_index: IndexOf[Limit], day_index: IndexOf[str]) -> tuple[Any, ...]:
+        """Encode it as operate.lua reads it."""
+        request, actual = self.request, self.actual
+        amounts: list[int] = []
+        for limit in request.limits:
+            reserved = _cost_parts(limit, request.cost.of(limit.unit))
+            amounts += (limit_index[limit], *reserved, *_cost_parts(limit, actual.of(limit.unit)))
+        usage: list[str | int] = []
+        for unit, field in _usage_fields(request.model, request.key):
+            if amount := actual.of(unit):
+                usage += (field, amount)
+        return request.id, self.mark_us, day_index[self.day], amounts, usage
 
 
 @lru_cache(maxsize=4096)

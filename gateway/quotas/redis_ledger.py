@@ -78,7 +78,7 @@ class RedisLedger(Ledger):
         self._local = LocalShare()
         self._spent = SpentLimits(now_us or (lambda: time.monotonic_ns() // 1000))
         self._accounts: dict[str, Account] = {}
-        # Open reservations that occupy a slot in flight.
+        # Open reservations that occupy a place in flight.
         self._open: dict[str, Reservation] = {}
         self._charges: list[OfflineUsage] = []
         self._failed_batch = 0

@@ -227,7 +227,7 @@ class Prober:
         if replica.is_held:
             # It asked for no requests for a while.
             return
-        replica.refusals.forget_old_size(self._clock())
+        replica.request_limits.forget_old_size(self._clock())
         if len(pool.replicas) > 1:
             # The queue depth only helps to choose between several replicas.
             await _update_queue_depth(replica)

@@ -58,7 +58,7 @@ LEARNED_FOR_S = 600.0
 # Pause after a batch for which the replica had no permits; it doubles until a batch is computed.
 PAUSE_MIN_S = 0.02
 PAUSE_MAX_S = 0.5
-PAUSES_MAX = 5
+PAUSE_DOUBLINGS_MAX = 5
 
 
 class BatchLoad(msgspec.Struct, frozen=True):
@@ -88,8 +88,8 @@ class JoinedModel(msgspec.Struct, frozen=True):
     scores: tuple[float, ...] | None = None
 
 
-class Refusals:
-    """Refusals of one replica for size, and for want of permits, which other clients may hold.
+class RequestLimits:
+    """Limits that one replica's refusals show: of size, and of permits, which other clients may hold.
 
     learned_bytes: most bytes of inputs in one request, None if it refused no size. is_paused: it had no
     permits for a batch, and is given no batch for a while.
@@ -124,7 +124,7 @@ class Refusals:
         if self.is_paused:
             return None
         pause_s = min(PAUSE_MAX_S, PAUSE_MIN_S * float(2**self.pauses))
-        self.is_paused, self.pauses = True, min(self.pauses + 1, PAUSES_MAX)
+        self.is_paused, self.pauses = True, min(self.pauses + 1, PAUSE_DOUBLINGS_MAX)
         return pause_s * (1 + chance) / 2
 
     def resume(self) -> None:
@@ -176,7 +176,7 @@ class Replica:
         self.name = name
         self.backend = backend
         self.window = window or Window()
-        self.refusals = Refusals()
+        self.request_limits = RequestLimits()
         self.counts_alike: dict[Operation, bool] = {}
         self.slots_by_kind: dict[LoadKind, int] = dict.fromkeys(LOAD_KINDS, 0)
         self.batches_by_tenant: Counter[tuple[LoadKind, str]] = Counter()
@@ -297,7 +297,7 @@ class Replica:
 
     def has_room(self, inputs: int, slots: int, kind: LoadKind = "texts") -> bool:
         """Return whether the slots and the replica's own permits allow one more batch of this size."""
-        if self.slots_by_kind[kind] >= slots or self.refusals.is_paused or self.is_held:
+        if self.slots_by_kind[kind] >= slots or self.request_limits.is_paused or self.is_held:
             return False
         permits = self.capabilities.concurrent_inputs if self.capabilities else None
         # A batch larger than all permits was cut for other replicas. It may try alone, and is then cut again.
@@ -306,7 +306,7 @@ class Replica:
     @property
     def is_waiting(self) -> bool:
         """True if it gets no work for a while, because it had no permits or asked for a pause."""
-        return self.refusals.is_paused or self.is_held
+        return self.request_limits.is_paused or self.is_held
 
     def hold(self, until_s: float) -> bool:
         """Give it no work until a moment; return False if it has none until a later one already."""
@@ -374,8 +374,8 @@ class Replica:
         self.window.recover(now_s)
         if (load.inputs >= SMALL_INPUTS or self._small_batch_slots == 1) and not load.is_extra:
             self.window.record_batch(load.tokens, now_s, self.batches, was_full=was_full)
-        if self.refusals.pauses:
-            self.refusals.end_pauses()
+        if self.request_limits.pauses:
+            self.request_limits.end_pauses()
         self._progress_s = self.answered_s = now_s
         self._failures = 0
         self._successes += 1
@@ -417,7 +417,7 @@ class Replica:
         self._plain_s = None
         self.paces = {kind: Pace() for kind in LOAD_KINDS}
         self.passed_over = 0
-        self.refusals = Refusals()
+        self.request_limits = RequestLimits()
         self.counts_alike = {}
         self.gives_zeros = None
         self.window.restart()

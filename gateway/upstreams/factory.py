@@ -87,7 +87,9 @@ class BatchBounds:
 
     def __call__(self) -> Bounds:
         """Return the maximum size of one upstream request."""
-        known = [(replica.capabilities, replica.refusals.learned_bytes) for replica in self._pool.replicas]
+        known = [
+            (replica.capabilities, replica.request_limits.learned_bytes) for replica in self._pool.replicas
+        ]
         if known != self._known:
             self._known = known
             self._bounds = self._tightest()

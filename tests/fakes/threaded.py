@@ -21,7 +21,7 @@ def serve_in_thread(server: Any) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_until_complete, args=(http.serve(),))
     thread.start()
     try:
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + PATIENCE_S
         while not http.started:
             assert time.monotonic() < end_s, "the fake server did not start"
             time.sleep(0.005)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.processes import PinnedProcess, family, process_group, usage
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ def test_child_that_ignores_sigterm_ends_with_its_group(tmp_path: Path) -> None:
         assert set(family(running.process.pid)) == {running.process.pid, child}
         assert running.usage().rss_bytes > 1_000_000
 
-    end_s = time.monotonic() + 5
+    end_s = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{child}").exists() and time.monotonic() < end_s:
         time.sleep(0.01)
     assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()

@@ -66,7 +66,7 @@ def write_input(folder: Path) -> None:
 
 def wait_for_parts(folder: Path, count: int, process: "subprocess.Popen[str]") -> int:
     """Wait until a run has stored so many parts or has ended; return how many there are."""
-    end_s = time.monotonic() + 50
+    end_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < end_s and process.poll() is None:
         found = len(list((folder / "out.parquet.parts").glob("part-*.arrow")))
         if found >= count:

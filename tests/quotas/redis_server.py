@@ -84,7 +84,7 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < end_s:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:

@@ -24,6 +24,7 @@ from tests.fakes.tei import FakeTei, vector_of
 from tests.fakes.threaded import serve_in_thread
 from tests.processes.conftest import KEY, TLS_CONTEXT, Served
 from tests.quotas.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -193,7 +194,7 @@ def test_a_full_disk_makes_a_batch_wait(
                 file=("more.jsonl", b"x" * 100_000), purpose="batch"
             )
         waits = "waits: results cannot be stored: No space left on device"
-        end_s = time.monotonic() + 20
+        end_s = time.monotonic() + PATIENCE_S
         while not any(waits in text for text in gateways.running[0].log) and time.monotonic() < end_s:
             time.sleep(0.04)
         filler.unlink()

@@ -1,14 +1,16 @@
-"""A parent receives the lines that its children write."""
+"""A parent receives the lines that its children write, and kills a child that stops responding."""
 
 import asyncio
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gateway.processes.child import Child, ChildSpec
+from gateway.processes.child import MISSES_MAX, Child, ChildSpec, Heartbeats, watch_liveness
 from tests.waiting import PATIENCE_S
 
 # Writes two lines to the file descriptor that its first line of standard input names.
@@ -49,3 +51,95 @@ async def test_imports_nothing_from_the_current_folder(
     await asyncio.gather(running, return_exceptions=True)
 
     assert [] == lines
+
+
+EVERY_S = 0.01
+
+
+class Watched:
+    """A child whose next process starts as soon as it is killed."""
+
+    name = "worker"
+
+    def __init__(self) -> None:
+        self.pid = 1
+        self.killed: list[int] = []
+
+    def kill_hung(self) -> None:
+        """Record the kill and start the next process."""
+        self.killed.append(self.pid)
+        self.pid += 1
+
+
+async def watched(answer: Callable[[int, Watched], bool], checks: int, grace: int | None = None) -> list[int]:
+    """Return the ids of killed processes. answer: result of a check, by its number. checks: their number."""
+    child, seen, over = Watched(), 0, asyncio.Event()
+
+    async def is_alive() -> bool:
+        nonlocal seen
+        seen += 1
+        if seen >= checks:
+            over.set()
+        return answer(seen, child)
+
+    watching = asyncio.create_task(watch_liveness(child, is_alive, EVERY_S, grace))  # type: ignore[arg-type]
+    async with asyncio.timeout(PATIENCE_S):
+        await over.wait()
+    watching.cancel()
+    return child.killed
+
+
+async def test_kills_once_after_too_many_misses_in_a_row() -> None:
+    assert [1] == await watched(lambda seen, child: seen == 1 and child.pid == 1, 1 + 3 * MISSES_MAX)
+
+
+async def test_does_not_kill_a_child_that_is_still_starting() -> None:
+    assert [] == await watched(lambda _, __: False, 3 * MISSES_MAX)
+
+
+async def test_tolerates_a_few_misses() -> None:
+    assert [] == await watched(lambda seen, _: seen % MISSES_MAX == 1, 4 * MISSES_MAX)
+
+
+async def test_counts_from_zero_for_a_new_process() -> None:
+    def answer(seen: int, child: Watched) -> bool:
+        if seen == MISSES_MAX:
+            child.pid = 7
+        return seen == 1
+
+    assert [] == await watched(answer, 3 * MISSES_MAX)
+
+
+async def test_grants_extra_misses_while_starting() -> None:
+    def never(_: int, __: Watched) -> bool:
+        return False
+
+    assert [] == await watched(never, 2 + MISSES_MAX, grace=3)
+    assert [1] == await watched(never, 4 + MISSES_MAX, grace=3)
+
+
+async def test_ignores_checks_during_its_own_pause() -> None:
+    def answer(seen: int, _: Watched) -> bool:
+        if seen == 1:
+            return True
+        # Blocks the event loop, as a stopped process is blocked.
+        time.sleep(3 * EVERY_S)
+        return False
+
+    assert [] == await watched(answer, 2 * MISSES_MAX)
+
+
+async def test_message_counts_as_heartbeat_once() -> None:
+    heartbeats = Heartbeats()
+    heartbeats.record()
+    heartbeats.record()
+
+    assert [True, False] == [await heartbeats.is_alive() for _ in range(2)]
+
+
+async def test_message_of_the_previous_process_does_not_count() -> None:
+    heartbeats = Heartbeats()
+    heartbeats.record()
+    heartbeats.reset()
+
+    assert not await heartbeats.is_alive()

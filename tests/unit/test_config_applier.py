@@ -1,5 +1,6 @@
-"""A failed reload or edit changes nothing, and workers are updated only for a change."""
+"""A failed reload or edit changes nothing, workers learn only of changes, and equal reloads are merged."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,13 @@ from gateway.declared.additions import Additions, Put, Remove
 from gateway.declared.composition import AdditionsState
 from gateway.declared.store import AdditionsInMemory, StoredAdditions
 from gateway.processes.child import Restarts
-from gateway.processes.config_applier import EDIT_ATTEMPTS_MAX, ConfigApplier, ConfigSource, ReloadJob
+from gateway.processes.config_applier import (
+    EDIT_ATTEMPTS_MAX,
+    ConfigApplier,
+    ConfigSource,
+    ReloadJob,
+    ReloadQueue,
+)
 from gateway.processes.engine_pool import EnginePool, EngineProcess
 from gateway.store.errors import StoreUnavailable
 from tests.unit.test_addition_settings import FILE, TEI
@@ -195,3 +202,23 @@ async def test_refuses_models_whose_upstreams_are_known_to_differ(parent: Parent
 
     assert (problem,) == (await parent.refused("file")).problems
     assert [["trial"]] == parent.compared
+
+
+async def test_merges_equal_reloads_and_runs_every_edit() -> None:
+    done: list[ReloadJob] = []
+    answered: list[ReloadJob] = []
+
+    async def do(job: ReloadJob) -> ReloadOutcome:
+        done.append(job)
+        return ReloadOutcome()
+
+    reloads = ReloadQueue(do)
+    requested: list[ReloadJob] = ["file", TWO, "file", "added", TWO, "added"]
+    for job in requested:
+        reloads.enqueue(job, lambda _, job=job: answered.append(job))  # type: ignore[misc]
+    keeping = asyncio.create_task(reloads.run_jobs())
+    await reloads.run(MORE)
+    keeping.cancel()
+
+    assert ["file", TWO, "added", TWO, MORE] == done
+    assert sorted(map(str, requested)) == sorted(map(str, answered))

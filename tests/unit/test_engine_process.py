@@ -11,7 +11,7 @@ from backends.recipe.options import RerankPrompt
 from backends.torch import wire
 from gateway.config.schema import EngineSettings, UpstreamSettings
 from gateway.processes.child import Child
-from gateway.processes.engine_process import EngineGroup, child_environment, engine_child
+from gateway.processes.engine_process import EngineGroup, child_environment
 
 
 def boot(child: Child) -> wire.EngineBoot:
@@ -31,7 +31,7 @@ def test_restarted_engine_loads_the_models_that_were_loaded() -> None:
         name: UpstreamSettings(backend="torch", model="m", preload=name in {"eager", "left"})
         for name in ("eager", "lazy", "left", "broken")
     }
-    child = engine_child(EngineGroup("engine", "s", upstreams), EngineSettings(), {}, lambda _: None)
+    child = EngineGroup("engine", "s", upstreams).child(EngineSettings(), {}, lambda _: None)
     first = preloaded(child)
     report(child, "lazy", "loading")
     report(child, "lazy", "loaded")
@@ -55,7 +55,7 @@ def test_boot_message_has_bounds_and_model_settings() -> None:
         adapter="law",
     )
     group = EngineGroup("engine", "/run/x.sock", {"a/b": settings})
-    message = boot(engine_child(group, EngineSettings(10, 2.5), {}, lambda _: None))
+    message = boot(group.child(EngineSettings(10, 2.5), {}, lambda _: None))
 
     assert (message.socket_path, message.memory_bytes, message.idle_s) == ("/run/x.sock", 10, 2.5)
     assert message.models == (
@@ -73,8 +73,8 @@ def test_variables_of_the_operator_replace_those_of_the_engine() -> None:
     group = EngineGroup("engine", "s", {"m": UpstreamSettings(backend="torch", model="m")})
     given = child_environment({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0", "TEI_KEY": "secret"})
 
-    default = engine_child(group, EngineSettings(), {}, lambda _: None)._spec.environment
-    replaced = engine_child(group, EngineSettings(), given, lambda _: None)._spec.environment
+    default = group.child(EngineSettings(), {}, lambda _: None)._spec.environment
+    replaced = group.child(EngineSettings(), given, lambda _: None)._spec.environment
 
     assert default["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
     assert replaced["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=0"

@@ -14,21 +14,21 @@ from gateway.lane.isolation import (
 
 def test_remembers_an_input_for_some_minutes_by_its_text_query_and_kind() -> None:
     suspects = Suspects()
-    suspects.add(Embed(("bad",)), 0.0, is_refused=False)
+    suspects.add(Embed(("bad",)), 0.0, is_blamed=False)
 
     assert [1, 3] == suspects.places_in(Embed(("a", "bad", "b", "bad")), KEPT_S - 1)
     assert [] == suspects.places_in(Rerank("q", ("bad",)), 0.0)
     assert [] == suspects.places_in(Embed(("bad",)), KEPT_S)
     assert 0 == len(suspects)
 
-    suspects.add(Rerank("q", ("bad",)), 0.0, is_refused=True)
+    suspects.add(Rerank("q", ("bad",)), 0.0, is_blamed=True)
     assert [0] == suspects.places_in(Rerank("q", ("bad", "good")), 0.0)
     assert [] == suspects.places_in(Rerank("another", ("bad",)), 0.0)
 
 
 def test_an_input_with_other_options_is_another_one() -> None:
     suspects = Suspects()
-    suspects.add(Embed(("bad",), dimensions=5000), 0.0, is_refused=True)
+    suspects.add(Embed(("bad",), dimensions=5000), 0.0, is_blamed=True)
 
     assert [] == suspects.places_in(Embed(("bad",)), 0.0)
     assert [0] == suspects.places_in(Embed(("bad",), dimensions=5000), 0.0)
@@ -36,8 +36,8 @@ def test_an_input_with_other_options_is_another_one() -> None:
 
 def test_a_refusal_is_remembered_until_the_input_is_computed() -> None:
     suspects, work = Suspects(), Embed(("bad",))
-    suspects.add(work, 0.0, is_refused=True)
-    suspects.add(work, 1.0, is_refused=False)
+    suspects.add(work, 0.0, is_blamed=True)
+    suspects.add(work, 1.0, is_blamed=False)
     assert suspects.recall(work) == (True, False, 1.0 + KEPT_S)
 
     suspects.forget(work)
@@ -48,7 +48,7 @@ def test_a_refusal_is_remembered_until_the_input_is_computed() -> None:
 def test_bounds_the_number_of_inputs_and_drops_the_oldest() -> None:
     suspects = Suspects()
     for index in range(INPUTS_MAX + 5):
-        suspects.add(Embed((str(index),)), 0.0, is_refused=False)
+        suspects.add(Embed((str(index),)), 0.0, is_blamed=False)
 
     assert INPUTS_MAX == len(suspects)
     assert [1] == suspects.places_in(Embed(("4", "5")), 0.0)

@@ -10,12 +10,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from backends.contract import (
+    FREE_OPERATIONS,
     BaseReply,
     BaseWork,
     Capabilities,
     Embed,
     EmbedParts,
     Lengths,
+    ModelWork,
     Operation,
     Output,
     Reply,
@@ -48,6 +50,31 @@ def test_every_kind_of_work_and_reply_is_drawn() -> None:
     assert set(WORKS) == set(get_args(CallWork))
     assert set(REPLICA_WORKS) == set(get_args(Work))
     assert set(get_args(Reply)) == set(kinds_of(BaseReply))
+
+
+def test_a_kind_of_work_writes_what_its_base_leaves_to_it() -> None:
+    """The groups are those of the docstring of `BaseWork`."""
+    groups: dict[tuple[str, ...], set[type[BaseWork]]] = {
+        ("kind", "inputs", "token_bounds"): set(REPLICA_WORKS),
+        ("model_inputs", "map_texts"): set(get_args(ModelWork)),
+        ("is_joinable", "joined"): {
+            kind for kind in REPLICA_WORKS if kind.is_joinable is not BaseWork.is_joinable
+        },
+        ("row_fault", "is_cacheable", "item_keys", "rows_of", "reply_of_rows"): {
+            kind for kind in REPLICA_WORKS if kind.is_cacheable is not BaseWork.is_cacheable
+        },
+    }
+
+    for names, kinds in groups.items():
+        assert kinds, names
+        for kind in kinds:
+            missing = [name for name in names if getattr(kind, name) is getattr(BaseWork, name, None)]
+            assert not missing, (kind, missing)
+
+
+def test_operations_of_free_works_are_free() -> None:
+    assert {Operation.TOKENIZE, Operation.DETOKENIZE} == FREE_OPERATIONS
+    assert not {kind.kind for kind in get_args(ModelWork)} & FREE_OPERATIONS
 
 
 @of_every_kind(REPLICA_WORKS)

@@ -53,6 +53,38 @@ from gateway.serve import Served
 from gateway.tenants.keyring import Tenant
 
 SHOWN_CHARACTERS_MAX = 128
+# How long the rest of a stream is read after a failure: its client may wait for a reply before it sends its
+# next message.
+DISCARD_S = 0.1
+# Of one Arrow stream: a client of TEI Manager sends whole tables. Each `limits.inputs` of them are one call.
+ROWS_MAX = 65_536
+# Calls of one Arrow stream in flight.
+PARALLEL = 2
+# Of the vectors of one reply.
+REPLY_BYTES_MAX = 128 * 1024 * 1024
+NUMBER_BYTES = 4
+# As TEI Manager's replies.
+LZ4 = Form("lz4")
+
+NO_TERMS = TermWeights(np.empty(0, np.int32), np.empty(0, np.float32))
+SERVICES = tuple(
+    service.full_name
+    for file in (tei_pb2, tei_multiplexer_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+)
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+HEALTH = f"/{HEALTH_SERVICE}/Check"
+REFLECTION = (
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    f"/{reflection.SERVICE_NAME}/ServerReflectionInfo",
+)
+# Without a key, so many RPCs of all connections, and of one, wait for their client at once, and so long.
+OPEN_RPCS_MAX = 16
+OPEN_RPCS_OF_ONE_MAX = 4
+OPEN_WAIT_S = 10.0
+_REFLECTION = reflection.ReflectionServicer((*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME))
+
+MakeWork = Callable[[tuple[str, ...]], Work]
 
 
 def take_request(rpc: Rpc, message: bytes, name: str) -> bytes:
@@ -193,7 +225,7 @@ async def answer_unary(rpc: Rpc, method: Method) -> None:
 
 
 async def answer_rerank_stream(rpc: Rpc, *, enveloped: str | None = None) -> None:
-    """Collect the texts of a stream, and answer once. enveloped: as in `Operation`."""
+    """Collect the texts of a stream, and answer once. enveloped: as in `Method`."""
     context, api = rpc.context, rpc.parts.api
     try:
         api.admit(context, LEAST)
@@ -264,10 +296,6 @@ def encode(method: Method, request: Any, call: Call, served: Served, context: Re
     if method.is_timed:
         message += encode_metadata(context.timeline, served.reply, call)
     return message
-
-
-# Of a client that may wait for a reply before it sends its next message.
-DISCARD_S = 0.1
 
 
 async def answer_stream(rpc: Rpc, method: Method) -> None:
@@ -368,21 +396,6 @@ async def _cancel(*tasks: "asyncio.Task[object]") -> None:
         task.cancel()
     with suppress(asyncio.CancelledError):
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-# Of one stream: a client of TEI Manager sends whole tables. Each `limits.inputs` of them are one call.
-ROWS_MAX = 65_536
-# Calls of one stream in flight.
-PARALLEL = 2
-# Of the vectors of one reply.
-REPLY_BYTES_MAX = 128 * 1024 * 1024
-NUMBER_BYTES = 4
-# As TEI Manager's replies.
-LZ4 = Form("lz4")
-
-NO_TERMS = TermWeights(np.empty(0, np.int32), np.empty(0, np.float32))
-
-MakeWork = Callable[[tuple[str, ...]], Work]
 
 
 async def answer_embed_arrow(rpc: Rpc) -> None:
@@ -524,24 +537,6 @@ async def _serve_all(
     truncated = ",".join(value for _, headers in found if (value := headers.get("x-truncated-inputs")))
     headers = found[-1][1] | ({"x-truncated-inputs": truncated} if truncated else {})
     return [served for served, _ in found], headers
-
-
-SERVICES = tuple(
-    service.full_name
-    for file in (tei_pb2, tei_multiplexer_pb2)
-    for service in file.DESCRIPTOR.services_by_name.values()
-)
-HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-HEALTH = f"/{HEALTH_SERVICE}/Check"
-REFLECTION = (
-    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-    f"/{reflection.SERVICE_NAME}/ServerReflectionInfo",
-)
-# Without a key, so many RPCs of all connections, and of one, wait for their client at once, and so long.
-OPEN_RPCS_MAX = 16
-OPEN_RPCS_OF_ONE_MAX = 4
-OPEN_WAIT_S = 10.0
-_REFLECTION = reflection.ReflectionServicer((*SERVICES, HEALTH_SERVICE, reflection.SERVICE_NAME))
 
 
 async def answer_health(rpc: Rpc) -> None:

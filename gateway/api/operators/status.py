@@ -124,7 +124,7 @@ class StatusSource(msgspec.Struct, frozen=True):
                     history.latency_s,
                     attempts,
                     attempts - not_failed,
-                    replica.refusals.learned_bytes,
+                    replica.request_limits.learned_bytes,
                     replica.is_drained,
                 )
 
