@@ -279,11 +279,13 @@ def test_two_gateways_and_a_restart_accept_one_key(tmp_path: Path, own_redis: Re
 def test_worker_refuses_a_waiting_key_once_tenants_are_found(tmp_path: Path, own_redis: RedisServer) -> None:
     path = tmp_path / "router.yaml"
     path.write_text(CONFIG.format(store=own_redis.url))
+    # On the disk, so that no gateway sees it without them.
+    own_redis.command("HSET", TENANTS, "acme", "{}")
+    own_redis.command("SAVE")
     own_redis.kill()
     gateway = Served(path).wait_until_up()
     try:
         own_redis.restart()
-        own_redis.command("HSET", TENANTS, "acme", "{}")
         line = "the first key is ignored: there are tenants in Redis"
         assert wait_until(lambda: any(line in written for written in gateway.log))
     finally:
