@@ -360,8 +360,7 @@ class Load:
 
     async def _run_closed(self) -> None:
         async def caller() -> None:
-            # The client may swallow a cancellation.
-            while (due_s := time.monotonic()) < self._end_s and not self.stop.is_set():
+            while (due_s := time.monotonic()) < self._end_s:
                 await self._call(due_s)
 
         async with asyncio.TaskGroup() as group:
