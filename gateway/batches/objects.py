@@ -219,14 +219,14 @@ class FolderObjects:
 
     @_in_thread
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects, and the folders that become empty."""
+        """Remove objects, and the folders that become empty, but for those of all files and all jobs."""
         for name in names:
             (self._folder / name).unlink(missing_ok=True)
         for name in {str(Path(name).parent) for name in names}:
             folder = self._folder / name
-            # Until one is not empty.
+            # Until one is not empty. Others may be about to create something in a folder of all.
             with suppress(OSError):
-                while folder != self._folder:
+                while self._folder not in (folder, folder.parent):
                     folder.rmdir()
                     folder = folder.parent
 

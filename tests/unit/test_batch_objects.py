@@ -59,3 +59,13 @@ async def test_other_users_cannot_read(tmp_path: Path) -> None:
 
     for path in (tmp_path / "objects", tmp_path / "objects" / "files"):
         assert path.stat().st_mode & 0o077 == 0
+
+
+async def test_a_removal_leaves_the_folder_in_which_others_create_jobs(tmp_path: Path) -> None:
+    objects = FolderObjects(tmp_path)
+    await objects.create("jobs/a/job.json", b"{}")
+
+    await objects.remove(["jobs/a/job.json"])
+
+    assert sorted(entry.name for entry in os.scandir(tmp_path)) == ["jobs", UNFINISHED]
+    assert list(os.scandir(tmp_path / "jobs")) == []
