@@ -45,12 +45,10 @@ class BucketUpload:
             await self._writer.write(data)
 
     async def commit(self) -> None:
-        """Let the object appear."""
         with _failures():
             await self._writer.close()
 
     async def abort(self) -> None:
-        """Drop the upload."""
         with suppress(BaseError, OSError):
             # The library aborts an upload whose block has failed, and has no other way to.
             await self._writer.__aexit__(ObjectsUnavailable, None, None)
@@ -78,7 +76,6 @@ class BucketObjects:
         )
 
     async def start(self, name: str) -> BucketUpload:
-        """Begin an object."""
         return BucketUpload(
             obstore.open_writer_async(
                 self._store, name, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
@@ -86,7 +83,6 @@ class BucketObjects:
         )
 
     async def add(self, name: str, path: Path) -> None:
-        """Upload a local file, and remove it."""
         with _failures():
             await obstore.put_async(
                 self._store, name, path, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
@@ -94,7 +90,6 @@ class BucketObjects:
         await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def create(self, name: str, data: bytes) -> bool:
-        """Add an object, unless there is one."""
         with _failures():
             try:
                 await obstore.put_async(self._store, name, data, mode="create")
@@ -103,7 +98,6 @@ class BucketObjects:
         return True
 
     async def read(self, name: str) -> bytes | None:
-        """Return an object, None if there is none."""
         with _failures():
             try:
                 return bytes(await (await obstore.get_async(self._store, name)).bytes_async())
@@ -113,7 +107,6 @@ class BucketObjects:
     async def stream(
         self, name: str, offset: int = 0, length: int | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the blocks of an object."""
         part: Any = {"offset": offset} if length is None else (offset, offset + length)
         options: Any = {"range": part} if offset or length else None
         with _failures():
@@ -125,19 +118,16 @@ class BucketObjects:
                 raise ObjectLost from error
 
     async def names(self, prefix: str) -> list[str]:
-        """Return the names below a prefix."""
         with _failures():
             pages = obstore.list(self._store, prefix.rstrip("/"), chunk_size=NAMES_AT_ONCE)
             return sorted([entry["path"] async for page in pages for entry in page])
 
     async def folders(self, prefix: str) -> list[str]:
-        """Return the parts of names after a prefix, up to the next slash."""
         with _failures():
             found = await obstore.list_with_delimiter_async(self._store, prefix.rstrip("/"))
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
 
     async def remove(self, names: Sequence[str]) -> None:
-        """Remove objects."""
         for start in range(0, len(names), NAMES_AT_ONCE):
             with _failures(), suppress(FileNotFoundError):
                 await obstore.delete_async(self._store, names[start : start + NAMES_AT_ONCE])

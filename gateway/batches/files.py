@@ -14,12 +14,11 @@ from gateway.batches.objects import Objects, ObjectsUnavailable, Upload, create_
 from gateway.batches.records import FILE_DATA, FILE_RECORD, JOB_FINAL, FileRecord, FinalRecord, Owner, new_id
 from gateway.batches.store import (
     BoundExceeded,
-    ByteBounds,
+    Bounds,
     JobStore,
     Kind,
     Page,
     Row,
-    RowBounds,
     file_of,
     file_row,
     find,
@@ -30,14 +29,6 @@ from gateway.errors import BodyTooLarge, FileStorageFull, GatewayError, InvalidI
 # Bytes of an upload of unknown length are reserved in steps.
 STEP_BYTES = 16 * 1024 * 1024
 NO_OWNER = Owner("", "")
-
-
-class NewFile(msgspec.Struct, frozen=True):
-    """Facts about an upload that are known when it ends. expires_after_s: of its owner's choice."""
-
-    filename: str
-    purpose: str
-    expires_after_s: int | None = None
 
 
 class FileUpload:
@@ -64,17 +55,19 @@ class FileUpload:
             await self._files.reserve(self._record)
         await self._upload.write(data)
 
-    async def commit(self, new: NewFile) -> FileRecord:
-        """Let the file appear. Raises: FileStorageFull, ObjectsUnavailable, JobStoreUnavailable."""
+    async def commit(self, filename: str, expires_after_s: int | None = None) -> FileRecord:
+        """Let the file appear. expires_after_s: of its owner's choice.
+
+        Raises: FileStorageFull, ObjectsUnavailable, JobStoreUnavailable.
+        """
         self._has_content = True
         await self._upload.commit()
         expires_s = self._record.expires_s
-        if new.expires_after_s is not None:
-            expires_s = min(expires_s, self._record.created_s + new.expires_after_s)
+        if expires_after_s is not None:
+            expires_s = min(expires_s, self._record.created_s + expires_after_s)
         ready = msgspec.structs.replace(
             self._record,
-            filename=new.filename,
-            purpose=new.purpose,
+            filename=filename,
             bytes=self._size,
             expires_s=expires_s,
             is_ready=True,
@@ -109,7 +102,7 @@ class Files:
         self.settings = settings
         self.objects = objects
         self.store = store
-        self.bounds = ByteBounds(settings.tenant_bytes, settings.bytes)
+        self.bounds = Bounds(settings.tenant_bytes, settings.bytes)
         self._now_s = now_s
 
     async def start(self, tenant: str, announced_bytes: int, owner: Owner = NO_OWNER) -> FileUpload:
@@ -122,7 +115,7 @@ class Files:
             new_id("file-"),
             tenant,
             "",
-            "",
+            "batch",
             reserved,
             now_s,
             now_s + self.settings.keep_s,
@@ -143,9 +136,9 @@ class Files:
 
         Raises: FileStorageFull, JobStoreUnavailable.
         """
-        counts = RowBounds(shown=self.settings.files_per_tenant, active=0)
+        bounds = msgspec.structs.replace(self.bounds, shown=self.settings.files_per_tenant)
         try:
-            await self.store.put(file_row(record), self.bounds, counts)
+            await self.store.put(file_row(record), bounds)
         except BoundExceeded as error:
             raise self.refusal(error, "file") from error
 

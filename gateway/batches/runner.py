@@ -60,7 +60,7 @@ from gateway.batches.store import (
     RENEW_S,
     VALIDATION,
     BoundExceeded,
-    ByteBounds,
+    Bounds,
     JobStoreUnavailable,
     chunk_row,
     job_of,
@@ -502,7 +502,7 @@ class ResultBytes:
         if self._used > self._reserved:
             await self.put(self._used)
 
-    async def put(self, size: int, bounds: ByteBounds | None = None) -> None:
+    async def put(self, size: int, bounds: Bounds | None = None) -> None:
         """Replace what is counted. Raises: BoundExceeded."""
         await self._jobs.store.put(chunk_row(self._job, self._number, size), bounds)
         self._reserved = size

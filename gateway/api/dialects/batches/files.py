@@ -27,7 +27,7 @@ from gateway.api.server.request import LEAST_OF_BATCHES
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.batch_objects import FileDeleted, FileList, FileObject, file_object
-from gateway.batches.files import FileUpload, NewFile
+from gateway.batches.files import FileUpload
 from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.records import FileRecord
 from gateway.batches.store import JobStoreUnavailable, Page
@@ -88,9 +88,9 @@ async def _receive(context: HttpContext, batches: BatchesApi, tenant: Tenant) ->
     try:
         async with aclosing(_pieces(context)) as pieces:
             form = await FormReader(context.header(b"content-type"), start).read(pieces)
-        new = _new_file(form)
+        expires_after_s = _expiry_of(form)
         assert upload is not None
-        return await upload.commit(new)
+        return await upload.commit(form.filename or "", expires_after_s)
     except BaseException:
         if upload is not None:
             # The client may have gone: that must not leave its bytes behind.
@@ -114,8 +114,8 @@ async def _abort(upload: FileUpload) -> None:
         await upload.abort()
 
 
-def _new_file(form: UploadedForm) -> NewFile:
-    """Return the facts of an upload. Raises: InvalidInput."""
+def _expiry_of(form: UploadedForm) -> int | None:
+    """Check the fields of an upload, and return when it expires, in seconds. Raises: InvalidInput."""
     fields = form.fields
     purpose = fields.get("purpose")
     if purpose != "batch":
@@ -131,7 +131,7 @@ def _new_file(form: UploadedForm) -> NewFile:
             f"`expires_after[seconds]` must be a number from {EXPIRES_MIN_S} to {EXPIRES_MAX_S}",
             param="expires_after",
         )
-    return NewFile(form.filename or "", purpose, None if seconds is None else int(seconds))
+    return None if seconds is None else int(seconds)
 
 
 @post(
