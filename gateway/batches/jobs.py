@@ -17,7 +17,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from functools import reduce
 
 import msgspec
 
@@ -48,6 +47,7 @@ from gateway.batches.records import (
     Plan,
     new_id,
     result_file_id,
+    total,
 )
 from gateway.batches.store import (
     ROWS_AT_ONCE,
@@ -197,7 +197,7 @@ class Jobs:
         known, counts = self._counts.pop(job.id, (0, Counts()))
         if known != done:
             results = (await self.store.progress(job.id)).values()
-            done, counts = len(results), reduce(Counts.plus, (result.counts for result in results), Counts())
+            done, counts = len(results), total(result.counts for result in results)
         self._counts[job.id] = done, counts
         if len(self._counts) > COUNTS_MAX:
             del self._counts[next(iter(self._counts))]
@@ -305,7 +305,7 @@ class Jobs:
     def _finalized(self, job: Job, results: dict[int, ChunkResult]) -> FinalRecord:
         """Return the end of a job from the results of its chunks."""
         ordered = sorted(results.items())
-        counts = reduce(Counts.plus, (result.counts for _, result in ordered), Counts())
+        counts = total(result.counts for _, result in ordered)
         sizes: dict[Part, int] = {part: sum(result.sizes[part] for _, result in ordered) for part in PARTS}
         parts: dict[Part, tuple[str, ...]] = {
             part: tuple(

@@ -476,7 +476,7 @@ class ChunkRun:
                     group.create_task(self._run_line(results, index, line, f"{self._job.id}.{first + index}"))
         if len(done) < len(lines):
             # What it has reserved for more is free for others.
-            await results.put(results.journal.size)
+            await results.put(results.journal.size_of(*PARTS))
             raise await self._unfinished(is_fruitless=len(done) == before)
         await self._store_results(results)
 
@@ -586,7 +586,7 @@ class Results:
         self._reserving, self._writing = asyncio.Lock(), asyncio.Lock()
         self._reserved = 0
         # By results that are there, whether they are written or not.
-        self._used = journal.size
+        self._used = journal.size_of(*PARTS)
         self._unwritten: list[tuple[int, LineResult]] = []
 
     async def reserve(self) -> None:
