@@ -5,8 +5,8 @@ parts of one that was never completed.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
-from gateway.batches.objects import BLOCK_BYTES, ObjectLost, ObjectsUnavailable
+from gateway.batches.objects import BLOCK_BYTES, ObjectLost, ObjectsUnavailable, Write
 from gateway.config.schema import BucketSettings
 
 # S3 takes no smaller parts of a multipart upload, apart from the last one.
@@ -31,27 +31,6 @@ def _failures() -> Iterator[None]:
         yield
     except (BaseError, OSError) as error:
         raise ObjectsUnavailable(f"the bucket failed: {type(error).__name__}") from error
-
-
-class BucketUpload:
-    """An object that is uploaded in parts, of which two are in memory."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-
-    async def write(self, data: bytes) -> None:
-        """Append bytes."""
-        with _failures():
-            await self._writer.write(data)
-
-    async def commit(self) -> None:
-        with _failures():
-            await self._writer.close()
-
-    async def abort(self) -> None:
-        with suppress(BaseError, OSError):
-            # The library aborts an upload whose block has failed, and has no other way to.
-            await self._writer.__aexit__(ObjectsUnavailable, None, None)
 
 
 class BucketObjects:
@@ -75,12 +54,25 @@ class BucketObjects:
             **{name: value for name, value in options.items() if value is not None},
         )
 
-    async def start(self, name: str) -> BucketUpload:
-        return BucketUpload(
-            obstore.open_writer_async(
-                self._store, name, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
-            )
+    @asynccontextmanager
+    async def writing(self, name: str) -> AsyncIterator[Write]:
+        writer: Any = obstore.open_writer_async(
+            self._store, name, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
         )
+
+        async def write(data: bytes) -> None:
+            with _failures():
+                await writer.write(data)
+
+        try:
+            yield write
+            with _failures():
+                await writer.close()
+        except BaseException:
+            with suppress(BaseError, OSError):
+                # The library aborts an upload whose block has failed, and has no other way to.
+                await writer.__aexit__(ObjectsUnavailable, None, None)
+            raise
 
     async def add(self, name: str, path: Path) -> None:
         with _failures():

@@ -26,10 +26,9 @@ async def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> Non
     # The kernel writes the bytes that fit, and then fails, as on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        upload = await objects.start("files/a.data")
         with pytest.raises(ObjectsUnavailable) as full:
-            await upload.write(b"x" * 2000)
-        await upload.abort()
+            async with objects.writing("files/a.data") as write:
+                await write(b"x" * 2000)
         with pytest.raises(ObjectsUnavailable):
             await objects.create("files/a.json", b"x" * 2000)
     finally:

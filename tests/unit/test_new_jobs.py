@@ -73,9 +73,10 @@ def files_in(folder: Path, store: JobStore) -> Files:
 
 async def jobs_in(folder: Path, store: JobStore) -> tuple[Jobs, NewJob]:
     files = files_in(folder, store)
-    upload = await files.start("acme", 0)
-    await upload.write(b"{")
-    file = await upload.commit("a.jsonl")
+    async with files.uploading("acme", 0) as upload:
+        await upload.write(b"{")
+        upload.end("a.jsonl")
+    file = upload.record
     return Jobs(files, lambda _: None), ("acme", Owner("key", ""), "/v1/embeddings", file.id)
 
 
@@ -95,17 +96,19 @@ async def test_jobs_that_come_together_stay_within_the_bound(tmp_path: Path, sto
 
 async def test_uploads_that_come_together_stay_within_the_bound(tmp_path: Path, store: JobStore) -> None:
     files = Files(BatchesSettings(str(tmp_path), files_per_tenant=2), FolderObjects(tmp_path), store)
-    uploads = [await files.start("acme", 10) for _ in range(4)]
+    begun = asyncio.Barrier(4)
 
-    kept = []
-    for upload in uploads:
-        await upload.write(b"{}")
-        try:
-            kept.append((await upload.commit("a.jsonl")).id)
-        except FileStorageFull:
-            await upload.abort()
+    async def upload_one() -> str:
+        async with files.uploading("acme", 10) as upload:
+            await begun.wait()
+            await upload.write(b"{}")
+            upload.end("a.jsonl")
+        return upload.record.id
 
-    assert len(kept) == 2
+    outcomes = await asyncio.gather(*(upload_one() for _ in range(4)), return_exceptions=True)
+
+    kept = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert [FileStorageFull] * 2 == [type(outcome) for outcome in outcomes if outcome not in kept]
     assert await store.used_bytes() == 2 * (2 + FILE_BYTES)
     # What was refused has left nothing.
     found = [entry.name for folder in ("files", "unfinished") for entry in os.scandir(tmp_path / folder)]

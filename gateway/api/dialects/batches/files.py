@@ -3,9 +3,8 @@
 Source: OpenAI OpenAPI document 2.3.0; openai-python 3.52 sends `expires_after` as `expires_after[seconds]`.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing
 from typing import Annotated, Literal
 from urllib.parse import quote
 
@@ -28,9 +27,8 @@ from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply
 from gateway.api.wire.batch_objects import FileDeleted, FileList, FileObject, file_object
 from gateway.batches.files import FileUpload
-from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.records import FileRecord
-from gateway.batches.store import JobStoreUnavailable, Page
+from gateway.batches.store import Page
 from gateway.errors import InvalidInput
 from gateway.tenants.keyring import Tenant
 
@@ -77,25 +75,21 @@ async def _upload(context: HttpContext, api: InferenceApi) -> HttpReply:
 async def _receive(context: HttpContext, batches: BatchesApi, tenant: Tenant) -> FileRecord:
     upload: FileUpload | None = None
     announced = context.header(b"content-length")
+    async with AsyncExitStack() as stack:
 
-    async def start() -> Sink:
-        nonlocal upload
-        upload = await batches.files.start(
-            tenant.name, int(announced) if announced.isdigit() else 0, key_of(tenant)
-        )
-        return upload
+        async def start() -> Sink:
+            nonlocal upload
+            reserved = int(announced) if announced.isdigit() else 0
+            uploading = batches.files.uploading(tenant.name, reserved, key_of(tenant))
+            upload = await stack.enter_async_context(uploading)
+            return upload
 
-    try:
         async with aclosing(_pieces(context)) as pieces:
             form = await FormReader(context.header(b"content-type"), start).read(pieces)
         expires_after_s = _expiry_of(form)
         assert upload is not None
-        return await upload.commit(form.filename or "", expires_after_s)
-    except BaseException:
-        if upload is not None:
-            # The client may have gone: that must not leave its bytes behind.
-            await asyncio.shield(_abort(upload))
-        raise
+        upload.end(form.filename or "", expires_after_s)
+    return upload.record
 
 
 async def _pieces(context: HttpContext) -> AsyncGenerator[bytes, None]:
@@ -107,11 +101,6 @@ async def _pieces(context: HttpContext) -> AsyncGenerator[bytes, None]:
         if message["body"]:
             yield message["body"]
         context.io.release()
-
-
-async def _abort(upload: FileUpload) -> None:
-    with suppress(ObjectsUnavailable, JobStoreUnavailable):
-        await upload.abort()
 
 
 def _expiry_of(form: UploadedForm) -> int | None:
