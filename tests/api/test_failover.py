@@ -101,17 +101,17 @@ async def test_rejoined_replica_gets_work_again(boot: Boots) -> None:
     assert (503, 200) == (while_down.status_code, after_rejoin.status_code)
 
 
-@pytest.mark.parametrize("status", [429, 500, 502, 503, 404, 401, 424])
-async def test_retries_a_replicas_error_at_another_replica(boot: Boots, status: int) -> None:
-    servers = {"tei-0": tei_with_hook(respond_with(status)), "tei-1": FakeTei()}
-    async with boot(servers) as gateway:
-        for _ in range(3):
-            assert_vectors(await embed(gateway, "a", "b"), "a", "b")
-
-
-@pytest.mark.parametrize("body", [b"<html>", b"[[0.1", b"", b"[]"])
-async def test_never_returns_a_malformed_reply(boot: Boots, body: bytes) -> None:
-    servers = {"tei-0": tei_with_hook(respond_with(200, body)), "tei-1": FakeTei()}
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        *((status, b"") for status in (429, 500, 502, 503, 404, 401, 424)),
+        *((200, body) for body in (b"<html>", b"[[0.1", b"", b"[]")),
+    ],
+)
+async def test_retries_an_error_or_a_malformed_reply_at_another_replica(
+    boot: Boots, status: int, body: bytes
+) -> None:
+    servers = {"tei-0": tei_with_hook(respond_with(status, body)), "tei-1": FakeTei()}
     async with boot(servers) as gateway:
         for _ in range(3):
             assert_vectors(await embed(gateway, "a", "b"), "a", "b")
@@ -147,28 +147,6 @@ async def test_does_not_retry_invalid_input(boot: Boots) -> None:
     assert 1 == sum(len(server.requests) for server in servers.values())
 
 
-@pytest.mark.parametrize(
-    ("status", "openai", "code", "tei"),
-    [
-        (429, 429, "overloaded", 429),
-        (500, 502, "upstream_failed", 424),
-        (401, 502, "upstream_failed", 424),
-        (503, 503, "no_replica", 503),
-    ],
-)
-async def test_returns_the_error_that_every_replica_gives(
-    boot: Boots, status: int, openai: int, code: str, tei: int
-) -> None:
-    servers = {name: tei_with_hook(respond_with(status)) for name in ("tei-0", "tei-1")}
-    async with boot(servers) as gateway:
-        first = await embed(gateway)
-        second = await gateway.post("/embed", {"inputs": "a"})
-
-    assert (openai, code) == (first.status_code, first.json()["error"]["code"])
-    assert tei == second.status_code
-    assert (openai in (429, 503)) is ("retry-after" in first.headers)
-
-
 async def test_tries_each_replica_once_per_call(boot: Boots) -> None:
     servers = {name: tei_with_hook(respond_with(500)) for name in ("tei-0", "tei-1")}
     async with boot(servers) as gateway:
@@ -176,18 +154,6 @@ async def test_tries_each_replica_once_per_call(boot: Boots) -> None:
 
     texts = [[body["input"] for _, body in server.requests] for server in servers.values()]
     assert [[["a"], [PLAIN_TEXT]]] * 2 == texts
-
-
-@pytest.mark.parametrize("path", [OPENAI, "/embed", "/similarity", "/rerank", "/tokenize"])
-async def test_no_reachable_replica_is_503_with_retry_after(boot: Boots, path: str) -> None:
-    body: dict[str, Any] = {"input": "a", "inputs": "a", "query": "q", "texts": ["a"]}
-    if path == "/similarity":
-        body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
-    async with boot({}) as gateway:
-        reply = await gateway.post(path, body)
-
-    assert 503 == reply.status_code
-    assert 1 <= int(reply.headers["retry-after"]) <= 60
 
 
 async def test_retries_a_hung_replicas_work_elsewhere_in_time(boot: Boots) -> None:
@@ -208,15 +174,6 @@ async def test_attempt_leaves_half_of_the_deadline_for_another_replica(boot: Boo
     assert [200, 200] == [reply.status_code for reply in replies]
 
 
-async def test_expired_deadline_is_504_and_frees_the_replica(boot: Boots) -> None:
-    gates = [Gate(), Gate()]
-    async with boot({"tei-0": tei_with_hook(gates[0]), "tei-1": tei_with_hook(gates[1])}) as gateway:
-        openai = await embed(gateway, *["a"] * 20, x_timeout_s="0.1")
-        await until(lambda: not gates[0].waiting and not gates[1].waiting)
-
-    assert (504, "deadline_exceeded") == (openai.status_code, openai.json()["error"]["code"])
-
-
 @pytest.mark.parametrize("alive", [["tei-0"], ["tei-0", "tei-1"]])
 async def test_splits_and_joins_200_inputs_in_order(boot: Boots, alive: list[str]) -> None:
     servers = {name: FakeTei() for name in alive}
@@ -225,6 +182,7 @@ async def test_splits_and_joins_200_inputs_in_order(boot: Boots, alive: list[str
         reply = await embed(gateway, *texts)
 
     assert_vectors(reply, *texts)
+    assert list(range(200)) == [item["index"] for item in reply.json()["data"]]
     assert {"prompt_tokens": 800, "total_tokens": 800} == reply.json()["usage"]
     assert [4] * 50 == [size for server in servers.values() for size in sizes(server)]
     assert all(server.requests for server in servers.values())
