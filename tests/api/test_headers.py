@@ -222,13 +222,12 @@ async def test_readyz_fails_until_a_replica_has_been_tried(boot: Boots) -> None:
 
 
 @pytest.mark.parametrize("dialect", ROUTES.dialects, ids=lambda dialect: dialect.name)
-@pytest.mark.parametrize("kind", FACTS)
-def test_every_429_and_503_sends_retry_after(kind: str, dialect: ErrorFormat) -> None:
-    error_type = type("Any", (GatewayError,), {"kind": kind})
-    reply = render_error(error_type("why"), dialect)
+def test_every_429_and_503_sends_retry_after(dialect: ErrorFormat) -> None:
+    for kind in FACTS:
+        reply = render_error(type("Any", (GatewayError,), {"kind": kind})("why"), dialect)
 
-    assert (reply.status in (429, 503)) is ("retry-after" in reply.headers)
-    assert (reply.status == 401) is ("www-authenticate" in reply.headers)
+        assert (reply.status in (429, 503)) is ("retry-after" in reply.headers), kind
+        assert (reply.status == 401) is ("www-authenticate" in reply.headers), kind
 
 
 @pytest.mark.parametrize(
