@@ -1,20 +1,19 @@
 """Failover: the results callers get while replicas are unreachable, lost, full or slow."""
 
 import asyncio
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.api.server.http_protocol import CONNECTION
 from gateway.events import AttemptFinished, ReplicaChanged
 from gateway.routing.checks import PLAIN_TEXT
+from gateway.tenants.keyring import key_digest
 from tests.backends.invalid_replies import body_of, packed
-from tests.conftest import CONFIG, Boots, Running
+from tests.conftest import CONFIG, KEY, Boots, Running
 from tests.fakes.hooks import Gate, fail_with, respond_with, tei_with_hook, until
 from tests.fakes.tei import FakeTei, assert_vectors
+from tests.socket_gateway import socket_gateway
 from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
@@ -310,53 +309,30 @@ async def test_cancelled_waiting_call_is_never_sent(boot: Boots) -> None:
         first = asyncio.create_task(embed(gateway, "first"))
         await until(lambda: gate.waiting == 1)
         cancelled = asyncio.create_task(embed(gateway, "gone"))
-        await until_queued(gateway, 8)
+        await until(lambda: queued_tokens(gateway) == 8)
         cancelled.cancel()
         await asyncio.gather(cancelled, return_exceptions=True)
-        queued_tokens = await queued(gateway)
+        still_queued = queued_tokens(gateway)
         gate.opened.set()
         await first
 
-    assert 0 == queued_tokens
+    assert 0 == still_queued
     assert [["first"]] == [body["input"] for _, body in server.requests]
 
 
-class Held:
-    """The part of a connection that a call uses: its handle, its protocol and its limit in one."""
-
-    on_lost: Callable[[], None] | None = None
-    timed_out = False
-
-    def __init__(self) -> None:
-        self.protocol = SimpleNamespace(
-            claim=lambda _: True,
-            backlog=SimpleNamespace(set_tenant=lambda _: None),
-            limit=SimpleNamespace(release=lambda _: None),
-            flow=SimpleNamespace(write_paused=False),
-        )
-
-    def watch(self, on_lost: Callable[[], None] | None) -> None:
-        self.on_lost = on_lost
+async def test_disconnected_caller_frees_its_slot() -> None:
+    gate = Gate()
+    config = 'upstreams: {up: {backend: tei, replicas: ["http://tei-0"]}}\nmodels: {bge: {upstream: up}}\n'
+    config += f'tenants: {{acme: {{keys: ["{key_digest(KEY)}"]}}}}\n'
+    async with socket_gateway(tei_with_hook(gate), config) as gateway, asyncio.timeout(PATIENCE_S):
+        with await gateway.send_call("a"):
+            await until(lambda: gate.waiting == 1)
+        await until(lambda: gate.waiting == 0)
 
 
-async def test_disconnected_caller_frees_its_slot(boot: Boots) -> None:
-    gate, line = Gate(), Held()
-    async with boot({"tei-0": tei_with_hook(gate)}) as gateway:
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b'{"input": "a"}', "more_body": False}
-
-        scope = {**post_scope(gateway), "extensions": {CONNECTION: line}}
-        call = asyncio.create_task(asgi(gateway)(scope, receive, ignored))
-        await until(lambda: gate.waiting == 1)
-        assert line.on_lost is not None
-        line.on_lost()
-        await asyncio.wait([call], timeout=2)
-        still_waiting = gate.waiting
-        gate.opened.set()
-        await asyncio.gather(call, return_exceptions=True)
-
-    assert 0 == still_waiting
+def queued_tokens(gateway: Running) -> int:
+    """Return the tokens that wait in front of the embedding upstream."""
+    return gateway.application.gateway.upstreams["embedder"].lanes["texts"].queued_tokens
 
 
 async def test_full_lane_is_429_with_retry_after(boot: Boots) -> None:
@@ -366,7 +342,7 @@ async def test_full_lane_is_429_with_retry_after(boot: Boots) -> None:
         calls = [asyncio.create_task(embed(gateway, "b"))]
         await until(lambda: gate.waiting == 1)
         calls += [asyncio.create_task(embed(gateway, text)) for text in "cd"]
-        await until_queued(gateway, 10)
+        await until(lambda: queued_tokens(gateway) == 10)
         openai = await embed(gateway)
         tei = await gateway.post("/embed", {"inputs": "a"})
         gate.opened.set()
@@ -390,52 +366,3 @@ async def test_idle_lane_accepts_a_call_larger_than_its_bound(boot: Boots) -> No
 
     # If it were refused, every retry of it would be refused too.
     assert_vectors(reply, *texts)
-
-
-def asgi(gateway: Running) -> Any:
-    transport: Any = gateway.client._transport
-    return transport.app
-
-
-async def queued(gateway: Running) -> int:
-    """Return the tokens that wait in front of the embedding upstream, from /metrics."""
-    page = (await gateway.client.get("/metrics", headers={"host": "localhost"})).text
-    (line,) = [
-        line
-        for line in page.splitlines()
-        if line.startswith('gateway_lane_queued_tokens{upstream="embedder"}')
-    ]
-    return int(float(line.split()[-1]))
-
-
-async def until_queued(gateway: Running, tokens: int) -> None:
-    """Let other tasks run until this many tokens wait."""
-    async with asyncio.timeout(PATIENCE_S):
-        while await queued(gateway) != tokens:
-            pass
-
-
-def post_scope(gateway: Running) -> dict[str, Any]:
-    """Return the ASGI scope of a POST."""
-    headers = [
-        (b"authorization", gateway.client.headers["authorization"].encode()),
-        (b"content-length", b"14"),
-    ]
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": OPENAI,
-        "raw_path": OPENAI.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": headers,
-        "client": ("127.0.0.1", 1),
-        "server": ("gateway", 80),
-    }
-
-
-async def ignored(message: Any) -> None:
-    """Discard a message."""
