@@ -131,7 +131,8 @@ class LineChecker:
             if self.is_hopeless:
                 return
             self._take(line, 1)
-        self._rest = rest if len(rest) <= self._rules.line_bytes else rest[:LONGEST_MARK]
+        is_long = self._dropped or len(rest) > self._rules.line_bytes
+        self._rest = rest[:LONGEST_MARK] if is_long else rest
         self._dropped += len(rest) - len(self._rest)
 
     def finish(self, now_s: float) -> Plan:
