@@ -1,4 +1,4 @@
-"""Files of tenants: uploads within bounds, content, removal.
+"""Stored files of tenants: rows, content and removal, within bounds on bytes; no wire format.
 
 An upload first takes a row that is not shown, which reserves its bytes; then its content becomes an object,
 then its record, and then its row is shown. It is removed in the opposite order: without its record it is not

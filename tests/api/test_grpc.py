@@ -16,9 +16,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from backends.tei_protos import tei_pb2 as pb
 from gateway.api.grpc import answers
-from gateway.api.grpc.call_stream import STATUSES
 from gateway.api.grpc.messages import check_fields, field, parse, varint, vector_field
 from gateway.api.grpc.server import GrpcServer
+from gateway.api.grpc.statuses import STATUSES
 from gateway.api.server.paths import OTHER
 from gateway.errors import FACTS, InvalidInput, MalformedBody
 from gateway.events import CallFinished

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/batches: many requests in one file, worked off behind interactive calls.
+"""OpenAI's /v1/batches: fields and bounds of jobs, each of many requests in one file.
 
 Source: OpenAI OpenAPI document 2.3.0.
 """
@@ -17,7 +17,15 @@ from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.request import LEAST_OF_BATCHES, Request
 from gateway.api.server.request_context import RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.batch_objects import OPERATIONS, BatchList, BatchObject, batch_list, batch_object
+from gateway.api.wire.batch_objects import (
+    EXPIRES_MAX_S,
+    EXPIRES_MIN_S,
+    OPERATIONS,
+    BatchList,
+    BatchObject,
+    batch_list,
+    batch_object,
+)
 from gateway.batches.jobs import NewJob
 from gateway.errors import InvalidInput, ScopeForbidden, Unauthenticated
 from gateway.tenants.keyring import Tenant
@@ -26,8 +34,6 @@ FAILURES = document_errors(OPENAI)
 METADATA_MAX = 16
 METADATA_KEY_MAX = 64
 METADATA_VALUE_MAX = 512
-EXPIRES_MIN_S = 3600
-EXPIRES_MAX_S = 2_592_000
 
 
 class ExpiresAfter(msgspec.Struct):

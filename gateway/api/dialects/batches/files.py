@@ -1,4 +1,4 @@
-"""OpenAI's /v1/files: inputs and results of batches.
+"""OpenAI's /v1/files: fields and bounds of inputs and results of batches, among them `expires_after`.
 
 Source: OpenAI OpenAPI document 2.3.0; openai-python 3.52 sends `expires_after` as `expires_after[seconds]`.
 """
@@ -26,7 +26,14 @@ from gateway.api.server.paths import route_options
 from gateway.api.server.request import LEAST_OF_BATCHES
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.api.server.responses import HttpReply
-from gateway.api.wire.batch_objects import FileDeleted, FileList, FileObject, file_object
+from gateway.api.wire.batch_objects import (
+    EXPIRES_MAX_S,
+    EXPIRES_MIN_S,
+    FileDeleted,
+    FileList,
+    FileObject,
+    file_object,
+)
 from gateway.batches.files import FileUpload, NewFile
 from gateway.batches.objects import ObjectsUnavailable
 from gateway.batches.records import FileRecord
@@ -37,8 +44,6 @@ from gateway.tenants.keyring import Tenant
 FAILURES = document_errors(OPENAI)
 # What surrounds the file in a form.
 FORM_BYTES_MAX = 64 * 1024
-EXPIRES_MIN_S = 3600
-EXPIRES_MAX_S = 2_592_000
 LIST_MAX = 10_000
 
 
