@@ -312,6 +312,7 @@ class Lane:
                 attempt.load.inputs,
                 len(attempt.tickets),
                 attempt.is_hedge,
+                attempt.trace_id,
             )
         )
         self.pump()
