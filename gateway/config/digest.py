@@ -2,7 +2,7 @@
 
 It covers who may call, the models, their upstreams and all limits. Left out is what may differ between the
 hosts of one fleet: addresses of listeners, files, folders, processes, and bounds that depend on the size of a
-host. Texts that may be secrets count only by whether they are set, because whoever reads the digest could
+host. Texts that may be secrets count only by whether they are set, because a reader of the digest could
 test guesses of them.
 """
 
