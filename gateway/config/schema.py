@@ -406,6 +406,15 @@ class Tracing(Section, frozen=True):
     service_name: str = "embedding-gateway"
 
 
+class OtlpMetrics(Section, frozen=True):
+    """Export of metrics to an OpenTelemetry collector. interval_s: between two exports."""
+
+    endpoint: str = "http://127.0.0.1:4318/v1/metrics"
+    headers: dict[str, str] = {}
+    service_name: str = "embedding-gateway"
+    interval_s: PositiveFloat = 30.0
+
+
 class Logs(Section, frozen=True):
     """Format of log lines."""
 
@@ -572,6 +581,7 @@ class Config(Section, frozen=True, kw_only=True):
     reload: ReloadSettings = ReloadSettings()
     logs: Logs = Logs()
     tracing: Tracing | None = None
+    metrics: OtlpMetrics | None = None
     quotas: Quotas = Quotas()
     audit: AuditSettings = AuditSettings()
     limits: Limits = Limits()

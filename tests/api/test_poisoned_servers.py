@@ -243,6 +243,29 @@ async def test_a_batch_ends_with_the_error_of_one_line(tmp_path: Path, kind: str
     assert [("c2", 400)] == [(line["custom_id"], line["response"]["status_code"]) for line in bad]
 
 
+async def test_calls_of_several_texts_get_the_place_of_one_that_hangs(tmp_path: Path) -> None:
+    servers = [Poisoned("hang") for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        hosts = [await stack.enter_async_context(HostileReplica(server)) for server in servers]
+        config = config_for([host.address for host in hosts], tmp_path)
+        config = config.replace("attempt_timeout_s: 0.5", "attempt_timeout_s: 2")
+        config = config.replace("{upstream: embedder}", "{upstream: embedder, deadline_s: 6}")
+        gateway = await stack.enter_async_context(running_gateway({}, config, sockets=True))
+
+        async def call(number: int) -> Any:
+            texts = [f"text {number} {place}" for place in range(6)]
+            if number % 10 == 7:
+                texts[4] = f"{BAD} {number}"
+            return await gateway.post(OPENAI, {"input": texts}, authorization=f"Bearer {KEY}")
+
+        replies = await asyncio.gather(*(call(number) for number in range(20)))
+
+    statuses = [reply.status_code for reply in replies]
+    assert [400 if number % 10 == 7 else 200 for number in range(20)] == statuses
+    assert all(replies[number].json()["error"]["message"].startswith("input 4: ") for number in (7, 17))
+    assert [] == downs(gateway)
+
+
 @pytest.mark.parametrize("kind", ["500", "lost"])
 async def test_embed_skips_the_row_that_a_server_fails(tmp_path: Path, kind: str) -> None:
     rows = [{"text": BAD if number == 137 else f"text {number}"} for number in range(300)]
