@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gateway.config.identity import Identity
 from gateway.config.schema import CacheSettings, Config, UpstreamSettings
 
 
@@ -17,7 +18,8 @@ class AppBoot(msgspec.Struct, frozen=True):
     that are not in the file. admin_port, manager_port: ports of these listeners, if they exist. worker: index
     of this worker; None if there is only one. tenants_file: of tenants and keys where there is no Redis, None
     if no folder for it is known. jobs_file: of the table of batches where there is no Redis; None puts it
-    into `batches.dir`.
+    into `batches.dir`. identity: of the gateway, the same for all its workers; None makes one.
+    configuration: digests of the sections, None computes them from `config`.
     """
 
     config: Config
@@ -31,6 +33,8 @@ class AppBoot(msgspec.Struct, frozen=True):
     worker: int | None = None
     tenants_file: str | None = None
     jobs_file: str | None = None
+    identity: Identity | None = None
+    configuration: Mapping[str, str] | None = None
 
 
 def worker_share(config: Config) -> Config:
