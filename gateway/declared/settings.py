@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from backends.checkpoints.needed_files import is_path
+from gateway.config.access_checks import named_limit_problems
 from gateway.config.local_files import resolve_upstream_paths, upstream_file_problems
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.reader import type_problems
@@ -75,6 +76,7 @@ def read_model(name: str, written: Any, upstreams: Mapping[str, UpstreamSettings
     model = msgspec.convert(written, ModelSettings, strict=False)
     _raise_problems(
         [
+            *named_limit_problems(model.limits, f"{path}.limits"),
             *model_problems(name, model, upstreams),
             *model_upstream_problems(name, model, upstreams),
             *_text_problems(model, path),

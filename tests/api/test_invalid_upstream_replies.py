@@ -219,6 +219,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[str, int] | None:
 
 
 @pytest.mark.parametrize("name", ON_THE_WIRE)
+@pytest.mark.usefixtures("brief_return")
 async def test_broken_http_ends_in_an_error_in_time(name: str, tmp_path: Path) -> None:
     raw_reply, closes = ON_THE_WIRE[name]
     async with (
