@@ -35,6 +35,7 @@ from gateway.api.dialects.registry import DIALECTS
 from gateway.api.operators import (
     additions,
     admin,
+    fleet,
     jobs,
     keys,
     manager,
@@ -50,6 +51,7 @@ from gateway.api.operators import (
 from gateway.api.operators.additions import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.application import Services, litestar_application
+from gateway.api.operators.fleet import Description, FleetApi, SetDrain
 from gateway.api.operators.manager import AskParent, HostApi
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
@@ -71,7 +73,8 @@ from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
 from gateway.config.certificates import Certificates
-from gateway.config.digest import config_digest
+from gateway.config.digest import config_digest, section_digests
+from gateway.config.identity import new_identity
 from gateway.config.money import in_currency, token_price
 from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
@@ -81,11 +84,14 @@ from gateway.events import (
     AttemptFinished,
     BatchChanged,
     CallFinished,
+    GatewayDrained,
     Observe,
     Observers,
     ReplicaChanged,
     SpaceChecked,
 )
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.store import FleetStore
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
@@ -151,6 +157,7 @@ OPERATOR_MODULES = (
     own_usage,
     ui,
     sign_in,
+    fleet,
 )
 OPERATORS = Dialect(
     handlers=[handler for module in OPERATOR_MODULES for handler in module.HANDLERS],
@@ -170,7 +177,7 @@ class Collaborators(msgspec.Struct, frozen=True):
 
     observed: types of events that `observe` takes; all if none is named. reload: reads the file again.
     adding: changes the additions. manager: carries out requests about the instances and the models of this
-    host. None if the process cannot do it.
+    host. drain: drains this gateway. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -181,6 +188,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     reload: Reload | None = None
     adding: AdditionsClient | None = None
     manager: AskParent | None = None
+    drain: SetDrain | None = None
     observed: tuple[type, ...] = ()
 
 
@@ -188,6 +196,7 @@ class Application(msgspec.Struct, frozen=True):
     """The ASGI application, with the parts that its process needs to run, reload and stop it.
 
     observe: takes events that only the process learns of. instances: of this host. sign_on: its issuers.
+    describe: takes the digests of a new configuration, for the fleet.
     added_models: at start, as in `AppBoot`. create_grpc: returns the gRPC server, which is not started; None
     without `grpc.listen`.
     """
@@ -201,6 +210,7 @@ class Application(msgspec.Struct, frozen=True):
     instances: InstanceTable
     sign_on: SignOn
     groups: Groups
+    describe: Callable[[Mapping[str, str]], None]
     added_models: Collection[str]
     create_grpc: "Callable[[], GrpcServer] | None"
 
@@ -210,7 +220,7 @@ class Stores:
     """Clients of the shared state. fingerprints: None if the configuration has no Redis.
 
     tenants: in Redis, or in a file; None where there is neither. cache: of vectors, None if the configuration
-    has none. model_spaces, memory: use the client of `fingerprints`.
+    has none. model_spaces, memory, fleet: use the client of `fingerprints`.
     """
 
     ledger: Ledger
@@ -219,6 +229,7 @@ class Stores:
     cache: ItemCache | None = None
     model_spaces: ModelSpaceStore | None = None
     memory: StoreMemory | None = None
+    fleet: FleetStore | None = None
 
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
@@ -296,26 +307,34 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     )
     jobs = open_batches(boot, lambda job: observe(_change_of(job)))
     batches = BatchesApi(authenticator, jobs)
-    fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
-    api = InferenceApi(gateway, authenticator, batches, table, config.limits.inputs, fetcher)
+    api = InferenceApi(gateway, authenticator, batches, table, config.limits.inputs, _fetcher(config))
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
     admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
     sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
     metrics.watch(sources())
     watched = StatusSource(
-        gateway, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
+        gateway, in_flight, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
     )
     adding = AdditionsApi(outside.adding)
+    fleet_api = _join_fleet(
+        boot,
+        outside,
+        watched,
+        probes.Readiness(gateway, in_flight, partial(_store_problem, config, stores.ledger, follower, admin)),
+        stores.fleet,
+        observe,
+    )
     services = Services(
         api=api,
         in_flight=in_flight,
         exporter=metrics,
         watched=watched,
-        readiness=probes.Readiness(partial(_store_problem, config, stores.ledger, follower, admin)),
+        readiness=fleet_api.description.readiness,
         admin=admin,
         adding=adding,
         replicas=ReplicasApi(gateway, adding),
+        fleet_api=fleet_api,
         host=HostApi(outside.manager),
         sign_ins=SignIns(sign_on),
         batches=batches,
@@ -344,6 +363,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         sign_on.run(),
         groups.maintain(),
         *([] if collected is None else [collected.run()]),
+        # One worker of a gateway speaks for it.
+        *([] if boot.worker else [fleet_api.fleet.run()]),
     ]
     return Application(
         asgi=Middleware(_litestar(), parts),
@@ -357,9 +378,29 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         instances=table,
         sign_on=sign_on,
         groups=groups,
+        describe=partial(setattr, fleet_api.description, "configuration"),
         added_models=boot.added_models,
         create_grpc=None if config.grpc is None else partial(_create_grpc, config, parts),
     )
+
+
+def _join_fleet(
+    boot: AppBoot,
+    outside: Collaborators,
+    watched: StatusSource,
+    readiness: probes.Readiness,
+    store: FleetStore | None,
+    observe: Observers,
+) -> FleetApi:
+    """Return the part of this gateway in its fleet, which contacts no store yet."""
+    configuration = section_digests(boot.config) if boot.configuration is None else boot.configuration
+    description = Description(
+        boot.identity or new_identity(boot.config.listen), watched, readiness, configuration
+    )
+    members = Fleet(description.identity, store, description, watched.history.calls.calls)
+    observe.add(readiness.in_flight.follow_drain, GatewayDrained)
+    observe.add(lambda _: members.renew(), GatewayDrained)
+    return FleetApi(description, members, outside.drain)
 
 
 def _create_upstreams(
@@ -371,6 +412,10 @@ def _create_upstreams(
     upstreams.apply(boot.config.upstreams, boot.engines)
     groups.apply(boot.config.models, upstreams.by_name)
     return upstreams, groups
+
+
+def _fetcher(config: Config) -> Fetcher | None:
+    return None if config.media.fetch is None else Fetcher(config.media.fetch)
 
 
 def _metrics(boot: AppBoot, *, has_traces: bool) -> Metrics:
@@ -586,6 +631,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
         cache,
         ModelSpaceStore(fingerprints),
         StoreMemory(fingerprints),
+        FleetStore(fingerprints),
     )
 
 

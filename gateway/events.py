@@ -318,6 +318,15 @@ class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
     at_s: float = 0.0
 
 
+class GatewayDrained(msgspec.Struct, frozen=True, tag="drained"):
+    """An operator took this gateway out of its load balancers, or put it back.
+
+    since_s: seconds since 1970; None if it is not drained.
+    """
+
+    since_s: float | None = None
+
+
 class LaneBacklog(msgspec.Struct, frozen=True):
     """Work that waits in a lane. oldest_s: age of the oldest slice."""
 
@@ -361,6 +370,7 @@ Event: TypeAlias = (
     | SpaceChecked
     | ModelStateReported
     | ProcessRestarted
+    | GatewayDrained
 )
 # Called synchronously while a call is served: an exporter only counts or queues.
 Observe: TypeAlias = Callable[[Event], None]

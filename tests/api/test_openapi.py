@@ -93,6 +93,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
 }
 WITHOUT_BODY = [
     "/admin/reload",
+    "/admin/drain",
+    "/admin/undrain",
     "/admin/batches/{batch_id}/cancel",
     "/v1/batches/{batch_id}/cancel",
     *(f"/admin/instances/{{name}}/{action}" for action in ("start", "stop", "restart")),
