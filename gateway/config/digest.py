@@ -56,7 +56,7 @@ def section_digests(config: Config, ignored: Collection[str] = ()) -> Mapping[st
         upstreams={name: value for name, value in config.upstreams.items() if name not in ignored},
         models={name: value for name, value in config.models.items() if name not in ignored},
     )
-    sections, defaults = _counted(shared), _counted(Config())
+    sections, defaults = _counted(shared), _counted(Config(upstreams={}, models={}))
     return {
         name: _digest(value)[:SECTION_DIGITS]
         for name, value in sections.items()
