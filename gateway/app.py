@@ -21,6 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 import msgspec
 
@@ -69,11 +70,22 @@ from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
+from gateway.config.certificates import Certificates
+from gateway.config.digest import config_digest
+from gateway.config.money import in_currency, token_price
 from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
 from gateway.declared.host import InstanceTable
 from gateway.dispatch import Dispatcher
-from gateway.events import BatchChanged, Observe, Observers, ReplicaChanged, SpaceChecked
+from gateway.events import (
+    AttemptFinished,
+    BatchChanged,
+    CallFinished,
+    Observe,
+    Observers,
+    ReplicaChanged,
+    SpaceChecked,
+)
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
@@ -82,9 +94,11 @@ from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolver, resolve
 from gateway.routing.routes import Routes
 from gateway.serve import Gateway, Serving
+from gateway.store.memory_use import StoreMemory
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
+from gateway.telemetry.call_metrics import BatchCounts, BudgetShare, StoredCounts
+from gateway.telemetry.config_metrics import Configured
 from gateway.telemetry.history import History
 from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.totals import Totals
@@ -107,8 +121,9 @@ from gateway.upstreams.upstreams import Upstreams, log_failure
 from gateway.vector_spaces.store import FingerprintStore, ModelSpaceStore
 
 if TYPE_CHECKING:
-    # Loaded only where gRPC is served, and OpenTelemetry only where calls are traced.
+    # Loaded only where gRPC is served, and OpenTelemetry only where a collector is configured.
     from gateway.api.grpc.server import GrpcServer
+    from gateway.telemetry.otlp_metrics import CollectorMetrics
     from gateway.telemetry.tracing import CallTraces
 
 # Serves a new configuration, whose engines are given by upstream, with the names of its added models. The
@@ -120,8 +135,8 @@ FINGERPRINTS_TIMEOUT_S = 1.0
 TENANTS_TIMEOUT_S = 2.0
 logger = logging.getLogger("gateway")
 
-# A stopping worker waits this long for its last spans to be sent.
-LAST_SPANS_S = 2.5
+# A stopping worker waits this long for its last spans and metrics to be sent.
+LAST_EXPORT_S = 2.5
 
 OPERATOR_MODULES = (
     probes,
@@ -195,7 +210,7 @@ class Stores:
     """Clients of the shared state. fingerprints: None if the configuration has no Redis.
 
     tenants: in Redis, or in a file; None where there is neither. cache: of vectors, None if the configuration
-    has none. model_spaces: uses the client of `fingerprints`.
+    has none. model_spaces, memory: use the client of `fingerprints`.
     """
 
     ledger: Ledger
@@ -203,6 +218,7 @@ class Stores:
     fingerprints: FingerprintStore | None = None
     cache: ItemCache | None = None
     model_spaces: ModelSpaceStore | None = None
+    memory: StoreMemory | None = None
 
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
@@ -227,7 +243,7 @@ class WorkerReload:
     admin: Admin
     metrics: Metrics
     history: History
-    in_flight: InFlight
+    sources: Callable[[], Sources]
     groups: Groups
 
     def follow(
@@ -254,9 +270,7 @@ class WorkerReload:
         self.admin.apply(config)
         for running in retired:
             self.history.changes.forget(running.upstream.name)
-        self.metrics.watch(
-            sources_of(self.api.gateway, self.in_flight, self.admin.ledger, self.admin.stored_state)
-        )
+        self.metrics.watch(self.sources())
         return self.upstreams.retire(retired)
 
 
@@ -266,8 +280,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     observe = Observers()
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
     upstreams, groups = _create_upstreams(boot, outside, stores, observe)
-    is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
-    metrics, history = Metrics(is_open=is_local, worker=boot.worker), History(boot.worker)
+    traces, collected = _create_exports(boot, outside, observe)
+    metrics, history = _metrics(boot, has_traces=traces is not None), History(boot.worker)
     _connect(observe, outside, metrics, history, stores.cache, groups)
 
     table = InstanceTable()
@@ -284,11 +298,11 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     batches = BatchesApi(authenticator, jobs)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
     api = InferenceApi(gateway, authenticator, batches, table, config.limits.inputs, fetcher)
-    traces = outside.traces or _traces(config)
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
     admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
-    metrics.watch(sources_of(gateway, in_flight, stores.ledger, admin.stored_state))
+    sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
+    metrics.watch(sources())
     watched = StatusSource(
         gateway, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
     )
@@ -329,13 +343,16 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         *_batch_tasks(jobs, lines, metrics),
         sign_on.run(),
         groups.maintain(),
+        *([] if collected is None else [collected.run()]),
     ]
     return Application(
         asgi=Middleware(_litestar(), parts),
-        lifespan=partial(_run, upstreams, stores, gateway.copies, tasks, traces),
+        lifespan=partial(
+            _run, upstreams, stores, gateway.copies, tasks, partial(_send_last, traces, collected)
+        ),
         in_flight=in_flight,
         gateway=gateway,
-        follow=WorkerReload(upstreams, api, admin, metrics, history, in_flight, groups).follow,
+        follow=WorkerReload(upstreams, api, admin, metrics, history, sources, groups).follow,
         observe=observe,
         instances=table,
         sign_on=sign_on,
@@ -354,6 +371,11 @@ def _create_upstreams(
     upstreams.apply(boot.config.upstreams, boot.engines)
     groups.apply(boot.config.models, upstreams.by_name)
     return upstreams, groups
+
+
+def _metrics(boot: AppBoot, *, has_traces: bool) -> Metrics:
+    listen = boot.config.admin.listen or boot.config.listen
+    return Metrics(is_open=is_loopback(host_and_port(listen)[0]), worker=boot.worker, links_traces=has_traces)
 
 
 def _connect(
@@ -418,7 +440,11 @@ def serving_of(
 
 
 def sources_of(
-    gateway: Gateway, in_flight: InFlight, ledger: Ledger, stored: Callable[[], StoredState]
+    gateway: Gateway,
+    in_flight: InFlight,
+    stores: Stores,
+    stored: Callable[[], StoredState],
+    certificates: Certificates,
 ) -> Sources:
     """Return the values that metrics read at each scrape."""
     upstreams, cache = gateway.upstreams, gateway.cache
@@ -429,8 +455,11 @@ def sources_of(
 
     def replicas() -> Iterator[ReplicaLoad]:
         for name, upstream in upstreams.items():
+            slowness = upstream.pool.slowness()
             for replica in upstream.pool.replicas:
-                yield ReplicaLoad(name, replica.name, replica.batches, replica.slots)
+                yield ReplicaLoad(
+                    name, replica.name, replica.batches, replica.slots, slowness.get(replica, 1.0)
+                )
 
     engines: defaultdict[str, list[TorchBackend]] = defaultdict(list)
     for name, upstream in upstreams.items():
@@ -443,12 +472,24 @@ def sources_of(
         lambda: (in_flight.calls, in_flight.bytes),
         {name: partial(_joined_stats, backends) for name, backends in engines.items()},
         lambda: (cache.store.size_bytes, cache.store.evictions) if cache else (0, 0),
-        partial(_spent_shares, gateway.keyring, ledger),
+        partial(_spent_shares, gateway.keyring, stores.ledger),
         frozenset(
             (model, name) for model, group in gateway.serving.groups.items() for name in group.judge.judged
         ),
         stored_counts,
+        configured_facts(gateway.serving.config, certificates),
+        lambda: (0, 0) if stores.memory is None else stores.memory.use,
     )
+
+
+def configured_facts(config: Config, certificates: Certificates) -> Configured:
+    """Return the facts of a configuration that metrics show."""
+    prices = {
+        name: in_currency(token_price(model.price_per_million_tokens))
+        for name, model in config.models.items()
+        if model.price_per_million_tokens
+    }
+    return Configured(config_digest(config), config.currency or "", prices, certificates.ends(config))
 
 
 def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:
@@ -529,7 +570,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
     quotas = config.quotas
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
-        tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file))
+        tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file), config.audit, observe)
         return Stores(ledger or _open_memory_ledger(config, tenants_file, observe), tenants, cache=cache)
     timeout_s = quotas.timeout_ms / 1000
     if ledger is None:
@@ -537,8 +578,15 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
         ledger = RedisLedger(RedisClient(quotas.store, timeout_s), rules, secrets.token_hex(8), observe)
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
-    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
-    return Stores(ledger, stored, FingerprintStore(fingerprints), cache, ModelSpaceStore(fingerprints))
+    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)), config.audit, observe)
+    return Stores(
+        ledger,
+        stored,
+        FingerprintStore(fingerprints),
+        cache,
+        ModelSpaceStore(fingerprints),
+        StoreMemory(fingerprints),
+    )
 
 
 def _open_memory_ledger(config: Config, tenants_file: str | None, observe: Observe) -> Ledger:
@@ -570,6 +618,8 @@ def _background_tasks(
     tasks += history.tasks(lambda: Totals(metrics.collected()))
     if stores.cache is not None:
         tasks.append(stores.cache.store.maintain())
+    if stores.memory is not None:
+        tasks.append(stores.memory.follow())
     if boot.worker is not None:
         tasks.append(metrics.refresh_forever())
     if follower is not None:
@@ -587,7 +637,7 @@ def _batch_tasks(
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
-    metrics.watch_batches(lambda: batches.state)
+    metrics.watch_batches(lambda: BatchCounts(*batches.state))
     return [batches.run(lines)]
 
 
@@ -605,9 +655,12 @@ async def _run(
     stores: Stores,
     copies: Copies,
     coroutines: Sequence[Coroutine[Any, Any, None]],
-    traces: "CallTraces | None",
+    send_last: Callable[[], Coroutine[Any, Any, None]],
 ) -> AsyncIterator[None]:
-    """Run the upstreams and the background tasks; close every connection at the end."""
+    """Run the upstreams and the background tasks; close every connection at the end.
+
+    send_last: sends what a collector lacks.
+    """
     upstreams.start()
     tasks = start_tasks(coroutines)
     try:
@@ -619,20 +672,40 @@ async def _run(
         await copies.aclose()
         await stores.aclose()
         await upstreams.aclose()
-        if traces is not None:
-            await _send_last_spans(traces)
+        await send_last()
 
 
-def _traces(config: Config) -> "CallTraces | None":
-    if config.tracing is None:
-        return None
-    from gateway.telemetry.tracing import create_exporting_traces
+def _create_exports(
+    boot: AppBoot, outside: Collaborators, observers: Observers
+) -> "tuple[CallTraces | None, CollectorMetrics | None]":
+    """Return what is sent to collectors: spans and metrics, each None if the configuration has none."""
+    config, traces, collected = boot.config, outside.traces, None
+    # Workers and starts differ in it, so that a collector adds their counts up.
+    instance = str(uuid4())
+    if traces is None and config.tracing is not None:
+        from gateway.telemetry.tracing import create_exporting_traces
 
-    return create_exporting_traces(config.tracing)
+        traces = create_exporting_traces(config.tracing, instance)
+    if config.metrics is not None:
+        from gateway.telemetry.otlp_metrics import create_collector_metrics
+
+        scheme = "http" if config.tls is None else "https"
+        collected = create_collector_metrics(config.metrics, boot.metric_names, scheme, instance)
+        observers.add(collected.observe_attempt, AttemptFinished)
+        observers.add(collected.observe_call, CallFinished)
+    return traces, collected
 
 
-async def _send_last_spans(traces: "CallTraces") -> None:
-    """Send the last spans within the time that a stopping process has; a dead collector does not delay it."""
-    sending = Thread(target=traces.close, daemon=True)
-    sending.start()
-    await asyncio.to_thread(sending.join, LAST_SPANS_S)
+async def _send_last(traces: "CallTraces | None", collected: "CollectorMetrics | None") -> None:
+    """Send the last spans and metrics within the time that a stopping process has.
+
+    A dead collector does not delay it.
+    """
+    sending = [] if collected is None else [collected.begin_close()]
+    if traces is not None:
+        closing = Thread(target=traces.close, daemon=True)
+        closing.start()
+        sending.append(closing)
+    deadline_s = time.monotonic() + LAST_EXPORT_S
+    for thread in sending:
+        await asyncio.to_thread(thread.join, max(0.0, deadline_s - time.monotonic()))

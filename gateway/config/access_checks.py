@@ -37,10 +37,12 @@ ISSUER_ADDRESS = re.compile(r"[!#-;=?@A-Z\[\]_a-z~]{1,2048}")
 
 
 def listener_problems(config: Config) -> Iterator[Problem]:
-    """Yield the problems of listeners, proxies, origins and tracing."""
+    """Yield the problems of listeners, proxies, origins and collectors."""
     yield from _port_problems(config)
     if config.tracing and not ENDPOINT.fullmatch(config.tracing.endpoint):
         yield Problem("tracing.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/traces")
+    if config.metrics and not ENDPOINT.fullmatch(config.metrics.endpoint):
+        yield Problem("metrics.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/metrics")
     for index, network in enumerate(config.trusted_proxies):
         if not is_network(network):
             yield Problem(f"trusted_proxies[{index}]", NO_NETWORK)

@@ -71,6 +71,8 @@ def config_problems(config: Config, upstreams: Collection[str], models: Collecti
     yield from all_limit_problems(config)
     if config.tracing is not None:
         yield from header_problems(config.tracing.headers, "tracing.headers")
+    if config.metrics is not None:
+        yield from header_problems(config.metrics.headers, "metrics.headers")
     for name, upstream in config.upstreams.items():
         yield from upstream_problems(upstream, f"upstreams.{name}")
     yield from _default_problems(config.defaults, models)
