@@ -12,7 +12,7 @@ import msgspec
 from gateway.config.boot import AppBoot
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
-from gateway.config.schema import Config
+from gateway.config.schema import Config, NotifyKind
 from gateway.declared.additions import Edit, Listing
 from gateway.declared.host import HostCommand, HostResult, InstanceInfo
 from gateway.events import ProcessRestarted
@@ -95,11 +95,24 @@ class ListAdditions(msgspec.Struct, frozen=True, tag="list_additions"):
     """Operator's request to list the additions."""
 
 
+class Notice(msgspec.Struct, frozen=True, tag="notice"):
+    """Event that a webhook is called on, which needs no reply.
+
+    key: equal for what several workers report of the same event. text: in words. data: names and numbers, no
+    inputs and no secrets.
+    """
+
+    kind: NotifyKind
+    key: str
+    text: str
+    data: Mapping[str, str | int | float]
+
+
 class Request(msgspec.Struct, frozen=True, tag="request"):
-    """Operator's request, which the parent carries out. number: repeated in the reply."""
+    """Operator's request, which the parent carries out, or a notice. number: repeated in the reply."""
 
     number: int
-    body: ReadFile | ListAdditions | Edit | HostCommand
+    body: ReadFile | ListAdditions | Edit | HostCommand | Notice
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):

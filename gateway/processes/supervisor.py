@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -38,6 +39,10 @@ from gateway.processes.listeners import address_of, open_listener, reserve_port
 from gateway.processes.model_requests import ModelRequests
 from gateway.processes.worker_pool import ConfigProgress, SharedResources, WorkerPool
 from gateway.store.redis_client import RedisClient
+
+if TYPE_CHECKING:
+    # Loaded only where there is a webhook.
+    from gateway.processes.notifier import Notifier
 
 logger = logging.getLogger("gateway")
 
@@ -99,6 +104,8 @@ class Supervisor:
         # Upstreams whose models could not be loaded at the start.
         self._unusable: set[str] = set()
         self._stop = asyncio.Event()
+        self._notifier: Notifier | None = None
+        self._enqueue_notice: Callable[[messages.Notice], None] = lambda _: None
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT.
@@ -151,6 +158,12 @@ class Supervisor:
         )
         new_folder = partial(_private_folder, resources, "gateway-")
         self._engines = EnginePool(new_folder, environment, self._on_engine_state, restarts)
+        if config.notify is not None:
+            # An HTTP client takes 0.1 s to import, which a gateway without a webhook does not need here.
+            from gateway.processes.notifier import Notifier
+
+            self._notifier = Notifier(config.notify)
+            self._enqueue_notice = self._notifier.enqueue
         if config.manager is not None:
             view = GatewayView(
                 lambda: self._applier.config,
@@ -169,6 +182,8 @@ class Supervisor:
             await self._instances.start(self._stored_instances)
         tasks.append(asyncio.create_task(self._run_reloads_when_ready()))
         tasks.append(asyncio.create_task(self._follow_additions_when_ready()))
+        if self._notifier is not None:
+            tasks.append(asyncio.create_task(self._notifier.run()))
         if self._start_config.reload.watch:
             tasks.append(asyncio.create_task(watch_file(self._source, self._reloads.enqueue)))
         await self._stop.wait()
@@ -301,6 +316,8 @@ class Supervisor:
         match request.body:
             case messages.ReadFile():
                 self._reloads.enqueue("file", reply)
+            case messages.Notice() as notice:
+                self._enqueue_notice(notice)
             case messages.ListAdditions():
                 reply(self._additions.listing)
             case Put() | Remove() | Drain() as edit:
