@@ -3,6 +3,8 @@
 import io
 import re
 
+# As many as Pillow itself calls safe: 268 MB as RGB.
+PIXELS_MAX = 89_478_485
 # Pieces of a header, and of a whole picture of 21 MB whose parts have 2 KB.
 HEADER_READS_MAX, PICTURE_READS_MAX = 10_000, 100_000
 # A progressive JPEG has 10 scans, and encoders write up to 20. Each costs a pass over all pixels, however few

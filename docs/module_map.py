@@ -1,4 +1,4 @@
-"""Writer of MODULES.md: the first line of every module's docstring, by room.
+"""Writer of MODULES.md: the first line of every module, script and file of the console, by room.
 
 `python docs/module_map.py` writes the page; a test compares it with the tree.
 """
@@ -12,14 +12,19 @@ PAGE = ROOT / "MODULES.md"
 HEAD = """\
 # Modules
 
-Every module with its first line, for a reader who looks for the file to change. `make modules` writes this
-page. [ARCHITECTURE.md](ARCHITECTURE.md) explains the rooms.
+Every Python module, every script that runs in Redis (`.lua`), and every file of the console (`.js`, `.jsx`),
+each with its first line, for a reader who looks for the file to change. `make modules` writes this page.
+[ARCHITECTURE.md](ARCHITECTURE.md) explains the rooms.
 """
+# Beginnings of comments, in files other than Python's.
+COMMENTS = {".lua": "--", ".js": "//", ".jsx": "//"}
+# Built from the console's sources, or installed next to them.
+LEFT_OUT = {"page", "node_modules"}
 
 
 def page() -> str:
     """Return the page for the tree as it is."""
-    files = [path for package in ("gateway", "backends") for path in sorted((ROOT / package).rglob("*.py"))]
+    files = [path for package in ("gateway", "backends") for path in _files(ROOT / package)]
     modules = [path.relative_to(ROOT) for path in files if not path.stem.endswith(("_pb2", "__init__"))]
     rooms = groupby(sorted(modules, key=lambda path: (path.parent.parts, path)), key=lambda path: path.parent)
     return HEAD + "".join(
@@ -28,9 +33,27 @@ def page() -> str:
     )
 
 
+def _files(folder: Path) -> list[Path]:
+    suffixes = {".py", *COMMENTS}
+    found = (path for path in folder.rglob("*") if path.suffix in suffixes)
+    return [path for path in found if LEFT_OUT.isdisjoint(path.relative_to(folder).parts)]
+
+
 def _first_line(path: Path) -> str:
-    docstring = ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8"))) or ""
-    return " ".join(docstring.partition("\n\n")[0].split())
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        text = ast.get_docstring(ast.parse(text)) or ""
+    else:
+        sign = COMMENTS[path.suffix]
+        lines = iter(text.splitlines())
+        beginning = []
+        for line in lines:
+            if not line.startswith(sign):
+                break
+            beginning.append(line.removeprefix(sign).strip())
+        # The first sentence.
+        text = " ".join(beginning).partition(". ")[0].removesuffix(".") + "." if beginning else ""
+    return " ".join(text.partition("\n\n")[0].split())
 
 
 if __name__ == "__main__":

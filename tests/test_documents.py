@@ -66,6 +66,22 @@ def test_the_map_of_modules_is_that_of_the_tree() -> None:
     assert made["page"]() == made["PAGE"].read_text(encoding="utf-8"), "run: make modules"
 
 
+def test_files_that_comments_name_exist() -> None:
+    files = [
+        path for room in ("gateway", "backends", "loadtest", "tests") for path in (ROOT / room).rglob("*.py")
+    ]
+    paths = {path.relative_to(ROOT).as_posix() for path in files}
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files
+        for name in re.findall(r"`([\w/.-]+\.py)`", path.read_text(encoding="utf-8"))
+        if not (path.parent / name).exists()
+        and not ("/" in name and any(f"/{full}".endswith(f"/{name}") for full in paths))
+    ]
+
+    assert not missing
+
+
 def test_architecture_is_short() -> None:
     assert len(_architecture().splitlines()) <= ARCHITECTURE_LINES_MAX
 

@@ -1,4 +1,4 @@
-"""Decoding of JSON answers of upstreams, with the place of a value that cannot be read, and their own words.
+"""JSON answers of upstreams: decoding, with the place of a value at fault, and the words of an error.
 
 Rule: a message to a caller never contains words of an answer. They are in the error's `detail`.
 """
@@ -6,16 +6,13 @@ Rule: a message to a caller never contains words of an answer. They are in the e
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from functools import wraps
 from typing import Any, TypeVar
 
 import msgspec
 
-from backends.contract.errors import BackendError, ReplicaFailed
+from backends.contract.errors import ReplicaFailed
 from backends.http.client import UpstreamResponse
 
 T = TypeVar("T")
@@ -29,8 +26,6 @@ EXCERPT_BYTES = 24
 WORDS_CHARACTERS_MAX = 300
 # Fields of an error's text, in the order in which they are looked for.
 WORD_FIELDS = ("message", "error", "detail", "msg", "error_msg", "reason", "title")
-# An upstream that asks for a longer pause is asked again after this time.
-RETRY_AFTER_MAX_S = 60.0
 PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 # The place of an input in an answer: the first index of a path.
 INPUT_INDEX = re.compile(r"(?:data|results|embeddings\.float|embeddings)?\[(?P<index>\d{1,6})\]")
@@ -173,47 +168,6 @@ def words_of_error(response: UpstreamResponse) -> str:
         return words
     text = TAG.sub(" ", response.body[: 4 * WORDS_CHARACTERS_MAX].decode(errors="replace"))
     return " ".join(text.split())[:WORDS_CHARACTERS_MAX]
-
-
-def with_answer(
-    translate: Callable[[UpstreamResponse], BackendError],
-) -> Callable[[UpstreamResponse], BackendError]:
-    """Add the status, the words and the requested pause of a response to its error."""
-
-    @wraps(translate)
-    def translated(response: UpstreamResponse) -> BackendError:
-        return translate(response).with_facts(
-            detail=words_of_error(response),
-            upstream_status=str(response.status),
-            retry_after_s=retry_after_of(response),
-        )
-
-    return translated
-
-
-def retry_after_of(response: UpstreamResponse) -> float | None:
-    """Return the seconds for which a 429 or 503 asks for no requests, at most `RETRY_AFTER_MAX_S`."""
-    if response.status not in {429, 503}:
-        return None
-    headers = response.headers
-    milliseconds = _number(headers.get("retry-after-ms", ""))
-    seconds = milliseconds / 1000 if milliseconds is not None else _number(headers.get("retry-after", ""))
-    if seconds is None:
-        seconds = _seconds_until(headers.get("retry-after", ""), headers.get("date", ""))
-    return None if seconds is None else min(max(seconds, 0.0), RETRY_AFTER_MAX_S)
-
-
-def _number(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"\s*\d{1,12}(?:\.\d{1,6})?\s*", text) else None
-
-
-def _seconds_until(moment: str, sent: str) -> float | None:
-    """Return the seconds to a date from that of its response, by the upstream's own clock, or from now."""
-    try:
-        start = parsedate_to_datetime(sent) if sent else datetime.now(UTC)
-        return (parsedate_to_datetime(moment) - start).total_seconds()
-    except (TypeError, ValueError):
-        return None
 
 
 def in_order(indices: Sequence[int | None], path: str, *, listed: bool) -> list[int]:

@@ -24,49 +24,22 @@ from backends.contract import (
     Vectors,
 )
 from backends.contract.errors import (
-    BackendError,
-    CredentialRefused,
     InvalidWork,
     ReplicaFailed,
-    ReplicaOverloaded,
-    ReplicaUnavailable,
-    RequestTooLarge,
     UnsupportedWork,
     input_too_long,
 )
 from backends.contract.texts import surely_fits
 from backends.contract.vectors import shape_vectors
-from backends.http.answers import in_order, with_answer
+from backends.http.answers import in_order
 from backends.http.client import UpstreamClient, UpstreamResponse
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 # Indices of the inputs that another gateway cut; absent if it cut none.
 CUTS_HEADER = "x-truncated-inputs"
-REFUSED_CREDENTIAL = "the upstream refused the gateway's credential"
 # No vocabulary is larger, and ids are stored as int32.
 TERMS_MAX = 2**31
-
-
-@with_answer
-def status_error(response: UpstreamResponse) -> BackendError:
-    """Return the error of a status that means the same on every wire, with the facts of the answer."""
-    request = f"{response.request} " if response.request else ""
-    match response.status:
-        case 401 | 403:
-            return CredentialRefused(REFUSED_CREDENTIAL)
-        case 413:
-            return RequestTooLarge("the upstream refused the size of the request")
-        case 429:
-            return ReplicaOverloaded("the upstream is overloaded")
-        case 503:
-            return ReplicaUnavailable("the upstream reports that it is not ready")
-        case 404 | 405:
-            return ReplicaFailed(
-                f"the upstream answered {request}with status {response.status}: "
-                "check `backend` and the path of the base URL"
-            )
-    return ReplicaFailed(f"the upstream answered {request}with status {response.status}")
 
 
 def float32(numbers: Sequence[Sequence[float]] | Sequence[float]) -> Vectors:

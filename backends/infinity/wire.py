@@ -33,17 +33,12 @@ from backends.contract.errors import (
     UnsupportedWork,
 )
 from backends.http.adapters import Route, Routes
-from backends.http.answers import decode_json, in_order, translate_decode_errors, with_answer
+from backends.http.answers import decode_json, in_order, translate_decode_errors
 from backends.http.client import UpstreamResponse
 from backends.http.media import check_dense, check_no_template, data_uri
 from backends.http.openai_wire import decode_embeddings, error_of
-from backends.http.replies import (
-    fit_vectors,
-    label_scores,
-    order_scores,
-    status_error,
-    token_matrices,
-)
+from backends.http.replies import fit_vectors, label_scores, order_scores, token_matrices
+from backends.http.statuses import status_error, with_answer
 from backends.tokens.tokenizer import TokenCount
 
 Body: TypeAlias = dict[str, Any]

@@ -16,7 +16,7 @@ from backends.contract import Embed, EmbedReply, ReplicaSpec, Rerank, RerankRepl
 from backends.contract.errors import BackendError, ReplicaFailed, UnsupportedWork, input_too_long
 from backends.contract.refusals import check_no_instruction, check_no_late_chunking
 from backends.contract.vectors import sigmoid
-from backends.http.answers import decode_json, with_answer
+from backends.http.answers import decode_json
 from backends.http.client import UpstreamClient, UpstreamResponse
 from backends.http.openai_wire import (
     TOO_LONG,
@@ -29,14 +29,8 @@ from backends.http.openai_wire import (
     may_refuse_base64,
     refused_input,
 )
-from backends.http.replies import (
-    check_dimensions,
-    check_tokens,
-    fit_vectors,
-    order_scores,
-    status_error,
-    truncated_inputs,
-)
+from backends.http.replies import check_dimensions, check_tokens, fit_vectors, order_scores, truncated_inputs
+from backends.http.statuses import status_error, with_answer
 from backends.openai.kind import ApiSettings
 from backends.openai.shapes import DEFAULT_TYPE, NO_FIELDS, OPENAI, ApiShape, Fields, path_of, shape_of
 from backends.tokens.tokenizer import TokenCount

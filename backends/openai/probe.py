@@ -16,7 +16,7 @@ from backends.contract.errors import (
 )
 from backends.http.client import UpstreamResponse, countdown
 from backends.http.openai_wire import choose_model, decode_embeddings, decode_models, decode_typed_embeddings
-from backends.http.replies import status_error
+from backends.http.statuses import status_error
 from backends.openai.api import (
     RERANK_PROBE,
     OpenAIApi,

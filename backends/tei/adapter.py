@@ -63,7 +63,7 @@ from backends.http.adapters import (
     run_outputs,
     single_output,
 )
-from backends.http.answers import decode_json, translate_decode_errors, with_answer, words_of_error
+from backends.http.answers import decode_json, translate_decode_errors, words_of_error
 from backends.http.client import UpstreamClient, UpstreamResponse, countdown
 from backends.http.offers import OfferHistory
 from backends.http.openai_wire import (
@@ -84,11 +84,11 @@ from backends.http.replies import (
     order_scores,
     read_queue_depth,
     score_matrix,
-    status_error,
     term_weights,
     token_matrices,
     truncated_inputs,
 )
+from backends.http.statuses import status_error, with_answer
 
 # TEI's --payload-limit is 2,000,000 by default, and no route reports it. The margin is for the other fields.
 REQUEST_BYTES = 1_990_000

@@ -51,14 +51,8 @@ from backends.contract.errors import (
 from backends.http.adapters import Route, Routes, route_of, single_output
 from backends.http.answers import UNREADABLE
 from backends.http.client import COUNTED_BYTES, REPLY_LISTS_MAX, ROW_LISTS_MAX, ROW_VALUES_MAX
-from backends.http.replies import (
-    REFUSED_CREDENTIAL,
-    check_tokens,
-    check_vectors,
-    label_scores,
-    order_scores,
-    term_weights,
-)
+from backends.http.replies import check_tokens, check_vectors, label_scores, order_scores, term_weights
+from backends.http.statuses import REFUSED_CREDENTIAL
 from backends.tei.adapter import (
     TeiInfo,
     apply_dimensions,

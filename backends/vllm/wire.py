@@ -18,7 +18,7 @@ from backends.contract.errors import (
     UnsupportedWork,
     input_too_long,
 )
-from backends.http.answers import decode_json, in_order, translate_decode_errors, with_answer
+from backends.http.answers import decode_json, in_order, translate_decode_errors
 from backends.http.client import UpstreamResponse
 from backends.http.media import content_of
 from backends.http.openai_wire import (
@@ -29,7 +29,8 @@ from backends.http.openai_wire import (
     error_of,
     refused_input,
 )
-from backends.http.replies import order_scores, score_matrix, status_error, token_matrices
+from backends.http.replies import order_scores, score_matrix, token_matrices
+from backends.http.statuses import status_error, with_answer
 
 EMBEDDINGS, SCORE, POOLING, CLASSIFY = "/v1/embeddings", "/v1/score", "/pooling", "/classify"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"

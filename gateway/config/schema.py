@@ -67,7 +67,7 @@ OPERATION_SEGMENTS = frozenset(
     }
 )
 
-Scope = Literal["embed", "rerank", "tokenize", "metrics", "admin"]
+Scope = Literal["embed", "rerank", "classify", "tokenize", "metrics", "admin:read", "admin"]
 Policy = Literal["round_robin", "least_tokens", "two_choices"]
 # Roles of inputs, and the type of those whose role is not known.
 InputRole = Literal[
@@ -406,6 +406,15 @@ class Tracing(Section, frozen=True):
     service_name: str = "embedding-gateway"
 
 
+class OtlpMetrics(Section, frozen=True):
+    """Export of metrics to an OpenTelemetry collector. interval_s: between two exports."""
+
+    endpoint: str = "http://127.0.0.1:4318/v1/metrics"
+    headers: dict[str, str] = {}
+    service_name: str = "embedding-gateway"
+    interval_s: PositiveFloat = 30.0
+
+
 class Logs(Section, frozen=True):
     """Format of log lines."""
 
@@ -569,6 +578,13 @@ class BatchesSettings(Section, frozen=True):
     lines_in_flight: PositiveInt = 32
 
 
+class AuditSettings(Section, frozen=True):
+    """Bounds of the records of changes: their number and their age."""
+
+    records: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
+    keep_days: Annotated[int, msgspec.Meta(ge=1, le=36_500)] = 400
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -588,7 +604,9 @@ class Config(Section, frozen=True, kw_only=True):
     logs: Logs = Logs()
     tracing: Tracing | None = None
     notify: NotifySettings | None = None
+    metrics: OtlpMetrics | None = None
     quotas: Quotas = Quotas()
+    audit: AuditSettings = AuditSettings()
     limits: Limits = Limits()
     engine: EngineSettings = EngineSettings()
     registry: RegistrySettings = RegistrySettings()

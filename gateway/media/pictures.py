@@ -1,6 +1,13 @@
 """Pictures, recognized by their content. Only headers are read; nothing is decoded."""
 
-from backends.bounded_reads import HEADER_READS_MAX, JPEG_FORMATS, BoundedReads, TooManyReads, check_scans
+from backends.bounded_reads import (
+    HEADER_READS_MAX,
+    JPEG_FORMATS,
+    PIXELS_MAX,
+    BoundedReads,
+    TooManyReads,
+    check_scans,
+)
 from backends.contract import Image
 
 MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
@@ -22,8 +29,6 @@ BOXES = {
     b"ftypheix": "a HEIC: send it as PNG or JPEG",
     b"ftypmif1": "a HEIF: send it as PNG or JPEG",
 }
-# As many as Pillow itself calls safe.
-PIXELS_MAX = 89_478_485
 
 
 def read_picture(data: bytes) -> Image:

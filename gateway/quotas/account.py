@@ -1,4 +1,4 @@
-"""Traffic of one tenant with the shared store: reserves, which a request waits for, and settlements.
+"""One tenant's calls of `operate.lua` in Redis: reserves, settlements, and the lifetime of its keys there.
 
 Everything that is ready travels as one call of one script, settlements first. While a call is on its way the
 next one waits. Therefore a settlement never overtakes its own reserve, and a place that was given back before

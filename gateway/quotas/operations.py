@@ -1,4 +1,4 @@
-"""Encoding for `operate.lua`: keys, arguments and limit states. Pure."""
+"""Names of keys in Redis, and arguments and replies of `operate.lua`. Pure."""
 
 from collections.abc import Sequence
 from functools import lru_cache

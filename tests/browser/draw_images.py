@@ -50,7 +50,7 @@ def config(stubs: list[int], state: Path) -> str:
         "upstreams:\n"
         "  minilm: {backend: torch, model: sentence-transformers/all-MiniLM-L6-v2}\n"
         f"  bge: {{backend: tei, replicas: [{replicas}], in_flight_batches: 2}}\n"
-        f"models: {{{ENGINE}: {{upstream: minilm}}, text-embedding-3-small: {{upstream: minilm}}, "
+        f"models: {{{ENGINE}: {{upstream: minilm}}, small: {{upstream: minilm}}, "
         f"{STUB}: {{upstream: bge, price_per_million_tokens: 0.02}}}}\n"
         f"tenants:\n  search: {{keys: ['{key_digest(KEYS['search'])}'], weight: 2}}\n"
         f"  ingest: {{keys: ['{key_digest(KEYS['ingest'])}'], priority: bulk}}\n"

@@ -1,8 +1,9 @@
 """TEI server as an ASGI app, as strict as the real one, with hooks for the test.
 
 Source: text-embeddings-inference 1.9.3, as cited in `backends/tei/adapter.py`, and what such a server
-answered (`tests/golden/tei/http.jsonl`, to which `test_fake_tei.py` holds this one). It knows nothing of the
-gateway. Vectors are a pure function of the text, so that a test can identify the text of a vector.
+answered (`tests/golden/tei/http.jsonl`, to which `tests/backends/test_fake_tei.py` holds
+this one). It knows nothing of the gateway. Vectors are a pure function of the text, so that a test can
+identify the text of a vector.
 """
 
 import base64

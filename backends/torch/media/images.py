@@ -10,6 +10,7 @@ import numpy as np
 from backends.bounded_reads import (
     JPEG_FORMATS,
     PICTURE_READS_MAX,
+    PIXELS_MAX,
     BoundedReads,
     TooManyReads,
     check_scans,
@@ -19,8 +20,6 @@ from backends.torch.memory import is_exhausted
 from backends.torch.refusals import first_line
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-# As many as Pillow itself calls safe: 268 MB as RGB.
-PIXELS_MAX = 89_478_485
 
 
 def require_pillow() -> None:

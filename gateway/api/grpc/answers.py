@@ -1,4 +1,4 @@
-"""Answers to RPCs: one message, a stream of messages, texts to rank, an Arrow stream, health, reflection.
+"""Answers to RPCs with their metadata: one message, streams, texts to rank, Arrow, health, reflection.
 
 The multiplexer's messages carry a target, which decides the model. Sources: nazq/tei-manager 0.12.0, which
 routes by the name of an instance only; grpc.health.v1; grpc.reflection.v1alpha, whose messages v1 repeats

@@ -7,8 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 
-from gateway.api.grpc.call_stream import CallStream, status_of, trailing_metadata
+from gateway.api.grpc.call_stream import CallStream
 from gateway.api.grpc.frames import CANCEL
+from gateway.api.grpc.statuses import status_of, trailing_metadata
 from gateway.api.server.call_io import CALLER_GONE
 from gateway.api.server.connection_limit import TenantShares
 from gateway.api.server.error_bodies import TEI

@@ -1,6 +1,6 @@
 """OpenAI's objects of files and batches.
 
-Source: OpenAI OpenAPI document 2.3.0, `OpenAIFile` and `Batch`; openai-python 3.52, `types/batch.py`.
+Source: OpenAI OpenAPI document 2.3.0, `OpenAIFile` and `Batch`; openai-python 3.52.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,9 @@ from backends.contract import Operation
 from gateway.batches.jobs import JobState
 from gateway.batches.records import Endpoint, FileRecord, Job
 
+# Times for which files and results are kept: from an hour to 30 days.
+EXPIRES_MIN_S = 3600
+EXPIRES_MAX_S = 2_592_000
 # Operation that the lines of an endpoint need.
 OPERATIONS: Mapping[Endpoint, Operation] = {
     "/v1/embeddings": Operation.EMBED,

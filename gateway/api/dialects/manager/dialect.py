@@ -1,6 +1,6 @@
 """TEI Manager: its errors, and the paths of `manager.listen`, each of which is also a path below /admin.
 
-Its handlers are those of operators: `gateway/api/operators/instances.py` and `host_models.py`.
+Its handlers are those of operators, in `gateway/api/operators/manager.py`.
 Source: nazq/tei-manager 0.12.0.
 """
 

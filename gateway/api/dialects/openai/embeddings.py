@@ -2,7 +2,7 @@
 
 Source: OpenAI OpenAPI document 2.3.0, openai-python 3.3.1 (which requests base64 by default), and Azure
 OpenAI's reference 2024-10-21, whose body is the same in every `api-version`. The fields of
-Jina, NVIDIA NIM and Voyage are in `embedding_options.py`, those of vLLM in `vllm_options.py`.
+Jina, NVIDIA NIM and Voyage are in `options.py`, those of vLLM in `gateway/api/wire/vllm.py`.
 """
 
 from operator import attrgetter

@@ -1,4 +1,6 @@
-"""Text Embeddings Inference: /embed_sparse and /embed_all, for outputs other than one dense vector a text.
+"""Text Embeddings Inference: /embed, /similarity, /embed_sparse, /embed_all and /predict.
+
+/rerank, which is also a path of Cohere's and Jina's clients, is in `cohere/rerank.py`.
 
 Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs and server.rs.
 """

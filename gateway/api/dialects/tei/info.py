@@ -1,7 +1,4 @@
-"""Text Embeddings Inference: /embed /similarity /info /health, at the root and below /models/{name}/.
-
-TEI's other routes are in `tei_outputs.py`, `tei_predict.py`, `tei_default.py` and `tokenize.py`. /rerank is
-in `rerank.py`, because it is also a path of Cohere's and Jina's clients.
+"""Text Embeddings Inference: /info, /health and /ping, at the root and below /models/{name}/.
 
 Source: huggingface/text-embeddings-inference 1.9.3, router/src/http/types.rs and server.rs.
 """

@@ -1,4 +1,4 @@
-"""vLLM's pooling server: POST /score, /v1/score and /classify. /pooling is in `vllm_pooling.py`.
+"""vLLM's pooling server: /score, /v1/score, /classify, /detokenize and /version.
 
 Source: vLLM 0.33, entrypoints/pooling; older names of the same fields are accepted too.
 """

@@ -1,3 +1,4 @@
+// State that pages share: polling, the key, and sign-in.
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { RequestError, send } from "./api.js";
 import { begin, canSignIn, complete, remember, signOut, takeRemembered } from "./sign-on.js";

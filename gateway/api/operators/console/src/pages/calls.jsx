@@ -1,3 +1,4 @@
+// Recent calls of all workers.
 import { useState } from "preact/hooks";
 import { send, STATUS_TIMEOUT_MS } from "../api.js";
 import { clock, count, milliseconds, NONE } from "../format.js";

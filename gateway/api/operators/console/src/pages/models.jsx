@@ -1,3 +1,4 @@
+// Models: where each is served, its offer and its prices.
 import { useState } from "preact/hooks";
 import { named, RequestError, send } from "../api.js";
 import { bytes, count, money, NONE } from "../format.js";

@@ -1,3 +1,4 @@
+// Overview: traffic of the last hour, and the latest changes.
 import { useRef } from "preact/hooks";
 import { send, STATUS_TIMEOUT_MS } from "../api.js";
 import { Chart } from "../chart.jsx";

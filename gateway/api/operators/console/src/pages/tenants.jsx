@@ -1,3 +1,4 @@
+// Tenants and keys: lists, settings, limits, and usage.
 import { useId, useState } from "preact/hooks";
 import { named, RequestError, saveFile, send } from "../api.js";
 import { count, isBudget, lines, money, NONE, rate } from "../format.js";

@@ -1,3 +1,4 @@
+// Upstreams and their replicas: state, load, and what operators may do with them.
 import { useState } from "preact/hooks";
 import { named, RequestError, send } from "../api.js";
 import { count, duration, lines, milliseconds, NONE } from "../format.js";
