@@ -77,7 +77,7 @@ from gateway.config.digest import config_digest, section_digests
 from gateway.config.identity import new_identity
 from gateway.config.money import in_currency, token_price
 from gateway.config.notes import lasting_limits
-from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
+from gateway.config.schema import CacheSettings, Config, NotifySettings, host_and_port, is_loopback
 from gateway.declared.host import InstanceTable
 from gateway.dispatch import Dispatcher
 from gateway.events import (
@@ -88,6 +88,7 @@ from gateway.events import (
     Observe,
     Observers,
     ReplicaChanged,
+    ReplicaSlow,
     SpaceChecked,
 )
 from gateway.fleet.fleet import Fleet
@@ -99,6 +100,7 @@ from gateway.quotas.ledger import Ledger, MemoryLedger
 from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolver, resolve
 from gateway.routing.routes import Routes
+from gateway.routing.slowness import SlowWatch
 from gateway.serve import Gateway, Serving
 from gateway.store.memory_use import StoreMemory
 from gateway.store.redis_client import RedisClient
@@ -137,6 +139,9 @@ if TYPE_CHECKING:
 Follow = Callable[..., "asyncio.Task[None]"]
 
 FINGERPRINTS_TIMEOUT_S = 1.0
+# Replicas that stay slow are logged without a webhook too.
+SLOW = NotifySettings(url="", secret="")
+SLOWNESS_EVERY_S = 1.0
 # No caller waits for keys and tenants: an operator does, who must not repeat a change on a busy machine.
 TENANTS_TIMEOUT_S = 2.0
 logger = logging.getLogger("gateway")
@@ -362,6 +367,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         *_batch_tasks(jobs, lines, metrics),
         sign_on.run(),
         groups.maintain(),
+        watch_slow_replicas(gateway, config.notify or SLOW, observe),
         *([] if collected is None else [collected.run()]),
         # One worker of a gateway speaks for it.
         *([] if boot.worker else [fleet_api.fleet.run()]),
@@ -671,6 +677,20 @@ def _background_tasks(
     if follower is not None:
         tasks.append(follower.run())
     return tasks
+
+
+async def watch_slow_replicas(gateway: Gateway, settings: NotifySettings, observe: Observe) -> None:
+    """Report replicas that stay slower than their peers, until cancelled."""
+    watch = SlowWatch(settings.slow_factor, settings.slow_for_s)
+    while True:
+        slowness = {
+            (name, replica.name): times
+            for name, upstream in gateway.upstreams.items()
+            for replica, times in upstream.pool.slowness().items()
+        }
+        for upstream, replica in watch.look(slowness, time.monotonic()):
+            observe(ReplicaSlow(upstream, replica, slowness[upstream, replica], settings.slow_for_s))
+        await asyncio.sleep(SLOWNESS_EVERY_S)
 
 
 def _change_of(job: Job) -> BatchChanged:

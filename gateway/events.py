@@ -117,6 +117,18 @@ class ReplicaChanged(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class ReplicaSlow(msgspec.Struct, frozen=True):
+    """A replica has been slower than its peers for a while; emitted once, until it is not any more.
+
+    slowness: times that its batches take as long as alike ones at the fastest replica. for_s: how long.
+    """
+
+    upstream: str
+    replica: str
+    slowness: float
+    for_s: float
+
+
 class ConnectionFaulted(msgspec.Struct, frozen=True):
     """A connection to a replica ended badly and cost no call; the fields are those of `ConnectionFault`."""
 
@@ -358,6 +370,7 @@ Event: TypeAlias = (
     | CallFinished
     | AttemptFinished
     | ReplicaChanged
+    | ReplicaSlow
     | ConnectionFaulted
     | DescriptionRejected
     | QuotaDecided

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -47,6 +47,10 @@ from gateway.processes.worker_pool import ConfigProgress, SharedResources, Worke
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
 from gateway.telemetry.log_lines import WRITE_ALWAYS
+
+if TYPE_CHECKING:
+    # Loaded only where there is a webhook.
+    from gateway.processes.notifier import Notifier
 
 logger = logging.getLogger("gateway")
 
@@ -114,6 +118,8 @@ class Supervisor:
         self._unusable: set[str] = set()
         self._stop = asyncio.Event()
         self._drained = GatewayDrained()
+        self._notifier: Notifier | None = None
+        self._enqueue_notice: Callable[[messages.Notice], None] = lambda _: None
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT.
@@ -167,6 +173,12 @@ class Supervisor:
         )
         new_folder = partial(_private_folder, resources, "gateway-")
         self._engines = EnginePool(new_folder, environment, self._on_engine_state, restarts)
+        if config.notify is not None:
+            # An HTTP client takes 0.1 s to import, which a gateway without a webhook does not need here.
+            from gateway.processes.notifier import Notifier
+
+            self._notifier = Notifier(config.notify)
+            self._enqueue_notice = self._notifier.enqueue
         if config.manager is not None:
             view = GatewayView(
                 lambda: self._applier.config,
@@ -186,6 +198,8 @@ class Supervisor:
         tasks.append(asyncio.create_task(self._trail.run()))
         tasks.append(asyncio.create_task(self._run_reloads_when_ready()))
         tasks.append(asyncio.create_task(self._follow_additions_when_ready()))
+        if self._notifier is not None:
+            tasks.append(asyncio.create_task(self._notifier.run()))
         if self._start_config.reload.watch:
             on_change = partial(self._enqueue_reload, self._actor("file watch"))
             tasks.append(asyncio.create_task(watch_file(self._source, on_change)))
@@ -350,6 +364,8 @@ class Supervisor:
         match request.body:
             case messages.ReadFile(by):
                 self._enqueue_reload(by, reply)
+            case messages.Notice() as notice:
+                self._enqueue_notice(notice)
             case messages.ListAdditions():
                 reply(self._additions.listing)
             case messages.SetDrain(is_drained):
