@@ -35,6 +35,7 @@ from gateway.api.dialects.registry import DIALECTS
 from gateway.api.operators import (
     additions,
     admin,
+    audit,
     fleet,
     jobs,
     keys,
@@ -66,6 +67,7 @@ from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
+from gateway.audit.trail import AuditTrail
 from gateway.batches.records import Job
 from gateway.batches.service import Batches, open_batches
 from gateway.cache.call_cache import ItemCache
@@ -160,6 +162,7 @@ OPERATOR_MODULES = (
     replicas,
     jobs,
     own_usage,
+    audit,
     ui,
     sign_in,
     fleet,
@@ -222,13 +225,14 @@ class Application(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Clients of the shared state. fingerprints: None if the configuration has no Redis.
+    """Clients of the shared state, and the audit trail. fingerprints: None if the configuration has no Redis.
 
     tenants: in Redis, or in a file; None where there is neither. cache: of vectors, None if the configuration
     has none. model_spaces, memory, fleet: use the client of `fingerprints`.
     """
 
     ledger: Ledger
+    audit: AuditTrail
     tenants: TenantStore | FileTenantStore | None = None
     fingerprints: FingerprintStore | None = None
     cache: ItemCache | None = None
@@ -239,6 +243,7 @@ class Stores:
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
         await self.ledger.aclose()
+        await self.audit.aclose()
         if self.fingerprints is not None:
             await self.fingerprints.aclose()
         if self.cache is not None:
@@ -343,6 +348,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         host=HostApi(outside.manager),
         sign_ins=SignIns(sign_on),
         batches=batches,
+        audit=stores.audit,
     )
     parts = ServerParts(
         routes=ROUTES,
@@ -619,19 +625,26 @@ def _store_problem(config: Config, ledger: Ledger, follower: KeyFollower | None,
 def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None, observe: Observe) -> Stores:
     """Return the clients that the configuration asks for. ledger: used in place of its own."""
     quotas = config.quotas
+    folder = None if tenants_file is None else Path(tenants_file).parent
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
         tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file), config.audit, observe)
-        return Stores(ledger or _open_memory_ledger(config, tenants_file, observe), tenants, cache=cache)
+        trail = AuditTrail(None, folder, config.audit, observe)
+        return Stores(
+            ledger or _open_memory_ledger(config, tenants_file, observe), trail, tenants, cache=cache
+        )
     timeout_s = quotas.timeout_ms / 1000
+    operators_s = max(TENANTS_TIMEOUT_S, timeout_s)
+    trail = AuditTrail(RedisClient(quotas.store, operators_s), folder, config.audit, observe)
     if ledger is None:
         rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
         ledger = RedisLedger(RedisClient(quotas.store, timeout_s), rules, secrets.token_hex(8), observe)
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
-    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)), config.audit, observe)
+    stored = TenantStore(RedisClient(quotas.store, operators_s), config.audit, observe)
     return Stores(
         ledger,
+        trail,
         stored,
         FingerprintStore(fingerprints),
         cache,

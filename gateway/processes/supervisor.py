@@ -353,13 +353,7 @@ class Supervisor:
             self._workers.reply(worker, messages.Reply(request.number, result))
 
         async def run_and_reply(command: HostCommand) -> None:
-            if isinstance(command, ListModels | AddModel | ActOnModel):
-                result = await self._model_requests.run(command)
-            else:
-                assert self._instances is not None
-                result = await self._instances.run(command)
-            await self._record(host_record(command, result))
-            reply(result)
+            reply(await self._carry_out(command))
 
         match request.body:
             case messages.ReadFile(by):
@@ -375,6 +369,16 @@ class Supervisor:
                 self._reloads.enqueue(edit, reply)
             case command:
                 self._run(run_and_reply(command))
+
+    async def _carry_out(self, command: HostCommand) -> HostResult:
+        """Carry out a request about the models or the instances of this host, and record it."""
+        if isinstance(command, ListModels | AddModel | ActOnModel):
+            result = await self._model_requests.run(command)
+        else:
+            assert self._instances is not None
+            result = await self._instances.run(command)
+        await self._record(host_record(command, result))
+        return result
 
     def _set_drain(self, *, is_drained: bool) -> None:
         """Have load balancers send this gateway no work, or send it work again."""

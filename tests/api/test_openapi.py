@@ -39,6 +39,7 @@ TEXTS = texts_of(SERVED)
 # Path of each POST → struct that it decodes. Paths below /models/{name} decode the same as at the root.
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
+    "/admin/keys/{key_id}/rotate": keys.RotateRequest,
     "/admin/instances": CreateInstance,
     "/ui/sign-on": SignInCode,
     "/admin/registry": manager.RegisterModel,
