@@ -542,7 +542,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
     quotas = config.quotas
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
-        tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file))
+        tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file), config.audit, observe)
         return Stores(ledger or _open_memory_ledger(config, tenants_file, observe), tenants, cache=cache)
     timeout_s = quotas.timeout_ms / 1000
     if ledger is None:
@@ -550,7 +550,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
         ledger = RedisLedger(RedisClient(quotas.store, timeout_s), rules, secrets.token_hex(8), observe)
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
-    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
+    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)), config.audit, observe)
     return Stores(ledger, stored, FingerprintStore(fingerprints), cache, ModelSpaceStore(fingerprints))
 
 

@@ -274,6 +274,24 @@ class StoreLost(msgspec.Struct, frozen=True):
     is_repeated: bool = False
 
 
+class AuditRecorded(msgspec.Struct, frozen=True):
+    """An operator has changed something; the fields are those of `AuditRecord`.
+
+    record: its id. at: its time. changes: each with `field`, `was` and `is`.
+    """
+
+    record: str
+    at: str
+    actor: str
+    actor_kind: str
+    address: str
+    action: str
+    object: str
+    changes: tuple[Any, ...]
+    request_id: str
+    gateway: str
+
+
 def tenants_and_keys(tenants: int, keys: int) -> str:
     """Return both numbers in words, as in `1 tenant and 3 keys`."""
     return f"{tenants} tenant{'s' * (tenants != 1)} and {keys} key{'s' * (keys != 1)}"
@@ -323,6 +341,7 @@ class ModelStateReported(msgspec.Struct, frozen=True):
 Event: TypeAlias = (
     StoreChanged
     | StoreLost
+    | AuditRecorded
     | BudgetAlert
     | CallFinished
     | AttemptFinished

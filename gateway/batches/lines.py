@@ -131,7 +131,8 @@ class LineChecker:
             if self.is_hopeless:
                 return
             self._take(line, 1)
-        self._rest = rest if len(rest) <= self._rules.line_bytes else rest[:LONGEST_MARK]
+        is_long = self._dropped or len(rest) > self._rules.line_bytes
+        self._rest = rest[:LONGEST_MARK] if is_long else rest
         self._dropped += len(rest) - len(self._rest)
 
     def finish(self, now_s: float) -> Plan:
@@ -319,19 +320,11 @@ class LineReply(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
-class LineRequest(msgspec.Struct, frozen=True):
-    """A line to run. id: the same for the same try after a kill."""
-
-    id: str
-    job: Job
-    body: msgspec.Raw
-
-
 class LineServer(Protocol):
     """Runs lines as calls of class bulk, with the permissions and limits that their key has now."""
 
-    async def serve(self, request: LineRequest) -> LineReply:
-        """Return the reply to a line, also one that reports an error.
+    async def serve(self, job: Job, id_: str, body: bytes) -> LineReply:
+        """Return the reply to a line, also one that reports an error. id_: the same for a try after a kill.
 
         Raises: GatewayError if another try might succeed.
         """

@@ -67,7 +67,7 @@ OPERATION_SEGMENTS = frozenset(
     }
 )
 
-Scope = Literal["embed", "rerank", "tokenize", "metrics", "admin"]
+Scope = Literal["embed", "rerank", "classify", "tokenize", "metrics", "admin:read", "admin"]
 Policy = Literal["round_robin", "least_tokens", "two_choices"]
 # Roles of inputs, and the type of those whose role is not known.
 InputRole = Literal[
@@ -557,6 +557,13 @@ class BatchesSettings(Section, frozen=True):
     lines_in_flight: PositiveInt = 32
 
 
+class AuditSettings(Section, frozen=True):
+    """Bounds of the records of changes: their number and their age."""
+
+    records: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
+    keep_days: Annotated[int, msgspec.Meta(ge=1, le=36_500)] = 400
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -577,6 +584,7 @@ class Config(Section, frozen=True, kw_only=True):
     tracing: Tracing | None = None
     metrics: OtlpMetrics | None = None
     quotas: Quotas = Quotas()
+    audit: AuditSettings = AuditSettings()
     limits: Limits = Limits()
     engine: EngineSettings = EngineSettings()
     registry: RegistrySettings = RegistrySettings()

@@ -22,7 +22,7 @@ from gateway.config.state_folder import replace_private
 from gateway.events import Observe
 from gateway.quotas.ledger import MemoryLedger, QuotaRequest, Reservation, day_of
 from gateway.quotas.limits import SECOND_US, CalendarMeter, Cost, Limit, LimitStatus
-from gateway.quotas.usage import DAYS_MAX, UsageRow, usage_rows
+from gateway.quotas.usage import DAYS_MAX, UsageBy, UsageRow, usage_rows
 
 COUNTS_FILE = "quotas.json"
 LOCK_FILE = "quotas.lock"
@@ -182,14 +182,14 @@ class KeptLedger(MemoryLedger):
         self._is_changed = True
         return super().settle(reservation, actual)
 
-    async def usage(self, tenant: str, days: Sequence[str], *, by_key: bool = False) -> list[UsageRow]:
+    async def usage(self, tenant: str, days: Sequence[str], by: UsageBy = "model") -> list[UsageRow]:
         """Return the settled usage, also that of earlier processes."""
         rows = []
         for day in sorted(days):
             counts = self._usage.get((tenant, day))
             if counts is None and self._folder.is_held:
                 counts = (await asyncio.to_thread(self._folder.read_day, day)).get(tenant)
-            rows += usage_rows(tenant, day, counts or {}, by_key=by_key)
+            rows += usage_rows(tenant, day, counts or {}, by)
         return rows
 
     async def maintain(self) -> None:

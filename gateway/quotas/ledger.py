@@ -30,7 +30,7 @@ from gateway.quotas.limits import (
     meter_for,
     period_end_us,
 )
-from gateway.quotas.usage import UsageRow, usage_rows
+from gateway.quotas.usage import UsageBy, UsageRow, usage_rows
 
 BELIEVED_US = SECOND_US
 
@@ -182,7 +182,7 @@ class Ledger(Protocol):
         Raises: QuotaUnavailable; the settlements are then sent when the store is up again.
         """
 
-    async def usage(self, tenant: str, days: Sequence[str], *, by_key: bool = False) -> list[UsageRow]:
+    async def usage(self, tenant: str, days: Sequence[str], by: UsageBy = "model") -> list[UsageRow]:
         """Return the settled usage of those days (YYYY-MM-DD, UTC), by model, or by model and key.
 
         Raises: QuotaUnavailable.
@@ -366,12 +366,12 @@ class MemoryLedger(Ledger):
                 self._observe(budget_alert(request.tenant, status.limit, meter.used))
         return statuses
 
-    async def usage(self, tenant: str, days: Sequence[str], *, by_key: bool = False) -> list[UsageRow]:
+    async def usage(self, tenant: str, days: Sequence[str], by: UsageBy = "model") -> list[UsageRow]:
         """Return the usage that this process has settled since its start."""
         return [
             row
             for day in sorted(days)
-            for row in usage_rows(tenant, day, self._usage.get((tenant, day), {}), by_key=by_key)
+            for row in usage_rows(tenant, day, self._usage.get((tenant, day), {}), by)
         ]
 
     def spent_share(self, tenant: str, limit: Limit) -> float | None:

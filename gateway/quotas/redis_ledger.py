@@ -27,7 +27,7 @@ from gateway.quotas.ledger import (
 from gateway.quotas.limits import SECOND_US, Cost, Limit, LimitStatus
 from gateway.quotas.local_share import LocalShare, OfflineUsage
 from gateway.quotas.operations import LimitState, field_of, keys_of, usage_field_parts, usage_key
-from gateway.quotas.usage import UsageRow, usage_rows
+from gateway.quotas.usage import UsageBy, UsageRow, usage_rows
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import load_script
@@ -155,14 +155,14 @@ class RedisLedger(Ledger):
             if error is not None:
                 raise error
 
-    async def usage(self, tenant: str, days: Sequence[str], *, by_key: bool = False) -> list[UsageRow]:
+    async def usage(self, tenant: str, days: Sequence[str], by: UsageBy = "model") -> list[UsageRow]:
         """Return a tenant's usage, including all that this gateway has settled. Raises: QuotaUnavailable."""
         rows: list[UsageRow] = []
         try:
             await self._account(tenant).flush()
             for day in sorted(days):
                 fields = await self._client.execute("HGETALL", usage_key(tenant, day))
-                rows += usage_rows(tenant, day, _counts_of(fields), by_key=by_key)
+                rows += usage_rows(tenant, day, _counts_of(fields), by)
         except StoreUnavailable as error:
             raise QuotaUnavailable("the quota store is unavailable") from error
         return rows

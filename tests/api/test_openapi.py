@@ -206,7 +206,9 @@ async def test_every_declared_path_is_served(boot: Boots, tmp_path: Path) -> Non
 
 
 def test_every_declared_path_is_documented_and_every_documented_one_has_its_own_label(openapi: Any) -> None:
-    assert ROUTES.plain_paths == {path for path in openapi["paths"] if "{" not in path}
+    plain = {path for path in openapi["paths"] if "{" not in path}
+
+    assert plain == ROUTES.plain_paths == {ROUTES.parse(path).label for path in plain}
 
 
 async def test_every_way_to_send_a_key_is_documented_and_taken(boot: Boots, openapi: Any) -> None:

@@ -19,7 +19,6 @@ from gateway.telemetry.tracing import create_traces
 from tests.conftest import CONFIG, KEY, Running, running_gateway
 from tests.fakes.hooks import RERANKER, Gate, respond_with, tei_with_hook, until
 from tests.fakes.tei import DIMENSIONS, FakeTei
-from tests.waiting import PATIENCE_S
 
 OPENAI = "/v1/embeddings"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -53,10 +52,8 @@ class Traced:
 
     async def wait_queued(self, inputs: int) -> None:
         """Wait until this many inputs are queued for the embedding model."""
-        line = f'gateway_lane_queued_inputs{{upstream="embedder"}} {inputs}.0'
-        async with asyncio.timeout(PATIENCE_S):
-            while line not in (await self.gateway.client.get("/metrics", headers={"host": "localhost"})).text:
-                pass
+        lane = self.gateway.application.gateway.upstreams["embedder"].lanes["texts"]
+        await until(lambda: lane.backlog().inputs == inputs)
 
     def children(self, parent: ReadableSpan) -> list[str]:
         """Return the names of a span's children, in the order of their start."""

@@ -234,13 +234,13 @@ async def play(redis: RedisServer, limits: tuple[Limit, ...], history: list[tupl
         days = ["2024-02-29", "2024-03-01"]
         for tenant in TENANTS:
             name = f"{tenant}-{run}"
-            for by_key in (False, True):
+            for by in ("model", "key"):
                 used = [
                     row
-                    for row in await both.memory.usage(name, days, by_key=by_key)
+                    for row in await both.memory.usage(name, days, by)
                     if row.requests or row.tokens or row.inputs or row.images or row.cost
                 ]
-                assert used == await both.redis.usage(name, days, by_key=by_key)
+                assert used == await both.redis.usage(name, days, by)
     finally:
         await in_redis.aclose()
     assert all(isinstance(event, BudgetAlert) for event in events)

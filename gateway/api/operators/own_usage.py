@@ -2,7 +2,6 @@
 
 from datetime import date
 from itertools import chain
-from typing import Literal
 
 import msgspec
 from litestar import get
@@ -18,7 +17,7 @@ from gateway.api.server.request_context import RequestContext
 from gateway.config.schema import LimitAmount
 from gateway.errors import InvalidInput
 from gateway.quotas.ledger import remaining_budgets
-from gateway.quotas.usage import UsageRow, days_between
+from gateway.quotas.usage import UsageBy, UsageRow, days_between
 
 FAILURES = document_errors(TEI)
 # A key that may not call a model still sees its usage; reading a year would cost more than a call.
@@ -53,7 +52,7 @@ async def own_usage(
     admin: NamedDependency[Admin],
     since: FromQuery[date | None] = None,
     until: FromQuery[date | None] = None,
-    by: FromQuery[Literal["model", "key"]] = "model",
+    by: FromQuery[UsageBy] = "model",
 ) -> OwnUsage:
     """Return the limits and the usage of the tenant whose key is sent, by day and model.
 
@@ -66,7 +65,7 @@ async def own_usage(
         raise InvalidInput(f"from 1 to {DAYS_MAX} days, not {len(days)}", param="since")
     limits = [*tenant.for_batches().limits, *chain(*tenant.model_limits.values())]
     with store_errors():
-        rows = await admin.ledger.usage(tenant.name, days, by_key=by == "key")
+        rows = await admin.ledger.usage(tenant.name, days, by)
         remaining = await remaining_budgets(admin.ledger, tenant.name, limits)
     return OwnUsage(
         tenant.name,
