@@ -70,6 +70,9 @@ from gateway.cache.call_cache import ItemCache
 from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
+from gateway.config.certificates import Certificates
+from gateway.config.digest import config_digest
+from gateway.config.money import in_currency, token_price
 from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
 from gateway.declared.host import InstanceTable
@@ -91,9 +94,11 @@ from gateway.quotas.redis_ledger import OutagePolicy, RedisLedger
 from gateway.routing.discovery import Resolver, resolve
 from gateway.routing.routes import Routes
 from gateway.serve import Gateway, Serving
+from gateway.store.memory_use import StoreMemory
 from gateway.store.redis_client import RedisClient
 from gateway.telemetry.access_log import log_event
-from gateway.telemetry.call_metrics import BudgetShare, StoredCounts
+from gateway.telemetry.call_metrics import BatchCounts, BudgetShare, StoredCounts
+from gateway.telemetry.config_metrics import Configured
 from gateway.telemetry.history import History
 from gateway.telemetry.metrics import Metrics, measure_lag
 from gateway.telemetry.totals import Totals
@@ -205,7 +210,7 @@ class Stores:
     """Clients of the shared state. fingerprints: None if the configuration has no Redis.
 
     tenants: in Redis, or in a file; None where there is neither. cache: of vectors, None if the configuration
-    has none. model_spaces: uses the client of `fingerprints`.
+    has none. model_spaces, memory: use the client of `fingerprints`.
     """
 
     ledger: Ledger
@@ -213,6 +218,7 @@ class Stores:
     fingerprints: FingerprintStore | None = None
     cache: ItemCache | None = None
     model_spaces: ModelSpaceStore | None = None
+    memory: StoreMemory | None = None
 
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
@@ -237,7 +243,7 @@ class WorkerReload:
     admin: Admin
     metrics: Metrics
     history: History
-    in_flight: InFlight
+    sources: Callable[[], Sources]
     groups: Groups
 
     def follow(
@@ -264,9 +270,7 @@ class WorkerReload:
         self.admin.apply(config)
         for running in retired:
             self.history.changes.forget(running.upstream.name)
-        self.metrics.watch(
-            sources_of(self.api.gateway, self.in_flight, self.admin.ledger, self.admin.stored_state)
-        )
+        self.metrics.watch(self.sources())
         return self.upstreams.retire(retired)
 
 
@@ -276,8 +280,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     observe = Observers()
     stores = _open_stores(config, boot.tenants_file, outside.ledger, observe)
     upstreams, groups = _create_upstreams(boot, outside, stores, observe)
-    is_local = is_loopback(host_and_port(config.admin.listen or config.listen)[0])
-    metrics, history = Metrics(is_open=is_local, worker=boot.worker), History(boot.worker)
+    traces, collected = _create_exports(boot, outside, observe)
+    metrics, history = _metrics(boot, has_traces=traces is not None), History(boot.worker)
     _connect(observe, outside, metrics, history, stores.cache, groups)
 
     table = InstanceTable()
@@ -294,11 +298,11 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     batches = BatchesApi(authenticator, jobs)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
     api = InferenceApi(gateway, authenticator, batches, table, config.limits, fetcher)
-    traces, collected = _create_exports(boot, outside, observe)
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
     admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
-    metrics.watch(sources_of(gateway, in_flight, stores.ledger, admin.stored_state))
+    sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
+    metrics.watch(sources())
     watched = StatusSource(
         gateway, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
     )
@@ -348,7 +352,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         ),
         in_flight=in_flight,
         gateway=gateway,
-        follow=WorkerReload(upstreams, api, admin, metrics, history, in_flight, groups).follow,
+        follow=WorkerReload(upstreams, api, admin, metrics, history, sources, groups).follow,
         observe=observe,
         instances=table,
         sign_on=sign_on,
@@ -367,6 +371,11 @@ def _create_upstreams(
     upstreams.apply(boot.config.upstreams, boot.engines)
     groups.apply(boot.config.models, upstreams.by_name)
     return upstreams, groups
+
+
+def _metrics(boot: AppBoot, *, has_traces: bool) -> Metrics:
+    listen = boot.config.admin.listen or boot.config.listen
+    return Metrics(is_open=is_loopback(host_and_port(listen)[0]), worker=boot.worker, links_traces=has_traces)
 
 
 def _connect(
@@ -431,7 +440,11 @@ def serving_of(
 
 
 def sources_of(
-    gateway: Gateway, in_flight: InFlight, ledger: Ledger, stored: Callable[[], StoredState]
+    gateway: Gateway,
+    in_flight: InFlight,
+    stores: Stores,
+    stored: Callable[[], StoredState],
+    certificates: Certificates,
 ) -> Sources:
     """Return the values that metrics read at each scrape."""
     upstreams, cache = gateway.upstreams, gateway.cache
@@ -442,8 +455,11 @@ def sources_of(
 
     def replicas() -> Iterator[ReplicaLoad]:
         for name, upstream in upstreams.items():
+            slowness = upstream.pool.slowness()
             for replica in upstream.pool.replicas:
-                yield ReplicaLoad(name, replica.name, replica.batches, replica.slots)
+                yield ReplicaLoad(
+                    name, replica.name, replica.batches, replica.slots, slowness.get(replica, 1.0)
+                )
 
     engines: defaultdict[str, list[TorchBackend]] = defaultdict(list)
     for name, upstream in upstreams.items():
@@ -456,12 +472,24 @@ def sources_of(
         lambda: (in_flight.calls, in_flight.bytes),
         {name: partial(_joined_stats, backends) for name, backends in engines.items()},
         lambda: (cache.store.size_bytes, cache.store.evictions) if cache else (0, 0),
-        partial(_spent_shares, gateway.keyring, ledger),
+        partial(_spent_shares, gateway.keyring, stores.ledger),
         frozenset(
             (model, name) for model, group in gateway.serving.groups.items() for name in group.judge.judged
         ),
         stored_counts,
+        configured_facts(gateway.serving.config, certificates),
+        lambda: (0, 0) if stores.memory is None else stores.memory.use,
     )
+
+
+def configured_facts(config: Config, certificates: Certificates) -> Configured:
+    """Return the facts of a configuration that metrics show."""
+    prices = {
+        name: in_currency(token_price(model.price_per_million_tokens))
+        for name, model in config.models.items()
+        if model.price_per_million_tokens
+    }
+    return Configured(config_digest(config), config.currency or "", prices, certificates.ends(config))
 
 
 def _spent_shares(keyring: Keyring, ledger: Ledger) -> Iterator[BudgetShare]:
@@ -551,7 +579,14 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
     stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)), config.audit, observe)
-    return Stores(ledger, stored, FingerprintStore(fingerprints), cache, ModelSpaceStore(fingerprints))
+    return Stores(
+        ledger,
+        stored,
+        FingerprintStore(fingerprints),
+        cache,
+        ModelSpaceStore(fingerprints),
+        StoreMemory(fingerprints),
+    )
 
 
 def _open_memory_ledger(config: Config, tenants_file: str | None, observe: Observe) -> Ledger:
@@ -583,6 +618,8 @@ def _background_tasks(
     tasks += history.tasks(lambda: Totals(metrics.collected()))
     if stores.cache is not None:
         tasks.append(stores.cache.store.maintain())
+    if stores.memory is not None:
+        tasks.append(stores.memory.follow())
     if boot.worker is not None:
         tasks.append(metrics.refresh_forever())
     if follower is not None:
@@ -600,7 +637,7 @@ def _batch_tasks(
     """Return the background tasks of files and jobs, if there are any."""
     if batches is None:
         return []
-    metrics.watch_batches(lambda: batches.state)
+    metrics.watch_batches(lambda: BatchCounts(*batches.state))
     return [batches.run(lines)]
 
 

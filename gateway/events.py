@@ -22,8 +22,8 @@ class CallFinished(msgspec.Struct, frozen=True):
     per stage, as in `server-timing`. trace_id: 32 hex digits, None where calls are not traced. key_id: id
     of the API key, None if none was accepted. address: of the client. path: as sent, cut and escaped,
     only if no handler serves it. reason: class of the cause of a refusal, None if its kind has only one.
-    is_bulk: it yielded to interactive calls. replicas, attempts, upstream_status, upstream_words: as in
-    `AttemptRecord`.
+    is_bulk: it yielded to interactive calls. is_recorded: its trace has spans. replicas, attempts,
+    upstream_status, upstream_words: as in `AttemptRecord`.
     """
 
     request_id: str
@@ -44,6 +44,7 @@ class CallFinished(msgspec.Struct, frozen=True):
     path: str | None = None
     reason: str | None = None
     is_bulk: bool = False
+    is_recorded: bool = False
     replicas: tuple[str, ...] = ()
     attempts: int = 0
     upstream_status: str | None = None
@@ -84,7 +85,8 @@ class AttemptFinished(msgspec.Struct, frozen=True):
 
     calls: number of calls in the batch. hedge: it was a second attempt for a batch that was late. server,
     model: as in `AttemptStarted`. tokens: of all inputs, 0 if the work is free or failed. status: HTTP status
-    or gRPC code of an answer that was no success.
+    or gRPC code of an answer that was no success. trace_id: of the first of its calls whose trace is
+    recorded, None if there is none.
     """
 
     upstream: str
@@ -99,6 +101,7 @@ class AttemptFinished(msgspec.Struct, frozen=True):
     operation: str = ""
     tokens: int = 0
     status: str | None = None
+    trace_id: str | None = None
 
 
 # As of `State`, and drained: it could work, and an operator keeps work away from it.

@@ -235,6 +235,7 @@ class RequestContext:
             path=self.path,
             reason=self.reason,
             is_bulk=self.yields,
+            is_recorded=trace is not None and trace.recorded,
             replicas=attempts.replicas,
             attempts=attempts.attempts,
             upstream_status=attempts.upstream_status,
