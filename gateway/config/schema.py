@@ -395,6 +395,7 @@ class Limits(Section, frozen=True):
     inputs: PositiveInt = 2048
     in_flight_bytes: PositiveInt = 512 * 1024 * 1024
     connections: PositiveInt = 4096
+    unknown_fields: Literal["report", "refuse"] = "report"
 
 
 class Tracing(Section, frozen=True):

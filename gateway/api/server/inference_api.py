@@ -13,7 +13,7 @@ from gateway.api.server.body_bounds import too_many_inputs
 from gateway.api.server.error_bodies import as_gateway_error
 from gateway.api.server.request_context import HttpContext, RequestContext
 from gateway.calls import Call
-from gateway.config.schema import Config
+from gateway.config.schema import Config, Limits
 from gateway.declared.host import InstanceTable
 from gateway.errors import (
     DeadlineExceeded,
@@ -40,9 +40,9 @@ UNCHARGED = frozenset({"quota_exceeded", "unauthenticated", "auth_throttled"})
 class InferenceApi:
     """Collaborators of inference handlers.
 
-    batches: files and jobs. inputs_max: most inputs in one request. fetcher: of pictures and recordings; None
-    fetches none. interactive_calls: number of calls so far that are not of class bulk. arrow_threads: read
-    Arrow streams.
+    batches: files and jobs. inputs_max: most inputs in one request. refuses_unknown_fields: of bodies.
+    fetcher: of pictures and recordings; None fetches none. interactive_calls: number of calls so far that are
+    not of class bulk. arrow_threads: read Arrow streams.
     """
 
     def __init__(
@@ -51,14 +51,15 @@ class InferenceApi:
         authenticator: Authenticator,
         batches: BatchesApi,
         instances: InstanceTable,
-        inputs_max: int,
+        limits: Limits,
         fetcher: Fetcher | None = None,
     ) -> None:
         self.gateway = gateway
         self.authenticator = authenticator
         self.batches = batches
         self.instances = instances
-        self.inputs_max = inputs_max
+        self.inputs_max = limits.inputs
+        self.refuses_unknown_fields = limits.unknown_fields == "refuse"
         self._fetcher = fetcher
         self.interactive_calls = 0
         self.arrow_threads = FairThreads(purpose="read")
@@ -66,6 +67,7 @@ class InferenceApi:
     def follow(self, config: Config) -> None:
         """Take the limits of a new configuration."""
         self.inputs_max = config.limits.inputs
+        self.refuses_unknown_fields = config.limits.unknown_fields == "refuse"
 
     def admit_caller(self, context: HttpContext, least: Cost) -> None:
         """Check what the head of a request decides, before its body is read: key, known limits, size.

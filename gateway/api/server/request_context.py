@@ -52,10 +52,12 @@ class RequestContext:
     dialects share, the body decides it. model: named outside the body, in the path or the metadata. rows: of
     the texts of an Arrow stream (`api/wire/arrow.py`), None for any other body. tenant: of its key, once that
     is known. tenant_name, key_id: of the event, for a line even if its key is gone. reason: class of the
-    cause of a refusal, for the log line. reservation: of quota, the id of a line of a job.
+    cause of a refusal, for the log line. ignored_fields: unknown names in its body, as a header has them.
+    reservation: of quota, the id of a line of a job.
     """
 
     rows: Any = None
+    ignored_fields = ""
     reservation: str | None = None
     # As sent, cut and escaped, only if no handler serves it.
     path: str | None = None
@@ -158,6 +160,10 @@ class RequestContext:
     def use_dialect(self, dialect: Any) -> None:
         """Report errors in the dialect that the body belongs to."""
         self.dialect = dialect
+
+    def ignore_fields(self, names: str) -> None:
+        """Record the names of fields of the body that the gateway ignores."""
+        self.ignored_fields = names
 
     def begin_call(self, call: Call, tenant: Tenant) -> bool:
         """Record the decoded call, and return whether its header asks that it yield to interactive calls.
