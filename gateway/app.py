@@ -283,7 +283,9 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     jobs = open_batches(boot, lambda job: observe(_change_of(job)))
     batches = BatchesApi(authenticator, jobs)
     fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
-    api = InferenceApi(gateway, authenticator, batches, table, config.limits.inputs, fetcher)
+    api = InferenceApi(
+        gateway, authenticator, batches, table, config.limits.inputs, fetcher, config.end_users
+    )
     traces = outside.traces or _traces(config)
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)

@@ -382,10 +382,19 @@ class TenantConfig(Section, frozen=True):
     models: tuple[str, ...] | None = None
     limits: dict[str, LimitAmount] = {}
     model_limits: dict[str, dict[str, LimitAmount]] = {}
+    end_user_limits: dict[str, LimitAmount] = {}
     weight: PositiveInt = 1
     priority: Literal["interactive", "bulk"] = "interactive"
     queue_tokens: PositiveInt | None = None
     join: bool = True
+
+
+class EndUsersSettings(Section, frozen=True, rename={"sources": "from"}):
+    """Names of end users in requests. Absent, none is read."""
+
+    sources: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    most: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 10_000
+    log: Literal["digest", "plain"] = "digest"
 
 
 class Limits(Section, frozen=True):
@@ -566,6 +575,7 @@ class Config(Section, frozen=True, kw_only=True):
     logs: Logs = Logs()
     tracing: Tracing | None = None
     quotas: Quotas = Quotas()
+    end_users: EndUsersSettings | None = None
     limits: Limits = Limits()
     engine: EngineSettings = EngineSettings()
     registry: RegistrySettings = RegistrySettings()
@@ -606,6 +616,16 @@ def limit_problems(limits: Mapping[str, LimitAmount]) -> dict[str, str]:
     """Return a message for each limit that is unknown or has a wrong amount, by its name."""
     problems = {name: _limit_problem(name, amount) for name, amount in limits.items()}
     return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def end_user_limit_problems(limits: Mapping[str, LimitAmount]) -> dict[str, str]:
+    """Return a message for each limit that end users cannot have, by its name."""
+    others = {
+        name: "end users have no such limit; slots and lines of batches are the tenant's"
+        for name in limits
+        if name == "requests_in_flight" or name.startswith("batch_")
+    }
+    return limit_problems(limits) | others
 
 
 def _limit_problem(name: str, amount: LimitAmount) -> str | None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from gateway.config.access_checks import (
     NO_NETWORK,
+    end_user_problems,
     is_network,
     limits_of_users,
     listener_problems,
@@ -77,6 +78,7 @@ def config_problems(config: Config, upstreams: Collection[str], models: Collecti
     for name, upstream in config.upstreams.items():
         yield from upstream_problems(upstream, f"upstreams.{name}")
     yield from _default_problems(config.defaults, models)
+    yield from end_user_problems(config.end_users)
     yield from tenant_problems(config, models)
     yield from sign_on_problems(config.sign_on, models)
     for name, model in config.models.items():
@@ -252,6 +254,7 @@ def _limits_of_callers(config: Config) -> Iterator[tuple[str, str]]:
     owners: dict[str, Sequence[str | Key]] = {"admin": config.admin.keys}
     for name, tenant in config.tenants.items():
         yield from ((f"tenants.{name}.limits", limit) for limit in tenant.limits)
+        yield from ((f"tenants.{name}.end_user_limits", limit) for limit in tenant.end_user_limits)
         owners[f"tenants.{name}"] = tenant.keys
     for owner, keys in owners.items():
         for index, key in enumerate(keys):

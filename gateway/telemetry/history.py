@@ -158,6 +158,7 @@ class RecentCall(msgspec.Struct, frozen=True):
     attempts: int = 0
     upstream_status: str | None = None
     upstream_words: str | None = None
+    end_user: str | None = None
 
 
 class RecentCalls:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from gateway.config import schema as config
-from gateway.config.schema import TenantConfig, limit_problems
+from gateway.config.schema import TenantConfig, end_user_limit_problems, limit_problems
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
 from gateway.store.scripts import Script, load_script
@@ -91,7 +91,9 @@ def _fields(settings: TenantConfig) -> dict[str, Any]:
         for model, found in fields.pop("model_limits").items()
         for name, amount in found.items()
     }
-    return {"models": fields.pop("models"), **limits, **of_models, **fields}
+    own = fields.pop("end_user_limits").items()
+    of_users = {f"end_user_limits.{name}": amount for name, amount in own}
+    return {"models": fields.pop("models"), **limits, **of_models, **of_users, **fields}
 
 
 # Under one hash tag: a script changes them together.
@@ -319,6 +321,8 @@ def check_limits(keys: Iterable[StoredKey], tenants: Iterable[config.TenantConfi
     found = [key.limits for key in keys]
     for tenant in tenants:
         found += (tenant.limits, *tenant.model_limits.values())
+        for name, problem in end_user_limit_problems(tenant.end_user_limits).items():
+            raise ValueError(f"{name}: {problem}")
     for limits in found:
         for name, problem in limit_problems(limits).items():
             raise ValueError(f"{name}: {problem}")
