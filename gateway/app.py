@@ -21,6 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
 
 import msgspec
 
@@ -73,7 +74,15 @@ from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, host_and_port, is_loopback
 from gateway.declared.host import InstanceTable
 from gateway.dispatch import Dispatcher
-from gateway.events import BatchChanged, Observe, Observers, ReplicaChanged, SpaceChecked
+from gateway.events import (
+    AttemptFinished,
+    BatchChanged,
+    CallFinished,
+    Observe,
+    Observers,
+    ReplicaChanged,
+    SpaceChecked,
+)
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
@@ -107,8 +116,9 @@ from gateway.upstreams.upstreams import Upstreams, log_failure
 from gateway.vector_spaces.store import FingerprintStore, ModelSpaceStore
 
 if TYPE_CHECKING:
-    # Loaded only where gRPC is served, and OpenTelemetry only where calls are traced.
+    # Loaded only where gRPC is served, and OpenTelemetry only where a collector is configured.
     from gateway.api.grpc.server import GrpcServer
+    from gateway.telemetry.otlp_metrics import CollectorMetrics
     from gateway.telemetry.tracing import CallTraces
 
 # Serves a new configuration, whose engines are given by upstream, with the names of its added models. The
@@ -120,8 +130,8 @@ FINGERPRINTS_TIMEOUT_S = 1.0
 TENANTS_TIMEOUT_S = 2.0
 logger = logging.getLogger("gateway")
 
-# A stopping worker waits this long for its last spans to be sent.
-LAST_SPANS_S = 2.5
+# A stopping worker waits this long for its last spans and metrics to be sent.
+LAST_EXPORT_S = 2.5
 
 OPERATOR_MODULES = (
     probes,
@@ -286,7 +296,7 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     api = InferenceApi(
         gateway, authenticator, batches, table, config.limits.inputs, fetcher, config.end_users
     )
-    traces = outside.traces or _traces(config)
+    traces, collected = _create_exports(boot, outside, observe)
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
     admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
@@ -331,10 +341,13 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         *_batch_tasks(jobs, lines, metrics),
         sign_on.run(),
         groups.maintain(),
+        *([] if collected is None else [collected.run()]),
     ]
     return Application(
         asgi=Middleware(_litestar(), parts),
-        lifespan=partial(_run, upstreams, stores, gateway.copies, tasks, traces),
+        lifespan=partial(
+            _run, upstreams, stores, gateway.copies, tasks, partial(_send_last, traces, collected)
+        ),
         in_flight=in_flight,
         gateway=gateway,
         follow=WorkerReload(upstreams, api, admin, metrics, history, in_flight, groups).follow,
@@ -531,7 +544,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
     quotas = config.quotas
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
-        tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file))
+        tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file), config.audit, observe)
         return Stores(ledger or _open_memory_ledger(config, tenants_file, observe), tenants, cache=cache)
     timeout_s = quotas.timeout_ms / 1000
     if ledger is None:
@@ -539,7 +552,7 @@ def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None
         ledger = RedisLedger(RedisClient(quotas.store, timeout_s), rules, secrets.token_hex(8), observe)
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
-    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)))
+    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)), config.audit, observe)
     return Stores(ledger, stored, FingerprintStore(fingerprints), cache, ModelSpaceStore(fingerprints))
 
 
@@ -607,9 +620,12 @@ async def _run(
     stores: Stores,
     copies: Copies,
     coroutines: Sequence[Coroutine[Any, Any, None]],
-    traces: "CallTraces | None",
+    send_last: Callable[[], Coroutine[Any, Any, None]],
 ) -> AsyncIterator[None]:
-    """Run the upstreams and the background tasks; close every connection at the end."""
+    """Run the upstreams and the background tasks; close every connection at the end.
+
+    send_last: sends what a collector lacks.
+    """
     upstreams.start()
     tasks = start_tasks(coroutines)
     try:
@@ -621,20 +637,40 @@ async def _run(
         await copies.aclose()
         await stores.aclose()
         await upstreams.aclose()
-        if traces is not None:
-            await _send_last_spans(traces)
+        await send_last()
 
 
-def _traces(config: Config) -> "CallTraces | None":
-    if config.tracing is None:
-        return None
-    from gateway.telemetry.tracing import create_exporting_traces
+def _create_exports(
+    boot: AppBoot, outside: Collaborators, observers: Observers
+) -> "tuple[CallTraces | None, CollectorMetrics | None]":
+    """Return what is sent to collectors: spans and metrics, each None if the configuration has none."""
+    config, traces, collected = boot.config, outside.traces, None
+    # Workers and starts differ in it, so that a collector adds their counts up.
+    instance = str(uuid4())
+    if traces is None and config.tracing is not None:
+        from gateway.telemetry.tracing import create_exporting_traces
 
-    return create_exporting_traces(config.tracing)
+        traces = create_exporting_traces(config.tracing, instance)
+    if config.metrics is not None:
+        from gateway.telemetry.otlp_metrics import create_collector_metrics
+
+        scheme = "http" if config.tls is None else "https"
+        collected = create_collector_metrics(config.metrics, boot.metric_names, scheme, instance)
+        observers.add(collected.observe_attempt, AttemptFinished)
+        observers.add(collected.observe_call, CallFinished)
+    return traces, collected
 
 
-async def _send_last_spans(traces: "CallTraces") -> None:
-    """Send the last spans within the time that a stopping process has; a dead collector does not delay it."""
-    sending = Thread(target=traces.close, daemon=True)
-    sending.start()
-    await asyncio.to_thread(sending.join, LAST_SPANS_S)
+async def _send_last(traces: "CallTraces | None", collected: "CollectorMetrics | None") -> None:
+    """Send the last spans and metrics within the time that a stopping process has.
+
+    A dead collector does not delay it.
+    """
+    sending = [] if collected is None else [collected.begin_close()]
+    if traces is not None:
+        closing = Thread(target=traces.close, daemon=True)
+        closing.start()
+        sending.append(closing)
+    deadline_s = time.monotonic() + LAST_EXPORT_S
+    for thread in sending:
+        await asyncio.to_thread(thread.join, max(0.0, deadline_s - time.monotonic()))

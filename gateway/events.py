@@ -51,15 +51,27 @@ class CallFinished(msgspec.Struct, frozen=True):
     end_user: str | None = None
 
 
+class UpstreamServer(msgspec.Struct, frozen=True):
+    """Server of a replica, as OpenTelemetry names it.
+
+    provider: a value of `gen_ai.provider.name`. address: a host, or the path of a socket, which has no port.
+    """
+
+    provider: str
+    address: str
+    port: int | None = None
+
+
 class AttemptStarted(msgspec.Struct, frozen=True):
     """One batch was sent to one replica; emitted only if a call in it is traced.
 
-    model: name of the model at the replica. calls: number of calls in the batch. tries_before: attempts that
-    its first slice has behind it.
+    server: of the replica, None if it is not known. model: name of the model at the replica. calls: number of
+    calls in the batch. tries_before: attempts that its first slice has behind it.
     """
 
     upstream: str
     replica: str
+    server: UpstreamServer | None
     model: str
     operation: str
     inputs: int
@@ -71,7 +83,9 @@ class AttemptStarted(msgspec.Struct, frozen=True):
 class AttemptFinished(msgspec.Struct, frozen=True):
     """One attempt of a batch at one replica ended; outcome is "ok" or a BackendError's kind.
 
-    calls: number of calls in the batch. hedge: it was a second attempt for a batch that was late.
+    calls: number of calls in the batch. hedge: it was a second attempt for a batch that was late. server,
+    model: as in `AttemptStarted`. tokens: of all inputs, 0 if the work is free or failed. status: HTTP status
+    or gRPC code of an answer that was no success.
     """
 
     upstream: str
@@ -81,6 +95,11 @@ class AttemptFinished(msgspec.Struct, frozen=True):
     inputs: int = 0
     calls: int = 1
     hedge: bool = False
+    server: UpstreamServer | None = None
+    model: str = ""
+    operation: str = ""
+    tokens: int = 0
+    status: str | None = None
 
 
 # As of `State`, and drained: it could work, and an operator keeps work away from it.
@@ -256,6 +275,24 @@ class StoreLost(msgspec.Struct, frozen=True):
     is_repeated: bool = False
 
 
+class AuditRecorded(msgspec.Struct, frozen=True):
+    """An operator has changed something; the fields are those of `AuditRecord`.
+
+    record: its id. at: its time. changes: each with `field`, `was` and `is`.
+    """
+
+    record: str
+    at: str
+    actor: str
+    actor_kind: str
+    address: str
+    action: str
+    object: str
+    changes: tuple[Any, ...]
+    request_id: str
+    gateway: str
+
+
 def tenants_and_keys(tenants: int, keys: int) -> str:
     """Return both numbers in words, as in `1 tenant and 3 keys`."""
     return f"{tenants} tenant{'s' * (tenants != 1)} and {keys} key{'s' * (keys != 1)}"
@@ -305,6 +342,7 @@ class ModelStateReported(msgspec.Struct, frozen=True):
 Event: TypeAlias = (
     StoreChanged
     | StoreLost
+    | AuditRecorded
     | BudgetAlert
     | CallFinished
     | AttemptFinished

@@ -5,8 +5,8 @@ parts of one that was never completed.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
-from gateway.batches.objects import BLOCK_BYTES, ObjectLost, ObjectsUnavailable
+from gateway.batches.objects import BLOCK_BYTES, ObjectLost, ObjectsUnavailable, Write
 from gateway.config.schema import BucketSettings
 
 # S3 takes no smaller parts of a multipart upload, apart from the last one.
@@ -31,29 +31,6 @@ def _failures() -> Iterator[None]:
         yield
     except (BaseError, OSError) as error:
         raise ObjectsUnavailable(f"the bucket failed: {type(error).__name__}") from error
-
-
-class BucketUpload:
-    """An object that is uploaded in parts, of which two are in memory."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
-
-    async def write(self, data: bytes) -> None:
-        """Append bytes."""
-        with _failures():
-            await self._writer.write(data)
-
-    async def commit(self) -> None:
-        """Let the object appear."""
-        with _failures():
-            await self._writer.close()
-
-    async def abort(self) -> None:
-        """Drop the upload."""
-        with suppress(BaseError, OSError):
-            # The library aborts an upload whose block has failed, and has no other way to.
-            await self._writer.__aexit__(ObjectsUnavailable, None, None)
 
 
 class BucketObjects:
@@ -77,16 +54,27 @@ class BucketObjects:
             **{name: value for name, value in options.items() if value is not None},
         )
 
-    async def start(self, name: str) -> BucketUpload:
-        """Begin an object."""
-        return BucketUpload(
-            obstore.open_writer_async(
-                self._store, name, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
-            )
+    @asynccontextmanager
+    async def writing(self, name: str) -> AsyncIterator[Write]:
+        writer: Any = obstore.open_writer_async(
+            self._store, name, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
         )
 
+        async def write(data: bytes) -> None:
+            with _failures():
+                await writer.write(data)
+
+        try:
+            yield write
+            with _failures():
+                await writer.close()
+        except BaseException:
+            with suppress(BaseError, OSError):
+                # The library aborts an upload whose block has failed, and has no other way to.
+                await writer.__aexit__(ObjectsUnavailable, None, None)
+            raise
+
     async def add(self, name: str, path: Path) -> None:
-        """Upload a local file, and remove it."""
         with _failures():
             await obstore.put_async(
                 self._store, name, path, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
@@ -94,7 +82,6 @@ class BucketObjects:
         await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def create(self, name: str, data: bytes) -> bool:
-        """Add an object, unless there is one."""
         with _failures():
             try:
                 await obstore.put_async(self._store, name, data, mode="create")
@@ -103,7 +90,6 @@ class BucketObjects:
         return True
 
     async def read(self, name: str) -> bytes | None:
-        """Return an object, None if there is none."""
         with _failures():
             try:
                 return bytes(await (await obstore.get_async(self._store, name)).bytes_async())
@@ -113,7 +99,6 @@ class BucketObjects:
     async def stream(
         self, name: str, offset: int = 0, length: int | None = None
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the blocks of an object."""
         part: Any = {"offset": offset} if length is None else (offset, offset + length)
         options: Any = {"range": part} if offset or length else None
         with _failures():
@@ -125,19 +110,16 @@ class BucketObjects:
                 raise ObjectLost from error
 
     async def names(self, prefix: str) -> list[str]:
-        """Return the names below a prefix."""
         with _failures():
             pages = obstore.list(self._store, prefix.rstrip("/"), chunk_size=NAMES_AT_ONCE)
             return sorted([entry["path"] async for page in pages for entry in page])
 
     async def folders(self, prefix: str) -> list[str]:
-        """Return the parts of names after a prefix, up to the next slash."""
         with _failures():
             found = await obstore.list_with_delimiter_async(self._store, prefix.rstrip("/"))
         return sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])
 
     async def remove(self, names: Sequence[str]) -> None:
-        """Remove objects."""
         for start in range(0, len(names), NAMES_AT_ONCE):
             with _failures(), suppress(FileNotFoundError):
                 await obstore.delete_async(self._store, names[start : start + NAMES_AT_ONCE])

@@ -5,21 +5,23 @@ then its record, and then its row is shown. It is removed in the opposite order:
 found again. The content of a file of results is the objects of its job's chunks, in order.
 """
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
-from gateway.batches.objects import Objects, ObjectsUnavailable, Upload, create_record, read_record
+from gateway.batches.objects import Objects, ObjectsUnavailable, Write, create_record, read_record
 from gateway.batches.records import FILE_DATA, FILE_RECORD, JOB_FINAL, FileRecord, FinalRecord, Owner, new_id
 from gateway.batches.store import (
     BoundExceeded,
-    ByteBounds,
+    Bounds,
     JobStore,
+    JobStoreUnavailable,
     Kind,
     Page,
     Row,
-    RowBounds,
     file_of,
     file_row,
     find,
@@ -32,23 +34,14 @@ STEP_BYTES = 16 * 1024 * 1024
 NO_OWNER = Owner("", "")
 
 
-class NewFile(msgspec.Struct, frozen=True):
-    """Facts about an upload that are known when it ends. expires_after_s: of its owner's choice."""
-
-    filename: str
-    purpose: str
-    expires_after_s: int | None = None
-
-
 class FileUpload:
-    """One upload. Its bytes are reserved before they are written."""
+    """One upload, whose bytes are reserved before they are written. record: as it is known so far."""
 
-    def __init__(self, files: "Files", record: FileRecord, upload: Upload) -> None:
+    def __init__(self, files: "Files", record: FileRecord, write: Write) -> None:
+        self.record = record
         self._files = files
-        self._record = record
-        self._upload = upload
+        self._write = write
         self._size = 0
-        self._has_content = False
 
     async def write(self, data: bytes) -> None:
         """Append bytes. Raises: BodyTooLarge, FileStorageFull, ObjectsUnavailable, JobStoreUnavailable."""
@@ -58,42 +51,20 @@ class FileUpload:
             raise BodyTooLarge(
                 f"the file is larger than {bytes_max} bytes (`batches.file_bytes`)", param="file"
             )
-        if self._size > self._record.bytes:
+        if self._size > self.record.bytes:
             reserved = min(self._size + STEP_BYTES, bytes_max)
-            self._record = msgspec.structs.replace(self._record, bytes=reserved)
-            await self._files.reserve(self._record)
-        await self._upload.write(data)
+            self.record = msgspec.structs.replace(self.record, bytes=reserved)
+            await self._files.reserve(self.record)
+        await self._write(data)
 
-    async def commit(self, new: NewFile) -> FileRecord:
-        """Let the file appear. Raises: FileStorageFull, ObjectsUnavailable, JobStoreUnavailable."""
-        self._has_content = True
-        await self._upload.commit()
-        expires_s = self._record.expires_s
-        if new.expires_after_s is not None:
-            expires_s = min(expires_s, self._record.created_s + new.expires_after_s)
-        ready = msgspec.structs.replace(
-            self._record,
-            filename=new.filename,
-            purpose=new.purpose,
-            bytes=self._size,
-            expires_s=expires_s,
-            is_ready=True,
+    def end(self, filename: str, expires_after_s: int | None = None) -> None:
+        """End a whole file. expires_after_s: of its owner's choice."""
+        expires_s = self.record.expires_s
+        if expires_after_s is not None:
+            expires_s = min(expires_s, self.record.created_s + expires_after_s)
+        self.record = msgspec.structs.replace(
+            self.record, filename=filename, bytes=self._size, expires_s=expires_s, is_ready=True
         )
-        await create_record(self._files.objects, FILE_RECORD.format(ready.id), ready)
-        # Its tenant may have uploaded other files meanwhile.
-        await self._files.reserve(ready)
-        return ready
-
-    async def abort(self) -> None:
-        """Drop the upload, also after a commit that failed.
-
-        Raises: ObjectsUnavailable, JobStoreUnavailable.
-        """
-        await self._upload.abort()
-        if self._has_content:
-            await self._files.discard(self._record)
-        else:
-            await self._files.store.remove(self._record.id)
 
 
 class Files:
@@ -109,20 +80,24 @@ class Files:
         self.settings = settings
         self.objects = objects
         self.store = store
-        self.bounds = ByteBounds(settings.tenant_bytes, settings.bytes)
+        self.bounds = Bounds(settings.tenant_bytes, settings.bytes)
         self._now_s = now_s
 
-    async def start(self, tenant: str, announced_bytes: int, owner: Owner = NO_OWNER) -> FileUpload:
-        """Begin an upload. announced_bytes: reserved at once; 0 if its length is unknown. owner: its key.
+    @asynccontextmanager
+    async def uploading(
+        self, tenant: str, announced_bytes: int, owner: Owner = NO_OWNER
+    ) -> AsyncIterator[FileUpload]:
+        """Take an upload, which appears when the block ends; after an error nothing is left of it.
 
-        Raises: FileStorageFull, ObjectsUnavailable, JobStoreUnavailable.
+        announced_bytes: reserved at once; 0 if its length is unknown. owner: its key. Raises:
+        FileStorageFull, ObjectsUnavailable, JobStoreUnavailable.
         """
         now_s, reserved = self._now_s(), min(announced_bytes, self.settings.file_bytes)
         record = FileRecord(
             new_id("file-"),
             tenant,
             "",
-            "",
+            "batch",
             reserved,
             now_s,
             now_s + self.settings.keep_s,
@@ -130,22 +105,30 @@ class Files:
             key=owner.key,
             key_mark=owner.mark,
         )
+        has_content = False
         await self.reserve(record)
         try:
-            upload = await self.objects.start(FILE_DATA.format(record.id))
-        except ObjectsUnavailable:
-            await self.store.remove(record.id)
+            async with self.objects.writing(FILE_DATA.format(record.id)) as write:
+                upload = FileUpload(self, record, write)
+                yield upload
+                has_content = True
+            await create_record(self.objects, FILE_RECORD.format(record.id), upload.record)
+            # Its tenant may have uploaded other files meanwhile.
+            await self.reserve(upload.record)
+        except BaseException:
+            # The client may have gone: that must not leave its bytes behind.
+            with suppress(ObjectsUnavailable, JobStoreUnavailable):
+                await asyncio.shield(self.discard(record) if has_content else self.store.remove(record.id))
             raise
-        return FileUpload(self, record, upload)
 
     async def reserve(self, record: FileRecord) -> None:
         """Reserve a place in the tenant's list, and the bytes of a file.
 
         Raises: FileStorageFull, JobStoreUnavailable.
         """
-        counts = RowBounds(shown=self.settings.files_per_tenant, active=0)
+        bounds = msgspec.structs.replace(self.bounds, shown=self.settings.files_per_tenant)
         try:
-            await self.store.put(file_row(record), self.bounds, counts)
+            await self.store.put(file_row(record), bounds)
         except BoundExceeded as error:
             raise self.refusal(error, "file") from error
 

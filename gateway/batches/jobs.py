@@ -17,7 +17,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from functools import reduce
 
 import msgspec
 
@@ -48,6 +47,7 @@ from gateway.batches.records import (
     Plan,
     new_id,
     result_file_id,
+    total,
 )
 from gateway.batches.store import (
     ROWS_AT_ONCE,
@@ -55,7 +55,6 @@ from gateway.batches.store import (
     BoundExceeded,
     Page,
     Row,
-    RowBounds,
     chunk_row,
     chunk_row_id,
     file_row,
@@ -75,19 +74,6 @@ UNREADABLE = LineProblem("internal_error", "the gateway failed to read the input
 NO_INPUT = LineProblem("input_file_missing", "the input file has been removed", "input_file_id")
 
 OnChange = Callable[[Job], None]
-
-
-class NewJob(msgspec.Struct, frozen=True):
-    """Request for a job. key, key_mark: of the key that sent it, as in a job. owner: as for `Files.get`."""
-
-    tenant: str
-    key: str
-    endpoint: Endpoint
-    input_file: str
-    metadata: dict[str, str] | None = None
-    results_keep_s: float | None = None
-    key_mark: str = ""
-    owner: Owner | None = None
 
 
 class JobState(msgspec.Struct, frozen=True):
@@ -117,29 +103,37 @@ class Jobs:
         # Jobs that this process is about to end: several of their chunks may finish at once.
         self._ending: set[str] = set()
 
-    async def create(self, new: NewJob) -> Job:
-        """Create a job whose input a gateway validates next.
+    async def create(
+        self,
+        tenant: str,
+        key: Owner,
+        endpoint: Endpoint,
+        input_file: str,
+        metadata: dict[str, str] | None = None,
+        results_keep_s: float | None = None,
+        owner: Owner | None = None,
+    ) -> Job:
+        """Create a job whose input a gateway validates next. key: its lines run as this. owner: of the input.
 
         Raises: NotFound, InvalidInput, Overloaded, FileStorageFull.
         """
-        record = await self.files.get(new.tenant, new.input_file, new.owner)
+        record = await self.files.get(tenant, input_file, owner)
         if record.purpose != "batch":
             raise InvalidInput(
-                f"{new.input_file} was uploaded for {record.purpose!r}, not for `batch`",
-                param="input_file_id",
+                f"{input_file} was uploaded for {record.purpose!r}, not for `batch`", param="input_file_id"
             )
         now_s, keep_s = self.now_s(), self.files.settings.keep_s
         job = Job(
             new_id("batch_"),
-            new.tenant,
-            new.key,
-            new.endpoint,
-            new.input_file,
+            tenant,
+            key.key,
+            endpoint,
+            input_file,
             now_s,
             now_s + WINDOW_S,
-            keep_s if new.results_keep_s is None else min(keep_s, new.results_keep_s),
-            new.metadata,
-            key_mark=new.key_mark,
+            keep_s if results_keep_s is None else min(keep_s, results_keep_s),
+            metadata,
+            key_mark=key.mark,
         )
         try:
             await self._add(job)
@@ -151,14 +145,15 @@ class Jobs:
     async def _add(self, job: Job) -> None:
         """Store a new job, if its tenant has room for it. Raises: BoundExceeded."""
         settings, row = self.files.settings, job_row(job)
-        counts = RowBounds(settings.kept_jobs_per_tenant, settings.jobs_per_tenant)
+        most = {"shown": settings.kept_jobs_per_tenant, "active": settings.jobs_per_tenant}
+        bounds = msgspec.structs.replace(self.bounds, **most)
         # What is refused writes nothing.
-        await self.store.check(row, self.bounds, counts)
+        await self.store.put(row, bounds, is_trial=True)
         await create_record(self.objects, JOB_CREATED.format(job.id), job)
         # First: upkeep would queue a job again that the queue does not know.
         await self.store.enqueue(job.id, [VALIDATION])
         try:
-            await self.store.put(row, self.bounds, counts)
+            await self.store.put(row, bounds)
         except BoundExceeded:
             # Others have taken the room meanwhile.
             await self.store.drop(job.id)
@@ -168,12 +163,11 @@ class Jobs:
     async def get(self, tenant: str | None, id_: str, owner: Owner | None = None) -> JobState:
         """Return the state of a job. tenant: None for any. Raises: NotFound."""
         row = await self.store.get(id_)
-        if row is None or row.kind != "batch" or tenant not in {None, row.tenant}:
-            raise NotFound(f"there is no batch {id_!r}", param="batch_id")
-        job = job_of(row)
-        if owner is not None and not owner.owns(job):
-            raise NotFound(f"there is no batch {id_!r}", param="batch_id")
-        return await self._state_of(job)
+        if row is not None and row.kind == "batch" and tenant in {None, row.tenant}:
+            job = job_of(row)
+            if owner is None or owner.owns(job):
+                return await self._state_of(job)
+        raise NotFound(f"there is no batch {id_!r}", param="batch_id")
 
     async def list(self, page: Page, owner: Owner | None = None) -> tuple[list[JobState], bool]:
         """Return jobs, newest first, and whether there are more."""
@@ -202,7 +196,7 @@ class Jobs:
         known, counts = self._counts.pop(job.id, (0, Counts()))
         if known != done:
             results = (await self.store.progress(job.id)).values()
-            done, counts = len(results), reduce(Counts.plus, (result.counts for result in results), Counts())
+            done, counts = len(results), total(result.counts for result in results)
         self._counts[job.id] = done, counts
         if len(self._counts) > COUNTS_MAX:
             del self._counts[next(iter(self._counts))]
@@ -269,8 +263,7 @@ class Jobs:
 
     async def fail(self, job: Job) -> None:
         """End a job whose validation fails for an unexpected reason, or whose plan is lost."""
-        plan = await self.plan_of(job.id)
-        await self._follow(job, plan or Plan(self.now_s(), problems=(UNREADABLE,)))
+        await self._follow(job, Plan(self.now_s(), problems=(UNREADABLE,)))
 
     async def _follow(self, job: Job, plan: Plan) -> None:
         """Create a plan, unless there is one, and follow it."""
@@ -310,7 +303,7 @@ class Jobs:
     def _finalized(self, job: Job, results: dict[int, ChunkResult]) -> FinalRecord:
         """Return the end of a job from the results of its chunks."""
         ordered = sorted(results.items())
-        counts = reduce(Counts.plus, (result.counts for _, result in ordered), Counts())
+        counts = total(result.counts for _, result in ordered)
         sizes: dict[Part, int] = {part: sum(result.sizes[part] for _, result in ordered) for part in PARTS}
         parts: dict[Part, tuple[str, ...]] = {
             part: tuple(

@@ -17,7 +17,7 @@ import msgspec
 
 from gateway.batches.lines import LineResult
 from gateway.batches.objects import make_private_folders
-from gateway.batches.records import Counts, Part
+from gateway.batches.records import Counts, Part, total
 
 # Line in the chunk, kind of result, tokens, cached tokens and length of the text; then a checksum of all.
 FIELDS = struct.Struct("<IBQQI")
@@ -35,9 +35,7 @@ class Entry(msgspec.Struct, frozen=True):
     """A result in the journal. offset: of its text in the file."""
 
     part: Part
-    is_executed: bool
-    tokens: int
-    cached_tokens: int
+    counts: Counts
     offset: int
     length: int
 
@@ -83,7 +81,9 @@ class Journal:
     def _note(self, frame: Frame) -> None:
         line, kind, tokens, cached_tokens, length = FIELDS.unpack_from(frame[0])
         offset, (part, is_executed) = self._end + HEADER_BYTES, KINDS[kind]
-        self.entries[line] = Entry(part, is_executed, tokens, cached_tokens, offset, length)
+        is_out = part == "out"
+        counts = Counts(int(is_out), int(not is_out), int(not is_executed), tokens, cached_tokens)
+        self.entries[line] = Entry(part, counts, offset, length)
         self._end = offset + length
 
     def compose(self, part: Part, target: Path) -> None:
@@ -94,26 +94,13 @@ class Journal:
                 for start in range(entry.offset, end, COPY_BYTES):
                     file.write(os.pread(self._file.fileno(), min(COPY_BYTES, end - start), start))
 
-    @property
-    def size(self) -> int:
-        """Bytes of all results."""
-        return sum(entry.length for entry in self.entries.values())
-
-    def size_of(self, part: Part) -> int:
-        """Return the bytes of a part's results."""
-        return sum(entry.length for entry in self.entries.values() if entry.part == part)
+    def size_of(self, *parts: Part) -> int:
+        """Return the bytes of the results of these parts."""
+        return sum(entry.length for entry in self.entries.values() if entry.part in parts)
 
     def counts(self) -> Counts:
         """Return the counts of all results."""
-        entries = self.entries.values()
-        completed = sum(entry.part == "out" for entry in entries)
-        return Counts(
-            completed,
-            len(entries) - completed,
-            sum(not entry.is_executed for entry in entries),
-            sum(entry.tokens for entry in entries),
-            sum(entry.cached_tokens for entry in entries),
-        )
+        return total(entry.counts for entry in self.entries.values())
 
     def close(self) -> None:
         """Close the file, which stays for the next attempt."""

@@ -41,7 +41,8 @@ FOREIGN = (
     (b"[", "is a JSON array: write one JSON object in each line"),
 )
 LONGEST_MARK = 4
-NO_INPUTS = msgspec.Raw(b"null")
+# Fields of a line that may have several inputs, in any of the endpoints.
+INPUTS = ("input", "documents", "items", "queries", "data_1", "data_2", "text_1", "text_2")
 # Codes and messages of lines without a reply.
 EXPIRED = "batch_expired"
 CANCELLED = "batch_cancelled"
@@ -103,13 +104,13 @@ class LineChecker:
         self._chunks: list[Chunk] = []
         self._first = 0
         self._start = 0
+        # Of a line that has not ended: its beginning, and the bytes behind that, which are too many to keep.
         self._rest = b""
-        self._skips_line = False
+        self._dropped = 0
         self._offset = 0
         # Lines of the file so far, for messages, and those of them that are requests.
         self._number = 0
         self._lines = 0
-        self._is_begun = False
         self._is_foreign = False
         self._unexecuted_bytes = 0
 
@@ -125,30 +126,18 @@ class LineChecker:
 
     def feed(self, block: bytes) -> None:
         """Check the lines that end in the next block."""
-        if not self._is_begun:
-            if len(self._rest) + len(block) < LONGEST_MARK:
-                self._rest += block
-                return
-            self._begin(self._rest + block)
         *lines, rest = (self._rest + block).split(b"\n")
-        self._rest = b""
         for line in lines:
             if self.is_hopeless:
                 return
             self._take(line, 1)
-        self._rest = rest
-        if len(rest) > self._rules.line_bytes and not self._skips_line:
-            self._too_long(self._number + 1)
-            self._skips_line = True
-        if self._skips_line:
-            self._offset += len(rest)
-            self._rest = b""
+        is_long = self._dropped or len(rest) > self._rules.line_bytes
+        self._rest = rest[:LONGEST_MARK] if is_long else rest
+        self._dropped += len(rest) - len(self._rest)
 
     def finish(self, now_s: float) -> Plan:
         """Return the plan, which has problems if the input cannot be run."""
-        if not self._is_begun:
-            self._begin(self._rest)
-        if not self.is_hopeless and (self._rest or self._skips_line):
+        if not self.is_hopeless and self._rest:
             self._take(self._rest, 0)
         self._close_chunk()
         if self._has_too_many_lines:
@@ -164,53 +153,40 @@ class LineChecker:
         chunks = tuple(self._chunks)
         return Plan(now_s, self._lines, chunks, model, unexecuted_bytes=self._unexecuted_bytes)
 
-    def _begin(self, head: bytes) -> None:
-        self._is_begun = True
-        for mark, problem in FOREIGN:
-            if head.startswith(mark):
-                self._add("invalid_file", f"the file {problem}", line=1)
-                # Everything else would be a consequence of that.
-                self._is_foreign = True
-                return
-
     def _take(self, line: bytes, newline: int) -> None:
         """Check one line, which has ended. newline: number of bytes after it."""
-        size = len(line) + newline
+        length, self._dropped = len(line) + self._dropped, 0
         self._number += 1
-        if not self._skips_line and not line.strip():
-            self._skip_blank(size)
-            return
-        self._extend_chunk(size)
-        self._lines += 1
-        if self._skips_line:
-            self._skips_line = False
-        elif self._lines > self._rules.lines_max:
-            return
-        elif len(line) > self._rules.line_bytes:
-            self._too_long(self._number)
+        found = [problem for mark, problem in FOREIGN if line.startswith(mark)] if self._number == 1 else []
+        if found:
+            self._add("invalid_file", f"the file {found[0]}")
+            # Everything else would be a consequence of that.
+            self._is_foreign = True
+        elif length == len(line) and not line.strip():
+            self._skip_blank(length + newline)
         else:
-            self._check(line)
+            self._extend_chunk(length + newline)
+            self._lines += 1
+            if self._lines <= self._rules.lines_max:
+                self._check(line, length)
 
-    def _check(self, line: bytes) -> None:
-        parsed = self._parsed(line)
+    def _check(self, line: bytes, length: int) -> None:
+        parsed = self._parsed(line, length)
+        self._numbers.append(self._number)
         if parsed is None:
-            self._note_id(None, self._number)
+            # Of no other request.
+            self._digests += self._number.to_bytes(DIGEST_BYTES)
             return
-        self._note_id(parsed.custom_id, self._number)
+        text = parsed.custom_id.encode("utf-8", "surrogatepass")
+        self._digests += hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
         self._unexecuted_bytes += unexecuted_bytes(parsed.custom_id)
         self._check_fields(parsed)
 
-    def _note_id(self, custom_id: str | None, number: int) -> None:
-        """Note the id of a request, or that it has none: then it repeats no other."""
-        if custom_id is None:
-            self._digests += number.to_bytes(DIGEST_BYTES)
-        else:
-            text = custom_id.encode("utf-8", "surrogatepass")
-            self._digests += hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
-        self._numbers.append(number)
-
-    def _parsed(self, line: bytes) -> InputLine | None:
-        """Return the line, or None after a problem was added."""
+    def _parsed(self, line: bytes, length: int) -> InputLine | None:
+        """Return the line, or None after a problem was added. length: with what was dropped."""
+        if length > self._rules.line_bytes:
+            self._add("line_too_long", f"the line is longer than {self._rules.line_bytes} bytes")
+            return None
         try:
             # The decoder does not look into the texts of fields that it skips.
             line.decode()
@@ -248,10 +224,6 @@ class LineChecker:
         problem = self._models.get(model)
         if problem is not None:
             self._problems.append(msgspec.structs.replace(problem, param="body.model", line=self._number))
-
-    def _too_long(self, number: int) -> None:
-        self._note_id(None, number)
-        self._add("line_too_long", f"the line is longer than {self._rules.line_bytes} bytes", line=number)
 
     def _skip_blank(self, size: int) -> None:
         """Pass over a blank line: a chunk may have some in its middle, and begins with none."""
@@ -311,23 +283,11 @@ def _run_line(line: bytes) -> RunLine:
         return RunLine("" if found is None else found[1].decode(errors="replace"), msgspec.Raw())
 
 
-class _Inputs(msgspec.Struct):
-    """Fields of a line that may have several inputs, in any of the endpoints."""
-
-    input: msgspec.Raw = NO_INPUTS
-    documents: msgspec.Raw = NO_INPUTS
-    items: msgspec.Raw = NO_INPUTS
-    queries: msgspec.Raw = NO_INPUTS
-    data_1: msgspec.Raw = NO_INPUTS
-    data_2: msgspec.Raw = NO_INPUTS
-    text_1: msgspec.Raw = NO_INPUTS
-    text_2: msgspec.Raw = NO_INPUTS
-
-
 def count_inputs(body: bytes) -> int:
     """Return at least the number of inputs in a line: each has a vector or a score."""
     try:
-        return 1 + sum(map(_count, msgspec.structs.astuple(_decode_inputs(body))))
+        fields = _decode_fields(body)
+        return 1 + sum(_count(fields[name]) for name in INPUTS if name in fields)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return 1 + body.count(b",")
 
@@ -360,19 +320,11 @@ class LineReply(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
-class LineRequest(msgspec.Struct, frozen=True):
-    """A line to run. id: the same for the same try after a kill."""
-
-    id: str
-    job: Job
-    body: msgspec.Raw
-
-
 class LineServer(Protocol):
     """Runs lines as calls of class bulk, with the permissions and limits that their key has now."""
 
-    async def serve(self, request: LineRequest) -> LineReply:
-        """Return the reply to a line, also one that reports an error.
+    async def serve(self, job: Job, id_: str, body: bytes) -> LineReply:
+        """Return the reply to a line, also one that reports an error. id_: the same for a try after a kill.
 
         Raises: GatewayError if another try might succeed.
         """
@@ -409,7 +361,7 @@ class _ResultLine(msgspec.Struct):
 
 
 _decode_line = msgspec.json.Decoder(RunLine).decode
-_decode_inputs = msgspec.json.Decoder(_Inputs).decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 

@@ -13,11 +13,11 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import suppress
-from functools import wraps
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -27,6 +27,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 UNFINISHED = "unfinished"
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+# Appends bytes to an object.
+Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class ObjectsUnavailable(Exception):
@@ -44,24 +46,11 @@ class ObjectLost(ObjectsUnavailable):
         super().__init__("a file is missing, or a part of it")
 
 
-class Upload(Protocol):
-    """An object that is being written."""
-
-    async def write(self, data: bytes) -> None:
-        """Append bytes. Raises: ObjectsUnavailable."""
-
-    async def commit(self) -> None:
-        """Let the object appear. Raises: ObjectsUnavailable."""
-
-    async def abort(self) -> None:
-        """Drop what was written. Never raises."""
-
-
 class Objects(Protocol):
     """Store of objects by name. Every method raises ObjectsUnavailable, unless it says otherwise."""
 
-    async def start(self, name: str) -> Upload:
-        """Begin an object whose name no other has."""
+    def writing(self, name: str) -> AbstractAsyncContextManager[Write]:
+        """Add an object whose name no other has, and which appears when the block ends without an error."""
 
     async def add(self, name: str, path: Path) -> None:
         """Add a local file as an object whose name no other has. The file is gone afterwards."""
@@ -110,34 +99,6 @@ _open = _in_thread(os.open)
 _read = _in_thread(os.pread)
 
 
-class FolderUpload:
-    """An object that is being written to a file of its own."""
-
-    def __init__(self, path: Path, target: Path) -> None:
-        self._path = path
-        self._target = target
-        self._file = path.open("xb", buffering=0)
-
-    @_in_thread
-    def write(self, data: bytes) -> None:
-        """Append bytes."""
-        _write_all(self._file.fileno(), data)
-
-    @_in_thread
-    def commit(self) -> None:
-        """Let the object appear, once its bytes are on the disk."""
-        os.fsync(self._file.fileno())
-        self._file.close()
-        _move(self._path, self._target)
-
-    async def abort(self) -> None:
-        """Drop what was written."""
-        with suppress(OSError):
-            self._file.close()
-        with suppress(OSError):
-            self._path.unlink(missing_ok=True)
-
-
 class FolderObjects:
     """Objects as files below a folder, with modes that keep other users out. Raises: OSError."""
 
@@ -146,10 +107,17 @@ class FolderObjects:
         self._unfinished = folder / UNFINISHED
         make_private_folders(self._unfinished)
 
-    @_in_thread
-    def start(self, name: str) -> FolderUpload:
-        """Begin an object."""
-        return FolderUpload(self._new_path(), self._folder / name)
+    @asynccontextmanager
+    async def writing(self, name: str) -> AsyncIterator[Write]:
+        """Add an object, once its bytes are on the disk."""
+        path = self._new_path()
+        file = await _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            yield partial(_write, file)
+            await _sync(file)
+            await _place(path, self._folder / name)
+        finally:
+            _drop(file, path)
 
     @_in_thread
     def add(self, name: str, path: Path) -> None:
@@ -219,14 +187,14 @@ class FolderObjects:
 
     @_in_thread
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects, and the folders that become empty."""
+        """Remove objects, and the folders that become empty, but for those of all files and all jobs."""
         for name in names:
             (self._folder / name).unlink(missing_ok=True)
         for name in {str(Path(name).parent) for name in names}:
             folder = self._folder / name
-            # Until one is not empty.
+            # Until one is not empty. Others may be about to create something in a folder of all.
             with suppress(OSError):
-                while folder != self._folder:
+                while self._folder not in (folder, folder.parent):
                     folder.rmdir()
                     folder = folder.parent
 
@@ -275,6 +243,19 @@ def _move(path: Path, target: Path) -> None:
     make_private_folders(target.parent)
     path.replace(target)
     _sync_folder(target.parent)
+
+
+def _drop(file: int, path: Path) -> None:
+    """Close a file, and remove it unless it was moved. Never raises."""
+    with suppress(OSError):
+        os.close(file)
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+_write = _in_thread(_write_all)
+_sync = _in_thread(os.fsync)
+_place = _in_thread(_move)
 
 
 def _sync_folder(folder: Path) -> None:

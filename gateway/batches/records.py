@@ -7,6 +7,7 @@ are only added, with defaults.
 """
 
 import secrets
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -80,10 +81,11 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
     tokens: int = 0
     cached_tokens: int = 0
 
-    def plus(self, other: "Counts") -> "Counts":
-        """Return the sum of two counts."""
-        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
-        return Counts(*(own + more for own, more in pairs))
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Return the sum of counts."""
+    columns = zip(*map(msgspec.structs.astuple, counts), strict=True)
+    return Counts(*map(sum, columns))
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):

@@ -15,13 +15,12 @@ from gateway.batches.records import ChunkResult
 from gateway.batches.store import (
     LEASE_S,
     BoundExceeded,
-    ByteBounds,
+    Bounds,
     JobStoreUnavailable,
     Kind,
     Page,
     QueueState,
     Row,
-    RowBounds,
 )
 from gateway.store.errors import StoreUnavailable
 from gateway.store.redis_client import RedisClient
@@ -41,6 +40,8 @@ CREATE = load_script("create", package="gateway.batches")
 CLAIM = load_script("claim", package="gateway.batches")
 RENEW = load_script("renew", package="gateway.batches")
 QUEUE = load_script("queue", package="gateway.batches")
+# For the script a bound of 0 bytes in total is none.
+NO_BOUNDS = Bounds(0, 0)
 # Ids of one command.
 AT_ONCE = 500
 # Rows of one command: a row may have a hundred kilobytes.
@@ -57,23 +58,10 @@ class RedisJobStore:
         # Those that it has released, and others may claim later.
         self._resting: dict[tuple[str, int], str] = {}
 
-    async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
-        """Add or replace a row."""
-        await self._put(row, msgspec.json.encode(row).decode(), bounds, counts)
+    async def put(self, row: Row, bounds: Bounds | None = None, *, is_trial: bool = False) -> None:
+        await self._put(row, msgspec.json.encode(row).decode(), bounds or NO_BOUNDS, is_trial=is_trial)
 
-    async def check(self, row: Row, bounds: ByteBounds, counts: RowBounds) -> None:
-        """Raise what `put` would raise now."""
-        await self._put(row, "", bounds, counts, is_trial=True)
-
-    async def _put(
-        self,
-        row: Row,
-        encoded: str,
-        bounds: ByteBounds | None = None,
-        counts: RowBounds | None = None,
-        *,
-        is_trial: bool = False,
-    ) -> None:
+    async def _put(self, row: Row, encoded: str, bounds: Bounds, *, is_trial: bool = False) -> None:
         """Add, replace or, without `encoded`, remove a row."""
         argument = {
             "id": row.id,
@@ -85,10 +73,10 @@ class RedisJobStore:
             # Rows of chunks are removed with their job.
             "unfinished": bool(encoded) and not row.is_shown and row.id.startswith("file-"),
             "row": encoded,
-            "of_tenant": bounds.tenant if bounds else 0,
-            "total": bounds.total if bounds else 0,
-            "shown_max": counts.shown if counts else -1,
-            "active_max": counts.active if counts else -1,
+            "of_tenant": bounds.tenant,
+            "total": bounds.total,
+            "shown_max": -1 if bounds.shown is None else bounds.shown,
+            "active_max": bounds.active,
             "trial": is_trial,
         }
         lists = _listed(row.kind, None), _listed(row.kind, row.tenant)
@@ -98,18 +86,16 @@ class RedisJobStore:
             raise BoundExceeded(exceeded)
 
     async def get(self, id_: str) -> Row | None:
-        """Return a row."""
         found = await self._command("HGET", ROWS, id_)
         return None if found is None else msgspec.json.decode(found, type=Row)
 
     async def remove(self, id_: str) -> None:
-        """Remove a row."""
         row = await self.get(id_)
         if row is not None:
-            await self._put(msgspec.structs.replace(row, bytes=0, is_shown=False, is_active=False), "")
+            gone = msgspec.structs.replace(row, bytes=0, is_shown=False, is_active=False)
+            await self._put(gone, "", NO_BOUNDS)
 
     async def rows(self, page: Page) -> list[Row]:
-        """Return shown rows."""
         key, start = _listed(page.kind, page.tenant), 0
         if page.after is not None:
             rank = await self._command("ZREVRANK" if page.newest_first else "ZRANK", key, page.after)
@@ -121,7 +107,6 @@ class RedisJobStore:
         return await self._rows_of(ids, page.data_bytes)
 
     async def active(self, tenant: str | None = None) -> list[Row]:
-        """Return the jobs that have not ended."""
         key = ACTIVE if tenant is None else f"{ACTIVE}:{tenant}"
         return await self._rows_of(await self._command("ZRANGE", key, 0, -1))
 
@@ -139,12 +124,10 @@ class RedisJobStore:
         return rows
 
     async def unfinished(self, before_ms: int) -> list[str]:
-        """Return the ids of uploads that were never completed."""
         found = await self._command("ZRANGEBYSCORE", UNFINISHED, "-inf", before_ms, "LIMIT", 0, AT_ONCE)
         return [id_.decode() for id_ in found]
 
     async def used_bytes(self) -> int:
-        """Return the bytes of all files and jobs."""
         return int(await self._command("HGET", BYTES, "") or 0)
 
     async def agree(self, identity: str) -> str:
@@ -157,13 +140,11 @@ class RedisJobStore:
         return int(await self._command("INCR", BEATS))
 
     async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
-        """Add chunks to the stream of a job."""
         await self._script(CREATE, [_stream(job)], {"group": GROUP})
         for chunk in chunks:
             await self._command("XADD", _stream(job), "*", "chunk", chunk)
 
     async def claim(self, job: str, owner: str) -> int | None:
-        """Return a chunk that no live owner has."""
         argument = {"group": GROUP, "consumer": owner, "lease": round(LEASE_S * 1000)}
         found = await self._script(CLAIM, [_stream(job)], argument)
         if not found:
@@ -179,13 +160,11 @@ class RedisJobStore:
         return int(chunk)
 
     async def renew(self, job: str, chunks: Sequence[int], owner: str) -> None:
-        """Keep chunks for another lease."""
         entries = [entry for chunk in chunks if (entry := self._entries.get((job, chunk)))]
         if entries:
             await self._set_idle(job, entries, owner, 0)
 
     async def release(self, job: str, chunk: int, owner: str, after_s: float = 0.0) -> None:
-        """Let others claim a chunk."""
         key = job, chunk
         entry = self._entries.pop(key, None) or self._resting.pop(key, None)
         if entry is not None:
@@ -198,7 +177,6 @@ class RedisJobStore:
         await self._script(RENEW, [_stream(job)], argument)
 
     async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
-        """Take a chunk off the queue."""
         if result is not None:
             await self._command("HSET", _progress(job), chunk, msgspec.msgpack.encode(result))
         self._resting.pop((job, chunk), None)
@@ -211,34 +189,28 @@ class RedisJobStore:
         await self._command("XDEL", _stream(job), entry)
 
     async def progress(self, job: str) -> dict[int, ChunkResult]:
-        """Return the results of finished chunks."""
         found = _pairs(await self._command("HGETALL", _progress(job)))
         return {int(chunk): msgspec.msgpack.decode(result, type=ChunkResult) for chunk, result in found}
 
     async def queue_of(self, job: str) -> QueueState:
-        """Return the state of a job's queue."""
         argument = {"group": GROUP, "lease": round(LEASE_S * 1000)}
         found = await self._script(QUEUE, [_stream(job), _progress(job)], argument)
         return msgspec.convert(found, QueueState)
 
     async def drop(self, job: str) -> None:
-        """Remove a job's stream and results."""
         for entries in (self._entries, self._resting):
             for key in [key for key in entries if key[0] == job]:
                 del entries[key]
         await self._command("DEL", _stream(job), _progress(job))
 
     async def put_wait(self, job: str, reason: str, for_s: float) -> None:
-        """Keep the reason of a job."""
         await self._command("SET", _wait(job), reason, "PX", max(1, round(for_s * 1000)))
 
     async def wait_of(self, job: str) -> str | None:
-        """Return the reason of a job."""
         found = await self._command("GET", _wait(job))
         return None if found is None else str(found.decode())
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
     async def _command(self, *command: Any) -> Any:

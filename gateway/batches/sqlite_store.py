@@ -19,12 +19,11 @@ from gateway.batches.records import ChunkResult
 from gateway.batches.store import (
     LEASE_S,
     BoundExceeded,
-    ByteBounds,
+    Bounds,
     JobStoreUnavailable,
     Page,
     QueueState,
     Row,
-    RowBounds,
 )
 from gateway.config.state_folder import make_private, make_private_folder
 
@@ -81,30 +80,24 @@ class SqliteJobStore:
         self._thread = ThreadPoolExecutor(1, "jobs")
         self._connection: sqlite3.Connection | None = None
 
-    async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
-        """Add or replace a row."""
-
+    async def put(self, row: Row, bounds: Bounds | None = None, *, is_trial: bool = False) -> None:
         def put(database: sqlite3.Connection) -> None:
-            _check(database, row, bounds, counts)
-            database.execute(PUT, [getattr(row, name) for name in COLUMNS.split(", ")])
+            if bounds is not None:
+                _check(database, row, bounds)
+            if not is_trial:
+                database.execute(PUT, [getattr(row, name) for name in COLUMNS.split(", ")])
 
-        await self._transact(put)
-
-    async def check(self, row: Row, bounds: ByteBounds, counts: RowBounds) -> None:
-        """Raise what `put` would raise now."""
-        await self._run(lambda database: _check(database, row, bounds, counts))
+        # A trial only reads, and waits for no writer.
+        await (self._run if is_trial else self._transact)(put)
 
     async def get(self, id_: str) -> Row | None:
-        """Return a row."""
         found = await self._rows("WHERE id = ?", (id_,))
         return found[0] if found else None
 
     async def remove(self, id_: str) -> None:
-        """Remove a row."""
         await self._change("DELETE FROM rows WHERE id = ?", (id_,))
 
     async def rows(self, page: Page) -> list[Row]:
-        """Return shown rows."""
         where, values = "WHERE kind = ? AND is_shown", [str(page.kind)]
         if page.tenant is not None:
             where += " AND tenant = ?"
@@ -118,18 +111,15 @@ class SqliteJobStore:
         return await self._rows(clause, (*values, page.limit), page.data_bytes)
 
     async def active(self, tenant: str | None = None) -> list[Row]:
-        """Return the jobs that have not ended."""
         if tenant is None:
             return await self._rows("WHERE is_active ORDER BY at_ms", ())
         return await self._rows("WHERE is_active AND tenant = ? ORDER BY at_ms", (tenant,))
 
     async def unfinished(self, before_ms: int) -> list[str]:
-        """Return the ids of uploads that were never completed."""
         where = "WHERE NOT is_shown AND id LIKE 'file-%' AND at_ms < ?"
         return [row.id for row in await self._rows(where, (before_ms,))]
 
     async def used_bytes(self) -> int:
-        """Return the bytes of all files and jobs."""
         return await self._number(BYTES)
 
     async def agree(self, identity: str) -> str:
@@ -151,13 +141,10 @@ class SqliteJobStore:
         return time.monotonic_ns()
 
     async def enqueue(self, job: str, chunks: Sequence[int]) -> None:
-        """Add chunks to the queue."""
         command = "INSERT OR IGNORE INTO chunks (job, number) VALUES (?, ?)"
         await self._change(command, *((job, number) for number in chunks))
 
     async def claim(self, job: str, owner: str) -> int | None:
-        """Return a chunk that no live owner has."""
-
         def claim(database: sqlite3.Connection) -> int | None:
             now_s = self._now_s()
             found = database.execute(CLAIM, (owner, now_s + LEASE_S, job, job, now_s)).fetchone()
@@ -166,36 +153,29 @@ class SqliteJobStore:
         return await self._transact(claim)
 
     async def renew(self, job: str, chunks: Sequence[int], owner: str) -> None:
-        """Keep chunks for another lease."""
         until_s = self._now_s() + LEASE_S
         await self._change(HOLD, *((until_s, job, number, owner) for number in chunks))
 
     async def release(self, job: str, chunk: int, owner: str, after_s: float = 0.0) -> None:
-        """Let others claim a chunk."""
         await self._change(HOLD, (self._now_s() + after_s if after_s else 0.0, job, chunk, owner))
 
     async def finish(self, job: str, chunk: int, result: ChunkResult | None) -> None:
-        """Take a chunk off the queue."""
         await self._change(FINISH, (job, chunk, None if result is None else msgspec.msgpack.encode(result)))
 
     async def progress(self, job: str) -> dict[int, ChunkResult]:
-        """Return the results of finished chunks."""
         command = "SELECT number, result FROM chunks WHERE job = ? AND is_done AND result IS NOT NULL"
         found = await self._run(lambda database: database.execute(command, (job,)).fetchall())
         return {int(number): msgspec.msgpack.decode(result, type=ChunkResult) for number, result in found}
 
     async def queue_of(self, job: str) -> QueueState:
-        """Return the state of a job's queue."""
         values = self._now_s(), job
         found = await self._run(lambda database: database.execute(QUEUE, values).fetchone())
         return msgspec.convert(found, QueueState, strict=False)
 
     async def drop(self, job: str) -> None:
-        """Remove a job's chunks."""
         await self._change("DELETE FROM chunks WHERE job = ?", (job,))
 
     async def put_wait(self, job: str, reason: str, for_s: float) -> None:
-        """Keep the reason of a job, and forget those whose time is over."""
         now_s = self._now_s()
 
         def put(database: sqlite3.Connection) -> None:
@@ -205,13 +185,11 @@ class SqliteJobStore:
         await self._transact(put)
 
     async def wait_of(self, job: str) -> str | None:
-        """Return the reason of a job."""
         command, values = "SELECT reason FROM waits WHERE job = ? AND until_s > ?", (job, self._now_s())
         found = await self._run(lambda database: database.execute(command, values).fetchone())
         return None if found is None else str(found[0])
 
     async def aclose(self) -> None:
-        """Close the file."""
         if self._connection is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
         self._thread.shutdown(wait=False)
@@ -290,21 +268,16 @@ class SqliteJobStore:
             raise JobStoreUnavailable(f"{self._path} cannot be opened: {error.strerror}") from error
 
 
-def _check(
-    database: sqlite3.Connection, row: Row, bounds: ByteBounds | None, counts: RowBounds | None
-) -> None:
+def _check(database: sqlite3.Connection, row: Row, bounds: Bounds) -> None:
     """Check that a row fits. Raises: BoundExceeded."""
-    if counts is not None and not _number(
-        database, "SELECT count(*) FROM rows WHERE id = ? AND is_shown", row.id
-    ):
+    is_shown = "SELECT count(*) FROM rows WHERE id = ? AND is_shown"
+    if bounds.shown is not None and not _number(database, is_shown, row.id):
         active = "SELECT count(*) FROM rows WHERE is_active AND tenant = ?"
-        if row.is_active and _number(database, active, row.tenant) >= counts.active:
+        if row.is_active and _number(database, active, row.tenant) >= bounds.active:
             raise BoundExceeded("active")
         shown = "SELECT count(*) FROM rows WHERE tenant = ? AND kind = ? AND is_shown"
-        if _number(database, shown, row.tenant, row.kind) >= counts.shown:
+        if _number(database, shown, row.tenant, row.kind) >= bounds.shown:
             raise BoundExceeded("shown")
-    if bounds is None:
-        return
     more = row.bytes - _number(database, f"{BYTES} WHERE id = ?", row.id)
     if more > 0 and _number(database, f"{BYTES} WHERE tenant = ?", row.tenant) + more > bounds.tenant:
         raise BoundExceeded("tenant")

@@ -69,18 +69,16 @@ class Row(msgspec.Struct, frozen=True):
         return len(self.data.encode())
 
 
-class ByteBounds(msgspec.Struct, frozen=True):
-    """Bounds on the bytes of the files and jobs of one tenant, and of all."""
+class Bounds(msgspec.Struct, frozen=True):
+    """Bounds on the bytes of the files and jobs of one tenant, and of all; and on rows of one tenant.
+
+    shown, active: rows of one kind; checked if the row is not shown yet, and `shown` is not None.
+    """
 
     tenant: int
     total: int
-
-
-class RowBounds(msgspec.Struct, frozen=True):
-    """Bounds on the rows of one kind of one tenant: those that are shown, and those that are active."""
-
-    shown: int
-    active: int
+    shown: int | None = None
+    active: int = 0
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -112,14 +110,11 @@ class QueueState(msgspec.Struct, frozen=True, array_like=True):
 class JobStore(Protocol):
     """Rows, chunks and reasons in one store. Every method raises JobStoreUnavailable."""
 
-    async def put(self, row: Row, bounds: ByteBounds | None = None, counts: RowBounds | None = None) -> None:
-        """Add or replace a row. bounds: checked if the row takes more bytes. counts: if it is not shown yet.
+    async def put(self, row: Row, bounds: Bounds | None = None, *, is_trial: bool = False) -> None:
+        """Add or replace a row. bounds: on bytes are checked if the row takes more than before.
 
-        Raises: BoundExceeded.
+        is_trial: change nothing. Raises: BoundExceeded.
         """
-
-    async def check(self, row: Row, bounds: ByteBounds, counts: RowBounds) -> None:
-        """Raise what `put` would raise now, and change nothing."""
 
     async def get(self, id_: str) -> Row | None:
         """Return a row, None if there is none."""

@@ -90,7 +90,7 @@ async def _create(context: Context) -> int:
         )
         print(_yaml_line(key.stored))
         return 0
-    creation = await store.create_key(key.stored)
+    creation = await store.create_key(key.stored, by=context.by)
     if not creation.is_created:
         show_line(f"there is a key {key.stored.id} already; revoke it first, or choose another id")
         return 1
@@ -115,6 +115,7 @@ def _new_key(context: Context) -> NewKey:
             scopes=options.scope,
             models=options.model,
             limits=limits,
+            created_by=context.by.name,
             configured_tenants=context.config.tenants,
         )
     except InvalidKeySettings as error:
@@ -159,7 +160,7 @@ async def _revoke(context: Context) -> int:
         show_line(f"keys of router.yaml are revoked there; {context.no_store}")
         return 1
     key_id = context.options.id
-    if not await context.store.revoke(key_id):
+    if not await context.store.revoke(key_id, by=context.by):
         show_line(
             f"there is no key {key_id}; gateways that keep it after a loss of data refuse it from now on"
         )

@@ -92,7 +92,7 @@ async def _set(context: Context) -> int:
     tenant = context.options.tenant
     lost = await find_lost_tenants(context)
     try:
-        changed = await context.store.change_tenant(tenant, _change(context.options))
+        changed = await context.store.change_tenant(tenant, _change(context.options), by=context.by)
     except ValueError as error:
         show_line(str(error))
         return 1
@@ -218,7 +218,7 @@ async def _remove(context: Context) -> int:
         return 1
     tenant = context.options.tenant
     is_in_file = tenant in context.config.tenants
-    if not await context.store.remove_tenant(tenant):
+    if not await context.store.remove_tenant(tenant, by=context.by):
         where = (
             f" in {context.file or 'Redis'}; router.yaml defines it: change it there" if is_in_file else ""
         )

@@ -2,10 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_network
 from urllib.parse import urlsplit
 
+from gateway.config.money import is_budget
 from gateway.config.problems import Problem, unknown_models, unknown_name
 from gateway.config.schema import (
     KEY_DIGEST,
@@ -17,15 +18,16 @@ from gateway.config.schema import (
     Key,
     LimitAmount,
     digest_of,
-    end_user_limit_problems,
     host_and_port,
     is_loopback,
     limit_problems,
+    shared_limit_problems,
 )
 
 # An origin as browsers send it, without a path or a trailing slash. A * may stand for a part of the host.
 ORIGIN = re.compile(r"https?://[^/\s?#@]+")
 ENDPOINT = re.compile(r"https?://[^/\s?#]+(/[^\s]*)?")
+CURRENCY_MEANING = "the name of the money in which prices and budgets are written, such as EUR"
 NO_NETWORK = "not an address or a network, such as 10.0.0.0/8"
 # Keys that an attacker tries first. The empty one is the digest of a variable that was not set.
 GUESSABLE_KEYS = ("", "admin", "changeme", "password", "secret", "test")
@@ -40,10 +42,12 @@ ISSUER_ADDRESS = re.compile(r"[!#-;=?@A-Z\[\]_a-z~]{1,2048}")
 
 
 def listener_problems(config: Config) -> Iterator[Problem]:
-    """Yield the problems of listeners, proxies, origins and tracing."""
+    """Yield the problems of listeners, proxies, origins and collectors."""
     yield from _port_problems(config)
     if config.tracing and not ENDPOINT.fullmatch(config.tracing.endpoint):
         yield Problem("tracing.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/traces")
+    if config.metrics and not ENDPOINT.fullmatch(config.metrics.endpoint):
+        yield Problem("metrics.endpoint", "not a URL, such as http://127.0.0.1:4318/v1/metrics")
     for index, network in enumerate(config.trusted_proxies):
         if not is_network(network):
             yield Problem(f"trusted_proxies[{index}]", NO_NETWORK)
@@ -95,16 +99,11 @@ def tenant_problems(config: Config, models: Collection[str]) -> Iterator[Problem
             yield Problem(path, "the name of a tenant has no control characters")
         yield from _key_problems(tenant.keys, path, first_use)
         yield from unknown_models(tenant.models or (), f"{path}.models", models)
-        yield from named_limit_problems(tenant.limits, f"{path}.limits")
-        for limit, message in end_user_limit_problems(tenant.end_user_limits).items():
-            yield Problem(f"{path}.end_user_limits.{limit}", message)
         if tenant.end_user_limits and config.end_users is None:
             yield Problem(f"{path}.end_user_limits", "needs `end_users`, which says where requests name them")
-        for model, limits in tenant.model_limits.items():
-            model_path = f"{path}.model_limits.{model}"
+        for model in tenant.model_limits:
             if model not in models:
-                yield Problem(model_path, unknown_name("model", model, models))
-            yield from named_limit_problems(limits, model_path)
+                yield Problem(f"{path}.model_limits.{model}", unknown_name("model", model, models))
 
 
 def end_user_problems(settings: EndUsersSettings | None) -> Iterator[Problem]:
@@ -136,14 +135,62 @@ def _key_problems(keys: Iterable[str | Key], path: str, first_use: dict[str, str
             )
         elif digest in first_use:
             yield Problem(key_path, f"is also {first_use[digest]}")
-        if isinstance(key, Key):
-            yield from named_limit_problems(key.limits, f"{key_path}.limits")
         first_use.setdefault(digest, key_path)
 
 
 def named_limit_problems(limits: Mapping[str, LimitAmount], path: str) -> Iterator[Problem]:
     """Yield a problem for each limit whose name is unknown, or whose amount is wrong."""
     return (Problem(f"{path}.{name}", message) for name, message in limit_problems(limits).items())
+
+
+def all_limit_problems(config: Config) -> Iterator[Problem]:
+    """Yield the problems of all limits: also those of limits that a model cannot have, and of no currency."""
+    for path, limits in _limits_of_models(config):
+        for name in limits:
+            if name.startswith("batch_"):
+                yield Problem(f"{path}.{name}", "only `limits` of tenants and keys may have it")
+    for path, limits in (*_limits_of_models(config), *_limits_of_callers(config)):
+        if config.currency is None:
+            for name in filter(is_budget, limits):
+                yield Problem(f"{path}.{name}", f"needs `currency`, {CURRENCY_MEANING}")
+        yield from named_limit_problems(limits, path)
+    yield from _shared_limit_problems(config)
+
+
+def _shared_limit_problems(config: Config) -> Iterator[Problem]:
+    """Yield the problems of limits that end users and upstreams cannot have."""
+    places = [
+        (f"tenants.{name}.end_user_limits", each.end_user_limits) for name, each in config.tenants.items()
+    ]
+    for path, limits in places:
+        for name, message in shared_limit_problems(limits, "end users").items():
+            yield Problem(f"{path}.{name}", message)
+
+
+def _limits_of_models(config: Config) -> Iterator[tuple[str, Mapping[str, LimitAmount]]]:
+    """Yield the limits of models, and of tenants for one model, with their paths."""
+    for name, model in config.models.items():
+        yield f"models.{name}.limits", model.limits
+    for name, tenant in config.tenants.items():
+        for model_name, limits in tenant.model_limits.items():
+            yield f"tenants.{name}.model_limits.{model_name}", limits
+
+
+def _limits_of_callers(config: Config) -> Iterator[tuple[str, Mapping[str, LimitAmount]]]:
+    """Yield the limits of tenants, of keys and of users by single sign-on, with their paths."""
+    owners: dict[str, Sequence[str | Key]] = {"admin": config.admin.keys}
+    for name, tenant in config.tenants.items():
+        yield f"tenants.{name}.limits", tenant.limits
+        yield f"tenants.{name}.end_user_limits", tenant.end_user_limits
+        owners[f"tenants.{name}"] = tenant.keys
+    for owner, keys in owners.items():
+        for index, key in enumerate(keys):
+            if isinstance(key, Key):
+                yield f"{owner}.keys[{index}].limits", key.limits
+    for name, issuer in config.sign_on.items():
+        claim = issuer.claims.limits
+        for value, limits in (claim.values if claim else {}).items():
+            yield f"sign_on.{name}.claims.limits.values.{value}", limits
 
 
 def sign_on_problems(issuers: Mapping[str, IssuerSettings], models: Collection[str]) -> Iterator[Problem]:
@@ -186,14 +233,6 @@ def _claim_problems(claims: ClaimMapping, path: str, models: Collection[str]) ->
             yield Problem(f"{path}.{name}", "the name of its claim is empty")
     for value, names in ((claims.models and claims.models.values) or {}).items():
         yield from unknown_models(names, f"{path}.models.values.{value}", models)
-    for place, limits in limits_of_users(claims, path):
-        yield from named_limit_problems(limits, place)
-
-
-def limits_of_users(claims: ClaimMapping, path: str) -> Iterator[tuple[str, Mapping[str, LimitAmount]]]:
-    """Yield the limits that claims lead to, with their paths."""
-    for value, limits in (claims.limits.values if claims.limits else {}).items():
-        yield f"{path}.limits.values.{value}", limits
 
 
 def issuer_address_problem(url: str, *, may_be_http: bool = True) -> str | None:

@@ -1,10 +1,14 @@
 """Settings that the application of one worker is built from, and its share of the gateway's bounds. Pure."""
 
 from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from gateway.config.schema import CacheSettings, Config, UpstreamSettings
+
+# Names of the GenAI metrics of embeddings: of OpenTelemetry's last conventions, of v1.41.0, or of both.
+MetricNames: TypeAlias = Literal["latest", "v1.41", "both"]
 
 
 class AppBoot(msgspec.Struct, frozen=True):
@@ -17,7 +21,7 @@ class AppBoot(msgspec.Struct, frozen=True):
     that are not in the file. admin_port, manager_port: ports of these listeners, if they exist. worker: index
     of this worker; None if there is only one. tenants_file: of tenants and keys where there is no Redis, None
     if no folder for it is known. jobs_file: of the table of batches where there is no Redis; None puts it
-    into `batches.dir`.
+    into `batches.dir`. metric_names: of metrics for a collector.
     """
 
     config: Config
@@ -31,6 +35,7 @@ class AppBoot(msgspec.Struct, frozen=True):
     worker: int | None = None
     tenants_file: str | None = None
     jobs_file: str | None = None
+    metric_names: MetricNames = "latest"
 
 
 def worker_share(config: Config) -> Config:

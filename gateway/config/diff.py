@@ -33,11 +33,16 @@ LabelledKey = tuple[str, str | Key]
 
 
 class ConfigChange(msgspec.Struct, frozen=True):
-    """One difference, by its path in the file. detail: old → new value, where neither can be a secret."""
+    """One difference, by its path in the file. detail: old → new value, where neither can be a secret.
+
+    was, now: the values then.
+    """
 
     path: str
     how: How
     detail: str = ""
+    was: int | float | None = None
+    now: int | float | None = None
 
     def __str__(self) -> str:
         """Format the change as one log line."""
@@ -94,7 +99,8 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[ConfigChange]:
     elif isinstance(old, Mapping) and isinstance(new, Mapping):
         yield from _compare_entries(old, new, path)
     else:
-        yield ConfigChange(path, "changed", _detail(old, new))
+        detail = _detail(old, new)
+        yield ConfigChange(path, "changed", detail, *((old, new) if detail else ()))
 
 
 def _compare_entries(old: Mapping[str, Any], new: Mapping[str, Any], path: str) -> Iterator[ConfigChange]:

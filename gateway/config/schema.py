@@ -6,7 +6,7 @@ component receives its section whole, at the start and again with each reload.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
@@ -67,7 +67,7 @@ OPERATION_SEGMENTS = frozenset(
     }
 )
 
-Scope = Literal["embed", "rerank", "tokenize", "metrics", "admin"]
+Scope = Literal["embed", "rerank", "classify", "tokenize", "metrics", "admin:read", "admin"]
 Policy = Literal["round_robin", "least_tokens", "two_choices"]
 # Roles of inputs, and the type of those whose role is not known.
 InputRole = Literal[
@@ -415,6 +415,15 @@ class Tracing(Section, frozen=True):
     service_name: str = "embedding-gateway"
 
 
+class OtlpMetrics(Section, frozen=True):
+    """Export of metrics to an OpenTelemetry collector. interval_s: between two exports."""
+
+    endpoint: str = "http://127.0.0.1:4318/v1/metrics"
+    headers: dict[str, str] = {}
+    service_name: str = "embedding-gateway"
+    interval_s: PositiveFloat = 30.0
+
+
 class Logs(Section, frozen=True):
     """Format of log lines."""
 
@@ -556,6 +565,13 @@ class BatchesSettings(Section, frozen=True):
     lines_in_flight: PositiveInt = 32
 
 
+class AuditSettings(Section, frozen=True):
+    """Bounds of the records of changes: their number and their age."""
+
+    records: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
+    keep_days: Annotated[int, msgspec.Meta(ge=1, le=36_500)] = 400
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -574,8 +590,10 @@ class Config(Section, frozen=True, kw_only=True):
     reload: ReloadSettings = ReloadSettings()
     logs: Logs = Logs()
     tracing: Tracing | None = None
+    metrics: OtlpMetrics | None = None
     quotas: Quotas = Quotas()
     end_users: EndUsersSettings | None = None
+    audit: AuditSettings = AuditSettings()
     limits: Limits = Limits()
     engine: EngineSettings = EngineSettings()
     registry: RegistrySettings = RegistrySettings()
@@ -619,13 +637,17 @@ def limit_problems(limits: Mapping[str, LimitAmount]) -> dict[str, str]:
 
 
 def end_user_limit_problems(limits: Mapping[str, LimitAmount]) -> dict[str, str]:
-    """Return a message for each limit that end users cannot have, by its name."""
-    others = {
-        name: "end users have no such limit; slots and lines of batches are the tenant's"
+    """Return a message for each limit that is unknown, has a wrong amount, or is none of end users."""
+    return limit_problems(limits) | shared_limit_problems(limits, "end users")
+
+
+def shared_limit_problems(limits: Iterable[str], owner: str) -> dict[str, str]:
+    """Return a message for each limit that only tenants, keys and models can have, by its name."""
+    return {
+        name: f"{owner} have no such limit: it counts slots of calls, or lines of batches"
         for name in limits
         if name == "requests_in_flight" or name.startswith("batch_")
     }
-    return limit_problems(limits) | others
 
 
 def _limit_problem(name: str, amount: LimitAmount) -> str | None:

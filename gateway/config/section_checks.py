@@ -5,21 +5,20 @@ no files.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from gateway.config.access_checks import (
     NO_NETWORK,
+    all_limit_problems,
     end_user_problems,
     is_network,
-    limits_of_users,
     listener_problems,
     sign_on_problems,
     tenant_problems,
 )
-from gateway.config.money import is_budget
 from gateway.config.problems import Problem, missing_extra, unknown_name
 from gateway.config.schema import (
     BatchesSettings,
@@ -28,11 +27,9 @@ from gateway.config.schema import (
     Config,
     Defaults,
     FetchSettings,
-    Key,
     ManagerSettings,
 )
 from gateway.config.upstream_checks import (
-    CURRENCY_MEANING,
     currency_problem,
     header_problems,
     model_problems,
@@ -72,9 +69,11 @@ def config_problems(config: Config, upstreams: Collection[str], models: Collecti
     yield from _manager_problems(config.manager)
     yield from _quota_problems(config)
     yield from _cache_problems(config)
-    yield from _limit_problems(config)
+    yield from all_limit_problems(config)
     if config.tracing is not None:
         yield from header_problems(config.tracing.headers, "tracing.headers")
+    if config.metrics is not None:
+        yield from header_problems(config.metrics.headers, "metrics.headers")
     for name, upstream in config.upstreams.items():
         yield from upstream_problems(upstream, f"upstreams.{name}")
     yield from _default_problems(config.defaults, models)
@@ -82,6 +81,8 @@ def config_problems(config: Config, upstreams: Collection[str], models: Collecti
     yield from tenant_problems(config, models)
     yield from sign_on_problems(config.sign_on, models)
     for name, model in config.models.items():
+        if problem := currency_problem(name, model, config.currency):
+            yield problem
         yield from model_problems(name, model, upstreams)
         yield from model_upstream_problems(name, model, config.upstreams)
 
@@ -224,42 +225,3 @@ def _store_problem(store: str) -> str | None:
     except ValueError:
         pass
     return "its host or port cannot be read; in a password / # ? @ and % are written %2F %23 %3F %40 and %25"
-
-
-def _limit_problems(config: Config) -> Iterator[Problem]:
-    """Yield the problems of prices and budgets in no currency, and of limits that a model cannot have."""
-    for name, model in config.models.items():
-        if problem := currency_problem(name, model, config.currency):
-            yield problem
-    of_models = list(_limits_of_models(config))
-    for path, limit in of_models:
-        if limit.startswith("batch_"):
-            yield Problem(f"{path}.{limit}", "only `limits` of tenants and keys may have it")
-    for path, limit in (*of_models, *_limits_of_callers(config)):
-        if is_budget(limit) and config.currency is None:
-            yield Problem(f"{path}.{limit}", f"needs `currency`, {CURRENCY_MEANING}")
-
-
-def _limits_of_models(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield path and name of the limits of models, and of those of tenants for one model."""
-    for name, model in config.models.items():
-        yield from ((f"models.{name}.limits", limit) for limit in model.limits)
-    for name, tenant in config.tenants.items():
-        for model_name, limits in tenant.model_limits.items():
-            yield from ((f"tenants.{name}.model_limits.{model_name}", limit) for limit in limits)
-
-
-def _limits_of_callers(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield path and name of the limits of tenants, of keys and of users by single sign-on."""
-    owners: dict[str, Sequence[str | Key]] = {"admin": config.admin.keys}
-    for name, tenant in config.tenants.items():
-        yield from ((f"tenants.{name}.limits", limit) for limit in tenant.limits)
-        yield from ((f"tenants.{name}.end_user_limits", limit) for limit in tenant.end_user_limits)
-        owners[f"tenants.{name}"] = tenant.keys
-    for owner, keys in owners.items():
-        for index, key in enumerate(keys):
-            if isinstance(key, Key):
-                yield from ((f"{owner}.keys[{index}].limits", limit) for limit in key.limits)
-    for name, issuer in config.sign_on.items():
-        for path, limits in limits_of_users(issuer.claims, f"sign_on.{name}.claims"):
-            yield from ((path, limit) for limit in limits)

@@ -16,7 +16,7 @@ from backends.openai.shapes import SHAPES, shape_of
 from backends.recipe.options import RerankPrompt
 from backends.recipe.rerank_template import written_template
 from backends.tei.kind import GRPC_SCHEMES, TEI
-from gateway.config.access_checks import named_limit_problems
+from gateway.config.access_checks import CURRENCY_MEANING
 from gateway.config.money import token_price
 from gateway.config.problems import Problem, unknown_name
 from gateway.config.schema import (
@@ -52,7 +52,6 @@ NOT_LOADED = (
 )
 # Text that an upstream's server puts before inputs by itself.
 OWN_PROMPTS = "puts its own prompts before texts, by `input_type`"
-CURRENCY_MEANING = "the name of the money in which prices and budgets are written, such as EUR"
 
 
 def upstream_problems(upstream: UpstreamSettings, path: str) -> Iterator[Problem]:
@@ -274,7 +273,10 @@ def trim_headers(config: Config) -> Config:
     tracing = config.tracing and msgspec.structs.replace(
         config.tracing, headers=_trimmed(config.tracing.headers)
     )
-    return msgspec.structs.replace(config, upstreams=upstreams, tracing=tracing)
+    metrics = config.metrics and msgspec.structs.replace(
+        config.metrics, headers=_trimmed(config.metrics.headers)
+    )
+    return msgspec.structs.replace(config, upstreams=upstreams, tracing=tracing, metrics=metrics)
 
 
 def _trimmed(headers: Mapping[str, str]) -> dict[str, str]:
@@ -288,17 +290,9 @@ def currency_problem(name: str, model: ModelSettings, currency: str | None) -> P
     return Problem(f"models.{name}.price_per_million_tokens", f"needs `currency`, {CURRENCY_MEANING}")
 
 
-def models_problems(config: Config, upstreams: Collection[str]) -> Iterator[Problem]:
-    """Yield the problems of all models whose types are right. upstreams: names that exist in the file."""
-    for name, model in config.models.items():
-        yield from model_problems(name, model, upstreams)
-        yield from model_upstream_problems(name, model, config.upstreams)
-
-
 def model_problems(name: str, model: ModelSettings, upstreams: Collection[str]) -> Iterator[Problem]:
-    """Yield the problems of one model whose types are right. upstreams: names that exist."""
+    """Yield the problems of one model whose types are right, but for its limits. upstreams: that exist."""
     path = f"models.{name}"
-    yield from named_limit_problems(model.limits, f"{path}.limits")
     try:
         token_price(model.price_per_million_tokens or 0)
     except ValueError as error:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from backends.checkpoints.needed_files import is_path
+from gateway.config.access_checks import named_limit_problems
 from gateway.config.local_files import resolve_upstream_paths, upstream_file_problems
 from gateway.config.problems import ConfigError, Problem
 from gateway.config.reader import type_problems
@@ -75,6 +76,7 @@ def read_model(name: str, written: Any, upstreams: Mapping[str, UpstreamSettings
     model = msgspec.convert(written, ModelSettings, strict=False)
     _raise_problems(
         [
+            *named_limit_problems(model.limits, f"{path}.limits"),
             *model_problems(name, model, upstreams),
             *model_upstream_problems(name, model, upstreams),
             *_text_problems(model, path),
@@ -90,7 +92,7 @@ def redact(written: Any) -> Any:
     shown = dict(written)
     if isinstance(shown.get("replicas"), list):
         # A URL with a password is rejected when it is read, but it is stored as written.
-        shown["replicas"] = [HIDDEN if _may_show_secret(str(url)) else url for url in shown["replicas"]]
+        shown["replicas"] = [shown_url(str(url)) for url in shown["replicas"]]
     if "api_key" in shown:
         shown["api_key"] = _redact_value(shown["api_key"])
     if "headers" in shown:
@@ -101,6 +103,11 @@ def redact(written: Any) -> Any:
             else HIDDEN
         )
     return shown
+
+
+def shown_url(url: str) -> str:
+    """Return the address of a replica as operators see it."""
+    return HIDDEN if _may_show_secret(url) else url
 
 
 def _may_show_secret(url: str) -> bool:

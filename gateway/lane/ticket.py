@@ -255,13 +255,16 @@ class Ticket:
 class Attempt:
     """One try of a batch at one replica.
 
-    piece: the slices of all tickets as one. brief_s: its timeout, if that is shorter than usual because the
+    piece: the slices of all tickets as one. tokens: of its reply. upstream_status: of an answer that was no
+    success. brief_s: its timeout, if that is shorter than usual because the
     slice was part of a batch that timed out.
     """
 
     brief_s: float | None = None
     outcome = "cancelled"
     is_over = False
+    tokens = 0
+    upstream_status: str | None = None
     carrier: Carrier | None = None
     _task: asyncio.Task[None] | None = None
     hedge_timer: asyncio.TimerHandle | None = None
@@ -336,9 +339,17 @@ class Attempt:
         if self._spans is not None:
             self._spans.end(outcome)
 
+    def end_with_reply(self, reply: Reply) -> None:
+        """Record a success, as `end`, with what the reply shows of the work."""
+        self.tokens = 0 if reply.is_free else reply.tokens
+        if self._spans is not None:
+            self._spans.add_reply(self.tokens, reply.dense_vectors)
+        self.end("ok")
+
     def end_with(self, error: BackendError) -> None:
         """Record a failure, as `end`, with the upstream's answer."""
         hide_inputs(error, self.piece.work)
+        self.upstream_status = error.upstream_status
         for ticket in self.tickets:
             for record in ticket.records:
                 record.add_failure(error)
@@ -394,6 +405,7 @@ class Attempt:
         return AttemptStarted(
             upstream,
             self.replica.name,
+            self.replica.server,
             capabilities.model_id if capabilities else "",
             self.piece.work.operation.value,
             self.load.inputs,

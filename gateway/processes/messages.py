@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from gateway.audit.records import Actor
 from gateway.config.boot import AppBoot
 from gateway.config.diff import ReloadOutcome
 from gateway.config.problems import Problem
@@ -89,6 +90,8 @@ class ConfigDrained(msgspec.Struct, frozen=True, tag="config_drained"):
 
 class ReadFile(msgspec.Struct, frozen=True, tag="read_file"):
     """Operator's request to read the file again."""
+
+    by: Actor
 
 
 class ListAdditions(msgspec.Struct, frozen=True, tag="list_additions"):

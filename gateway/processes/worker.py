@@ -30,6 +30,7 @@ from gateway.api.operators.additions import AdditionsClient
 from gateway.api.server.connection_limit import connections_within_files
 from gateway.api.server.http_protocol import bounded_protocol
 from gateway.app import Application, Collaborators, build, start_tasks
+from gateway.audit.records import Actor
 from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config, ListenerTls
 from gateway.declared.additions import Edit, Listing
@@ -92,9 +93,9 @@ class ParentLink:
                 self.send(messages.Heartbeat())
             await asyncio.sleep(HEARTBEAT_EVERY_S)
 
-    async def request_reload(self) -> ReloadOutcome:
+    async def request_reload(self, by: Actor) -> ReloadOutcome:
         """Ask the parent to read the file again. Raises: TimeoutError."""
-        return await self._request(messages.ReadFile(), RELOAD_TIMEOUT_S, ReloadOutcome)
+        return await self._request(messages.ReadFile(by), RELOAD_TIMEOUT_S, ReloadOutcome)
 
     async def request_edit(self, edit: Edit) -> ReloadOutcome:
         """Ask the parent to apply an edit of the additions. Raises: TimeoutError."""

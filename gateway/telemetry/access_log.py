@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.events import (
     LINE_ROUTES,
+    AuditRecorded,
     BatchChanged,
     BudgetAlert,
     CallFinished,
@@ -167,6 +168,15 @@ def _budget_line(event: BudgetAlert) -> str:
     return f"tenant {event.tenant}: {share} of {event.budget} ({event.amount:g}) is spent or reserved"
 
 
+def _audit_line(event: AuditRecorded) -> str:
+    changes = ", ".join(f"{c.field}: {_value_text(c.was)} -> {_value_text(c.now)}" for c in event.changes)
+    origin = f"from={_escaped(event.address[:ADDRESS_CHARACTERS_MAX])}  " if event.address else ""
+    return (
+        f"audit: {event.actor} ({event.actor_kind}) {event.action} {event.object}"
+        f"{': ' + changes if changes else ''}  {origin}record={event.record}"
+    )
+
+
 def _space_line(event: SpaceChecked) -> str:
     match event.outcome:
         case "fits":
@@ -236,6 +246,7 @@ FORMS: dict[type, EventForm] = {
         ("away", "reason"),
     ),
     StoreLost: EventForm("store_lost", lambda _: logging.ERROR, _lost_line, StoreLost.__struct_fields__),
+    AuditRecorded: EventForm("audit", lambda _: logging.INFO, _audit_line, AuditRecorded.__struct_fields__),
     BudgetAlert: EventForm("budget", lambda _: logging.WARNING, _budget_line, BudgetAlert.__struct_fields__),
 }
 # Types of events that may have a line.
@@ -272,6 +283,11 @@ def _attempts_text(event: CallFinished) -> str:
     if event.upstream_words is not None:
         text += f"  upstream_words={json_text(event.upstream_words)}"
     return text
+
+
+def _value_text(value: Any) -> str:
+    """Return the value of a changed field."""
+    return "not set" if value is None else msgspec.json.encode(value).decode()
 
 
 def json_text(words: str) -> str:

@@ -82,7 +82,8 @@ class StoredKey(msgspec.Struct, frozen=True):
     """A key as it is stored, never in the clear.
 
     id: the name under which it is listed and revoked. expires_s: seconds since 1970; None is never. scopes:
-    operations, `metrics`, `admin`; None is all operations. models, limits: narrower than the tenant's.
+    operations, `metrics`, `admin:read`, `admin`; None is all operations. models, limits: narrower than the
+    tenant's. created_by: actor of its record. successor: id of the key that replaces it, empty for none.
     """
 
     id: str
@@ -93,6 +94,8 @@ class StoredKey(msgspec.Struct, frozen=True):
     models: tuple[str, ...] | None = None
     limits: dict[str, config.LimitAmount] = {}
     created_s: float = 0.0
+    created_by: str = ""
+    successor: str = ""
 
 
 class Tenant(msgspec.Struct, frozen=True):

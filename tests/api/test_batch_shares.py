@@ -13,6 +13,7 @@ import pytest
 from gateway.batches.jobs import Jobs
 from gateway.batches.journal import HEADER_BYTES
 from gateway.batches.lines import RunLine, split_chunk, unexecuted_bytes
+from gateway.batches.records import Chunk
 from gateway.batches.runner import FAILURES_MAX, ChunkRun
 from gateway.batches.store import CHUNK_BYTES, COPIES, FILE_BYTES, JOB_BYTES
 from gateway.errors import Unauthenticated
@@ -260,9 +261,9 @@ async def test_a_batch_whose_input_is_lost_ends(
     read = ChunkRun._read
     lost = asyncio.Event()
 
-    async def read_after_loss(self: ChunkRun) -> list[RunLine]:
+    async def read_after_loss(self: ChunkRun, chunk: Chunk) -> list[RunLine]:
         await lost.wait()
-        return await read(self)
+        return await read(self, chunk)
 
     monkeypatch.setattr(ChunkRun, "_read", read_after_loss)
     file = (await upload(gateway, texts(200)))["id"]

@@ -86,6 +86,7 @@ async def test_one_broken_connection_does_not_eject_the_last_replica(boot: Boots
     assert ["up"] == states(gateway)
 
 
+@pytest.mark.usefixtures("brief_return")
 async def test_last_replica_that_answers_no_probe_is_ejected(boot: Boots) -> None:
     async with HostileReplica(FakeTei()) as server, boot({}, config_of(server), sockets=True) as gateway:
         server.breaks = lambda _number, _reused: True

@@ -71,7 +71,8 @@ def assert_reported(gateway: Running, reply: httpx.Response, kind: str, dialect:
     assert "application/json" == reply.headers["content-type"]
     envelope = msgspec.json.decode(reply.content, type=envelope_of(dialect, status))
     assert reply.json() == msgspec.to_builtins(envelope)
-    assert (status in (429, 503)) is ("retry-after" in reply.headers)
+    assert (status in (429, 503)) is (1 <= int(reply.headers.get("retry-after", 0)) <= 60)
+    assert (status == 401) is ("Bearer" in reply.headers.get("www-authenticate", ""))
     (*_, finished) = (event for event in gateway.events if isinstance(event, CallFinished))
     assert kind == finished.outcome
 
@@ -220,11 +221,15 @@ async def test_an_exceeded_limit_is_refused(boot: Boots, dialect: str) -> None:
 
 @DIALECTS
 @pytest.mark.parametrize(
-    ("status", "kind"), [(500, "upstream_failed"), (401, "upstream_failed"), (429, "overloaded")]
+    ("status", "kind"),
+    [(500, "upstream_failed"), (401, "upstream_failed"), (429, "overloaded"), (503, "no_replica")],
 )
-async def test_a_failing_replica_is_reported(boot: Boots, dialect: str, status: int, kind: str) -> None:
+async def test_an_error_of_every_replica_is_reported(
+    boot: Boots, dialect: str, status: int, kind: str
+) -> None:
     hook = respond_with(status, b'{"error": "no", "error_type": "Backend"}')
-    servers = {"tei-0": tei_with_hook(hook), "rerank-0": tei_with_hook(hook, model_type=RERANKER)}
+    servers = {name: tei_with_hook(hook) for name in ("tei-0", "tei-1")}
+    servers["rerank-0"] = tei_with_hook(hook, model_type=RERANKER)
     async with boot(servers) as gateway:
         reply = await gateway.post(path_of(dialect), BODIES[dialect])
 

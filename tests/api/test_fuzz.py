@@ -41,8 +41,9 @@ from tests.waiting import PATIENCE_S
 pytestmark = pytest.mark.slow
 
 CASES = int(os.environ.get("FUZZ_CASES", "0"))
-# Cases per operation in `make test`. An operation without parameters has fewer.
-FEW = 10
+# Cases per operation in `make test`, and per further path of the same handler, whose bodies are the same.
+# An operation without parameters has fewer.
+FEW, FEWER = 10, 3
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -212,14 +213,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     server.stop()
 
 
-def operations() -> list[str]:
-    """Return method and path of every operation of the handlers, such as `GET /livez`."""
-    return sorted(
-        f"{method} {re.sub(r':[a-z]+}', '}', path).replace(METHOD, ':')}"
+def operations() -> dict[str, int]:
+    """Return the cases of every operation of the handlers, by method and path, such as `GET /livez`."""
+    return {
+        f"{method} {re.sub(r':[a-z]+}', '}', path).replace(METHOD, ':')}": FEWER if place else FEW
         for handler in HANDLERS
-        for path in handler.paths
+        for place, path in enumerate(sorted(handler.paths, key=len))
         for method in handler.http_methods
-    )
+    }
 
 
 def with_known_names(draw: st.DrawFn, case: Case) -> Case:
@@ -247,13 +248,13 @@ def cases(draw: st.DrawFn, operation: Any) -> Case:
 
 
 @pytest.mark.timeout(3600 if CASES else 300)
-@pytest.mark.parametrize("label", operations())
-def test_every_reply_matches_the_document(target: Target, label: str) -> None:
+@pytest.mark.parametrize(("label", "cases_max"), sorted(operations().items()))
+def test_every_reply_matches_the_document(target: Target, label: str, cases_max: int) -> None:
     method, _, path = label.partition(" ")
     operation = target.schema[path][method]
 
     @settings(
-        max_examples=CASES or FEW,
+        max_examples=CASES or cases_max,
         deadline=None,
         database=None,
         derandomize=not CASES,

@@ -80,6 +80,16 @@ async def grpc_gateway(config: str = GRPC, **servers: Any) -> AsyncIterator[Clie
             await server.stop()
 
 
+@asynccontextmanager
+async def held_gateway(config: str = GRPC) -> AsyncIterator[tuple[Client, Gate]]:
+    """Boot such a gateway whose embedding replicas hold every request at a gate once it has started."""
+    gate, servers = Gate(), {f"tei_{number}": FakeTei() for number in range(2)}
+    async with grpc_gateway(config, **servers) as client:
+        for server in servers.values():
+            server.hook = gate
+        yield client, gate
+
+
 async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
     """Return the status and the details of an RPC."""
     return await call.code(), await call.details()
@@ -357,11 +367,7 @@ async def test_a_rerank_stream_answers_once() -> None:
 
 
 async def test_a_deadline_and_a_cancellation_end_the_call() -> None:
-    gate = Gate()
-    servers = {f"tei_{i}": FakeTei() for i in range(2)}
-    async with grpc_gateway(**servers) as client:
-        for server in servers.values():
-            server.hook = gate
+    async with held_gateway() as (client, gate):
         rpc = client.channel.unary_unary("/tei.v1.Embed/Embed")
         content = pb.EmbedRequest(inputs="a").SerializeToString()
         late = rpc(content, metadata=AUTHORIZED, timeout=0.2)
@@ -386,11 +392,7 @@ async def test_a_message_over_the_bound_is_refused() -> None:
 
 
 async def test_draining_refuses_and_abandoning_ends_calls() -> None:
-    gate = Gate()
-    servers = {f"tei_{i}": FakeTei() for i in range(2)}
-    async with grpc_gateway(**servers) as client:
-        for server in servers.values():
-            server.hook = gate
+    async with held_gateway() as (client, gate):
         in_flight = client.gateway.application.in_flight
         begun = client.call("/tei.v1.Embed/Embed", pb.EmbedRequest(inputs="a"))
         await until(lambda: gate.waiting > 0)

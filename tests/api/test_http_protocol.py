@@ -13,7 +13,7 @@ import uvicorn
 
 from gateway.api.server import in_flight
 from gateway.api.server.connection_limit import ConnectionLimit, connections_within_files
-from gateway.api.server.http_protocol import CONNECTION, BoundedProtocol, LingeringClose
+from gateway.api.server.http_protocol import CONNECTION, BodyPace, BoundedProtocol, LingeringClose
 from gateway.api.server.in_flight import InFlight
 from tests.fakes.hooks import until
 from tests.waiting import PATIENCE_S
@@ -526,8 +526,9 @@ async def _send(writer: asyncio.StreamWriter, pieces: list[bytes]) -> None:
     ],
 )
 async def test_complete_requests_are_answered_before_a_malformed_one_is_refused(
-    malformed: bytes, status: bytes
+    malformed: bytes, status: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(BodyPace, "check_s", 0.2)
     async with connected(application=echo) as (reader, writer), asyncio.timeout(PATIENCE_S):
         ImpatientProtocol.released = asyncio.Event()
         writer.write(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nok" + malformed)

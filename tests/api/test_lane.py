@@ -229,6 +229,7 @@ async def test_error_of_a_joined_batch_hides_other_callers_texts() -> None:
     await rig.queued(tokens_of("mine") + tokens_of("secret"))
     (await rig.sent("first")).succeed()
     (await rig.sent("mine", "secret")).fail(ReplicaOverloaded("no room for 'secret'"))
+    (await rig.sent(PLAIN_TEXT)).fail(ReplicaOverloaded("no room"))
     results = await asyncio.gather(*calls, return_exceptions=True)
 
     assert isinstance(results[1], ReplicaOverloaded)
@@ -386,6 +387,7 @@ async def test_input_that_breaks_the_server_is_refused_when_the_server_is_back()
     ],
     ids=["answers", "fails", "refuses", "breaks", "hangs"],
 )
+@pytest.mark.usefixtures("brief_return")
 async def test_last_replica_with_a_broken_connection_is_checked_before_it_is_ejected(
     answer: BackendError | None, state: State
 ) -> None:
@@ -498,7 +500,8 @@ async def test_call_that_tried_the_free_replica_does_not_block_its_tenants_calls
     calls = [rig.call("held", "long and held")]
     await rig.sent("held", "long and held")
     calls.append(rig.call("again"))
-    (await rig.sent("again", to=1)).fail(ReplicaOverloaded("full"))
+    for text in ("again", PLAIN_TEXT):
+        (await rig.sent(text, to=1)).fail(ReplicaOverloaded("full"))
     await rig.queued(tokens_of("again"))
     calls.append(rig.call("other"))
     (await rig.sent("other", to=1)).succeed()
@@ -560,7 +563,8 @@ async def test_does_not_hedge_while_calls_wait() -> None:
     await rig.sent("late")
     (attempt,) = rig.lane._attempts.in_flight
     again = rig.call("again")
-    (await rig.sent("again", to=1)).fail(ReplicaOverloaded("full"))
+    for text in ("again", PLAIN_TEXT):
+        (await rig.sent(text, to=1)).fail(ReplicaOverloaded("full"))
     await until(lambda: rig.lane._attempts.in_flight == {attempt})
     assert tokens_of("again") == rig.lane.queued_tokens
     rig.lane._attempts.hedge(attempt)
@@ -608,6 +612,7 @@ async def test_dead_or_hung_replica_fails_no_call(how: str) -> None:
     "error",
     [ReplicaUnavailable("refused"), ReplicaFailed("500"), ReplicaOverloaded("429"), ConnectionLost("reset")],
 )
+@pytest.mark.usefixtures("brief_return")
 async def test_adds_few_attempts_while_every_replica_fails(error: BackendError) -> None:
     rig = Rig(2, window=4)
 

@@ -78,7 +78,7 @@ async def test_reveals_nothing_without_a_key(boot: Boots, path: str) -> None:
     async with boot({"tei-0": FakeTei()}) as gateway:
         reply = await gateway.client.get(path, headers={"authorization": ""})
 
-    assert 401 == reply.status_code
+    assert (401, "Bearer") == (reply.status_code, reply.headers["www-authenticate"])
     assert "bge" not in reply.text
 
 

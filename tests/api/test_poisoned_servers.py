@@ -125,34 +125,9 @@ def downs(gateway: Running) -> list[ReplicaChanged]:
     return [event for event in gateway.events if isinstance(event, ReplicaChanged) and event.state == "down"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *LATER])
 @pytest.mark.parametrize("replicas", [1, 2])
-async def test_callers_of_two_tenants_are_not_hurt(tmp_path: Path, kind: str, replicas: int) -> None:
-    async with poisoned_gateway(tmp_path, kind, replicas) as (gateway, servers):
-
-        async def call(number: int) -> Any:
-            text = f"{BAD} {number // 40}" if number % 20 == 7 else f"text {number}"
-            key = "other" if number % 3 else KEY
-            return text, await gateway.post(OPENAI, {"input": [text]}, authorization=f"Bearer {key}")
-
-        replies = await asyncio.gather(*(call(number) for number in range(120)))
-
-    for text, reply in replies:
-        if BAD in text:
-            assert (400, "invalid_request_error") == (
-                reply.status_code,
-                reply.json()["error"]["type"],
-            ), reply.text
-        else:
-            assert_vectors(reply, text)
-    assert [] == downs(gateway)
-    sent = [body["input"] for server in servers for _, body in server.requests if "input" in body]
-    assert any(len(texts) > 1 for texts in sent), "no texts were joined"
-
-
-@pytest.mark.parametrize("kind", LATER)
-@pytest.mark.parametrize("replicas", [1, 4])
-async def test_a_text_that_is_refused_for_a_while_delays_no_other_caller(
+async def test_callers_of_two_tenants_are_neither_hurt_nor_delayed(
     tmp_path: Path, kind: str, replicas: int
 ) -> None:
     async with poisoned_gateway(tmp_path, kind, replicas) as (gateway, servers):
@@ -162,14 +137,15 @@ async def test_a_text_that_is_refused_for_a_while_delays_no_other_caller(
             key = "other" if number % 3 else KEY
             return text, await gateway.post(OPENAI, {"input": [text]}, authorization=f"Bearer {key}")
 
-        # The pause is 30 s.
+        # A pause is 30 s.
         async with asyncio.timeout(PATIENCE_S):
             replies = await asyncio.gather(*(call(number) for number in range(120)))
 
     for text, reply in replies:
         if BAD in text:
-            assert LATER[kind] == reply.status_code, reply.text
-            assert "retry-after" in reply.headers
+            assert LATER.get(kind, 400) == reply.status_code, reply.text
+            assert (kind in LATER) is ("retry-after" in reply.headers)
+            assert (kind in LATER) is (reply.json()["error"]["type"] != "invalid_request_error")
         else:
             assert_vectors(reply, text)
     assert [] == downs(gateway)
@@ -244,7 +220,7 @@ async def test_names_document_137_of_a_rerank(tmp_path: Path, kind: str) -> None
     assert reply.json()["error"].startswith("input 137: ")
 
 
-@pytest.mark.parametrize("kind", ["500", "null", "lost", "hang", "503", "401"])
+@pytest.mark.parametrize("kind", ["500", "lost"])
 async def test_a_batch_ends_with_the_error_of_one_line(tmp_path: Path, kind: str) -> None:
     texts = {"c0": "alpha", "c1": "beta", "c2": f"this is {BAD}", "c3": "gamma"}
     lines = [
@@ -267,9 +243,8 @@ async def test_a_batch_ends_with_the_error_of_one_line(tmp_path: Path, kind: str
     assert [("c2", 400)] == [(line["custom_id"], line["response"]["status_code"]) for line in bad]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-async def test_calls_of_several_texts_get_the_place_of_one_that_hangs(tmp_path: Path, replicas: int) -> None:
-    servers = [Poisoned("hang") for _ in range(replicas)]
+async def test_calls_of_several_texts_get_the_place_of_one_that_hangs(tmp_path: Path) -> None:
+    servers = [Poisoned("hang") for _ in range(2)]
     async with AsyncExitStack() as stack:
         hosts = [await stack.enter_async_context(HostileReplica(server)) for server in servers]
         config = config_for([host.address for host in hosts], tmp_path)
@@ -291,7 +266,7 @@ async def test_calls_of_several_texts_get_the_place_of_one_that_hangs(tmp_path: 
     assert [] == downs(gateway)
 
 
-@pytest.mark.parametrize("kind", ["500", "null", "lost", "hang", "503", "403"])
+@pytest.mark.parametrize("kind", ["500", "lost"])
 async def test_embed_skips_the_row_that_a_server_fails(tmp_path: Path, kind: str) -> None:
     rows = [{"text": BAD if number == 137 else f"text {number}"} for number in range(300)]
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

@@ -137,15 +137,6 @@ async def test_equal_scores_keep_the_requests_order(boot: Boots, path: str) -> N
     assert [0, 2, 1, 3] == [result["index"] for result in reply.json()["results"]]
 
 
-async def test_an_embedding_model_reranks_by_cosine(boot: Boots) -> None:
-    reply = await post_json(boot, V2, {"query": "q", "documents": ["a", "b", "c"], "model": "bge"})
-
-    cosines = {i: float(vector_of("q") @ vector_of(text)) for i, text in enumerate("abc")}
-    assert cosines == pytest.approx(
-        {result["index"]: result["relevance_score"] for result in reply["results"]}, abs=1e-6
-    )
-
-
 async def test_rerank_by_cosine_uses_the_prompts_of_query_and_documents(boot: Boots) -> None:
     prompted = "bge: {upstream: embedder, prompts: {query: 'q: ', passage: 'p: '}}"
     async with boot(fakes(), CONFIG.replace("bge: {upstream: embedder}", prompted, 1)) as gateway:

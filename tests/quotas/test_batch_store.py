@@ -12,13 +12,12 @@ from gateway.batches.redis_store import RedisJobStore
 from gateway.batches.sqlite_store import SqliteJobStore
 from gateway.batches.store import (
     BoundExceeded,
-    ByteBounds,
+    Bounds,
     JobStore,
     JobStoreUnavailable,
     Page,
     QueueState,
     Row,
-    RowBounds,
 )
 from gateway.store.redis_client import RedisClient
 from tests.quotas.redis_server import RedisServer
@@ -106,7 +105,7 @@ async def test_lists_pages_of_a_tenant_in_both_orders(store: JobStore) -> None:
 
 
 async def test_bounds_the_bytes_of_a_tenant_and_of_all(store: JobStore) -> None:
-    bounds = ByteBounds(tenant=100, total=150)
+    bounds = Bounds(tenant=100, total=150)
     await store.put(row("file-1", 1, bytes=60), bounds)
     await store.put(row("file-1", 1, bytes=90), bounds)
     with pytest.raises(BoundExceeded, match="tenant"):
@@ -122,13 +121,13 @@ async def test_bounds_the_bytes_of_a_tenant_and_of_all(store: JobStore) -> None:
 
 
 async def test_bounds_the_rows_of_a_tenant(store: JobStore) -> None:
-    bounds, counts = ByteBounds(tenant=100, total=150), RowBounds(shown=3, active=2)
+    bounds = Bounds(tenant=100, total=150, shown=3, active=2)
 
     async def refusal(new: Row) -> str:
-        found = set()
-        for act in (store.check, store.put):
+        found: set[str] = set()
+        for is_trial in (True, False):
             try:
-                await act(new, bounds, counts)
+                await store.put(new, bounds, is_trial=is_trial)
             except BoundExceeded as error:
                 found.add(error.bound)
             else:
@@ -158,23 +157,23 @@ async def test_bounds_the_rows_of_a_tenant(store: JobStore) -> None:
 
 
 async def test_a_row_counts_once_it_is_shown(store: JobStore) -> None:
-    bounds, counts = ByteBounds(tenant=100, total=150), RowBounds(shown=2, active=0)
+    bounds = Bounds(tenant=100, total=150, shown=2)
     for number in range(3):
-        await store.put(row(f"file-{number}", 1, bytes=20, is_shown=False), bounds, counts)
+        await store.put(row(f"file-{number}", 1, bytes=20, is_shown=False), bounds)
     for number in range(2):
-        await store.put(row(f"file-{number}", 1, bytes=10), bounds, counts)
+        await store.put(row(f"file-{number}", 1, bytes=10), bounds)
 
     with pytest.raises(BoundExceeded, match="shown"):
-        await store.put(row("file-2", 1, bytes=10), bounds, counts)
+        await store.put(row("file-2", 1, bytes=10), bounds)
     with pytest.raises(BoundExceeded, match="shown"):
-        await store.put(row("file-3", 1, is_shown=False), bounds, counts)
-    await store.put(row("file-1", 1, bytes=12), bounds, counts)
+        await store.put(row("file-3", 1, is_shown=False), bounds)
+    await store.put(row("file-1", 1, bytes=12), bounds)
     assert [item.id for item in await store.rows(Page("file", "acme", 9))] == ["file-1", "file-0"]
     assert await store.used_bytes() == 10 + 12 + 20
 
 
-async def test_a_check_changes_nothing(store: JobStore) -> None:
-    await store.check(row("batch_1", 1, bytes=9), ByteBounds(9, 9), RowBounds(1, 1))
+async def test_a_trial_changes_nothing(store: JobStore) -> None:
+    await store.put(row("batch_1", 1, bytes=9), Bounds(9, 9, 1, 1), is_trial=True)
 
     assert await store.get("batch_1") is None
     assert await store.used_bytes() == 0

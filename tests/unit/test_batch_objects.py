@@ -26,10 +26,9 @@ async def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> Non
     # The kernel writes the bytes that fit, and then fails, as on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        upload = await objects.start("files/a.data")
         with pytest.raises(ObjectsUnavailable) as full:
-            await upload.write(b"x" * 2000)
-        await upload.abort()
+            async with objects.writing("files/a.data") as write:
+                await write(b"x" * 2000)
         with pytest.raises(ObjectsUnavailable):
             await objects.create("files/a.json", b"x" * 2000)
     finally:
@@ -59,3 +58,13 @@ async def test_other_users_cannot_read(tmp_path: Path) -> None:
 
     for path in (tmp_path / "objects", tmp_path / "objects" / "files"):
         assert path.stat().st_mode & 0o077 == 0
+
+
+async def test_a_removal_leaves_the_folder_in_which_others_create_jobs(tmp_path: Path) -> None:
+    objects = FolderObjects(tmp_path)
+    await objects.create("jobs/a/job.json", b"{}")
+
+    await objects.remove(["jobs/a/job.json"])
+
+    assert sorted(entry.name for entry in os.scandir(tmp_path)) == ["jobs", UNFINISHED]
+    assert list(os.scandir(tmp_path / "jobs")) == []

@@ -9,15 +9,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.batches.files import Files, NewFile
-from gateway.batches.jobs import Jobs, NewJob
+from gateway.batches.files import Files
+from gateway.batches.jobs import Jobs
 from gateway.batches.objects import FolderObjects
-from gateway.batches.records import JOB_PLAN, Chunk, ChunkResult, Counts, FinalRecord, Job, Plan
+from gateway.batches.records import (
+    JOB_PLAN,
+    Chunk,
+    ChunkResult,
+    Counts,
+    Endpoint,
+    FinalRecord,
+    Job,
+    Owner,
+    Plan,
+)
 from gateway.batches.sqlite_store import SqliteJobStore
 from gateway.batches.store import FILE_BYTES, JobStore, Page, Row, chunk_row, job_row
 from gateway.config.schema import BatchesSettings
 from gateway.errors import FileStorageFull, Overloaded
 
+NewJob = tuple[str, Owner, Endpoint, str]
 RESULT = ChunkResult("attempt", Counts(3, 1, 0, 20), {"out": 10, "err": 5})
 
 
@@ -41,11 +52,11 @@ class Store(SqliteJobStore):
         self.progress_of.append(job)
         return await super().progress(job)
 
-    async def put(self, row: Row, *bounds: Any) -> None:
+    async def put(self, row: Row, *bounds: Any, **options: Any) -> None:
         """Add or replace a row."""
         while self.before_put:
             await self.before_put.pop()()
-        await super().put(row, *bounds)
+        await super().put(row, *bounds, **options)
 
 
 @pytest.fixture
@@ -62,16 +73,17 @@ def files_in(folder: Path, store: JobStore) -> Files:
 
 async def jobs_in(folder: Path, store: JobStore) -> tuple[Jobs, NewJob]:
     files = files_in(folder, store)
-    upload = await files.start("acme", 0)
-    await upload.write(b"{")
-    file = await upload.commit(NewFile("a.jsonl", "batch"))
-    return Jobs(files, lambda _: None), NewJob("acme", "key", "/v1/embeddings", file.id)
+    async with files.uploading("acme", 0) as upload:
+        await upload.write(b"{")
+        upload.end("a.jsonl")
+    file = upload.record
+    return Jobs(files, lambda _: None), ("acme", Owner("key", ""), "/v1/embeddings", file.id)
 
 
 async def test_jobs_that_come_together_stay_within_the_bound(tmp_path: Path, store: JobStore) -> None:
     jobs, new = await jobs_in(tmp_path, store)
 
-    outcomes = await asyncio.gather(*(jobs.create(new) for _ in range(9)), return_exceptions=True)
+    outcomes = await asyncio.gather(*(jobs.create(*new) for _ in range(9)), return_exceptions=True)
 
     created = [job.id for job in outcomes if isinstance(job, Job)]
     assert len(created) == 3
@@ -84,17 +96,19 @@ async def test_jobs_that_come_together_stay_within_the_bound(tmp_path: Path, sto
 
 async def test_uploads_that_come_together_stay_within_the_bound(tmp_path: Path, store: JobStore) -> None:
     files = Files(BatchesSettings(str(tmp_path), files_per_tenant=2), FolderObjects(tmp_path), store)
-    uploads = [await files.start("acme", 10) for _ in range(4)]
+    begun = asyncio.Barrier(4)
 
-    kept = []
-    for upload in uploads:
-        await upload.write(b"{}")
-        try:
-            kept.append((await upload.commit(NewFile("a.jsonl", "batch"))).id)
-        except FileStorageFull:
-            await upload.abort()
+    async def upload_one() -> str:
+        async with files.uploading("acme", 10) as upload:
+            await begun.wait()
+            await upload.write(b"{}")
+            upload.end("a.jsonl")
+        return upload.record.id
 
-    assert len(kept) == 2
+    outcomes = await asyncio.gather(*(upload_one() for _ in range(4)), return_exceptions=True)
+
+    kept = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert [FileStorageFull] * 2 == [type(outcome) for outcome in outcomes if outcome not in kept]
     assert await store.used_bytes() == 2 * (2 + FILE_BYTES)
     # What was refused has left nothing.
     found = [entry.name for folder in ("files", "unfinished") for entry in os.scandir(tmp_path / folder)]
@@ -103,19 +117,19 @@ async def test_uploads_that_come_together_stay_within_the_bound(tmp_path: Path, 
 
 async def test_ended_jobs_count_until_they_are_removed(tmp_path: Path, store: JobStore) -> None:
     jobs, new = await jobs_in(tmp_path, store)
-    for job in [await jobs.create(new) for _ in range(3)]:
+    for job in [await jobs.create(*new) for _ in range(3)]:
         await store.put(job_row(msgspec.structs.replace(job, status="failed", failed_s=1.0)))
-    last = await jobs.create(new)
+    last = await jobs.create(*new)
 
     with pytest.raises(FileStorageFull, match="kept_jobs_per_tenant"):
-        await jobs.create(new)
+        await jobs.create(*new)
     await store.remove(last.id)
-    await jobs.create(new)
+    await jobs.create(*new)
 
 
 async def test_counts_are_read_again_only_after_a_chunk(tmp_path: Path, store: Store) -> None:
     jobs, new = await jobs_in(tmp_path, store)
-    job = (await jobs.create(new)).planned(Plan(1.0, total=8))
+    job = (await jobs.create(*new)).planned(Plan(1.0, total=8))
     await store.put(job_row(job))
     seen = []
     for number in range(3):
@@ -128,7 +142,7 @@ async def test_counts_are_read_again_only_after_a_chunk(tmp_path: Path, store: S
 
 async def test_a_cancellation_is_not_replaced_by_an_older_row(tmp_path: Path, store: Store) -> None:
     jobs, new = await jobs_in(tmp_path, store)
-    job = (await jobs.create(new)).planned(Plan(1.0, total=8))
+    job = (await jobs.create(*new)).planned(Plan(1.0, total=8))
     store.before_put.append(lambda: jobs.cancel("acme", job.id))
     stored = await jobs.put_latest(job)
 
@@ -138,7 +152,7 @@ async def test_a_cancellation_is_not_replaced_by_an_older_row(tmp_path: Path, st
 
 async def test_a_cancellation_replaces_no_newer_row(tmp_path: Path, store: JobStore) -> None:
     jobs, new = await jobs_in(tmp_path, store)
-    job = await jobs.create(new)
+    job = await jobs.create(*new)
     plan = Plan(1.0, total=8)
     # Its validation ends after the owner's request has read its row.
     await jobs.objects.create(JOB_PLAN.format(job.id), msgspec.json.encode(plan))
@@ -151,7 +165,7 @@ async def test_a_cancellation_replaces_no_newer_row(tmp_path: Path, store: JobSt
 async def test_chunks_of_a_removed_job_count_no_bytes(tmp_path: Path, store: JobStore) -> None:
     jobs, new = await jobs_in(tmp_path, store)
     before = await store.used_bytes()
-    running = (await jobs.create(new)).planned(Plan(1.0, total=1, chunks=(Chunk(0, 1, 0, 1),)))
+    running = (await jobs.create(*new)).planned(Plan(1.0, total=1, chunks=(Chunk(0, 1, 0, 1),)))
     await jobs.end(FinalRecord(running.ended(Counts(), {"out": 0, "err": 0}, 2.0)))
     # A try that went on.
     await store.put(chunk_row(running, 0, 10_000))

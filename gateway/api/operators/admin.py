@@ -21,6 +21,7 @@ from gateway.api.server.authentication import Authenticator
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.request_context import HttpContext
+from gateway.audit.records import Actor, gateway_name
 from gateway.config import schema as config
 from gateway.config.diff import ConfigChange, ReloadOutcome
 from gateway.config.money import is_budget
@@ -100,8 +101,8 @@ def _reported(changes: Iterable[ConfigChange]) -> list[ReportedChange]:
 
 
 FAILURES = document_errors(TEI)
-# Reads router.yaml again and returns the outcome. Raises: TimeoutError.
-Reload = Callable[[], Awaitable[ReloadOutcome]]
+# Reads router.yaml again for an operator and returns the outcome. Raises: TimeoutError.
+Reload = Callable[[Actor], Awaitable[ReloadOutcome]]
 
 
 class UsageResponse(msgspec.Struct):
@@ -141,6 +142,7 @@ class Admin:
         self._authenticator = authenticator
         self._follower = follower
         self._reload = reload
+        self._name = gateway_name(served.listen)
         addresses = [served.admin.listen or served.listen]
         if served.manager is not None:
             # Operators' paths are served there too.
@@ -161,8 +163,21 @@ class Admin:
 
         Raises: Unauthenticated, AuthThrottled, ScopeForbidden.
         """
-        if not (self._is_open and is_local_request(context)):
-            self._authenticator.authenticate(context).require("admin")
+        if self._is_open and is_local_request(context):
+            return
+        owner = self._authenticator.authenticate(context)
+        if context.method not in ("GET", "HEAD") or "admin" in owner.scopes:
+            owner.require("admin")
+        else:
+            owner.require("admin:read")
+
+    def actor(self, context: HttpContext) -> Actor:
+        """Return the operator of a request that was authorized."""
+        owner = context.tenant
+        place = (context.address, context.request_id, self._name)
+        if owner is None:
+            return Actor("local", "local", *place)
+        return Actor(owner.key_id, "key" if owner.key_mark else "token", *place)
 
     def stored_state(self) -> StoredState:
         """Return the numbers of stored keys and tenants, and what is lost of them."""
@@ -310,12 +325,12 @@ async def forget(data: JSONBody[EndUserName], admin: NamedDependency[Admin]) -> 
     tags=["Operators"],
     opt=OPERATORS,
 )
-async def reload(admin: NamedDependency[Admin]) -> ReloadReport:
+async def reload(admin: NamedDependency[Admin], operator: NamedDependency[Actor]) -> ReloadReport:
     """Read router.yaml again and apply it.
 
     A file with a problem changes nothing. Calls in flight finish with the settings they began with.
     """
-    return await report(admin.reload())
+    return await report(admin.reload(operator))
 
 
 HANDLERS = [usage, forget, reload]

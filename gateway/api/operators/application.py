@@ -40,6 +40,7 @@ from gateway.api.server.in_flight import InFlight
 from gateway.api.server.inference_api import InferenceApi
 from gateway.api.server.paths import options_of
 from gateway.api.server.request_context import SERVICES_KEY, context_of, context_of_request
+from gateway.audit.records import Actor
 from gateway.telemetry.metrics import Metrics
 from gateway.tenants.sign_on.sign_in import SignIns
 
@@ -104,6 +105,7 @@ def litestar_application(dialects: Sequence[Dialect]) -> Litestar:
         opt={OPTION: texts_of(dialects)},
         dependencies={
             "context": Provide(context_of_request, sync_to_thread=False),
+            "operator": Provide(_actor, sync_to_thread=False),
             **{name: _dependency(name) for name in Services.__struct_fields__},
         },
         guards=[_guard],
@@ -146,6 +148,11 @@ def _dependency(name: str) -> Provide:
         return getattr(services_of(scope), name)
 
     return Provide(provide, sync_to_thread=False)
+
+
+def _actor(scope: Scope) -> Actor:
+    """Return the operator of a request, as a dependency of handlers that change something."""
+    return services_of(scope).admin.actor(context_of(scope))
 
 
 async def _guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:

@@ -12,6 +12,7 @@ from gateway.api.operators.access import OPERATORS, REMOVED, check_limits, store
 from gateway.api.operators.admin import Admin
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
+from gateway.audit.records import Actor
 from gateway.config import schema as config
 from gateway.config.schema import Scope
 from gateway.errors import AlreadyExists, InvalidInput, NotFound
@@ -91,15 +92,16 @@ async def list_keys(
 async def create_key(
     data: JSONBody[KeyRequest],
     admin: NamedDependency[Admin],
+    operator: NamedDependency[Actor],
 ) -> CreatedKey:
     """Create a key.
 
     The reply is the only one that shows the key itself. This worker accepts the key at once, and all
     others within a second.
     """
-    key = _new_key(data)
+    key = _new_key(data, operator)
     with store_errors():
-        creation = await admin.store.create_key(key.stored)
+        creation = await admin.store.create_key(key.stored, by=operator)
     if not creation.is_created:
         raise AlreadyExists(f"there is a key {key.stored.id!r} already", param="id")
     await admin.refresh()
@@ -110,8 +112,8 @@ async def create_key(
     return CreatedKey(key.text, key_info(key.stored, has_tenant=has_tenant), notes)
 
 
-def _new_key(data: KeyRequest) -> NewKey:
-    """Create the key that a request describes. Raises: InvalidInput."""
+def _new_key(data: KeyRequest, by: Actor) -> NewKey:
+    """Create the key that an operator's request describes. Raises: InvalidInput."""
     check_limits(data.limits)
     expires = _parse_time(data.expires)
     try:
@@ -122,6 +124,7 @@ def _new_key(data: KeyRequest) -> NewKey:
             scopes=data.scopes,
             models=data.models,
             limits=data.limits,
+            created_by=by.name,
         )
     except InvalidKeySettings as error:
         raise InvalidInput(str(error), param=error.field) from error
@@ -136,6 +139,7 @@ def _new_key(data: KeyRequest) -> NewKey:
 )
 async def revoke_key(
     admin: NamedDependency[Admin],
+    operator: NamedDependency[Actor],
     key_id: FromPath[str],
 ) -> Response[bytes]:
     """Revoke a key.
@@ -144,7 +148,7 @@ async def revoke_key(
     """
     with store_errors():
         is_kept = admin.keeps_key(key_id)
-        if not await admin.store.revoke(key_id) and not is_kept:
+        if not await admin.store.revoke(key_id, by=operator, is_kept=is_kept) and not is_kept:
             raise NotFound(f"there is no key {key_id!r}")
     await admin.refresh()
     return Response(b"{}", media_type="application/json")

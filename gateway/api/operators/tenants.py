@@ -14,12 +14,13 @@ from gateway.api.operators.admin import Admin
 from gateway.api.server.body import OnePass
 from gateway.api.server.error_bodies import TEI, document_errors
 from gateway.api.server.inference_api import InferenceApi
+from gateway.audit.records import Actor, ChangedField
 from gateway.config import schema as config
 from gateway.errors import InvalidInput, NotFound
 from gateway.quotas.ledger import remaining_budgets
 from gateway.tenants.create_key import name_problem
 from gateway.tenants.keyring import StoredKey
-from gateway.tenants.store import ChangedField, merged
+from gateway.tenants.store import merged
 
 FAILURES = document_errors(TEI)
 
@@ -153,6 +154,7 @@ async def list_tenants(
 async def put_tenant(
     data: JSONBody[TenantPatch],
     admin: NamedDependency[Admin],
+    operator: NamedDependency[Actor],
     name: FromPath[str],
     replace: FromQuery[bool] = False,  # noqa: FBT002 - a parameter of the query
 ) -> ChangedTenant:
@@ -166,7 +168,7 @@ async def put_tenant(
     patch = patch_of(data)
     with store_errors():
         changed = await admin.store.change_tenant(
-            name, lambda before: merged(None if replace else before, patch)
+            name, lambda before: merged(None if replace else before, patch), by=operator
         )
     await admin.refresh()
     notes = admin.first_key_notes(is_first=changed.is_first)
@@ -184,6 +186,7 @@ async def put_tenant(
 )
 async def remove_tenant(
     admin: NamedDependency[Admin],
+    operator: NamedDependency[Actor],
     name: FromPath[str],
 ) -> Response[bytes]:
     """Remove a tenant and its keys.
@@ -191,7 +194,7 @@ async def remove_tenant(
     Every gateway rejects the keys within a second.
     """
     with store_errors():
-        if not await admin.store.remove_tenant(name):
+        if not await admin.store.remove_tenant(name, by=operator):
             raise NotFound(f"there is no tenant {name!r}")
     await admin.refresh()
     return Response(b"{}", media_type="application/json")

@@ -10,7 +10,7 @@ from litestar import get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
-from gateway.api.server.batches_api import BatchesApi, batch_errors, owner_of
+from gateway.api.server.batches_api import BatchesApi, batch_errors, key_of, owner_of
 from gateway.api.server.endpoints import inference
 from gateway.api.server.error_bodies import OPENAI, document_errors
 from gateway.api.server.inference_api import InferenceApi
@@ -26,7 +26,7 @@ from gateway.api.wire.batch_objects import (
     batch_list,
     batch_object,
 )
-from gateway.batches.jobs import NewJob
+from gateway.batches.records import Endpoint
 from gateway.errors import InvalidInput, ScopeForbidden, Unauthenticated
 from gateway.tenants.keyring import Tenant
 
@@ -73,10 +73,19 @@ async def create_batch(request: Request[BatchRequest]) -> HttpReply:
     batches = request.api.batches
     tenant = await batches.authenticate(request.context)
     _check_has_key(tenant, request.api)
-    new = _new_job(request.body, tenant)
+    data = request.body
+    endpoint, expires = _checked_endpoint(data, tenant), data.output_expires_after
     async with request.api.charging(tenant) as headers:
         with batch_errors():
-            job = await batches.jobs.create(new)
+            job = await batches.jobs.create(
+                tenant.name,
+                key_of(tenant),
+                endpoint,
+                data.input_file_id,
+                data.metadata,
+                None if expires is None else float(expires.seconds),
+                owner_of(tenant),
+            )
     return HttpReply(msgspec.json.encode(batch_object(job)), headers)
 
 
@@ -90,8 +99,8 @@ def _check_has_key(tenant: Tenant, api: InferenceApi) -> None:
         ) from error
 
 
-def _new_job(data: BatchRequest, tenant: Tenant) -> NewJob:
-    """Return the job that a request describes. Raises: InvalidInput, ScopeForbidden."""
+def _checked_endpoint(data: BatchRequest, tenant: Tenant) -> Endpoint:
+    """Check a request for a job, and return its endpoint. Raises: InvalidInput, ScopeForbidden."""
     endpoint = next((path for path in OPERATIONS if path == data.endpoint), None)
     if endpoint is None:
         raise InvalidInput(f"`endpoint` must be one of {', '.join(OPERATIONS)}", param="endpoint")
@@ -110,17 +119,7 @@ def _new_job(data: BatchRequest, tenant: Tenant) -> NewJob:
             )
     if len(data.metadata or {}) > METADATA_MAX:
         raise InvalidInput(f"`metadata` may have at most {METADATA_MAX} pairs", param="metadata")
-    keep_s = None if expires is None else float(expires.seconds)
-    return NewJob(
-        tenant.name,
-        tenant.key_id,
-        endpoint,
-        data.input_file_id,
-        data.metadata,
-        keep_s,
-        tenant.key_mark,
-        owner_of(tenant),
-    )
+    return endpoint
 
 
 @get("/v1/batches", responses=FAILURES, tags=["Batches"])

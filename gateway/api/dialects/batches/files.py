@@ -3,9 +3,8 @@
 Source: OpenAI OpenAPI document 2.3.0; openai-python 3.52 sends `expires_after` as `expires_after[seconds]`.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing
 from typing import Annotated, Literal
 from urllib.parse import quote
 
@@ -34,10 +33,9 @@ from gateway.api.wire.batch_objects import (
     FileObject,
     file_object,
 )
-from gateway.batches.files import FileUpload, NewFile
-from gateway.batches.objects import ObjectsUnavailable
+from gateway.batches.files import FileUpload
 from gateway.batches.records import FileRecord
-from gateway.batches.store import JobStoreUnavailable, Page
+from gateway.batches.store import Page
 from gateway.errors import InvalidInput
 from gateway.tenants.keyring import Tenant
 
@@ -82,25 +80,21 @@ async def _upload(context: HttpContext, api: InferenceApi) -> HttpReply:
 async def _receive(context: HttpContext, batches: BatchesApi, tenant: Tenant) -> FileRecord:
     upload: FileUpload | None = None
     announced = context.header(b"content-length")
+    async with AsyncExitStack() as stack:
 
-    async def start() -> Sink:
-        nonlocal upload
-        upload = await batches.files.start(
-            tenant.name, int(announced) if announced.isdigit() else 0, key_of(tenant)
-        )
-        return upload
+        async def start() -> Sink:
+            nonlocal upload
+            reserved = int(announced) if announced.isdigit() else 0
+            uploading = batches.files.uploading(tenant.name, reserved, key_of(tenant))
+            upload = await stack.enter_async_context(uploading)
+            return upload
 
-    try:
         async with aclosing(_pieces(context)) as pieces:
             form = await FormReader(context.header(b"content-type"), start).read(pieces)
-        new = _new_file(form)
+        expires_after_s = _expiry_of(form)
         assert upload is not None
-        return await upload.commit(new)
-    except BaseException:
-        if upload is not None:
-            # The client may have gone: that must not leave its bytes behind.
-            await asyncio.shield(_abort(upload))
-        raise
+        upload.end(form.filename or "", expires_after_s)
+    return upload.record
 
 
 async def _pieces(context: HttpContext) -> AsyncGenerator[bytes, None]:
@@ -114,13 +108,8 @@ async def _pieces(context: HttpContext) -> AsyncGenerator[bytes, None]:
         context.io.release()
 
 
-async def _abort(upload: FileUpload) -> None:
-    with suppress(ObjectsUnavailable, JobStoreUnavailable):
-        await upload.abort()
-
-
-def _new_file(form: UploadedForm) -> NewFile:
-    """Return the facts of an upload. Raises: InvalidInput."""
+def _expiry_of(form: UploadedForm) -> int | None:
+    """Check the fields of an upload, and return when it expires, in seconds. Raises: InvalidInput."""
     fields = form.fields
     purpose = fields.get("purpose")
     if purpose != "batch":
@@ -136,7 +125,7 @@ def _new_file(form: UploadedForm) -> NewFile:
             f"`expires_after[seconds]` must be a number from {EXPIRES_MIN_S} to {EXPIRES_MAX_S}",
             param="expires_after",
         )
-    return NewFile(form.filename or "", purpose, None if seconds is None else int(seconds))
+    return None if seconds is None else int(seconds)
 
 
 @post(
