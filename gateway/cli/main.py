@@ -117,6 +117,16 @@ COMMANDS = {
         "gateway.cli.status:status",
         "show the state of a running gateway every second until Ctrl-C",
     ),
+    "drain": Command(
+        "gateway.cli.drain:add_drain_options",
+        "gateway.cli.drain:drain",
+        "have load balancers send a running gateway no more calls, until --undo or its stop",
+    ),
+    "replicas": Command(
+        "gateway.cli.replicas:add_replicas_options",
+        "gateway.cli.replicas:replicas",
+        "list the replicas of a running gateway, drain one, and put it back",
+    ),
     "verify": Command(
         "gateway.cli.verify:add_verify_options",
         "gateway.cli.verify:verify",

@@ -19,6 +19,7 @@ from gateway.events import (
     Event,
     ModelStateReported,
     ReplicaChanged,
+    ReplicaSlow,
     SpaceChecked,
     SpaceOutcome,
     Stage,
@@ -213,6 +214,15 @@ FORMS: dict[type, EventForm] = {
         lambda event: f"upstream {event.upstream}: {event.replica} {STATES[event.state]} ({event.reason})",
         ("upstream", "replica", "state", "reason"),
     ),
+    ReplicaSlow: EventForm(
+        "replica_slow",
+        lambda _: logging.WARNING,
+        lambda event: (
+            f"upstream {event.upstream}: {event.replica} has been {event.slowness:.0f} times slower than the "
+            f"fastest replica for {event.for_s:.0f} s"
+        ),
+        ReplicaSlow.__struct_fields__,
+    ),
     ConnectionFaulted: EventForm(
         "connection",
         lambda event: logging.WARNING if event.pause_s else None,
@@ -261,10 +271,11 @@ def call_line(event: CallFinished) -> str:
     trace = "" if event.trace_id is None else f"  trace={event.trace_id}"
     path = "" if event.path is None else f"  path={event.path}"
     key = "" if event.key_id is None else f"  key={event.key_id}"
+    user = "" if event.end_user is None else f"  end_user={json_text(event.end_user)}"
     address = "" if event.address is None else f"  from={_escaped(event.address[:ADDRESS_CHARACTERS_MAX])}"
     return (
         f"{event.method} {event.route} {event.status}{outcome}  {event.duration_s * 1000:.1f} ms"
-        f"{path}  tenant={event.tenant or '-'}{key}  model={event.model or '-'}"
+        f"{path}  tenant={event.tenant or '-'}{key}{user}  model={event.model or '-'}"
         f"  inputs={event.inputs}  tokens={event.tokens}{_attempts_text(event)}{address}"
         f"  id={event.request_id}{trace}"
     )
@@ -317,6 +328,7 @@ class CallFields(msgspec.Struct, omit_defaults=True):
     reason: str | None = None
     tenant: str | None = None
     key: str | None = None
+    end_user: str | None = None
     address: str | None = None
     model: str | None = None
     operation: str | None = None
@@ -354,6 +366,7 @@ def call_fields(event: CallFinished, time: str | None = None, level: str | None 
         event.reason,
         event.tenant,
         event.key_id,
+        event.end_user,
         None if event.address is None else _escaped(event.address[:ADDRESS_CHARACTERS_MAX]),
         event.model,
         event.operation,

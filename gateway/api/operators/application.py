@@ -30,6 +30,7 @@ from gateway.api.operators.docs_page import (
     ReferenceRenderPlugin,
     prepare_document,
 )
+from gateway.api.operators.fleet import FleetApi
 from gateway.api.operators.manager import HostApi
 from gateway.api.operators.probes import Readiness
 from gateway.api.operators.replicas import ReplicasApi
@@ -81,6 +82,7 @@ class Services(msgspec.Struct, frozen=True):
     admin: Admin
     adding: AdditionsApi
     replicas: ReplicasApi
+    fleet_api: FleetApi
     host: HostApi
     sign_ins: SignIns
     batches: BatchesApi
