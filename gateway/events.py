@@ -117,6 +117,18 @@ class ReplicaChanged(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class ReplicaSlow(msgspec.Struct, frozen=True):
+    """A replica has been slower than its peers for a while; emitted once, until it is not any more.
+
+    slowness: times that its batches take as long as alike ones at the fastest replica. for_s: how long.
+    """
+
+    upstream: str
+    replica: str
+    slowness: float
+    for_s: float
+
+
 class ConnectionFaulted(msgspec.Struct, frozen=True):
     """A connection to a replica ended badly and cost no call; the fields are those of `ConnectionFault`."""
 
@@ -318,6 +330,15 @@ class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
     at_s: float = 0.0
 
 
+class GatewayDrained(msgspec.Struct, frozen=True, tag="drained"):
+    """An operator took this gateway out of its load balancers, or put it back.
+
+    since_s: seconds since 1970; None if it is not drained.
+    """
+
+    since_s: float | None = None
+
+
 class LaneBacklog(msgspec.Struct, frozen=True):
     """Work that waits in a lane. oldest_s: age of the oldest slice."""
 
@@ -349,6 +370,7 @@ Event: TypeAlias = (
     | CallFinished
     | AttemptFinished
     | ReplicaChanged
+    | ReplicaSlow
     | ConnectionFaulted
     | DescriptionRejected
     | QuotaDecided
@@ -361,6 +383,7 @@ Event: TypeAlias = (
     | SpaceChecked
     | ModelStateReported
     | ProcessRestarted
+    | GatewayDrained
 )
 # Called synchronously while a call is served: an exporter only counts or queues.
 Observe: TypeAlias = Callable[[Event], None]

@@ -423,6 +423,28 @@ class Logs(Section, frozen=True):
     access: bool = True
 
 
+# What a webhook can be called on.
+NotifyKind = Literal["budget", "store_loss", "replica_slow"]
+
+
+class NotifySettings(Section, frozen=True):
+    """Webhook that is called on events, for operators without Prometheus.
+
+    slow_factor, slow_for_s: a replica is slow if its batches take so many times as long as alike ones at the
+    fastest replica of its upstream, for so long.
+    """
+
+    url: str
+    secret: Annotated[str, msgspec.Meta(min_length=16)]
+    on: Annotated[tuple[NotifyKind, ...], msgspec.Meta(min_length=1)] = (
+        "budget",
+        "store_loss",
+        "replica_slow",
+    )
+    slow_factor: Annotated[float, msgspec.Meta(ge=2)] = 3.0
+    slow_for_s: PositiveFloat = 60.0
+
+
 class ReloadSettings(Section, frozen=True):
     """Triggers of a reload besides SIGHUP and the admin API."""
 
@@ -582,6 +604,7 @@ class Config(Section, frozen=True, kw_only=True):
     reload: ReloadSettings = ReloadSettings()
     logs: Logs = Logs()
     tracing: Tracing | None = None
+    notify: NotifySettings | None = None
     metrics: OtlpMetrics | None = None
     quotas: Quotas = Quotas()
     audit: AuditSettings = AuditSettings()

@@ -39,6 +39,7 @@ TEXTS = texts_of(SERVED)
 # Path of each POST → struct that it decodes. Paths below /models/{name} decode the same as at the root.
 BODIES: dict[str, type[msgspec.Struct]] = {
     "/admin/keys": keys.KeyRequest,
+    "/admin/keys/{key_id}/rotate": keys.RotateRequest,
     "/admin/instances": CreateInstance,
     "/ui/sign-on": SignInCode,
     "/admin/registry": manager.RegisterModel,
@@ -93,6 +94,8 @@ BODIES: dict[str, type[msgspec.Struct]] = {
 }
 WITHOUT_BODY = [
     "/admin/reload",
+    "/admin/drain",
+    "/admin/undrain",
     "/admin/batches/{batch_id}/cancel",
     "/v1/batches/{batch_id}/cancel",
     *(f"/admin/instances/{{name}}/{action}" for action in ("start", "stop", "restart")),
