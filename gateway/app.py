@@ -317,7 +317,9 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     )
     jobs = open_batches(boot, lambda job: observe(_change_of(job)))
     batches = BatchesApi(authenticator, jobs)
-    api = InferenceApi(gateway, authenticator, batches, table, config.limits, _fetcher(config))
+    api = InferenceApi(
+        gateway, authenticator, batches, table, config.limits, _fetcher(config), config.end_users
+    )
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
     admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)

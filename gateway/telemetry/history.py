@@ -180,6 +180,7 @@ class RecentCall(msgspec.Struct, frozen=True):
     upstream_status: str | None = None
     upstream_words: str | None = None
     gateway: str | None = None
+    end_user: str | None = None
 
 
 class RecentCalls:

@@ -102,9 +102,9 @@ class Tenant(msgspec.Struct, frozen=True):
     """Owner of a request: its permissions and limits, narrowed to those of the key that was sent.
 
     models: None means all. model_limits: by model, in place of the model's own limits. batch_limits: count
-    only lines of jobs, in addition to `limits`. key_mark: part of the key's digest, which
-    another key of the same id lacks. is_narrowed: the key may do less than its tenant, or is the token of one
-    of its users.
+    only lines of jobs, in addition to `limits`. end_user_limits: of each of its end users. key_mark: part of
+    the key's digest, which another key of the same id lacks. is_narrowed: the key may do less than its
+    tenant, or is the token of one of its users.
     """
 
     name: str
@@ -121,6 +121,7 @@ class Tenant(msgspec.Struct, frozen=True):
     batch_limits: tuple[Limit, ...] = ()
     key_mark: str = ""
     is_narrowed: bool = False
+    end_user_limits: tuple[Limit, ...] = ()
 
     def for_batches(self) -> "Tenant":
         """Return the tenant with the limits that count for lines of its jobs."""
@@ -477,6 +478,7 @@ def _owner(settings: config.TenantConfig, key: StoredKey) -> Tenant:
         expires_s=key.expires_s,
         key_mark=key.digest[-MARK_LENGTH:],
         is_narrowed=_is_narrowed(key),
+        end_user_limits=tuple([parse_limit(*limit) for limit in settings.end_user_limits.items()]),
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.api.operators.admin import EndUserName
 from gateway.api.operators.keys import KeyRequest, RotateRequest
 from gateway.api.operators.manager import RegisterModel
 from gateway.api.operators.replicas import ReplicaBody, VerifyBody
@@ -25,6 +26,7 @@ EXAMPLES: Final[dict[type[msgspec.Struct], Any]] = {
     CreateInstance: {"name": "minilm", "model_id": "sentence-transformers/all-MiniLM-L6-v2"},
     KeyRequest: {"tenant": "search"},
     RotateRequest: {"overlap": "24h"},
+    EndUserName: {"tenant": "search", "end_user": "ann@acme.example"},
     ReplicaBody: {"upstream": "bge-m3", "replica": "http://tei-0:8080"},
     SignInCode: {
         "name": "staff",
@@ -84,6 +86,9 @@ MEANINGS: Final[dict[str, str]] = {
     "SignInCode.redirect_uri": "Address that the issuer has sent the user back to.",
     "TenantPatch.limits": "Limits of the tenant: name of the limit → amount.",
     "TenantPatch.model_limits": "Limits by model, in place of the model's own.",
+    "TenantPatch.end_user_limits": "Limits of each of its end users, where `end_users` is set.",
+    "EndUserName.tenant": "Tenant whose end user it is.",
+    "EndUserName.end_user": "Name as requests state it, or the digest that logs and usage show.",
     "TenantPatch.models": "Models that the tenant may call. By default all.",
     "TenantPatch.weight": "Share of a busy model, next to the weights of other tenants.",
     "TenantPatch.priority": "Class of requests that state none: `interactive` before `bulk`.",
