@@ -35,6 +35,8 @@ from gateway.api.dialects.registry import DIALECTS
 from gateway.api.operators import (
     additions,
     admin,
+    audit,
+    fleet,
     jobs,
     keys,
     manager,
@@ -50,6 +52,7 @@ from gateway.api.operators import (
 from gateway.api.operators.additions import AdditionsApi, AdditionsClient
 from gateway.api.operators.admin import Admin, Reload
 from gateway.api.operators.application import Services, litestar_application
+from gateway.api.operators.fleet import Description, FleetApi, SetDrain
 from gateway.api.operators.manager import AskParent, HostApi
 from gateway.api.operators.replicas import ReplicasApi
 from gateway.api.operators.status import StatusSource
@@ -64,6 +67,7 @@ from gateway.api.server.line_server import GatewayLineServer
 from gateway.api.server.middleware import CorsPolicy, Middleware, ServerParts
 from gateway.api.server.paths import RouteTable
 from gateway.api.wire.batch_objects import OPERATIONS as BATCH_ENDPOINTS
+from gateway.audit.trail import AuditTrail
 from gateway.batches.records import Job
 from gateway.batches.service import Batches, open_batches
 from gateway.cache.call_cache import ItemCache
@@ -71,7 +75,8 @@ from gateway.cache.memory_store import MemoryStore
 from gateway.cache.redis_store import RedisBounds, RedisStore, open_redis_clients
 from gateway.config.boot import AppBoot
 from gateway.config.certificates import Certificates
-from gateway.config.digest import config_digest
+from gateway.config.digest import config_digest, section_digests
+from gateway.config.identity import new_identity
 from gateway.config.money import in_currency, token_price
 from gateway.config.notes import lasting_limits
 from gateway.config.schema import CacheSettings, Config, NotifySettings, host_and_port, is_loopback
@@ -81,12 +86,15 @@ from gateway.events import (
     AttemptFinished,
     BatchChanged,
     CallFinished,
+    GatewayDrained,
     Observe,
     Observers,
     ReplicaChanged,
     ReplicaSlow,
     SpaceChecked,
 )
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.store import FleetStore
 from gateway.media.fetch import Fetcher
 from gateway.prepare import Preparer
 from gateway.quotas.kept_ledger import KeptLedger
@@ -154,8 +162,10 @@ OPERATOR_MODULES = (
     replicas,
     jobs,
     own_usage,
+    audit,
     ui,
     sign_in,
+    fleet,
 )
 OPERATORS = Dialect(
     handlers=[handler for module in OPERATOR_MODULES for handler in module.HANDLERS],
@@ -175,7 +185,7 @@ class Collaborators(msgspec.Struct, frozen=True):
 
     observed: types of events that `observe` takes; all if none is named. reload: reads the file again.
     adding: changes the additions. manager: carries out requests about the instances and the models of this
-    host. None if the process cannot do it.
+    host. drain: drains this gateway. None if the process cannot do it.
     """
 
     open_replica: OpenReplica = open_replica
@@ -186,6 +196,7 @@ class Collaborators(msgspec.Struct, frozen=True):
     reload: Reload | None = None
     adding: AdditionsClient | None = None
     manager: AskParent | None = None
+    drain: SetDrain | None = None
     observed: tuple[type, ...] = ()
 
 
@@ -193,6 +204,7 @@ class Application(msgspec.Struct, frozen=True):
     """The ASGI application, with the parts that its process needs to run, reload and stop it.
 
     observe: takes events that only the process learns of. instances: of this host. sign_on: its issuers.
+    describe: takes the digests of a new configuration, for the fleet.
     added_models: at start, as in `AppBoot`. create_grpc: returns the gRPC server, which is not started; None
     without `grpc.listen`.
     """
@@ -206,28 +218,32 @@ class Application(msgspec.Struct, frozen=True):
     instances: InstanceTable
     sign_on: SignOn
     groups: Groups
+    describe: Callable[[Mapping[str, str]], None]
     added_models: Collection[str]
     create_grpc: "Callable[[], GrpcServer] | None"
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Clients of the shared state. fingerprints: None if the configuration has no Redis.
+    """Clients of the shared state, and the audit trail. fingerprints: None if the configuration has no Redis.
 
     tenants: in Redis, or in a file; None where there is neither. cache: of vectors, None if the configuration
-    has none. model_spaces, memory: use the client of `fingerprints`.
+    has none. model_spaces, memory, fleet: use the client of `fingerprints`.
     """
 
     ledger: Ledger
+    audit: AuditTrail
     tenants: TenantStore | FileTenantStore | None = None
     fingerprints: FingerprintStore | None = None
     cache: ItemCache | None = None
     model_spaces: ModelSpaceStore | None = None
     memory: StoreMemory | None = None
+    fleet: FleetStore | None = None
 
     async def aclose(self) -> None:
         """Close the connections, but not those of `tenants`, which are closed by the task that uses them."""
         await self.ledger.aclose()
+        await self.audit.aclose()
         if self.fingerprints is not None:
             await self.fingerprints.aclose()
         if self.cache is not None:
@@ -301,29 +317,40 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
     )
     jobs = open_batches(boot, lambda job: observe(_change_of(job)))
     batches = BatchesApi(authenticator, jobs)
-    fetcher = Fetcher(config.media.fetch) if config.media.fetch else None
-    api = InferenceApi(gateway, authenticator, batches, table, config.limits.inputs, fetcher)
+    api = InferenceApi(
+        gateway, authenticator, batches, table, config.limits, _fetcher(config), config.end_users
+    )
 
     follower = _key_follower(boot, stores, authenticator, gateway.keyring, observe)
     admin = Admin(config, stores.ledger, follower, authenticator, outside.reload)
     sources = partial(sources_of, gateway, in_flight, stores, admin.stored_state, Certificates())
     metrics.watch(sources())
     watched = StatusSource(
-        gateway, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
+        gateway, in_flight, metrics, history, config, boot.worker or 0, time.time(), table, admin.stored_state
     )
     adding = AdditionsApi(outside.adding)
+    fleet_api = _join_fleet(
+        boot,
+        outside,
+        watched,
+        probes.Readiness(gateway, in_flight, partial(_store_problem, config, stores.ledger, follower, admin)),
+        stores.fleet,
+        observe,
+    )
     services = Services(
         api=api,
         in_flight=in_flight,
         exporter=metrics,
         watched=watched,
-        readiness=probes.Readiness(partial(_store_problem, config, stores.ledger, follower, admin)),
+        readiness=fleet_api.description.readiness,
         admin=admin,
         adding=adding,
         replicas=ReplicasApi(gateway, adding),
+        fleet_api=fleet_api,
         host=HostApi(outside.manager),
         sign_ins=SignIns(sign_on),
         batches=batches,
+        audit=stores.audit,
     )
     parts = ServerParts(
         routes=ROUTES,
@@ -350,6 +377,8 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         groups.maintain(),
         watch_slow_replicas(gateway, config.notify or SLOW, observe),
         *([] if collected is None else [collected.run()]),
+        # One worker of a gateway speaks for it.
+        *([] if boot.worker else [fleet_api.fleet.run()]),
     ]
     return Application(
         asgi=Middleware(_litestar(), parts),
@@ -363,9 +392,29 @@ def build(boot: AppBoot, collaborators: Collaborators | None = None) -> Applicat
         instances=table,
         sign_on=sign_on,
         groups=groups,
+        describe=partial(setattr, fleet_api.description, "configuration"),
         added_models=boot.added_models,
         create_grpc=None if config.grpc is None else partial(_create_grpc, config, parts),
     )
+
+
+def _join_fleet(
+    boot: AppBoot,
+    outside: Collaborators,
+    watched: StatusSource,
+    readiness: probes.Readiness,
+    store: FleetStore | None,
+    observe: Observers,
+) -> FleetApi:
+    """Return the part of this gateway in its fleet, which contacts no store yet."""
+    configuration = section_digests(boot.config) if boot.configuration is None else boot.configuration
+    description = Description(
+        boot.identity or new_identity(boot.config.listen), watched, readiness, configuration
+    )
+    members = Fleet(description.identity, store, description, watched.history.calls.calls)
+    observe.add(readiness.in_flight.follow_drain, GatewayDrained)
+    observe.add(lambda _: members.renew(), GatewayDrained)
+    return FleetApi(description, members, outside.drain)
 
 
 def _create_upstreams(
@@ -377,6 +426,10 @@ def _create_upstreams(
     upstreams.apply(boot.config.upstreams, boot.engines)
     groups.apply(boot.config.models, upstreams.by_name)
     return upstreams, groups
+
+
+def _fetcher(config: Config) -> Fetcher | None:
+    return None if config.media.fetch is None else Fetcher(config.media.fetch)
 
 
 def _metrics(boot: AppBoot, *, has_traces: bool) -> Metrics:
@@ -574,24 +627,32 @@ def _store_problem(config: Config, ledger: Ledger, follower: KeyFollower | None,
 def _open_stores(config: Config, tenants_file: str | None, ledger: Ledger | None, observe: Observe) -> Stores:
     """Return the clients that the configuration asks for. ledger: used in place of its own."""
     quotas = config.quotas
+    folder = None if tenants_file is None else Path(tenants_file).parent
     cache = None if config.cache is None else _open_cache(config.cache, quotas.store, observe)
     if quotas.store == "memory":
         tenants = None if tenants_file is None else FileTenantStore(Path(tenants_file), config.audit, observe)
-        return Stores(ledger or _open_memory_ledger(config, tenants_file, observe), tenants, cache=cache)
+        trail = AuditTrail(None, folder, config.audit, observe)
+        return Stores(
+            ledger or _open_memory_ledger(config, tenants_file, observe), trail, tenants, cache=cache
+        )
     timeout_s = quotas.timeout_ms / 1000
+    operators_s = max(TENANTS_TIMEOUT_S, timeout_s)
+    trail = AuditTrail(RedisClient(quotas.store, operators_s), folder, config.audit, observe)
     if ledger is None:
         rules = OutagePolicy(quotas.when_unavailable, quotas.gateways)
         ledger = RedisLedger(RedisClient(quotas.store, timeout_s), rules, secrets.token_hex(8), observe)
     # No caller waits for a fingerprint: there is time to connect.
     fingerprints = RedisClient(quotas.store, max(FINGERPRINTS_TIMEOUT_S, timeout_s))
-    stored = TenantStore(RedisClient(quotas.store, max(TENANTS_TIMEOUT_S, timeout_s)), config.audit, observe)
+    stored = TenantStore(RedisClient(quotas.store, operators_s), config.audit, observe)
     return Stores(
         ledger,
+        trail,
         stored,
         FingerprintStore(fingerprints),
         cache,
         ModelSpaceStore(fingerprints),
         StoreMemory(fingerprints),
+        FleetStore(fingerprints),
     )
 
 

@@ -23,7 +23,8 @@ class CallFinished(msgspec.Struct, frozen=True):
     of the API key, None if none was accepted. address: of the client. path: as sent, cut and escaped,
     only if no handler serves it. reason: class of the cause of a refusal, None if its kind has only one.
     is_bulk: it yielded to interactive calls. is_recorded: its trace has spans. replicas, attempts,
-    upstream_status, upstream_words: as in `AttemptRecord`.
+    upstream_status, upstream_words: as in `AttemptRecord`. end_user: for whom it was sent, by digest unless
+    `end_users.log` is plain.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class CallFinished(msgspec.Struct, frozen=True):
     attempts: int = 0
     upstream_status: str | None = None
     upstream_words: str | None = None
+    end_user: str | None = None
 
 
 class UpstreamServer(msgspec.Struct, frozen=True):
@@ -330,6 +332,15 @@ class ProcessRestarted(msgspec.Struct, frozen=True, tag="restarted"):
     at_s: float = 0.0
 
 
+class GatewayDrained(msgspec.Struct, frozen=True, tag="drained"):
+    """An operator took this gateway out of its load balancers, or put it back.
+
+    since_s: seconds since 1970; None if it is not drained.
+    """
+
+    since_s: float | None = None
+
+
 class LaneBacklog(msgspec.Struct, frozen=True):
     """Work that waits in a lane. oldest_s: age of the oldest slice."""
 
@@ -374,6 +385,7 @@ Event: TypeAlias = (
     | SpaceChecked
     | ModelStateReported
     | ProcessRestarted
+    | GatewayDrained
 )
 # Called synchronously while a call is served: an exporter only counts or queues.
 Observe: TypeAlias = Callable[[Event], None]

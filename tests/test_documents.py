@@ -277,7 +277,7 @@ def _keys(section: type[msgspec.Struct], path: str) -> list[str]:
     by_name = {"upstreams", "models", "tenants", "sign_on"}
     keys: list[str] = []
     for field in msgspec.structs.fields(section):
-        place = f"{path}.{field.name}" if path else field.name
+        place = f"{path}.{field.encode_name}" if path else field.encode_name
         inner = field.type
         if (field.name in by_name and not path) or place == "manager.commands":
             inner, place = inner.__args__[1], f"{place}.<name>"

@@ -1,13 +1,13 @@
-"""Digest of a configuration, by which gateways that should serve the same one are compared. Pure.
+"""Digests of a configuration, whole and by section, by which gateways of one fleet are compared. Pure.
 
-It covers who may call, the models, their upstreams and all limits. Left out is what may differ between the
+They cover who may call, the models, their upstreams and all limits. Left out is what may differ between the
 hosts of one fleet: addresses of listeners, files, folders, processes, and bounds that depend on the size of a
 host. Texts that may be secrets count only by whether they are set, because a reader of the digest could
 test guesses of them.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -37,12 +37,35 @@ SECRET = frozenset(
 )
 # A metric is a float, which counts up to 2^53 exactly.
 DIGITS = 12
+# A digest of a section only has to differ.
+SECTION_DIGITS = 8
 
 
 def config_digest(config: Config) -> str:
     """Return twelve hexadecimal digits, which are equal for gateways that serve alike."""
-    text = msgspec.json.encode(_counted(config), order="sorted")
-    return hashlib.sha256(text).hexdigest()[:DIGITS]
+    return _digest(_counted(config))[:DIGITS]
+
+
+def section_digests(config: Config, ignored: Collection[str] = ()) -> Mapping[str, str]:
+    """Return the digest of each section that is not the default.
+
+    ignored: upstreams and models that one host adds.
+    """
+    shared = msgspec.structs.replace(
+        config,
+        upstreams={name: value for name, value in config.upstreams.items() if name not in ignored},
+        models={name: value for name, value in config.models.items() if name not in ignored},
+    )
+    sections, defaults = _counted(shared), _counted(Config(upstreams={}, models={}))
+    return {
+        name: _digest(value)[:SECTION_DIGITS]
+        for name, value in sections.items()
+        if value and value != defaults[name]
+    }
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
 
 
 def _counted(value: Any) -> Any:

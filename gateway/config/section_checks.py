@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from gateway.config.access_checks import (
     NO_NETWORK,
     all_limit_problems,
+    end_user_problems,
     is_network,
     listener_problems,
     sign_on_problems,
@@ -78,6 +79,7 @@ def config_problems(config: Config, upstreams: Collection[str], models: Collecti
     for name, upstream in config.upstreams.items():
         yield from upstream_problems(upstream, f"upstreams.{name}")
     yield from _default_problems(config.defaults, models)
+    yield from end_user_problems(config.end_users)
     yield from tenant_problems(config, models)
     yield from sign_on_problems(config.sign_on, models)
     for name, model in config.models.items():

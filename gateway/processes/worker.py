@@ -35,7 +35,7 @@ from gateway.config.diff import ReloadOutcome
 from gateway.config.schema import Config, ListenerTls
 from gateway.declared.additions import Edit, Listing
 from gateway.declared.host import HostCommand, HostResult
-from gateway.events import Event, ProcessRestarted, UpstreamJudged
+from gateway.events import Event, GatewayDrained, ProcessRestarted, UpstreamJudged
 from gateway.processes import messages
 from gateway.processes.listeners import join_port
 from gateway.processes.messages import CanaryWithdrawn, ModelSummary, WorkerBoot, WorkerReady
@@ -60,7 +60,7 @@ GC_THRESHOLD = 5_000
 ABANDON_S = 1.0
 READ_BYTES = 65536
 
-_Reply = TypeVar("_Reply", ReloadOutcome, Listing, HostResult)
+_Reply = TypeVar("_Reply", ReloadOutcome, Listing, HostResult, GatewayDrained)
 
 
 class ParentLink:
@@ -116,6 +116,10 @@ class ParentLink:
         """Ask the parent for the additions. Raises: TimeoutError."""
         return await self._request(messages.ListAdditions(), LISTING_TIMEOUT_S, Listing)
 
+    async def request_drain(self, is_drained: bool) -> GatewayDrained:  # noqa: FBT001 - the whole request
+        """Ask the parent to drain this gateway, or to put it back. Raises: TimeoutError."""
+        return await self._request(messages.SetDrain(is_drained), LISTING_TIMEOUT_S, GatewayDrained)
+
     async def request_host(self, command: HostCommand) -> HostResult:
         """Ask the parent to carry out a request about this host. Raises: TimeoutError."""
         return await self._request(command, HOST_TIMEOUT_S, HostResult)
@@ -137,12 +141,12 @@ class ParentLink:
                 self.send(messages.SpaceReply(number, application.groups.differing_spaces(config)))
             case messages.CanaryWithdrawn(model, upstream, reason):
                 application.groups.withdraw(model, upstream, reason)
-            case ProcessRestarted() as restart:
-                application.observe(restart)
+            case ProcessRestarted() | GatewayDrained() as event:
+                application.observe(event)
 
     async def _request(
         self,
-        body: messages.ReadFile | messages.ListAdditions | Edit | HostCommand,
+        body: messages.ReadFile | messages.ListAdditions | messages.SetDrain | Edit | HostCommand,
         timeout_s: float,
         kind: type[_Reply],
     ) -> _Reply:
@@ -163,6 +167,7 @@ class ParentLink:
         except OSError as error:
             self.send(messages.ConfigAck(update.number, str(error)))
             return
+        application.describe(update.configuration)
         self.send(messages.ConfigAck(update.number))
         drained.add_done_callback(lambda _: self.send(messages.ConfigDrained(update.number)))
 
@@ -273,11 +278,14 @@ def _build(boot: WorkerBoot, link: ParentLink, access_lines: CallLines) -> Appli
             observed=LOGGED,
             reload=link.request_reload,
             adding=adding,
+            drain=link.request_drain,
             manager=link.request_host if boot.manager_fd is not None else None,
         ),
     )
     for restart in boot.restarts:
         application.observe(restart)
+    if boot.drained.since_s is not None:
+        application.observe(boot.drained)
     application.instances.update(boot.instances)
     link.attach(application)
     for withdrawn in boot.withdrawn:

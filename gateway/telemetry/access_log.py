@@ -271,10 +271,11 @@ def call_line(event: CallFinished) -> str:
     trace = "" if event.trace_id is None else f"  trace={event.trace_id}"
     path = "" if event.path is None else f"  path={event.path}"
     key = "" if event.key_id is None else f"  key={event.key_id}"
+    user = "" if event.end_user is None else f"  end_user={json_text(event.end_user)}"
     address = "" if event.address is None else f"  from={_escaped(event.address[:ADDRESS_CHARACTERS_MAX])}"
     return (
         f"{event.method} {event.route} {event.status}{outcome}  {event.duration_s * 1000:.1f} ms"
-        f"{path}  tenant={event.tenant or '-'}{key}  model={event.model or '-'}"
+        f"{path}  tenant={event.tenant or '-'}{key}{user}  model={event.model or '-'}"
         f"  inputs={event.inputs}  tokens={event.tokens}{_attempts_text(event)}{address}"
         f"  id={event.request_id}{trace}"
     )
@@ -327,6 +328,7 @@ class CallFields(msgspec.Struct, omit_defaults=True):
     reason: str | None = None
     tenant: str | None = None
     key: str | None = None
+    end_user: str | None = None
     address: str | None = None
     model: str | None = None
     operation: str | None = None
@@ -364,6 +366,7 @@ def call_fields(event: CallFinished, time: str | None = None, level: str | None 
         event.reason,
         event.tenant,
         event.key_id,
+        event.end_user,
         None if event.address is None else _escaped(event.address[:ADDRESS_CHARACTERS_MAX]),
         event.model,
         event.operation,

@@ -23,6 +23,7 @@ from gateway.events import (
     AttemptFinished,
     CallFinished,
     Event,
+    GatewayDrained,
     Observers,
     ProcessRestarted,
     ReplicaChanged,
@@ -101,6 +102,10 @@ class ChangeHistory:
                 what = "hung, started again" if event.reason == "hung" else "ended, started again"
                 self._changes.append(StatusChange(event.at_s, event.process, what, event.how))
 
+    def observe_drain(self, event: GatewayDrained) -> None:
+        """Record that an operator took this gateway out, or put it back."""
+        self._add("this gateway", "back" if event.since_s is None else "drained", "an operator")
+
     def changes(self) -> tuple[StatusChange, ...]:
         """Return the changes, the newest first."""
         return tuple(reversed(self._changes))
@@ -151,7 +156,11 @@ FILE_PREFIX = "recent-calls-"
 
 
 class RecentCall(msgspec.Struct, frozen=True):
-    """One call that ended. at_s: its end, in seconds since 1970. The other fields are those of the event."""
+    """One call that ended.
+
+    at_s: its end, in seconds since 1970. gateway: that served it, in a list of several. The other fields are
+    those of the event.
+    """
 
     at_s: float
     request_id: str
@@ -170,6 +179,8 @@ class RecentCall(msgspec.Struct, frozen=True):
     attempts: int = 0
     upstream_status: str | None = None
     upstream_words: str | None = None
+    gateway: str | None = None
+    end_user: str | None = None
 
 
 class RecentCalls:
@@ -224,7 +235,7 @@ class RecentCalls:
 
 
 # Of an event, what a recent call repeats.
-_REPEATED = attrgetter(*RecentCall.__struct_fields__[1:])
+_REPEATED = attrgetter(*RecentCall.__struct_fields__[1:-1])
 
 
 def _recent(at_s: float, event: CallFinished) -> RecentCall:
@@ -367,6 +378,7 @@ class History:
         observers.add(self.calls.observe, CallFinished)
         observers.add(self.changes.observe_attempt, AttemptFinished)
         observers.add(self.changes.observe, *CHANGES)
+        observers.add(self.changes.observe_drain, GatewayDrained)
 
     def tasks(self, read: Callable[[], Totals]) -> list[Coroutine[Any, Any, None]]:
         """Return the background tasks. read: returns the totals of all workers, which one of them samples."""
