@@ -120,6 +120,10 @@ class Audited:
         found: list[Any] = reply.json()["data"]
         return found
 
+    def logged(self) -> list[Any]:
+        """Return the log lines of records."""
+        return [json.loads(line) for line in self.gateway.log if '"event":"audit"' in line]
+
     def key(self, id_: str) -> Any:
         """Return a key as it is listed."""
         return next(key for key in self.client.get("/admin/keys").json() if key["id"] == id_)
@@ -230,8 +234,7 @@ def test_every_change_has_one_record_without_secrets(audited: Audited) -> None:
     ]
     text = json.dumps(records)
     assert [] == [secret for secret in secrets if secret in text]
-    logged = [json.loads(line) for line in audited.gateway.log if '"event":"audit"' in line]
-    assert sorted(record["id"] for record in records) == sorted(line["record"] for line in logged)
+    assert sorted(record["id"] for record in records) == sorted(line["record"] for line in audited.logged())
 
 
 def test_the_command_line_acts_as_user_and_host_and_shows_the_records(audited: Audited) -> None:
@@ -255,6 +258,11 @@ def test_the_command_line_acts_as_user_and_host_and_shows_the_records(audited: A
     assert [("create", "key/c2"), ("rotate", "key/c1"), ("create", "key/c1")] == [
         (record["action"], record["object"]) for record in map(json.loads, lines)
     ]
+    # The gateway logs what commands have done, once.
+    ids = {json.loads(line)["id"] for line in lines}
+    assert wait_until(lambda: ids <= {line["record"] for line in audited.logged()})
+    logged = [line["record"] for line in audited.logged()]
+    assert len(logged) == len(set(logged))
     table = audited.run("audit", "--limit", "4")
     assert "limits.tokens_per_day: not set -> 5" in table
     for secret in (key, successor):
